@@ -1,0 +1,120 @@
+"""The three stages on HH-RLHF files, on a CPU, with a small Llama built from a config.
+
+    python benchmarks/hh_cpu.py --data FOLDER_WITH_HH_FILES --output_dir runs/hh
+
+`FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`; 90 % of the prompts
+train, 10 % are held out, by seed. Trains a byte-level BPE tokenizer on the chosen dialogues, makes an
+untrained Llama, runs `lit_rlhf fit` for the three stages, and reports the reward model's held-out
+accuracy next to two baselines that look at lengths only.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import auto_cli
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lit_rlhf.cli.main import main as lit_rlhf
+from lit_rlhf.data import DataSource, load_records
+from lit_rlhf.data.splits import split_records
+
+FILES = {"helpful": "helpful_base_test.jsonl.gz", "harmless": "harmless_base_test.jsonl.gz"}
+
+
+def write_base(folder: Path, texts: list[str], seed: int) -> None:
+    """A tokenizer trained on `texts` and a Llama of about 3 million untrained parameters."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2048,
+        special_tokens=["<|endoftext|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    raw.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|endoftext|>", pad_token="<|pad|>"
+    )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=576,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(seed)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def length_baselines(held_out: list[Any]) -> dict[str, float]:
+    """Accuracy of 'longer is better' and 'shorter is better' per source, ties counted as half."""
+    accuracy: dict[str, float] = {}
+    for name in FILES:
+        pairs = [r for r in held_out if r.source == name]
+        longer = sum(
+            1.0 if len(r.chosen) > len(r.rejected) else 0.5 * (len(r.chosen) == len(r.rejected))
+            for r in pairs
+        )
+        accuracy[f"{name}, longer"] = longer / len(pairs)
+        accuracy[f"{name}, shorter"] = 1.0 - longer / len(pairs)
+    return accuracy
+
+
+def last_scalars(folder: Path) -> dict[str, float]:
+    """The first and the last value of every scalar in a run's TensorBoard log."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    values = {key: events.Scalars(key) for key in events.Tags()["scalars"] if "/" in key}
+    return {
+        f"{key} {when}": round(series[index].value, 4)
+        for key, series in sorted(values.items())
+        for when, index in (("first", 0), ("last", -1))
+    }
+
+
+def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
+    """Run the three stages on HH-RLHF files.
+
+    Args:
+        data: Folder with the HH-RLHF files.
+        output_dir: Folder for everything that is made.
+        seed: Of the split, the weights and the rollouts.
+    """
+    root = Path(output_dir)
+    sources = [DataSource(f"{data}/{file}", name=name) for name, file in FILES.items()]
+    given = json.dumps([{"path": s.path, "name": s.name} for s in sources])
+    records = load_records("preference", sources, on_bad_record="skip", seed=seed).records
+    texts = ["\n\nHuman: " + m.content for r in records for m in r.prompt]
+    texts += ["\n\nAssistant: " + r.chosen for r in records]
+    write_base(root / "base", texts, seed)
+    for stage in ("sft", "reward", "ppo"):
+        config = (Path("configs") / stage / "hh_cpu.yaml").read_text("utf-8")
+        copy = root / "configs" / f"{stage}.yaml"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(config.replace("runs/hh/", f"{root}/"), "utf-8")
+        lit_rlhf(
+            ["fit", "--config", str(copy), "--seed_everything", str(seed)]
+            + ["--data.init_args.train_sources", given, "--data.init_args.seed", str(seed)]
+        )
+    report = {stage: last_scalars(root / "logs" / stage) for stage in ("sft", "reward", "ppo")}
+    report["length baselines"] = length_baselines(split_records(records, 0.1, 0.0, seed).val)
+    (root / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+    lit_rlhf(["plot", "--runs", f"PPO-max={root}/logs/ppo", "--output", f"{root}/ppo.png"])
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    auto_cli(hh_cpu)

@@ -1,0 +1,344 @@
+"""A progress bar that shows one stage of training as a whole, from its first batch to its last."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from dataclasses import dataclass
+from time import monotonic
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+
+from lit_callbacks.text import bar_text, duration_text, number_text, short_names
+
+WIDEST_BAR = 22  # characters; the numbers matter more than the picture
+NARROWEST_BAR = 8
+
+
+@dataclass
+class Progress:
+    """How far a loop is, in batches.
+
+    Attributes:
+        label: what is running.
+        started: the clock when this process began the loop, in seconds.
+        first: batches that were done by then, above 0 in a resumed fit.
+        done: batches done by now.
+        total: batches in the whole loop, None where nobody knows.
+        estimated: whether `total` is an estimate.
+    """
+
+    label: str
+    started: float
+    first: int = 0
+    done: int = 0
+    total: int | None = None
+    estimated: bool = False
+
+    def seconds_left(self, now: float) -> float | None:
+        """Time to the end of the loop at the mean speed so far, None where unknown."""
+        if self.total is None or self.done <= self.first:
+            return None
+        return (now - self.started) / (self.done - self.first) * (self.total - self.done)
+
+    def is_milestone(self) -> bool:
+        """Whether `done` is worth a line of its own in a log file.
+
+        That is the first batch of the loop and the first one of each tenth of a known total, or
+        1, 2, 5, 10, 20, 50, 100 and so on where the total is unknown.
+        """
+        if self.done == self.first + 1:
+            return True
+        if self.total is not None and not self.estimated:
+            return self.done * 10 // self.total > (self.done - 1) * 10 // self.total
+        return self.done > 0 and str(self.done).rstrip("0") in ("1", "2", "5")
+
+
+class StageProgressBar(ProgressBar):
+    """One line for a whole stage: name, batches over all epochs, time, time left, chosen metrics.
+
+    In a terminal the line is redrawn in place. In a log file or a notebook a line is printed at
+    the first batch and at every tenth of the stage (at 1, 2, 5, 10, 20, 50... batches if the total
+    is unknown). The unit is the batch, under manual optimization too, whatever a batch means to
+    the module. It writes to standard error, so that standard output keeps the results, and only
+    in the process of rank 0.
+
+    The total is ``max_epochs`` times the batches of an epoch, or less where ``max_steps`` ends the
+    fit earlier. Under manual optimization ``max_steps`` counts optimizer steps, so that the number
+    of batches is estimated from the steps per batch so far and written with a ``~``.
+
+    Args:
+        stage: name of the stage, the first word of the line.
+        metrics: keys of logged metrics, for example ``["rollout/kl", "rollout/reward"]``. The line
+            shows the latest value of each; during fit ``-`` stands for one not logged yet.
+        refresh_rate: batches between two drawings in a terminal; 0 shows nothing anywhere.
+
+    Raises:
+        ValueError: if `refresh_rate` is negative or `metrics` is a single string.
+    """
+
+    def __init__(
+        self, stage: str = "fit", metrics: list[str] | None = None, refresh_rate: int = 1
+    ) -> None:
+        super().__init__()
+        if refresh_rate < 0:
+            raise ValueError(f"refresh_rate: expected a number of at least 0, got {refresh_rate}")
+        if isinstance(metrics, str):
+            raise ValueError(f"metrics: expected a list of keys, got the string {metrics!r}")
+        self.stage = stage
+        self.metrics = list(metrics or [])
+        self.refresh_rate = refresh_rate
+        self._enabled = True
+        self._on_rank_zero = True
+        self._fit: Progress | None = None
+        self._evaluation: Progress | None = None
+        self._line = ""  # what stands on the terminal's current line
+        self._printed = ""  # the latest line of a log file
+
+    # --- what Lightning asks of every progress bar
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether this process shows anything."""
+        return self._enabled and self.refresh_rate > 0 and self._on_rank_zero
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Remember whether this process is the one that writes."""
+        super().setup(trainer, pl_module, stage)
+        self._on_rank_zero = trainer.is_global_zero
+
+    def enable(self) -> None:
+        """Show the line again after `disable`."""
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Show nothing until `enable`."""
+        self._clear()
+        self._enabled = False
+
+    def print(self, *args: object, **kwargs: object) -> None:
+        """Print above the line; the arguments are those of the built-in function."""
+        line = self._line
+        self._clear()
+        super().print(*args, **kwargs)
+        if line:
+            self._draw(line)
+
+    # --- fit
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock; a resumed fit goes on from the batches that it had done."""
+        done = trainer.fit_loop.total_batch_idx + 1
+        self._fit = Progress(self.stage, started=monotonic(), first=done, done=done)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """Count the batch and show it."""
+        if self._fit is None:
+            return
+        self._fit.done = trainer.fit_loop.total_batch_idx + 1
+        self._update_total(trainer, pl_module, batch_idx)
+        self._show(self._fit)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the last state of the line, now without a time left."""
+        if self._fit is not None:
+            self._finish(self._fit)
+        self._fit = None
+
+    # --- validation (alone, inside fit and as its sanity check), test and predict
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count validation batches, on the line of the fit if there is one."""
+        if trainer.sanity_checking:
+            self._start_evaluation("sanity check", trainer.num_sanity_val_batches)
+        else:
+            self._start_evaluation("validation", trainer.num_val_batches)
+
+    def on_validation_batch_end(self, *_: object) -> None:
+        """Count the batch and show it."""
+        self._count_evaluation()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the line back to the fit."""
+        self._end_evaluation()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count test batches."""
+        self._start_evaluation("test", trainer.num_test_batches)
+
+    def on_test_batch_end(self, *_: object) -> None:
+        """Count the batch and show it."""
+        self._count_evaluation()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the last state of the line."""
+        self._end_evaluation()
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count the batches to predict."""
+        self._start_evaluation("predict", trainer.num_predict_batches)
+
+    def on_predict_batch_end(self, *_: object) -> None:
+        """Count the batch and show it."""
+        self._count_evaluation()
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the last state of the line."""
+        self._end_evaluation()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Keep the line and move below it, so that the traceback starts on a line of its own."""
+        self._leave()
+        self._fit = self._evaluation = None
+
+    # --- counting
+
+    def _update_total(self, trainer: Trainer, pl_module: LightningModule, batch_idx: int) -> None:
+        assert self._fit is not None
+        done = self._fit.done
+        per_epoch = trainer.num_training_batches
+        totals: list[tuple[float, bool]] = []
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+            # counted from this epoch's start, since epochs of dynamic batches differ in length
+            before = done - (batch_idx + 1)
+            totals.append(
+                (before + (trainer.max_epochs - trainer.current_epoch) * per_epoch, False)
+            )
+        if trainer.max_steps >= 0:
+            if pl_module.automatic_optimization:
+                accumulated = trainer.accumulate_grad_batches
+                totals.append((_batches_of(trainer.max_steps, per_epoch, accumulated), False))
+            elif trainer.global_step > 0:
+                missing = max(0, trainer.max_steps - trainer.global_step)
+                totals.append((done + math.ceil(missing * done / trainer.global_step), True))
+            else:
+                totals = []
+        total, estimated = min(totals, default=(math.inf, False))
+        self._fit.total = max(int(total), done) if math.isfinite(total) else None
+        self._fit.estimated = estimated
+
+    def _start_evaluation(
+        self, what: str, batches: int | float | list[int | float] | list[int]
+    ) -> None:
+        total = sum(batches) if isinstance(batches, list) else batches
+        label = what if self._fit is not None else f"{self.stage} {what}"
+        self._evaluation = Progress(
+            label, started=monotonic(), total=int(total) if math.isfinite(total) else None
+        )
+
+    def _count_evaluation(self) -> None:
+        if self._evaluation is None:
+            return
+        self._evaluation.done += 1
+        self._show(self._evaluation)
+
+    def _end_evaluation(self) -> None:
+        if self._evaluation is None:
+            return
+        if self._fit is None and not self.trainer.sanity_checking:
+            self._finish(self._evaluation)
+        elif self._fit is None:
+            self._clear()
+        self._evaluation = None
+
+    # --- showing
+
+    def _show(self, progress: Progress) -> None:
+        if not self.is_enabled:
+            return
+        now = monotonic()
+        inside_fit = progress is self._evaluation and self._fit is not None
+        if sys.stderr.isatty():
+            if progress.done % self.refresh_rate == 0 or progress.done == progress.total:
+                self._draw(self._text(self._fit if inside_fit else progress, now))
+        elif progress.is_milestone() and not inside_fit and not self.trainer.sanity_checking:
+            last = progress.done == progress.total and not progress.estimated
+            if not last:  # `_finish` writes that one
+                self._print_line(self._text(progress, now))
+
+    def _finish(self, progress: Progress) -> None:
+        if not self.is_enabled:
+            return
+        if progress.estimated:
+            progress.total, progress.estimated = progress.done, False
+        text = self._text(progress, monotonic(), finished=True)
+        if sys.stderr.isatty():
+            self._draw(text)
+            self._leave()
+        elif text != self._printed:  # the last batch may have been a milestone
+            self._print_line(text)
+
+    def _print_line(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        self._printed = text
+
+    def _text(self, progress: Progress | None, now: float, finished: bool = False) -> str:
+        assert progress is not None
+        head = f"{progress.label} {progress.done}"
+        fraction = None
+        if progress.total is not None:
+            fraction = progress.done / max(1, progress.total)
+            head += f"/{'~' if progress.estimated else ''}{progress.total} {fraction:.0%}"
+        parts = [f"{duration_text(now - progress.started)} elapsed"]
+        left = progress.seconds_left(now)
+        if left is not None and not finished:
+            parts.append(f"{duration_text(left)} left")
+        if progress is self._fit and self._evaluation is not None:
+            inner = self._evaluation
+            of_total = "" if inner.total is None else f"/{inner.total}"
+            parts.append(f"{inner.label} {inner.done}{of_total}")
+        parts += self._metric_texts(show_missing=self._fit is not None)
+        tail = ", ".join(parts)
+        if fraction is not None and sys.stderr.isatty():
+            room = shutil.get_terminal_size().columns - len(head) - len(tail) - 3
+            if room >= NARROWEST_BAR:
+                return f"{head} {bar_text(fraction, min(room, WIDEST_BAR))} {tail}"
+        return f"{head} {tail}"
+
+    def _metric_texts(self, show_missing: bool) -> list[str]:
+        logged = self.trainer.callback_metrics
+        return [
+            f"{name} {number_text(float(logged[key])) if key in logged else '-'}"
+            for key, name in zip(self.metrics, short_names(self.metrics), strict=True)
+            if show_missing or key in logged
+        ]
+
+    # --- the terminal's current line
+
+    def _draw(self, line: str) -> None:
+        line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line cannot be redrawn
+        sys.stderr.write(f"\r{line}\x1b[K")
+        sys.stderr.flush()
+        self._line = line
+
+    def _clear(self) -> None:
+        if self._line:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._line = ""
+
+    def _leave(self) -> None:
+        if self._line:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+            self._line = ""
+
+
+def _batches_of(optimizer_steps: int, per_epoch: float, accumulated: int) -> float:
+    """Batches that make `optimizer_steps` steps when the last step of an epoch may be short."""
+    if math.isinf(per_epoch):
+        return optimizer_steps * accumulated
+    steps_per_epoch = math.ceil(per_epoch / accumulated)
+    epochs, rest = divmod(optimizer_steps, max(1, steps_per_epoch))
+    return epochs * per_epoch + min(rest * accumulated, per_epoch)

@@ -1,0 +1,45 @@
+"""How a tool is called: a function of plain types, its arguments as flags or from a YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from jsonargparse import ArgumentParser
+
+Result = TypeVar("Result")
+
+
+def run_command(
+    function: Callable[..., Result],
+    argv: Sequence[str],
+    prog: str,
+    lists: Mapping[str, str] | None = None,
+) -> Result:
+    """Call `function` with the arguments in `argv`.
+
+    Args:
+        function: Its type hints, plain types, are the arguments' types, its docstring is the help.
+        argv: Flags, among them `--config` with a YAML file of arguments.
+        prog: What the command is called, for help and errors.
+        lists: Help by name of the parameters that take several values, `--name a b`; required.
+
+    Raises:
+        SystemExit: With a message and without a traceback, when the arguments cannot be used. The
+            original error is its cause.
+    """
+    lists = lists or {}
+    summary = str(function.__doc__).split("\n", maxsplit=1)[0]
+    parser = ArgumentParser(prog=prog, description=summary)
+    parser.add_argument("--config", action="config", help="YAML file with these arguments.")
+    for name, text in lists.items():
+        parser.add_argument(f"--{name}", nargs="+", required=True, metavar="ITEM", help=text)
+    parser.add_function_arguments(
+        function, as_group=False, as_positional=False, skip=set(lists), fail_untyped=True
+    )
+    given = parser.parse_args(list(argv)).as_dict()
+    del given["config"]
+    try:
+        return function(**given)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"{prog}: {error}") from error

@@ -1,0 +1,158 @@
+"""The text contract: how a model was shown text, kept beside its weights.
+
+A reward model read with another template, EOS token or vocabulary than it was trained with returns
+numbers that mean nothing, and nothing crashes. So every saved model carries its contract, and the
+stage that loads it compares.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+CONTRACT_FILE = "text_contract.json"
+
+_EXAMPLE = (
+    {"role": "user", "content": "first question"},
+    {"role": "assistant", "content": "first answer"},
+    {"role": "user", "content": "second question"},
+    {"role": "assistant", "content": "second answer"},
+)
+# Merges, normalizers and byte fallback leave the vocabulary as it is but change this.
+_PROBE = (
+    "Hello  world, it's 12,345 o'clock.\n\nHuman: \u4f60\u597d\u3002 caf\u00e9 \u00bd\tdef f(x):"
+)
+
+
+@dataclass(frozen=True)
+class TextContract:
+    """What two models must agree on to read the same token ids as the same text.
+
+    Attributes:
+        chat_template: Jinja text of the template.
+        eos_token: The token that closes a response.
+        eos_token_id: Its id.
+        bos_token: The tokenizer's BOS token, None if it has none.
+        add_bos: Whether sequences begin with it.
+        truncation_side: Where over-long dialogues lose text: ``"left"``.
+        max_length: Longest sequence seen in training, in tokens. For information: models with
+            different ones still read the same text.
+        vocab_size: Number of tokens of the tokenizer.
+        tokenizer_hash: SHA-256 of the vocabulary and of how a probe text is split.
+    """
+
+    chat_template: str
+    eos_token: str
+    eos_token_id: int
+    bos_token: str | None
+    add_bos: bool
+    truncation_side: str
+    max_length: int
+    vocab_size: int
+    tokenizer_hash: str
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the contract into a model folder.
+
+        Args:
+            folder: The folder; it is created if missing.
+
+        Returns:
+            Path of the file written, ``text_contract.json``.
+        """
+        path = Path(folder) / CONTRACT_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", "utf-8")
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "TextContract":
+        """Read the contract of a model folder.
+
+        Args:
+            folder: The folder.
+
+        Returns:
+            The contract.
+
+        Raises:
+            FileNotFoundError: If the folder has none.
+            ValueError: If the file does not hold exactly the fields of a contract.
+        """
+        path = Path(folder) / CONTRACT_FILE
+        values = json.loads(path.read_text("utf-8"))
+        names = {field.name for field in fields(cls)}
+        if not isinstance(values, dict) or set(values) != names:
+            got = sorted(values) if isinstance(values, dict) else type(values).__name__
+            raise ValueError(f"{path}: expected the fields {sorted(names)}, got {got}")
+        return cls(**values)
+
+    def rendered(self, messages: Sequence[dict[str, str]] = _EXAMPLE) -> str:
+        """Render a complete dialogue with this contract's template.
+
+        Args:
+            messages: Turns with ``role`` and ``content``; by default a short example.
+
+        Returns:
+            The text.
+        """
+        rendered: Any = render_jinja_template(
+            conversations=[list(messages)],
+            chat_template=self.chat_template,
+            bos_token=self.bos_token or "",
+            eos_token=self.eos_token,
+        )
+        return str(rendered[0][0])  # (texts, token spans)
+
+    def mismatch(self, other: "TextContract") -> str | None:
+        """Compare with another contract.
+
+        Args:
+            other: The other model's contract.
+
+        Returns:
+            None if both models read text alike (``max_length`` may differ), else what differs, in
+            words; for templates with an example rendered by both.
+        """
+        differences = [
+            f"{name} is {getattr(self, name)!r} here and {getattr(other, name)!r} there"
+            for name in (
+                "eos_token",
+                "eos_token_id",
+                "bos_token",
+                "add_bos",
+                "truncation_side",
+                "vocab_size",
+            )
+            if getattr(self, name) != getattr(other, name)
+        ]
+        if self.tokenizer_hash != other.tokenizer_hash:
+            differences.append("the tokenizers split text differently (tokenizer_hash)")
+        if self.chat_template != other.chat_template:
+            differences.append(
+                "the chat templates differ; an example dialogue reads\n"
+                f"  here:  {self.rendered()!r}\n  there: {other.rendered()!r}"
+            )
+        return "; ".join(differences) or None
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Fingerprint of how a tokenizer turns text into ids.
+
+    It does not depend on the pad token, the padding side or the chat template, and it survives
+    saving and loading.
+
+    Args:
+        tokenizer: The tokenizer.
+
+    Returns:
+        SHA-256, in hexadecimal digits.
+    """
+    probe = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
+    content = json.dumps([sorted(tokenizer.get_vocab().items()), list(probe)])
+    return hashlib.sha256(content.encode("utf-8")).hexdigest()

@@ -1,0 +1,296 @@
+"""What the datamodules share: reading, splitting, encoding, counting and loading."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch import LightningDataModule
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from lit_rlhf.data.encoding import DialogueEncoder
+from lit_rlhf.data.examples import EncodingCounts, encoded_examples
+from lit_rlhf.data.loader import ResumableLoader
+from lit_rlhf.data.logs import log_on_rank_zero
+from lit_rlhf.data.readers import hub_rows, is_file_path
+from lit_rlhf.data.records import Record, RecordKind
+from lit_rlhf.data.sources import DataSource, LoadedRecords, load_records, weighted_records
+from lit_rlhf.data.splits import prompt_of, split_records
+
+Part = Literal["train", "val", "test"]
+
+_LOGGER = logging.getLogger(__name__)
+_PARTS: dict[str | None, tuple[Part, ...]] = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("val",),
+    None: ("train", "val", "test"),
+}
+
+
+class RecordDataModule(LightningDataModule, ABC):
+    """Base of the datamodules: records from sources, tokenized in ``setup``.
+
+    Args:
+        train_sources: Training data.
+        val_sources: Validation data; default: ``val_fraction`` of the training prompts.
+        test_sources: Test data; default: ``test_fraction`` of the training prompts.
+        val_fraction: Share of the training prompts held out for validation.
+        test_fraction: Share of the training prompts held out for test.
+        seed: Seed of splits, weights and the order of the data.
+        tokenizer: Path or hub id of a tokenizer, or a tokenizer; default: the ``tokenizer``
+            attribute of the module that is trained.
+        chat_template: ``"tokenizer"`` for the tokenizer's own template, or ``"hh"``,
+            ``"paper-en"``, ``"paper-zh"``.
+        max_length: Longest sequence in tokens, EOS counted.
+        max_prompt_length: Longest prompt in tokens; default ``max_length``.
+        num_workers: Processes that collate batches; 0 collates in the training process.
+        on_bad_record: ``"error"`` stops at the first bad record and names its file and line,
+            ``"skip"`` counts bad records.
+
+    Attributes:
+        encoder: The encoder, after ``setup``.
+        source_names: Names of all sources, which the source indices of batches point into.
+        loaded: What was read from the sources of each part, after ``setup``.
+        counts: What encoding left out, after ``setup``.
+
+    Raises:
+        ValueError: If both sources and a fraction are given for validation or for test.
+    """
+
+    kind: ClassVar[RecordKind]
+
+    def __init__(
+        self,
+        train_sources: list[DataSource],
+        val_sources: list[DataSource] | None,
+        test_sources: list[DataSource] | None,
+        val_fraction: float,
+        test_fraction: float,
+        seed: int,
+        tokenizer: str | PreTrainedTokenizerBase | None,
+        chat_template: str,
+        max_length: int,
+        max_prompt_length: int | None,
+        num_workers: int,
+        on_bad_record: Literal["error", "skip"],
+    ) -> None:
+        super().__init__()
+        for name, own, fraction in (
+            ("val", val_sources, val_fraction),
+            ("test", test_sources, test_fraction),
+        ):
+            if own and fraction:
+                raise ValueError(
+                    f"{name}_fraction: expected 0 where {name}_sources are given, got {fraction}"
+                )
+        self.sources: dict[Part, list[DataSource]] = {
+            "train": train_sources,
+            "val": val_sources or [],
+            "test": test_sources or [],
+        }
+        self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
+        self.seed = seed
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.max_length = max_length
+        self.max_prompt_length = max_prompt_length
+        self.num_workers = num_workers
+        self.on_bad_record = on_bad_record
+        self.source_names = list(
+            dict.fromkeys(source.label for part in self.sources.values() for source in part)
+        )
+        self.encoder: DialogueEncoder | None = None
+        self.loaded: dict[str, LoadedRecords] = {}
+        self.counts = EncodingCounts()
+        self.examples: dict[Part, list[Any]] = {}
+        self._records: dict[Part, list[Record]] | None = None
+
+    @property
+    def dropped_turns(self) -> int:
+        """Turns dropped so that dialogues fit, over all parts encoded so far."""
+        return self.counts.dropped_turns
+
+    @property
+    def cut_prompts(self) -> int:
+        """Dialogues whose last human turn was cut on the left."""
+        return self.counts.cut_prompts
+
+    @property
+    def dropped_records(self) -> Counter[str]:
+        """Records left out in encoding, by reason."""
+        return self.counts.dropped_records
+
+    @property
+    def skipped_records(self) -> Counter[str]:
+        """Bad records skipped in reading, by reason."""
+        return sum((loaded.skipped for loaded in self.loaded.values()), Counter())
+
+    @abstractmethod
+    def encoded(self, record: Any, counts: EncodingCounts) -> list[Any]:  # noqa: ANN401
+        """Encode one record.
+
+        Args:
+            record: A record of the datamodule's kind.
+            counts: Counts that are added to.
+
+        Returns:
+            Its examples.
+        """
+
+    @abstractmethod
+    def loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
+        """Make the loader of one part.
+
+        Args:
+            part: ``"train"``, ``"val"`` or ``"test"``.
+            shuffle: Draw a new order every epoch.
+
+        Returns:
+            The loader of this rank.
+        """
+
+    def prepare_data(self) -> None:
+        """Download hub datasets, once per machine."""
+        for source in self._all_sources():
+            if not is_file_path(source.path):
+                next(hub_rows(source.path, source.split, source.subset, source.data_dir), None)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read, split and encode what a stage needs; what is there already stays.
+
+        Args:
+            stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"`` or None for all.
+
+        Raises:
+            RecordError: If a record cannot be used and ``on_bad_record`` is ``"error"``.
+            ValueError: If a part is left without examples.
+        """
+        if self.encoder is None:
+            self.encoder = DialogueEncoder(
+                self._tokenizer(), self.chat_template, self.max_length, self.max_prompt_length
+            )
+        if self._records is None:
+            self._records = self._read()
+        for part in _PARTS[stage]:
+            records = self._records[part]
+            if part in self.examples or not records:
+                continue
+            self.examples[part] = encoded_examples(
+                records, self.encoded, self.counts, self.on_bad_record
+            )
+            if not self.examples[part]:
+                raise ValueError(
+                    f"{part}: no example is left of {len(records)} records; left out: "
+                    f"{dict(self.counts.dropped_records)}"
+                )
+            self._log(f"{part}: {len(self.examples[part])} examples of {len(records)} records")
+        self._log_counts()
+
+    def train_dataloader(self) -> ResumableLoader[Any]:
+        """Loader of the training examples."""
+        overfit = getattr(self.trainer, "overfit_batches", 0) > 0  # the same batches every epoch
+        return self.loader("train", shuffle=not overfit)
+
+    def val_dataloader(self) -> ResumableLoader[Any] | list[Any]:
+        """Loader of the validation examples; nothing if there are none."""
+        return self.loader("val", shuffle=False) if "val" in self.examples else []
+
+    def test_dataloader(self) -> ResumableLoader[Any]:
+        """Loader of the test examples.
+
+        Raises:
+            ValueError: If there are none.
+        """
+        if "test" not in self.examples:
+            raise ValueError("test_sources, test_fraction: expected one of them for testing")
+        return self.loader("test", shuffle=False)
+
+    def predict_dataloader(self) -> ResumableLoader[Any]:
+        """Loader of the validation examples, which predictions are made for.
+
+        Raises:
+            ValueError: If there are none.
+        """
+        if "val" not in self.examples:
+            raise ValueError("val_sources, val_fraction: expected one of them for predicting")
+        return self.loader("val", shuffle=False)
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of ranks that share the data."""
+        return 1 if self.trainer is None else int(self.trainer.world_size)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return 0 if self.trainer is None else int(self.trainer.global_rank)
+
+    def built_encoder(self) -> DialogueEncoder:
+        """The encoder.
+
+        Raises:
+            RuntimeError: Before ``setup``.
+        """
+        if self.encoder is None:
+            raise RuntimeError("encoder: setup() has not been called")
+        return self.encoder
+
+    def _all_sources(self) -> list[DataSource]:
+        return [source for part in self.sources.values() for source in part]
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            module = None if self.trainer is None else self.trainer.lightning_module
+            tokenizer = getattr(module, "tokenizer", None)
+        if isinstance(tokenizer, str):
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ValueError(
+                "tokenizer: expected a path, a tokenizer, or a module with a `tokenizer` "
+                f"attribute, got {tokenizer!r}"
+            )
+        return tokenizer
+
+    def _load(self, part: str, kind: RecordKind, sources: Sequence[DataSource]) -> list[Record]:
+        self.loaded[part] = load_records(
+            kind, sources, self.on_bad_record, self.seed, apply_weights=False
+        )
+        return self.loaded[part].records
+
+    def _read(self) -> dict[Part, list[Record]]:
+        records: dict[Part, list[Record]] = {}
+        train = self._load("train", self.kind, self.sources["train"])
+        if self.val_fraction or self.test_fraction:
+            splits = split_records(train, self.val_fraction, self.test_fraction, self.seed)
+            train, records["val"], records["test"] = splits
+        for part in ("val", "test"):
+            if self.sources[part]:
+                records[part] = self._load(part, self.kind, self.sources[part])
+        held_out = {prompt_of(r) for part in ("val", "test") for r in records.get(part, [])}
+        shared = sum(prompt_of(record) in held_out for record in train)
+        if shared:
+            self._log(f"{shared} training records have prompts that are also held out", warn=True)
+        records["train"] = weighted_records(train, self.sources["train"], self.seed)
+        return {part: records.get(part, []) for part in self.sources}
+
+    def _log_counts(self) -> None:
+        counts = self.counts
+        if counts.dropped_turns or counts.cut_prompts:
+            self._log(
+                f"dropped the {counts.dropped_turns} oldest turns of {counts.shortened} dialogues "
+                f"and cut {counts.cut_prompts} prompts on the left to fit max_length="
+                f"{self.max_length}",
+                warn=True,
+            )
+        if counts.dropped_records:
+            reasons = ", ".join(f"{n} x {why}" for why, n in counts.dropped_records.most_common())
+            shown = "\n  ".join(counts.examples)
+            self._log(f"left out records: {reasons}; the first ones:\n  {shown}", warn=True)
+
+    def _log(self, message: str, warn: bool = False) -> None:
+        log_on_rank_zero(_LOGGER, logging.WARNING if warn else logging.INFO, message)

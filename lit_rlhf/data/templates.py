@@ -1,0 +1,88 @@
+r"""Chat templates: HH-RLHF's dialogue format, the paper's English and Chinese ones.
+
+Each is a Jinja template as transformers understands it, so that a saved tokenizer carries it and
+``tokenizer.apply_chat_template`` renders the same text without this project.
+
+- ``hh``: ``"\n\nHuman: {x}\n\nAssistant: {y}"``. Only the last assistant turn of a complete
+  dialogue is closed by the EOS token; a prompt ends in ``"\n\nAssistant:"`` and the response
+  starts with a space.
+- ``paper-en`` and ``paper-zh`` (arXiv 2307.04964): turns are ``"Human:{x}"`` and
+  ``"Assistant:{y}"``, in Chinese ``"<|Human|>{x}"`` and ``"<|MOSS|>{y}"``. Every turn, the human's
+  too, is closed by the EOS token; a prompt ends in the assistant's marker. ``<|Human|>`` and
+  ``<|MOSS|>`` are single tokens where the tokenizer has them as special tokens and plain text
+  otherwise: nothing is added to the vocabulary, so no embedding has to be resized.
+
+A system turn has no marker in any of the three: its text stands before the first human turn.
+"""
+
+from transformers import PreTrainedTokenizerBase
+
+_HH = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'user' -%}{{ '\\n\\nHuman: ' + message['content'] }}"
+    "{%- elif message['role'] == 'assistant' -%}{{ '\\n\\nAssistant: ' + message['content'] }}"
+    "{%- else -%}{{ message['content'] }}{%- endif -%}"
+    "{%- if loop.last and message['role'] == 'assistant' -%}{{ eos_token }}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '\\n\\nAssistant:' }}{%- endif -%}"
+)
+_PAPER = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'user' -%}{{ 'HUMAN' }}"
+    "{%- elif message['role'] == 'assistant' -%}{{ 'ASSISTANT' }}{%- endif -%}"
+    "{{ message['content'] + eos_token }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ 'ASSISTANT' }}{%- endif -%}"
+)
+
+CHAT_TEMPLATES: dict[str, str] = {
+    "hh": _HH,
+    "paper-en": _PAPER.replace("HUMAN", "Human:").replace("ASSISTANT", "Assistant:"),
+    "paper-zh": _PAPER.replace("HUMAN", "<|Human|>").replace("ASSISTANT", "<|MOSS|>"),
+}
+"""The built-in templates by name, without the BOS token that :func:`resolved_template` may add."""
+
+
+def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer, left to itself, begins every text with its BOS token.
+
+    Args:
+        tokenizer: The tokenizer.
+
+    Returns:
+        True if it does. False for one that only has a BOS token (GPT-2).
+    """
+    ids: list[int] = tokenizer("a")["input_ids"]
+    return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+
+
+def resolved_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Look up a chat template.
+
+    A built-in template starts with the BOS token if the tokenizer adds one by itself; the
+    tokenizer's own template decides for itself.
+
+    Args:
+        name: A key of :data:`CHAT_TEMPLATES`, or ``"tokenizer"`` for the tokenizer's own.
+        tokenizer: The tokenizer the template is for.
+
+    Returns:
+        The Jinja text.
+
+    Raises:
+        ValueError: If the name is unknown, or the tokenizer has no template of its own.
+    """
+    known = ", ".join(repr(key) for key in CHAT_TEMPLATES)
+    if name in CHAT_TEMPLATES:
+        return ("{{ bos_token }}" if adds_bos(tokenizer) else "") + CHAT_TEMPLATES[name]
+    if name != "tokenizer":
+        raise ValueError(f"chat_template: expected 'tokenizer' or one of {known}, got {name!r}")
+    own = tokenizer.chat_template
+    if isinstance(own, dict):
+        own = own.get("default")
+    if not own:
+        raise ValueError(
+            "chat_template: expected a tokenizer with a chat template of its own for 'tokenizer', "
+            f"got one without; choose one of the built-in ones: {known}"
+        )
+    return str(own)

@@ -1,0 +1,258 @@
+"""Comparing policies on the same prompts: one call from folders to a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_rlhf.data import DataSource, DialogueEncoder, TextContract
+from lit_rlhf.data.contract import CONTRACT_FILE
+from lit_rlhf.evaluation.comparison import Outcomes, ScoreSummary, outcomes, score_summary
+from lit_rlhf.evaluation.policies import PolicySamples, policy_samples
+from lit_rlhf.evaluation.progress import progress_line
+from lit_rlhf.evaluation.sampling import encoded_prompts, loaded_policy
+from lit_rlhf.models import ModelOptions, load_tokenizer
+from lit_rlhf.rollout import SamplingOptions, WeightedReward
+
+DEFAULT_PROMPT_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class PolicyReport:
+    """What one policy's responses are worth.
+
+    Attributes:
+        path: Folder or hub id.
+        scores: Mean score and its interval, by reward.
+        outcomes: Win, tie and lose rates against the baseline; `None` for the baseline itself.
+        metrics: Length (tokens), truncation rate, KL (nats per response) and so on, by the names of
+            `lit_rlhf.evaluation.policies.METRICS`.
+    """
+
+    path: str
+    scores: dict[str, ScoreSummary]
+    outcomes: Outcomes | None
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Policies on the same prompts.
+
+    Attributes:
+        policies: Reports by policy name, the baseline first.
+        samples: The responses, by policy name.
+        rewards: Sources of the rewards by reward name; the first decides who wins.
+        n_prompts: Number of prompts.
+        shortened: Prompts that lost their oldest turns or their beginning to fit the length.
+    """
+
+    policies: dict[str, PolicyReport]
+    samples: dict[str, PolicySamples]
+    rewards: dict[str, str]
+    n_prompts: int
+    shortened: int
+
+    @property
+    def baseline(self) -> str:
+        """Name of the first policy."""
+        return next(iter(self.policies))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report without the responses, as JSON takes it: null where a number is not finite."""
+        return {
+            "baseline": self.baseline,
+            "n_prompts": self.n_prompts,
+            "shortened_prompts": self.shortened,
+            "rewards": self.rewards,
+            "policies": {
+                name: {
+                    "path": report.path,
+                    "rewards": {key: score._asdict() for key, score in report.scores.items()},
+                    **dict.fromkeys(Outcomes._fields),
+                    **(report.outcomes._asdict() if report.outcomes else {}),
+                    **{key: _finite(value) for key, value in report.metrics.items()},
+                }
+                for name, report in self.policies.items()
+            },
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        """One record for each response of each policy."""
+        return [
+            record for name, samples in self.samples.items() for record in samples.records(name)
+        ]
+
+
+def compared_policies(
+    policies: Sequence[str],
+    prompts: DataSource,
+    rewards: Mapping[str, float],
+    sampling: SamplingOptions,
+    options: ModelOptions | None = None,
+    device: torch.device | None = None,
+    batch_size: int = 32,
+    tie_margin: float = 0.0,
+    chat_template: str = "tokenizer",
+    max_prompt_length: int | None = None,
+    max_prompts: int | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Sample from several policies on the same prompts, and score and compare the responses.
+
+    Args:
+        policies: Folders or hub ids of causal language models. The first is the baseline: the
+            others win, tie or lose against it, and it is the reference of KL.
+        prompts: Where the prompts come from.
+        rewards: Weight by source, as for PPO; here each is reported by itself, times its weight.
+            The first decides who wins.
+        sampling: How responses are sampled.
+        options: How models are loaded; `None` takes the defaults.
+        device: Where to run; `None` is the CPU.
+        batch_size: Prompts per batch.
+        tie_margin: Largest difference in the first reward that still is a tie.
+        chat_template: `tokenizer` for the policies' own, or the name of a built-in one.
+        max_prompt_length: Longest prompt in tokens; `None` takes the longest sequence that the
+            baseline was trained on if its folder says so, else 512.
+        max_prompts: Use only this many of the first prompts; `None` takes all.
+        seed: Of sampling and of the intervals.
+
+    Raises:
+        RecordError: If the prompts cannot be read.
+        ValueError: If policies or reward models do not share one tokenizer and template, a policy
+            is named twice, or an argument is out of range.
+    """
+    options, device = options or ModelOptions(), device or torch.device("cpu")
+    if not tie_margin >= 0:
+        raise ValueError(f"tie_margin: expected a number >= 0, got {tie_margin}")
+    names = short_names(policies, "policies")
+    encoder = shared_encoder(policies, chat_template, max_prompt_length, options)
+    encoded = encoded_prompts(prompts, encoder, max_prompts)
+    judges = {
+        name: loaded_reward(source, rewards[source], options, encoder).to(device)
+        for name, source in zip(short_names(list(rewards), "rewards"), rewards, strict=True)
+    }
+    if not judges:
+        raise ValueError("rewards: expected at least one source with its weight, got none")
+    reference = loaded_policy(policies[0], options, device)
+    samples = {}
+    for name, path in zip(names, policies, strict=True):
+        policy = reference if path == policies[0] else loaded_policy(path, options, device)
+        with progress_line(f"responses of {name}", len(encoded.examples)) as progress:
+            samples[name] = policy_samples(
+                policy,
+                reference,
+                encoder,
+                encoded.examples,
+                judges,
+                sampling,
+                batch_size,
+                seed,
+                progress,
+            )
+        del policy  # before the next one is loaded
+    return Comparison(
+        policies={
+            name: _report(path, samples[name], samples[names[0]], tie_margin, seed)
+            for name, path in zip(names, policies, strict=True)
+        },
+        samples=samples,
+        rewards=dict(zip(judges, rewards, strict=True)),
+        n_prompts=len(encoded.examples),
+        shortened=encoded.counts.shortened + encoded.counts.cut_prompts,
+    )
+
+
+def shared_encoder(
+    policies: Sequence[str],
+    chat_template: str = "tokenizer",
+    max_prompt_length: int | None = None,
+    options: ModelOptions | None = None,
+) -> DialogueEncoder:
+    """The one encoder of several policies, the first one's.
+
+    Raises:
+        ValueError: If a policy would be shown text otherwise than its folder says it was trained,
+            or otherwise than the first policy; with both renderings.
+    """
+    trust_remote_code = (options or ModelOptions()).trust_remote_code
+    encoders: list[DialogueEncoder] = []
+    for path in policies:
+        saved = _saved_contract(path)
+        limit = max_prompt_length
+        if limit is None:
+            limit = DEFAULT_PROMPT_LENGTH if saved is None else saved.max_length
+        encoder = DialogueEncoder(load_tokenizer(path, trust_remote_code), chat_template, limit)
+        mismatch = None if saved is None else saved.mismatch(encoder.contract)
+        if mismatch is not None:
+            raise ValueError(
+                f"policy {path!r}: expected to show it text as in its training (here), got other "
+                f"text (there): {mismatch}"
+            )
+        mismatch = None if not encoders else encoder.contract.mismatch(encoders[0].contract)
+        if mismatch is not None:
+            raise ValueError(
+                f"policy {path!r} (here): expected one that reads text as the baseline "
+                f"{policies[0]!r} (there) does, or they cannot be compared: {mismatch}"
+            )
+        encoders.append(encoder)
+    return encoders[0]
+
+
+def loaded_reward(
+    source: str, weight: float, options: ModelOptions, encoder: DialogueEncoder
+) -> WeightedReward:
+    """One reward by itself, times its weight.
+
+    Raises:
+        ValueError: If there is no such reward, or it is a reward model that was trained on text
+            rendered otherwise than the policies'.
+    """
+    reward = WeightedReward({source: weight}, options, encoder.tokenizer)
+    for model in reward.models:
+        model.check_contract(encoder.contract)
+    return reward
+
+
+def short_names(sources: Sequence[str], argument: str) -> list[str]:
+    """The last part of each path or function name, or the whole where two would be equal.
+
+    Raises:
+        ValueError: If a source is named twice, or there is none.
+    """
+    if not sources or len(set(sources)) < len(sources):
+        raise ValueError(f"{argument}: expected one or more, each once, got {list(sources)}")
+    tails = [Path(source).name.rpartition(":")[2] for source in sources]
+    return [
+        tail if tails.count(tail) == 1 else source
+        for tail, source in zip(tails, sources, strict=True)
+    ]
+
+
+def _report(
+    path: str, samples: PolicySamples, baseline: PolicySamples, tie_margin: float, seed: int
+) -> PolicyReport:
+    first = next(iter(samples.scores))
+    return PolicyReport(
+        path=path,
+        scores={name: score_summary(scores, seed) for name, scores in samples.scores.items()},
+        outcomes=(
+            None
+            if samples is baseline
+            else outcomes(samples.scores[first], baseline.scores[first], tie_margin)
+        ),
+        metrics=samples.metrics,
+    )
+
+
+def _saved_contract(path: str) -> TextContract | None:
+    return TextContract.load(path) if (Path(path) / CONTRACT_FILE).is_file() else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

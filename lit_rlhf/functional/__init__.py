@@ -1,0 +1,91 @@
+"""Every formula of the project, as pure functions of tensors (equations of arXiv 2307.04964).
+
+Notation: `B` batch, `T` response tokens, `V` vocabulary. Masks are bool, True means keep, named
+`*_mask`; log-probs are `*_logprobs`, in nats. Functions are nouns and return tensors or
+NamedTuples. Losses take a `denominator` by which their sum over tokens is divided: with the token
+count of a whole step, micro-batches and ranks add up to the mean over all of its tokens. A wrong
+shape, dtype or range raises ValueError with the argument's name.
+"""
+
+from lit_rlhf.functional.advantages import AdvantageOutput, clipped_advantages, gae
+from lit_rlhf.functional.kl import KLEstimator, adaptive_kl_coef, exact_kl, kl_estimate
+from lit_rlhf.functional.logprobs import (
+    language_model_loss,
+    loss_perplexity,
+    perplexity,
+    token_entropy,
+    token_logprobs,
+)
+from lit_rlhf.functional.masking import (
+    Moments,
+    length_mask,
+    masked_mean,
+    masked_moments,
+    masked_sum,
+    masked_var,
+    masked_whiten,
+    merged_moments,
+)
+from lit_rlhf.functional.policy_loss import (
+    PolicyLoss,
+    entropy_loss,
+    kl_penalty_loss,
+    policy_gradient_loss,
+    surrogate_loss,
+)
+from lit_rlhf.functional.preference_loss import (
+    PairwiseLoss,
+    pairwise_reward_loss,
+    preference_probability,
+    reward_model_loss,
+)
+from lit_rlhf.functional.rewards import (
+    TokenRewards,
+    clipped_scores,
+    normalized_scores,
+    scaled_scores,
+    token_rewards,
+)
+from lit_rlhf.functional.text_statistics import distinct_n
+from lit_rlhf.functional.value_loss import ValueLoss, explained_variance, value_loss
+
+__all__ = [
+    "AdvantageOutput",
+    "KLEstimator",
+    "Moments",
+    "PairwiseLoss",
+    "PolicyLoss",
+    "TokenRewards",
+    "ValueLoss",
+    "adaptive_kl_coef",
+    "clipped_advantages",
+    "clipped_scores",
+    "distinct_n",
+    "entropy_loss",
+    "exact_kl",
+    "explained_variance",
+    "gae",
+    "kl_estimate",
+    "kl_penalty_loss",
+    "language_model_loss",
+    "length_mask",
+    "loss_perplexity",
+    "masked_mean",
+    "masked_moments",
+    "masked_sum",
+    "masked_var",
+    "masked_whiten",
+    "merged_moments",
+    "normalized_scores",
+    "pairwise_reward_loss",
+    "perplexity",
+    "policy_gradient_loss",
+    "preference_probability",
+    "reward_model_loss",
+    "scaled_scores",
+    "surrogate_loss",
+    "token_entropy",
+    "token_logprobs",
+    "token_rewards",
+    "value_loss",
+]

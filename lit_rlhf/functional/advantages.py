@@ -1,0 +1,101 @@
+"""Generalized advantage estimation (Section 3.2.2 of arXiv 2307.04964).
+
+Notation: `B` batch, `T` response tokens. Nothing here has a graph: advantages and returns are
+constants of the losses.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_rlhf.functional.checks import (
+    check_dims,
+    check_floating,
+    check_mask,
+    check_positive,
+    check_same,
+    check_unit_interval,
+)
+
+
+class AdvantageOutput(NamedTuple):
+    """What `gae` makes of rewards and values.
+
+    Attributes:
+        advantages: `[B, T]`, 0 outside the mask.
+        returns: Targets of the critic, advantage plus value, `[B, T]`, 0 outside the mask.
+    """
+
+    advantages: Tensor
+    returns: Tensor
+
+
+def gae(
+    values: Tensor,
+    rewards: Tensor,
+    mask: Tensor,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    bootstrap_values: Tensor | None = None,
+) -> AdvantageOutput:
+    """Generalized advantage estimation (Eqs. 7-12).
+
+    delta_t = r_t + gamma V(s_{t+1}) - V(s_t) and A_t = delta_t + gamma lam A_{t+1}, backwards from
+    the last token of each row; the returns are A_t + V(s_t).
+
+    Args:
+        values: V(s_t), read *before* token t, `[B, T]`.
+        rewards: Reward of token t, `[B, T]`.
+        mask: The response's tokens, `[B, T]` bool; each row keeps a prefix, which may be empty.
+        gamma: Discount, in [0, 1].
+        lam: lambda, in [0, 1]: 0 is one-step TD, 1 the whole return (Monte Carlo).
+        bootstrap_values: V(s_{T+1}), the value after each row's last token, `[B]`: 0 for a response
+            that ended, the critic's value for one that was cut off. `None` takes all as ended.
+
+    Returns:
+        Advantages and returns without a graph.
+
+    Raises:
+        ValueError: For a wrong shape, dtype or range, or a mask with a gap.
+    """
+    check_dims("values", values, 2)
+    check_same(values.shape, values=values, rewards=rewards)
+    check_mask(mask, values.shape)
+    check_unit_interval("gamma", gamma)
+    check_unit_interval("lam", lam)
+    if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+        raise ValueError("mask: expected a prefix of each row, got a row with a gap")
+    if bootstrap_values is not None:
+        check_same(values.shape[:1], bootstrap_values=bootstrap_values)
+    values, rewards = (x.detach().masked_fill(~mask, 0.0) for x in (values, rewards))
+    next_advantage = values.new_zeros(len(values))
+    next_value = next_advantage if bootstrap_values is None else bootstrap_values.detach()
+    advantages = torch.zeros_like(values)
+    for t in reversed(range(values.shape[1])):
+        kept = mask[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantages[:, t] = torch.where(kept, delta + gamma * lam * next_advantage, next_advantage)
+        next_advantage = advantages[:, t]
+        next_value = torch.where(kept, values[:, t], next_value)
+    return AdvantageOutput(advantages, advantages + values)
+
+
+def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:
+    """Advantages no larger than `clip` in size.
+
+    Args:
+        advantages: Any shape.
+        clip: Positive.
+
+    Returns:
+        Shape of `advantages`.
+
+    Raises:
+        ValueError: If `advantages` is not floating-point or `clip` not positive.
+    """
+    check_floating("advantages", advantages)
+    check_positive("clip", clip)
+    return advantages.clamp(-clip, clip)

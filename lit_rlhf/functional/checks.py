@@ -1,0 +1,67 @@
+"""Argument checks; each error names the argument, what was expected and what came.
+
+Shapes, dtypes and plain numbers only. A look into a tensor would make the host wait for the device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_dims(name: str, tensor: Tensor, dims: int) -> None:
+    """Raise ValueError unless `tensor` has `dims` dimensions."""
+    if tensor.dim() != dims:
+        raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(tensor.shape)}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless `tensor` has exactly this shape."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(tensor.shape)}")
+
+
+def check_floating(name: str, tensor: Tensor) -> None:
+    """Raise ValueError unless `tensor` holds floating-point numbers."""
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name}: expected a floating-point dtype, got {tensor.dtype}")
+
+
+def check_integer(name: str, tensor: Tensor) -> None:
+    """Raise ValueError unless `tensor` holds integers."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(f"{name}: expected an integer dtype, got {tensor.dtype}")
+
+
+def check_mask(mask: Tensor, shape: tuple[int, ...], name: str = "mask") -> None:
+    """Raise ValueError unless `mask` is bool and has exactly this shape."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{name}: expected dtype torch.bool, got {mask.dtype}")
+    check_shape(name, mask, shape)
+
+
+def check_same(shape: tuple[int, ...], **tensors: Tensor) -> None:
+    """Raise ValueError unless all `tensors` are floating-point and of this shape."""
+    for name, tensor in tensors.items():
+        check_floating(name, tensor)
+        check_shape(name, tensor, shape)
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise ValueError unless `value` is finite and above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name}: expected a finite number > 0, got {value}")
+
+
+def check_not_negative(name: str, value: float) -> None:
+    """Raise ValueError unless `value` is finite and at least 0."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}: expected a finite number >= 0, got {value}")
+
+
+def check_unit_interval(name: str, value: float) -> None:
+    """Raise ValueError unless `value` lies in [0, 1]."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name}: expected a number in [0, 1], got {value}")

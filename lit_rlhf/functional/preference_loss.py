@@ -1,0 +1,92 @@
+"""Losses of the reward model (Section 3.1 of arXiv 2307.04964).
+
+Notation: `B` pairs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from lit_rlhf.functional.checks import check_dims, check_not_negative, check_same, check_shape
+
+
+class PairwiseLoss(NamedTuple):
+    """The pairwise loss and what to watch of it.
+
+    Attributes:
+        loss: To minimize, 0-dim.
+        accuracy: Share of pairs whose chosen response scores higher, 0-dim, no graph; a tie is a
+            miss.
+        margin: Mean difference chosen - rejected, 0-dim, no graph.
+    """
+
+    loss: Tensor
+    accuracy: Tensor
+    margin: Tensor
+
+
+def pairwise_reward_loss(
+    chosen: Tensor, rejected: Tensor, margin: Tensor | None = None
+) -> PairwiseLoss:
+    """Mean negative log-likelihood of preferences under Bradley and Terry (Eq. 1).
+
+    -log sigmoid(chosen - rejected - margin), computed so that it keeps its gradient however wrong a
+    pair is.
+
+    Args:
+        chosen: Scores of the chosen responses, `[B]`, `B` at least 1.
+        rejected: Scores of the rejected ones, `[B]`.
+        margin: By how much the chosen response has to be better, `[B]`; `None` is 0.
+
+    Raises:
+        ValueError: For a wrong shape or dtype, or without a pair.
+    """
+    check_dims("chosen", chosen, 1)
+    check_same(chosen.shape, chosen=chosen, rejected=rejected)
+    if len(chosen) == 0:
+        raise ValueError("chosen: expected at least one pair, got none")
+    difference = chosen - rejected
+    logits = difference
+    if margin is not None:
+        check_same(chosen.shape, margin=margin)
+        logits = difference - margin
+    return PairwiseLoss(
+        loss=-logsigmoid(logits).mean(),
+        accuracy=(difference > 0).to(chosen.dtype).mean(),
+        margin=difference.detach().mean(),
+    )
+
+
+def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) -> Tensor:
+    """The reward model's loss (Eq. 2): pairwise loss plus beta_rm times the LM loss of the chosen.
+
+    Args:
+        pairwise_loss: 0-dim.
+        lm_loss: `language_model_loss` over the tokens of the chosen responses, 0-dim.
+        lm_coef: beta_rm, at least 0.
+
+    Returns:
+        0-dim.
+
+    Raises:
+        ValueError: If a loss is not 0-dim, or `lm_coef` is negative.
+    """
+    check_shape("pairwise_loss", pairwise_loss, ())
+    check_shape("lm_loss", lm_loss, ())
+    check_not_negative("lm_coef", lm_coef)
+    return pairwise_loss + lm_coef * lm_loss
+
+
+def preference_probability(differences: Tensor) -> Tensor:
+    """Probability that the first of two responses is preferred, under Bradley and Terry.
+
+    Args:
+        differences: Score of the first minus score of the second, any shape.
+
+    Returns:
+        Shape of `differences`, in [0, 1].
+    """
+    return differences.sigmoid()

@@ -1,0 +1,98 @@
+"""Loss and quality of the critic (Eq. 16 of arXiv 2307.04964).
+
+Notation: `B` batch, `T` response tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_rlhf.functional.checks import check_dims, check_mask, check_positive, check_same
+from lit_rlhf.functional.masking import masked_average, masked_mean, masked_moments
+
+
+class ValueLoss(NamedTuple):
+    """The critic's loss and what to watch of it.
+
+    Attributes:
+        loss: To minimize, 0-dim.
+        clip_fraction: Share of this call's tokens whose gradient the clip cut off, 0-dim, no graph.
+    """
+
+    loss: Tensor
+    clip_fraction: Tensor
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    value_clip: float | None = 0.2,
+    denominator: Tensor | float | None = None,
+) -> ValueLoss:
+    """Half the squared error of the critic (Eq. 16), with the clip on how far a value may move.
+
+    Per token 0.5 max((V - R)^2, (V_clip - R)^2), where V_clip is V held within `value_clip` of the
+    value at the rollout: the larger error wins, so that leaving the interval gains nothing.
+
+    Args:
+        values: Of the critic, with a graph, `[B, T]`.
+        old_values: Of the critic at the rollout, `[B, T]`; a constant.
+        returns: Targets, `[B, T]`; constants.
+        mask: Tokens that are trained on, `[B, T]` bool.
+        value_clip: Largest move from the old value, positive; `None` does not clip.
+        denominator: What the sum over tokens is divided by; `None` takes the count of `mask`.
+
+    Returns:
+        The loss, 0 with a graph if `mask` is empty, and the clip fraction.
+
+    Raises:
+        ValueError: For a wrong shape, dtype or range.
+    """
+    check_dims("values", values, 2)
+    check_same(values.shape, values=values, old_values=old_values, returns=returns)
+    check_mask(mask, values.shape)
+    # before the squares: what lies outside the mask could overflow and make the gradient NaN
+    values, old_values, returns = (
+        x.masked_fill(~mask, 0.0) for x in (values, old_values.detach(), returns.detach())
+    )
+    errors = (values - returns).square()
+    clipped = torch.zeros_like(mask)
+    if value_clip is not None:
+        check_positive("value_clip", value_clip)
+        bounded = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        bounded_errors = (bounded - returns).square()
+        # a bound that does not hold can differ by rounding, and must not count
+        clipped = (bounded_errors > errors) & ((values - old_values).abs() > value_clip)
+        errors = torch.maximum(errors, bounded_errors)
+    return ValueLoss(
+        loss=0.5 * masked_average(errors, mask, denominator),
+        clip_fraction=masked_mean(clipped.to(errors.dtype), mask),
+    )
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R).
+
+    Args:
+        values: `[B, T]`.
+        returns: `[B, T]`.
+        mask: `[B, T]` bool.
+
+    Returns:
+        0-dim without a graph, at most 1: 1 is a perfect critic, 0 no better than a constant; 0
+        where the returns have no variance to explain.
+
+    Raises:
+        ValueError: For a wrong shape or dtype.
+    """
+    check_dims("values", values, 2)
+    check_same(values.shape, values=values, returns=returns)
+    total = masked_moments(returns, mask).var
+    unexplained = masked_moments(returns.double() - values.double(), mask).var
+    explained = 1.0 - unexplained / torch.where(total > 0, total, torch.ones_like(total))
+    return torch.where(total > 0, explained, torch.zeros_like(total)).to(values.dtype)

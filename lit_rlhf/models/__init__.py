@@ -1,0 +1,60 @@
+"""Policy, reference, critic and reward model on Hugging Face trunks: loading, forward, saving."""
+
+from lit_rlhf.models.cards import ModelCardInfo
+from lit_rlhf.models.forward import (
+    hidden_states,
+    position_ids_from_mask,
+    response_logits,
+    response_values,
+    scores_from_hidden,
+    sequence_scores,
+    token_logits,
+    token_values,
+)
+from lit_rlhf.models.generation import using_generation_config
+from lit_rlhf.models.heads import head_logits, scalar_model_from
+from lit_rlhf.models.loading import (
+    lm_head_of,
+    load_causal_lm,
+    load_scalar_model,
+    load_tokenizer,
+    random_scalar_model,
+)
+from lit_rlhf.models.networks import (
+    LanguageModel,
+    adapters_off,
+    disable_dropout,
+    evaluating,
+    frozen,
+    unwrapped,
+)
+from lit_rlhf.models.options import ModelOptions
+from lit_rlhf.models.saving import save_model_folder
+
+__all__ = [
+    "LanguageModel",
+    "ModelCardInfo",
+    "ModelOptions",
+    "adapters_off",
+    "disable_dropout",
+    "evaluating",
+    "frozen",
+    "head_logits",
+    "hidden_states",
+    "lm_head_of",
+    "load_causal_lm",
+    "load_scalar_model",
+    "load_tokenizer",
+    "position_ids_from_mask",
+    "random_scalar_model",
+    "response_logits",
+    "response_values",
+    "save_model_folder",
+    "scalar_model_from",
+    "scores_from_hidden",
+    "sequence_scores",
+    "token_logits",
+    "token_values",
+    "unwrapped",
+    "using_generation_config",
+]

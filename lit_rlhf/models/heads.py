@@ -1,0 +1,121 @@
+"""Scalar heads for language models, and language-model heads for scalar models."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from lit_rlhf.models.forward import hidden_states, token_logits
+from lit_rlhf.models.networks import LanguageModel, unwrapped
+
+
+def scalar_model_from(causal_lm: PreTrainedModel, head_seed: int = 0) -> PreTrainedModel:
+    """A scalar model on the trunk of `causal_lm`, which is taken over and not copied.
+
+    The new head's weights are normal with standard deviation `1 / sqrt(H + 1)`, drawn from a
+    generator of its own; there is no bias. Nothing else is initialized.
+
+    Args:
+        causal_lm: A language model without adapters. Do not use it afterwards: its config becomes
+            the scalar model's.
+        head_seed: Seed of the head's weights.
+
+    Raises:
+        ValueError: If transformers has no sequence classification model for this architecture.
+    """
+    config = causal_lm.config
+    config.num_labels = 1
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+    prefix, head = model.base_model_prefix, getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or not hasattr(causal_lm, prefix):
+        raise ValueError(
+            "path: expected a model whose architecture has a scalar version, "
+            f"got {type(causal_lm).__name__}"
+        )
+    setattr(model, prefix, getattr(causal_lm, prefix))
+    model.config = config
+    model.score = seeded_scalar_head(head.in_features, head_seed).to(
+        device=causal_lm.device, dtype=causal_lm.dtype
+    )
+    left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if left:
+        raise ValueError(
+            f"path: expected a model whose scalar version has a trunk and a head only, got "
+            f"{type(model).__name__} with {', '.join(left)} besides"
+        )
+    return model  # type: ignore[no-any-return]
+
+
+def seeded_scalar_head(in_features: int, seed: int) -> nn.Linear:
+    """A bias-free layer to one output, normal with standard deviation `1 / sqrt(in_features + 1)`.
+
+    Drawn in float32 from a generator of its own, so a seed gives the same head for any dtype.
+    """
+    with torch.device("meta"):
+        head = nn.Linear(in_features, 1, bias=False)
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn((1, in_features), generator=generator) / math.sqrt(in_features + 1)
+    head.weight = nn.Parameter(weight)
+    return head
+
+
+def detached_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
+    """A copy of the output layer of `causal_lm`, with weights of its own even if it ties them.
+
+    Raises:
+        ValueError: If `head_logits` with this layer does not give the model's own logits.
+    """
+    layer = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(layer, nn.Linear):
+        raise ValueError(
+            "model: expected a language model with a linear output layer, "
+            f"got {type(causal_lm).__name__}"
+        )
+    head = nn.Linear(
+        layer.in_features,
+        layer.out_features,
+        bias=layer.bias is not None,
+        device=layer.weight.device,
+        dtype=layer.weight.dtype,
+    )
+    head.load_state_dict(layer.state_dict())
+    ids = torch.arange(4, device=causal_lm.device).unsqueeze(0)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    with torch.no_grad():
+        logits = head_logits(causal_lm, head, hidden_states(causal_lm, ids, mask))
+        if not torch.allclose(logits, token_logits(causal_lm, ids, mask), rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                f"path: {type(causal_lm).__name__} changes its logits in a way that is not known "
+                "here, so reward modelling cannot use its language-model loss; set lm_coef to 0"
+            )
+    return head
+
+
+def head_logits(model: LanguageModel, lm_head: nn.Module, hidden: Tensor) -> Tensor:
+    """Next-token logits of `lm_head` on a trunk's hidden states.
+
+    Args:
+        model: The model whose trunk gave `hidden`; its config says what follows the output layer
+            (soft-capping in Gemma 2, scaling in Cohere and Granite).
+        lm_head: Output layer, see `lm_head_of`.
+        hidden: `[..., H]`.
+
+    Returns:
+        `[..., V]`.
+    """
+    config = unwrapped(model).config
+    logits: Tensor = lm_head(hidden)
+    scale = getattr(config, "logit_scale", None)
+    if scale is not None:
+        logits = logits * scale
+    divisor = getattr(config, "logits_scaling", None)
+    if divisor is not None:
+        logits = logits / divisor
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits

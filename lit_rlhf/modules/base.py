@@ -1,0 +1,196 @@
+"""What the three stages share: model options, schedule, logging and the folder they leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedTokenizerBase, get_scheduler
+
+from lit_rlhf.data import DialogueEncoder
+from lit_rlhf.models import (
+    LanguageModel,
+    ModelCardInfo,
+    ModelOptions,
+    load_tokenizer,
+    save_model_folder,
+)
+from lit_rlhf.stats import global_sum
+
+
+class StageModule(LightningModule):
+    """A stage that starts from a Hugging Face folder and leaves one for the next stage.
+
+    Args:
+        model_path: Local folder or hub id of the model that the stage starts from.
+        output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
+        dtype: Type of the weights, for instance `float32` or `bfloat16`.
+        attn_implementation: transformers' attention, for instance `sdpa`; `None` takes its default.
+        gradient_checkpointing: Recompute activations in the backward pass to save memory.
+        lora_rank: Rank of LoRA adapters; 0 trains all weights.
+        lora_alpha: LoRA's scale is `lora_alpha / lora_rank`.
+        lora_dropout: Dropout before the adapters.
+        lora_targets: Modules that get adapters, as peft's `target_modules`.
+        trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+
+    Raises:
+        ValueError: If the model path is neither a folder nor a hub id, or an option is off.
+    """
+
+    stage: ClassVar[str]
+
+    def __init__(
+        self,
+        model_path: str,
+        output_dir: str | None = None,
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        gradient_checkpointing: bool = False,
+        lora_rank: int = 0,
+        lora_alpha: float = 16.0,
+        lora_dropout: float = 0.0,
+        lora_targets: str = "all-linear",
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__()
+        # Collects the arguments of the subclass too: it looks through the calling constructors.
+        self.save_hyperparameters()
+        # Manual in every stage: the gradient of a step that is split into micro-batches is divided
+        # by the step's token count over all ranks, which `accumulate_grad_batches` cannot do.
+        self.automatic_optimization = False
+        self.model_path = model_path
+        self.output_dir = output_dir
+        self.options = ModelOptions(
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            gradient_checkpointing=gradient_checkpointing,
+            lora_rank=lora_rank,
+            lora_alpha=lora_alpha,
+            lora_dropout=lora_dropout,
+            lora_targets=lora_targets,
+            trust_remote_code=trust_remote_code,
+        )
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
+            model_path, trust_remote_code=trust_remote_code
+        )
+
+    def scheduled(self, optimizer: Optimizer, skipped_steps: int = 0) -> LRScheduler:
+        """The learning-rate schedule that the hyper-parameters name, over the steps of the run.
+
+        Args:
+            optimizer: Whose learning rate it drives.
+            skipped_steps: Batches at the start of the run in which the optimizer does not step.
+
+        Raises:
+            ValueError: When the schedule needs the length of an endless run, or the ratio is off.
+        """
+        name, warmup_ratio = self.hparams["lr_scheduler"], self.hparams["warmup_ratio"]
+        total = self.trainer.estimated_stepping_batches - skipped_steps
+        if not 0.0 <= warmup_ratio <= 1.0:
+            raise ValueError(f"warmup_ratio: expected a value in [0, 1], got {warmup_ratio}")
+        if name == "constant":
+            return cast(LRScheduler, get_scheduler(name, optimizer))
+        if math.isinf(total):
+            raise ValueError(
+                f"lr_scheduler: {name!r} needs the length of the run; set trainer.max_epochs or "
+                "trainer.max_steps, or use lr_scheduler: constant"
+            )
+        schedule = get_scheduler(
+            name,
+            optimizer,
+            num_warmup_steps=math.ceil(warmup_ratio * total),
+            num_training_steps=max(int(total), 1),
+            scheduler_specific_kwargs=(
+                {"min_lr_rate": self.hparams["min_lr_ratio"]} if "min_lr" in name else None
+            ),
+        )
+        return cast(LRScheduler, schedule)
+
+    def rank_share(self, count: Tensor | int) -> Tensor:
+        """A count summed over ranks and divided by their number.
+
+        Dividing a rank's sum by it gives, once gradients and logs are averaged over ranks, the mean
+        over all ranks' samples or tokens, however unevenly they are spread.
+        """
+        total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=self.device))
+        return total / self.trainer.world_size
+
+    def networks_in_training(self) -> list[tuple[LightningOptimizer, LRScheduler]]:
+        """Each network's optimizer with its schedule, as `configure_optimizers` lists them."""
+        optimizers, schedules = self.optimizers(), self.lr_schedulers()
+        pairs = zip(
+            optimizers if isinstance(optimizers, list) else [optimizers],
+            schedules if isinstance(schedules, list) else [schedules],
+            strict=True,
+        )
+        return [(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs]
+
+    def log_metrics(self, metrics: Mapping[str, Tensor], batch_size: int, prefix: str = "") -> None:
+        """Log `metrics`, averaged over ranks.
+
+        Args:
+            metrics: Values by key (`stage/quantity`).
+            batch_size: Number of samples behind them, which weighs validation batches.
+            prefix: For instance `val/`.
+        """
+        self.log_dict(
+            {prefix + key: value for key, value in metrics.items()},
+            batch_size=batch_size,
+            sync_dist=self.trainer.world_size > 1,
+        )
+
+    def log_text(self, key: str, text: str, step: int) -> None:
+        """Write `text` (Markdown) to the TensorBoard loggers; other loggers do not take text."""
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger) and self.trainer.is_global_zero:
+                logger.experiment.add_text(key, text, step)
+
+    @property
+    def encoder(self) -> DialogueEncoder | None:
+        """How the run's datamodule renders and tokenizes text; `None` without one of ours."""
+        # Lightning sets `trainer.datamodule` without declaring it.
+        return getattr(getattr(self.trainer, "datamodule", None), "encoder", None)
+
+    @property
+    def finished_dir(self) -> Path:
+        """Folder that the finished model goes to."""
+        if self.output_dir is not None:
+            return Path(self.output_dir)
+        return Path(self.trainer.log_dir or self.trainer.default_root_dir) / "model"
+
+    def save_finished(
+        self, model: LanguageModel, folder: Path, generation: dict[str, Any] | None = None
+    ) -> None:
+        """Leave `model` as a Hugging Face folder: weights, tokenizer, text contract, card."""
+        if self.trainer.is_global_zero:
+            save_model_folder(
+                model,
+                self.tokenizer if self.encoder is None else self.encoder.tokenizer,
+                folder,
+                contract=None if self.encoder is None else self.encoder.contract,
+                card=self.card(),
+                generation=generation,
+            )
+            rank_zero_info(f"{self.stage}: saved the model to {folder}")
+        self.trainer.strategy.barrier("lit_rlhf.save_finished")
+
+    def card(self) -> ModelCardInfo:
+        """What the model card says of this run."""
+        metrics = {
+            key: float(value)
+            for key, value in self.trainer.callback_metrics.items()
+            if torch.is_tensor(value) and value.numel() == 1 and "/" in key
+        }
+        return ModelCardInfo(
+            stage=self.stage, base_model=self.model_path, config=dict(self.hparams), metrics=metrics
+        )

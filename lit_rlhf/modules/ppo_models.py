@@ -1,0 +1,57 @@
+"""The networks that PPO starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal, get_args
+
+from lit_rlhf.models import (
+    LanguageModel,
+    ModelOptions,
+    frozen,
+    load_causal_lm,
+    load_scalar_model,
+    random_scalar_model,
+)
+from lit_rlhf.rollout import is_function
+
+CriticInit = Literal["reward", "policy", "random"]
+
+
+def reference_policy(model_path: str, options: ModelOptions) -> LanguageModel | None:
+    """A frozen SFT model; `None` with LoRA: the policy with its adapters off is the reference."""
+    if options.lora_rank > 0:
+        return None
+    return frozen(load_causal_lm(model_path, replace(options, gradient_checkpointing=False)))
+
+
+def initial_critic(
+    init: CriticInit, model_path: str, rewards: Iterable[str], options: ModelOptions, seed: int
+) -> LanguageModel:
+    """The critic that PPO starts from.
+
+    Args:
+        init: `reward`: the first reward model; `policy`: the SFT model with a new head; `random`:
+            random weights of the SFT model's shape.
+        model_path: The SFT model.
+        rewards: Reward sources in their order.
+        options: How the critic is loaded.
+        seed: Of new weights.
+
+    Raises:
+        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
+    """
+    if init == "random":
+        return random_scalar_model(model_path, options, seed)
+    if init == "policy":
+        return load_scalar_model(model_path, options, head_seed=seed)
+    if init != "reward":
+        raise ValueError(f"critic_init: expected one of {get_args(CriticInit)}, got {init!r}")
+    models = [source for source in rewards if not is_function(source)]
+    if not models:
+        raise ValueError(
+            "critic_init: 'reward' needs a reward model among `rewards`, which holds functions "
+            "only; use critic_init: policy"
+        )
+    return load_scalar_model(models[0], options)

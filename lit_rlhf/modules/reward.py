@@ -1,0 +1,200 @@
+"""Reward modelling: pairwise loss and language-model imitation (arXiv 2307.04964, Sec. 3.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torchmetrics import CatMetric, MeanMetric
+from torchmetrics.functional.classification import binary_calibration_error
+
+from lit_rlhf.data import PreferenceBatch
+from lit_rlhf.functional import (
+    language_model_loss,
+    pairwise_reward_loss,
+    preference_probability,
+    reward_model_loss,
+    token_logprobs,
+)
+from lit_rlhf.models import (
+    head_logits,
+    hidden_states,
+    lm_head_of,
+    load_scalar_model,
+    scores_from_hidden,
+    sequence_scores,
+)
+from lit_rlhf.modules.base import StageModule
+from lit_rlhf.modules.micro_batches import accumulate, micro_batches
+from lit_rlhf.strategies import backward, clipped_step
+
+
+class RewardModule(StageModule):
+    """A scalar head on a language model's trunk, trained on preferences by Eq. 2.
+
+    The loss is the pairwise loss (Eq. 1) plus `lm_coef` times the language-model loss of the chosen
+    responses, which keeps the trunk a language model. The head reads the last token.
+
+    Args:
+        model_path: Folder or hub id of a causal language model, usually the SFT model.
+        learning_rate: Peak learning rate; the paper uses 5e-6 for 7B.
+        lm_coef: beta_rm of Eq. 2; 0 trains on the pairwise loss alone.
+        weight_decay: AdamW's weight decay.
+        lr_scheduler: Name of a transformers schedule.
+        warmup_ratio: Share of the steps over which the learning rate rises; 0.1 in the paper.
+        min_lr_ratio: Learning rate at the end over the peak, for schedules that have one.
+        grad_clip: Largest gradient norm (L2); `None` switches clipping off.
+        micro_batch_size: Pairs per forward and backward; `None` takes the whole batch.
+        head_seed: Seed of the new scalar head's weights.
+        **stage_options: Arguments of `StageModule`.
+
+    Raises:
+        ValueError: If `lm_coef` is negative.
+    """
+
+    stage = "reward"
+
+    def __init__(
+        self,
+        model_path: str,
+        learning_rate: float = 5e-6,
+        lm_coef: float = 1.0,
+        weight_decay: float = 0.0,
+        lr_scheduler: str = "constant_with_warmup",
+        warmup_ratio: float = 0.1,
+        min_lr_ratio: float = 0.1,
+        grad_clip: float | None = 1.0,
+        micro_batch_size: int | None = None,
+        head_seed: int = 0,
+        **stage_options: Any,
+    ) -> None:
+        if lm_coef < 0:
+            raise ValueError(f"lm_coef: expected a value >= 0, got {lm_coef}")
+        super().__init__(model_path, **stage_options)
+        self.model = load_scalar_model(model_path, self.options, head_seed=head_seed)
+        self.lm_head = lm_head_of(model_path, self.options) if lm_coef > 0 else None
+        self.pairwise_loss, self.lm_loss = MeanMetric(), MeanMetric()
+        self.differences, self.sources = CatMetric(), CatMetric()
+
+    def forward(
+        self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Shares of a (micro-)batch in the means over all pairs and all chosen tokens.
+
+        Args:
+            batch: `B` pairs.
+            pairs: Pairs of the whole step, 0-dim.
+            tokens: Chosen completion tokens of the whole step, 0-dim.
+
+        Returns:
+            The metrics, which add up over micro-batches, and the score differences `[B]`.
+        """
+        chosen, rejected = batch.chosen, batch.rejected
+        hidden = hidden_states(self.model, chosen.input_ids, chosen.attention_mask)
+        chosen_scores = scores_from_hidden(self.model, hidden, chosen.attention_mask)
+        rejected_scores = scores_from_hidden(
+            self.model,
+            hidden_states(self.model, rejected.input_ids, rejected.attention_mask),
+            rejected.attention_mask,
+        )
+        share = len(chosen_scores) / pairs
+        pairwise = pairwise_reward_loss(chosen_scores, rejected_scores, batch.margin)
+        metrics = {
+            "reward/pairwise_loss": pairwise.loss * share,
+            "reward/accuracy": pairwise.accuracy * share,
+            "reward/margin": pairwise.margin * share,
+        }
+        lm_loss = hidden.new_zeros((), dtype=torch.float32)
+        if self.lm_head is not None:
+            logits = head_logits(self.model, self.lm_head, hidden[:, :-1])
+            logprobs = token_logprobs(logits, chosen.input_ids[:, 1:])
+            lm_loss = language_model_loss(logprobs, chosen.completion_mask[:, 1:], tokens)
+            metrics["reward/lm_loss"] = lm_loss
+        metrics["reward/loss"] = reward_model_loss(
+            metrics["reward/pairwise_loss"], lm_loss, self.hparams["lm_coef"]
+        )
+        return metrics, (chosen_scores - rejected_scores).detach()
+
+    def training_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
+        """One optimizer step on a batch of pairs, in micro-batches."""
+        [(optimizer, schedule)] = self.networks_in_training()
+        pairs = self.rank_share(len(batch.margin))
+        tokens = self.rank_share(batch.chosen.completion_mask[:, 1:].sum())
+        totals: dict[str, Tensor] = {}
+        for part in micro_batches(batch, len(batch.margin), self.hparams["micro_batch_size"]):
+            shares, _ = self(part, pairs, tokens)
+            backward(self, shares["reward/loss"], optimizer)
+            accumulate(totals, shares)
+        totals["reward/grad_norm"] = clipped_step(optimizer, self.hparams["grad_clip"]).grad_norm
+        schedule.step()
+        self.log_metrics(totals, len(batch.margin))
+
+    def _evaluation_step(self, batch: PreferenceBatch) -> None:
+        pairs = torch.tensor(float(len(batch.margin)), device=self.device)
+        tokens = batch.chosen.completion_mask[:, 1:].sum()
+        metrics, differences = self(batch, pairs, tokens)
+        self.pairwise_loss.update(metrics["reward/pairwise_loss"], pairs)
+        if self.lm_head is not None:
+            self.lm_loss.update(metrics["reward/lm_loss"], tokens)
+        self.differences.update(differences)
+        self.sources.update(batch.source)
+
+    def _log_evaluation(self, prefix: str) -> None:
+        differences, sources = self.differences.compute(), self.sources.compute()
+        hits = differences > 0
+        metrics = {
+            "reward/pairwise_loss": self.pairwise_loss.compute(),
+            "reward/accuracy": hits.float().mean(),
+            "reward/margin": differences.mean(),
+            "reward/calibration_error": binary_calibration_error(
+                preference_probability(differences.abs()), hits.long()
+            ),
+        }
+        if self.lm_head is not None:
+            metrics["reward/lm_loss"] = self.lm_loss.compute()
+        # Lightning sets `trainer.datamodule` without declaring it.
+        names = getattr(getattr(self.trainer, "datamodule", None), "source_names", [])
+        for index, name in enumerate(names):
+            if (sources == index).any():
+                metrics[f"reward/accuracy/{name}"] = hits[sources == index].float().mean()
+        self.log_dict({prefix + key: value for key, value in metrics.items()})
+        for metric in (self.pairwise_loss, self.lm_loss, self.differences, self.sources):
+            metric.reset()
+
+    def validation_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
+        """Add a batch to the validation set's results."""
+        self._evaluation_step(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log `val/reward/*`: losses, accuracy (also per source), margin and calibration error."""
+        self._log_evaluation("val/")
+
+    def test_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
+        """Add a batch to the test set's results."""
+        self._evaluation_step(batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Log `test/reward/*`."""
+        self._log_evaluation("test/")
+
+    def predict_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
+        """Scores `[B, 2]` of the chosen and the rejected response."""
+        sides = (batch.chosen, batch.rejected)
+        return torch.stack(
+            [sequence_scores(self.model, side.input_ids, side.attention_mask) for side in sides], 1
+        )
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW over trunk, scalar head and language-model head."""
+        optimizer = torch.optim.AdamW(
+            (p for p in self.parameters() if p.requires_grad),
+            lr=self.hparams["learning_rate"],
+            weight_decay=self.hparams["weight_decay"],
+        )
+        return [optimizer], [self.scheduled(optimizer)]
+
+    def on_train_end(self) -> None:
+        """Leave the finished reward model, with its text contract, for PPO."""
+        self.save_finished(self.model, self.finished_dir)

@@ -1,0 +1,137 @@
+"""Supervised fine-tuning on demonstrations (Section 5.1 of arXiv 2307.04964)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from lit_rlhf.data import TokenBatch
+from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
+from lit_rlhf.models import load_causal_lm, token_logits
+from lit_rlhf.modules.base import StageModule
+from lit_rlhf.modules.micro_batches import accumulate, micro_batches
+from lit_rlhf.strategies import backward, clipped_step
+
+
+class SFTModule(StageModule):
+    """Next-token prediction on the completions of demonstrations.
+
+    Args:
+        model_path: Folder or hub id of a causal language model.
+        learning_rate: Peak learning rate; the paper uses 9.5e-6 for 7B.
+        weight_decay: AdamW's weight decay.
+        lr_scheduler: Name of a transformers schedule.
+        warmup_ratio: Share of the steps over which the learning rate rises.
+        min_lr_ratio: Learning rate at the end over the peak; 0.1 in the paper.
+        grad_clip: Largest gradient norm (L2); `None`: no clipping.
+        micro_batch_size: Sequences per forward and backward; `None` takes the whole batch.
+        **stage_options: Arguments of `StageModule`.
+    """
+
+    stage = "sft"
+
+    def __init__(
+        self,
+        model_path: str,
+        learning_rate: float = 9.5e-6,
+        weight_decay: float = 0.0,
+        lr_scheduler: str = "cosine_with_min_lr",
+        warmup_ratio: float = 0.1,
+        min_lr_ratio: float = 0.1,
+        grad_clip: float | None = 1.0,
+        micro_batch_size: int | None = None,
+        **stage_options: Any,
+    ) -> None:
+        super().__init__(model_path, **stage_options)
+        self.model = load_causal_lm(model_path, self.options)
+        self.loss_mean, self.accuracy_mean = MeanMetric(), MeanMetric()
+
+    def forward(self, batch: TokenBatch, denominator: Tensor) -> dict[str, Tensor]:
+        """Shares of a (micro-)batch in the means over all completion tokens.
+
+        Args:
+            batch: Sequences with their completion mask.
+            denominator: Completion tokens of the whole step, 0-dim.
+
+        Returns:
+            `sft/loss` and `sft/token_accuracy`, 0-dim: they add up over micro-batches.
+        """
+        logits = token_logits(self.model, batch.input_ids, batch.attention_mask)[:, :-1]
+        targets, mask = batch.input_ids[:, 1:], batch.completion_mask[:, 1:]
+        hits = (logits.detach().argmax(-1) == targets).float()
+        return {
+            "sft/loss": language_model_loss(token_logprobs(logits, targets), mask, denominator),
+            "sft/token_accuracy": masked_sum(hits, mask) / denominator,
+        }
+
+    def training_step(self, batch: TokenBatch, batch_idx: int) -> None:
+        """One optimizer step on a batch, in micro-batches."""
+        [(optimizer, schedule)] = self.networks_in_training()
+        denominator = self.rank_share(batch.completion_mask[:, 1:].sum())
+        totals: dict[str, Tensor] = {}
+        for part in micro_batches(batch, len(batch.input_ids), self.hparams["micro_batch_size"]):
+            shares = self(part, denominator)
+            backward(self, shares["sft/loss"], optimizer)
+            accumulate(totals, shares)
+        norm = clipped_step(optimizer, self.hparams["grad_clip"]).grad_norm
+        schedule.step()
+        totals["sft/perplexity"] = loss_perplexity(totals["sft/loss"])
+        totals["sft/grad_norm"] = norm
+        self.log_metrics(totals, len(batch.input_ids))
+
+    def _evaluation_step(self, batch: TokenBatch) -> None:
+        tokens = batch.completion_mask[:, 1:].sum()
+        shares = self(batch, tokens.float())
+        self.loss_mean.update(shares["sft/loss"], tokens)
+        self.accuracy_mean.update(shares["sft/token_accuracy"], tokens)
+
+    def _log_evaluation(self, prefix: str) -> None:
+        loss = self.loss_mean.compute()
+        self.log_dict(
+            {
+                f"{prefix}sft/loss": loss,
+                f"{prefix}sft/perplexity": loss_perplexity(loss),
+                f"{prefix}sft/token_accuracy": self.accuracy_mean.compute(),
+            }
+        )
+        self.loss_mean.reset()
+        self.accuracy_mean.reset()
+
+    def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
+        """Add a batch to the validation set's token-weighted means."""
+        self._evaluation_step(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log `val/sft/*`."""
+        self._log_evaluation("val/")
+
+    def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
+        """Add a batch to the test set's token-weighted means."""
+        self._evaluation_step(batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Log `test/sft/*`."""
+        self._log_evaluation("test/")
+
+    def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
+        """Log-probabilities `[B, L-1]` of each next token, 0 outside the completion."""
+        logits = token_logits(self.model, batch.input_ids, batch.attention_mask)[:, :-1]
+        logprobs = token_logprobs(logits, batch.input_ids[:, 1:])
+        return logprobs.masked_fill(~batch.completion_mask[:, 1:], 0.0)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW and its schedule, stepped with it."""
+        optimizer = torch.optim.AdamW(
+            (p for p in self.model.parameters() if p.requires_grad),
+            lr=self.hparams["learning_rate"],
+            weight_decay=self.hparams["weight_decay"],
+        )
+        return [optimizer], [self.scheduled(optimizer)]
+
+    def on_train_end(self) -> None:
+        """Leave the finished model for the next stage."""
+        self.save_finished(self.model, self.finished_dir)

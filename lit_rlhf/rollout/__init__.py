@@ -1,0 +1,39 @@
+"""Rollouts: sampling responses, scoring them, and the experience that PPO learns from."""
+
+from lit_rlhf.rollout.batch import RolloutBatch
+from lit_rlhf.rollout.estimates import Estimates, reference_logprobs, rollout_estimates
+from lit_rlhf.rollout.experience import Experience, shuffled_minibatches
+from lit_rlhf.rollout.generation import SamplingOptions, sampled_responses
+from lit_rlhf.rollout.metrics import rollout_metrics
+from lit_rlhf.rollout.rewards import FunctionReward, ModelReward, WeightedReward, is_function
+from lit_rlhf.rollout.samples import decoded_responses, sample_table
+from lit_rlhf.rollout.scoring import (
+    ResponseStatistics,
+    ResponseValues,
+    response_logprobs,
+    response_statistics,
+    response_value_estimates,
+)
+
+__all__ = [
+    "Estimates",
+    "Experience",
+    "FunctionReward",
+    "ModelReward",
+    "ResponseStatistics",
+    "ResponseValues",
+    "RolloutBatch",
+    "SamplingOptions",
+    "WeightedReward",
+    "decoded_responses",
+    "is_function",
+    "reference_logprobs",
+    "response_logprobs",
+    "response_statistics",
+    "response_value_estimates",
+    "rollout_estimates",
+    "rollout_metrics",
+    "sample_table",
+    "sampled_responses",
+    "shuffled_minibatches",
+]

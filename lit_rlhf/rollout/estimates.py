@@ -1,0 +1,85 @@
+"""What policy, reference and critic make of a rollout, before an update."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from peft import PeftModel
+from torch import Tensor
+
+from lit_rlhf.models import LanguageModel
+from lit_rlhf.rollout.batch import RolloutBatch
+from lit_rlhf.rollout.scoring import (
+    response_logprobs,
+    response_statistics,
+    response_value_estimates,
+)
+
+
+class Estimates(NamedTuple):
+    """Log-probs and values of `B` responses of up to `T` tokens; 0 behind a response.
+
+    Attributes:
+        logprobs: Of the policy at the sampling temperature, `[B, T]` float32, nats.
+        ref_logprobs: Of the reference, alike.
+        entropy: Of the policy's next-token distributions, `[B, T]` float32, nats.
+        values: The critic's V(s_t), read before token t, `[B, T]` float32.
+        next_values: V(s_{T+1}), read at the response's last token, `[B]` float32.
+    """
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    entropy: Tensor
+    values: Tensor
+    next_values: Tensor
+
+
+def reference_logprobs(
+    policy: LanguageModel,
+    reference: LanguageModel | None,
+    rollouts: RolloutBatch,
+    temperature: float,
+    batch_size: int | None,
+) -> Tensor:
+    """Log-probs `[B, T]` of the reference; without one, of the policy with its adapters off.
+
+    Raises:
+        ValueError: If there is no reference and the policy has no adapters.
+    """
+    if reference is not None:
+        return response_logprobs(reference, rollouts, temperature, batch_size)
+    if not isinstance(policy, PeftModel):
+        raise ValueError(
+            f"reference: expected one, or a policy with adapters, got {type(policy).__name__}"
+        )
+    with policy.disable_adapter():
+        return response_logprobs(policy, rollouts, temperature, batch_size)
+
+
+def rollout_estimates(
+    policy: LanguageModel,
+    reference: LanguageModel | None,
+    critic: LanguageModel,
+    rollouts: RolloutBatch,
+    temperature: float = 1.0,
+    batch_size: int | None = None,
+) -> Estimates:
+    """Evaluate rollouts with the three networks, without gradients.
+
+    Args:
+        policy: The policy that sampled them.
+        reference: The SFT policy; `None`: the policy with its LoRA adapters off.
+        critic: The critic.
+        rollouts: Prompts and responses.
+        temperature: That of sampling.
+        batch_size: Rollouts per forward; `None` takes all.
+    """
+    statistics = response_statistics(policy, rollouts, temperature, batch_size)
+    values = response_value_estimates(critic, rollouts, batch_size)
+    return Estimates(
+        statistics.logprobs,
+        reference_logprobs(policy, reference, rollouts, temperature, batch_size),
+        statistics.entropy,
+        values.values,
+        values.bootstrap_values,
+    )

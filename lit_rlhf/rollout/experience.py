@@ -1,0 +1,76 @@
+"""What one PPO iteration learns from: the experience buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_rlhf.rollout.batch import RolloutBatch
+
+
+@dataclass(frozen=True)
+class Experience:
+    """`B` scored responses of up to `T` tokens after prompts of up to `P` tokens.
+
+    Attributes:
+        rollouts: Prompts and responses.
+        old_logprobs: Log-probs of the policy that the ratio is taken against, `[B, T]`, nats.
+        old_values: Critic's V(s_t) before the update, `[B, T]`.
+        advantages: As used in the loss (normalized, clipped), `[B, T]`.
+        returns: Targets of the critic, `[B, T]`.
+        loss_mask: Tokens that are learned from, `[B, T]` bool: the response's, unless the
+            truncation rule leaves a response out.
+    """
+
+    rollouts: RolloutBatch
+    old_logprobs: Tensor
+    old_values: Tensor
+    advantages: Tensor
+    returns: Tensor
+    loss_mask: Tensor
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.loss_mask)
+
+    def rows(self, index: Tensor) -> Experience:
+        """The samples at `index`, without columns that are padding in all of them."""
+        prompt_mask = self.rollouts.prompt_mask[index]
+        response_mask = self.rollouts.response_mask[index]
+        first = int(prompt_mask.any(0).int().argmax())
+        length = max(int(response_mask.sum(1).max()), 1)
+        rollouts = RolloutBatch(
+            prompt_ids=self.rollouts.prompt_ids[index, first:],
+            prompt_mask=prompt_mask[:, first:],
+            response_ids=self.rollouts.response_ids[index, :length],
+            response_mask=response_mask[:, :length],
+            terminated=self.rollouts.terminated[index],
+        )
+        return Experience(
+            rollouts,
+            old_logprobs=self.old_logprobs[index, :length],
+            old_values=self.old_values[index, :length],
+            advantages=self.advantages[index, :length],
+            returns=self.returns[index, :length],
+            loss_mask=self.loss_mask[index, :length],
+        )
+
+
+def shuffled_minibatches(n_samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Random index sets of `size` that cover `n_samples` once.
+
+    Raises:
+        ValueError: If `size` does not divide `n_samples`: a smaller last minibatch would weigh its
+            samples more than the others.
+    """
+    if size < 1 or n_samples % size:
+        raise ValueError(
+            f"minibatch_size: expected a divisor of the {n_samples} rollouts of an iteration "
+            f"(data.batch_size), got {size}"
+        )
+    order = torch.randperm(n_samples, generator=generator)
+    for start in range(0, n_samples, size):
+        yield order[start : start + size]

@@ -1,0 +1,23 @@
+"""One DeepSpeed engine per optimizer, and the two calls that train alike under every strategy.
+
+Importing this package registers the strategy's names with Lightning, so that
+`Trainer(strategy="multi_deepspeed_stage_2")` and `--trainer.strategy multi_deepspeed_stage_2` work.
+DeepSpeed itself is imported when such a strategy is built, not before.
+"""
+
+from lit_rlhf.strategies.checkpoint_folder import checkpoint_problem
+from lit_rlhf.strategies.engine_shards import plain_state_dict
+from lit_rlhf.strategies.multi_engine import MultiEngineDeepSpeedStrategy
+from lit_rlhf.strategies.optimization import OptimizerStep, backward, clipped_step
+from lit_rlhf.strategies.registration import register_strategies
+
+__all__ = [
+    "MultiEngineDeepSpeedStrategy",
+    "OptimizerStep",
+    "backward",
+    "checkpoint_problem",
+    "clipped_step",
+    "plain_state_dict",
+]
+
+register_strategies()

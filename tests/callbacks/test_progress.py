@@ -1,0 +1,364 @@
+"""The exact lines of StageProgressBar on a clock that the module under training moves on."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from lit_callbacks import StageProgressBar
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal; `drawn` is what each redrawing put on the line."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def drawn(self) -> list[str]:
+        return [part.removesuffix("\x1b[K") for part in self.getvalue().split("\r") if part]
+
+
+class Module(LightningModule):
+    """One batch takes two seconds; the logged loss is the number of the batch."""
+
+    def __init__(self, clock: Clock, manual: bool = False) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.clock = clock
+        self.automatic_optimization = not manual
+        self.batches = 0
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.clock.seconds += 2
+        self.batches += 1
+        self.log("toy/loss", float(self.batches))
+        loss = (self.weight * batch).sum()
+        if not self.automatic_optimization:
+            for _ in range(3):  # three optimizer steps in each batch
+                self.manual_backward((self.weight * batch).sum())
+                self.optimizers().step()  # type: ignore[union-attr]
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.clock.seconds += 1
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        self.clock.seconds += 1
+        return batch
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Endless(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield torch.zeros(1)
+
+
+def zeros(batches: int) -> DataLoader[Tensor]:
+    return DataLoader(torch.zeros(batches, 1))  # type: ignore[arg-type]
+
+
+def trainer_with(bar: StageProgressBar, **options: Any) -> Trainer:
+    options = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_checkpointing": False} | options
+    return Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_model_summary=False,
+        callbacks=[bar],
+        **options,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _quiet_lightning() -> Iterator[None]:
+    """Keep Lightning's own messages out of the recorded stream."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("lit_callbacks.progress.monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    stream = io.StringIO()
+    monkeypatch.setattr("lit_callbacks.progress.sys", SimpleNamespace(stderr=stream))
+    return stream
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    stream = Terminal()
+    monkeypatch.setattr("lit_callbacks.progress.sys", SimpleNamespace(stderr=stream))
+    monkeypatch.setenv("COLUMNS", "72")
+    return stream
+
+
+def test_a_log_gets_a_line_at_the_first_batch_and_at_each_tenth(
+    clock: Clock, log: io.StringIO
+) -> None:
+    bar = StageProgressBar("sft", ["toy/loss"])
+    trainer_with(bar).fit(Module(clock), zeros(40))
+    assert log.getvalue().splitlines() == [
+        "sft 1/40 2% 00:02 elapsed, 01:18 left, loss 1",
+        "sft 4/40 10% 00:08 elapsed, 01:12 left, loss 4",
+        "sft 8/40 20% 00:16 elapsed, 01:04 left, loss 8",
+        "sft 12/40 30% 00:24 elapsed, 00:56 left, loss 12",
+        "sft 16/40 40% 00:32 elapsed, 00:48 left, loss 16",
+        "sft 20/40 50% 00:40 elapsed, 00:40 left, loss 20",
+        "sft 24/40 60% 00:48 elapsed, 00:32 left, loss 24",
+        "sft 28/40 70% 00:56 elapsed, 00:24 left, loss 28",
+        "sft 32/40 80% 01:04 elapsed, 00:16 left, loss 32",
+        "sft 36/40 90% 01:12 elapsed, 00:08 left, loss 36",
+        "sft 40/40 100% 01:20 elapsed, loss 40",
+    ]
+
+
+def test_batches_and_time_left_are_those_of_all_epochs(clock: Clock, log: io.StringIO) -> None:
+    bar = StageProgressBar("sft")
+    trainer_with(bar, max_epochs=3).fit(Module(clock), zeros(2))
+    assert log.getvalue().splitlines() == [
+        "sft 1/6 17% 00:02 elapsed, 00:10 left",
+        "sft 2/6 33% 00:04 elapsed, 00:08 left",
+        "sft 3/6 50% 00:06 elapsed, 00:06 left",
+        "sft 4/6 67% 00:08 elapsed, 00:04 left",
+        "sft 5/6 83% 00:10 elapsed, 00:02 left",
+        "sft 6/6 100% 00:12 elapsed",
+    ]
+
+
+def test_max_steps_ends_the_count_where_it_ends_the_fit(clock: Clock, log: io.StringIO) -> None:
+    # an epoch of 3 batches makes 2 steps of at most 2 batches: 3 steps end after 3 + 2 batches
+    bar = StageProgressBar("sft")
+    module = Module(clock)
+    options = {"max_epochs": 10, "max_steps": 3, "accumulate_grad_batches": 2}
+    trainer_with(bar, **options).fit(module, zeros(3))
+    assert module.batches == 5
+    assert log.getvalue().splitlines()[0] == "sft 1/5 20% 00:02 elapsed, 00:08 left"
+    assert log.getvalue().splitlines()[-1] == "sft 5/5 100% 00:10 elapsed"
+
+
+def test_manual_optimization_counts_batches_and_not_optimizer_steps(
+    clock: Clock, log: io.StringIO
+) -> None:
+    bar = StageProgressBar("ppo")
+    trainer_with(bar).fit(Module(clock, manual=True), zeros(2))
+    assert log.getvalue().splitlines() == [
+        "ppo 1/2 50% 00:02 elapsed, 00:02 left",
+        "ppo 2/2 100% 00:04 elapsed",
+    ]
+
+
+def test_manual_optimization_under_max_steps_says_that_its_total_is_an_estimate(
+    clock: Clock, log: io.StringIO
+) -> None:
+    # 3 steps in each batch: 12 steps are 4 batches
+    bar = StageProgressBar("ppo")
+    trainer_with(bar, max_epochs=-1, max_steps=12).fit(Module(clock, manual=True), zeros(10))
+    assert log.getvalue().splitlines() == [
+        "ppo 1/~4 25% 00:02 elapsed, 00:06 left",
+        "ppo 2/~4 50% 00:04 elapsed, 00:04 left",
+        "ppo 4/4 100% 00:08 elapsed",
+    ]
+
+
+def test_an_unknown_total_shows_no_total_and_no_time_left(clock: Clock, log: io.StringIO) -> None:
+    class StopAtTwelve(Module):
+        def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 12 else None
+
+    bar = StageProgressBar("ppo", ["toy/loss", "toy/reward"])
+    trainer_with(bar).fit(StopAtTwelve(clock), DataLoader(Endless(), batch_size=1))
+    assert log.getvalue().splitlines()[:5] == [
+        "ppo 1 00:02 elapsed, loss 1, reward -",
+        "ppo 2 00:04 elapsed, loss 2, reward -",
+        "ppo 5 00:10 elapsed, loss 5, reward -",
+        "ppo 10 00:20 elapsed, loss 10, reward -",
+        "ppo 12 00:24 elapsed, loss 12, reward -",
+    ]
+
+
+def test_a_fit_that_stops_early_ends_with_what_it_did(clock: Clock, log: io.StringIO) -> None:
+    class StopAtThree(Module):
+        def on_train_batch_end(self, *_: object) -> None:
+            self.trainer.should_stop = self.batches == 3
+
+    bar = StageProgressBar("sft")
+    trainer_with(bar, max_epochs=2).fit(StopAtThree(clock), zeros(10))
+    assert log.getvalue().splitlines()[-1] == "sft 3/20 15% 00:06 elapsed"
+
+
+# the loader yields zeros only, where it goes on does not matter
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
+def test_a_resumed_fit_goes_on_from_its_batches(
+    clock: Clock, log: io.StringIO, tmp_path: Path
+) -> None:
+    class Saving(Module):
+        def on_train_batch_end(self, *_: object) -> None:
+            if self.batches == 2:
+                self.trainer.save_checkpoint(tmp_path / "two.ckpt")
+
+    trainer_with(StageProgressBar()).fit(Saving(clock), zeros(4))
+    log.truncate(0)
+    log.seek(0)
+    clock.seconds = 100.0
+    second = trainer_with(StageProgressBar("sft"))
+    second.fit(Module(clock), zeros(4), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
+    assert log.getvalue().splitlines() == [
+        "sft 3/4 75% 00:02 elapsed, 00:02 left",
+        "sft 4/4 100% 00:04 elapsed",
+    ]
+
+
+def test_a_log_shows_neither_the_sanity_check_nor_validation_within_fit(
+    clock: Clock, log: io.StringIO
+) -> None:
+    bar = StageProgressBar("sft")
+    trainer_with(bar, num_sanity_val_steps=2).fit(Module(clock), zeros(2), zeros(3))
+    assert log.getvalue().splitlines() == [
+        "sft 1/2 50% 00:02 elapsed, 00:02 left",
+        "sft 2/2 100% 00:07 elapsed",  # the three seconds of validation included
+    ]
+
+
+@pytest.mark.parametrize("loop", ["validate", "test", "predict"])
+def test_a_loop_of_its_own_has_lines_of_its_own(
+    clock: Clock, log: io.StringIO, capsys: pytest.CaptureFixture[str], loop: str
+) -> None:
+    bar = StageProgressBar("sft", ["toy/loss"])
+    getattr(trainer_with(bar), loop)(Module(clock), [zeros(2), zeros(1)])
+    name = {"validate": "validation"}.get(loop, loop)
+    assert log.getvalue().splitlines() == [
+        f"sft {name} 1/3 33% 00:01 elapsed, 00:02 left",
+        f"sft {name} 2/3 67% 00:02 elapsed, 00:01 left",
+        f"sft {name} 3/3 100% 00:03 elapsed",
+    ]
+
+
+def test_a_terminal_line_is_redrawn_in_place(clock: Clock, terminal: Terminal) -> None:
+    bar = StageProgressBar("ppo", ["toy/loss"])
+    trainer_with(bar).fit(Module(clock), zeros(4))
+    assert terminal.drawn == [
+        "ppo 1/4 25% [#####...............] 00:02 elapsed, 00:06 left, loss 1",
+        "ppo 2/4 50% [##########..........] 00:04 elapsed, 00:04 left, loss 2",
+        "ppo 3/4 75% [###############.....] 00:06 elapsed, 00:02 left, loss 3",
+        "ppo 4/4 100% [####################] 00:08 elapsed, 00:00 left, loss 4",
+        "ppo 4/4 100% [####################] 00:08 elapsed, loss 4\x1b[K\n",
+    ]
+
+
+def test_a_terminal_shows_validation_on_the_line_of_the_fit(
+    clock: Clock, terminal: Terminal
+) -> None:
+    bar = StageProgressBar("ppo")
+    trainer_with(bar, num_sanity_val_steps=1).fit(Module(clock), zeros(1), zeros(2))
+    assert terminal.drawn == [
+        "ppo sanity check 1/1 100% [#################] 00:01 elapsed, 00:00 left",
+        "",  # cleared
+        "ppo 1/1 100% [####################] 00:02 elapsed, 00:00 left",
+        "ppo 1/1 100% [##############] 00:03 elapsed, 00:00 left, validation 1/2",
+        "ppo 1/1 100% [##############] 00:04 elapsed, 00:00 left, validation 2/2",
+        "ppo 1/1 100% [####################] 00:04 elapsed\x1b[K\n",
+    ]
+
+
+def test_a_narrow_terminal_loses_the_bar_first_and_then_the_end(
+    clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "34")
+    bar = StageProgressBar("ppo", ["toy/loss"])
+    trainer_with(bar).fit(Module(clock), zeros(2))
+    assert terminal.drawn[0] == "ppo 1/2 50% 00:02 elapsed, 00:02 "
+    assert max(map(len, terminal.drawn[:-1])) == 33
+
+
+def test_refresh_rate_spares_drawings_but_not_the_last(clock: Clock, terminal: Terminal) -> None:
+    bar = StageProgressBar("ppo", refresh_rate=3)
+    trainer_with(bar).fit(Module(clock), zeros(7))
+    assert [line.split()[1] for line in terminal.drawn] == ["3/7", "6/7", "7/7", "7/7"]
+
+
+def test_printing_clears_the_line_and_draws_it_again(
+    clock: Clock, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Talking(Module):
+        def on_train_batch_end(self, *_: object) -> None:
+            self.print("hello")
+
+    trainer_with(StageProgressBar("ppo")).fit(Talking(clock), zeros(1))
+    line = "ppo 1/1 100% [####################] 00:02 elapsed, 00:00 left"
+    assert capsys.readouterr().out == "hello\n"
+    assert terminal.drawn[:3] == [line, "", line]
+
+
+def test_an_exception_starts_on_a_line_of_its_own(clock: Clock, terminal: Terminal) -> None:
+    class Broken(Module):
+        def on_train_batch_end(self, *_: object) -> None:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer_with(StageProgressBar("ppo")).fit(Broken(clock), zeros(2))
+    assert terminal.getvalue().endswith(" left\x1b[K\n")
+
+
+def test_other_ranks_show_nothing(
+    clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "is_global_zero", property(lambda _: False))
+    trainer_with(StageProgressBar("ppo")).fit(Module(clock), zeros(2), zeros(1))
+    assert terminal.getvalue() == ""
+
+
+def test_refresh_rate_0_shows_nothing(clock: Clock, terminal: Terminal) -> None:
+    trainer_with(StageProgressBar("ppo", refresh_rate=0)).fit(Module(clock), zeros(2))
+    assert terminal.getvalue() == ""
+
+
+def test_a_disabled_bar_shows_nothing_until_it_is_enabled(clock: Clock, log: io.StringIO) -> None:
+    bar = StageProgressBar("sft")
+    bar.disable()
+    trainer_with(bar).fit(Module(clock), zeros(1))
+    assert log.getvalue() == ""
+    bar.enable()
+    trainer_with(bar).fit(Module(clock), zeros(1))
+    assert log.getvalue() == "sft 1/1 100% 00:02 elapsed\n"
+
+
+def test_a_negative_refresh_rate_is_refused() -> None:
+    with pytest.raises(ValueError, match="refresh_rate: expected a number of at least 0, got -1"):
+        StageProgressBar(refresh_rate=-1)
+
+
+def test_a_single_string_of_metrics_is_refused() -> None:
+    with pytest.raises(ValueError, match="metrics: expected a list of keys, got the string 'kl'"):
+        StageProgressBar(metrics="kl")  # type: ignore[arg-type]

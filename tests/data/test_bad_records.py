@@ -1,0 +1,284 @@
+"""Bad input: an error that names file, line and field, or a count."""
+
+import gzip
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_rlhf.data.records import RecordError, RecordKind
+from lit_rlhf.data.sources import DataSource, load_records
+
+Writer = Callable[..., str]
+
+
+def hh(*turns: str) -> str:
+    """Turns "H: text" or "A: text" as a dialogue string."""
+    names = {"H": "Human", "A": "Assistant"}
+    return "".join(f"\n\n{names[turn[0]]}:{turn[2:]}" for turn in turns)
+
+
+def chat(*turns: str) -> dict[str, Any]:
+    roles = {"H": "user", "A": "assistant", "S": "system", "T": "tool"}
+    return {"messages": [{"role": roles[t[0]], "content": t[3:]} for t in turns]}
+
+
+GOOD_PAIR = {"chosen": hh("H: q", "A: a"), "rejected": hh("H: q", "A: b")}
+GOOD_CHAT = chat("H: q", "A: a")
+
+BAD_PAIRS: dict[str, tuple[Any, str, str]] = {
+    "broken JSON": ('{"chosen": "x', "", "broken JSON"),
+    "not an object": ("[1, 2]", "", "not a JSON object"),
+    "missing field": ({"rejected": GOOD_PAIR["rejected"]}, "chosen", "missing"),
+    "missing half": (
+        {"chosen": GOOD_PAIR["chosen"]},
+        "rejected",
+        "missing, or no assistant turn at the end",
+    ),
+    "empty field": ({**GOOD_PAIR, "chosen": " "}, "chosen", "empty"),
+    "not a string": ({**GOOD_PAIR, "chosen": 3}, "chosen", "not a string"),
+    "equal": (
+        {"chosen": hh("H: q", "A: a"), "rejected": hh("H: q", "A: a ")},
+        "rejected",
+        "chosen and rejected are equal",
+    ),
+    "different prompts": (
+        {"chosen": hh("H: q", "A: a"), "rejected": hh("H: other", "A: b")},
+        "rejected",
+        "chosen and rejected have different prompts",
+    ),
+    "two human turns": (
+        {**GOOD_PAIR, "chosen": hh("H: q", "H: r", "A: a")},
+        "chosen",
+        "two human turns in a row",
+    ),
+    "two assistant turns": (
+        {**GOOD_PAIR, "chosen": hh("H: q", "A: r", "A: a")},
+        "chosen",
+        "two assistant turns in a row",
+    ),
+    "no assistant turn": (
+        {**GOOD_PAIR, "chosen": hh("H: q")},
+        "chosen",
+        "missing, or no assistant turn at the end",
+    ),
+    "empty assistant turn": (
+        {**GOOD_PAIR, "rejected": hh("H: q", "A: ")},
+        "rejected",
+        "empty assistant turn",
+    ),
+    "empty human turn": ({**GOOD_PAIR, "chosen": hh("H: ", "A: a")}, "chosen", "empty human turn"),
+    "no markers": (
+        {**GOOD_PAIR, "chosen": "hello"},
+        "chosen",
+        "the dialogue does not start with '\\n\\nHuman:'",
+    ),
+    "bad margin": ({**GOOD_PAIR, "margin": -1}, "margin", "not a number of at least 0"),
+}
+BAD_CHATS: dict[str, tuple[Any, str, str]] = {
+    "missing": ({"other": 1}, "messages", "not a list of turns"),
+    "empty": ({"messages": []}, "messages", "empty"),
+    "two human turns": (chat("H: q", "H: r", "A: a"), "messages", "two human turns in a row"),
+    "two assistant turns": (
+        chat("H: q", "A: r", "A: a"),
+        "messages",
+        "two assistant turns in a row",
+    ),
+    "no assistant turn": (
+        chat("H: q"),
+        "messages",
+        "missing, or no assistant turn at the end",
+    ),
+    "only an assistant turn": (chat("A: a"), "messages", "no human turn"),
+    "assistant first": (
+        chat("A: a", "H: q", "A: a"),
+        "messages",
+        "the dialogue starts with an assistant turn",
+    ),
+    "late system turn": (
+        chat("H: q", "S: s", "A: a"),
+        "messages",
+        "a system turn after the first turn",
+    ),
+    "empty turn": (chat("H: ", "A: a"), "messages", "empty human turn"),
+    "empty answer": (chat("H: q", "A: "), "messages", "empty assistant turn"),
+    "unknown role": (chat("H: q", "T: a"), "messages.role", "unknown role"),
+    "no content": ({"messages": [{"role": "user"}]}, "messages.content", "missing"),
+    "turn is a string": ({"messages": ["q"]}, "messages", "a turn is not an object"),
+}
+OTHERS: dict[str, tuple[RecordKind, dict[str, Any], dict[str, Any], str, str]] = {
+    "instruction": (
+        "demonstration",
+        {"instruction": "q", "output": "a"},
+        {"instruction": "", "output": "a"},
+        "instruction",
+        "empty",
+    ),
+    "output": (
+        "demonstration",
+        {"instruction": "q", "output": "a"},
+        {"instruction": "q", "output": ""},
+        "output",
+        "empty assistant turn",
+    ),
+    "input": (
+        "demonstration",
+        {"instruction": "q", "output": "a"},
+        {"instruction": "q", "input": 3, "output": "a"},
+        "input",
+        "not a string",
+    ),
+    "answer": (
+        "demonstration",
+        {"question": "q", "answer": "a"},
+        {"question": "q"},
+        "question",
+        "missing, or no assistant turn at the end",
+    ),
+    "option": (
+        "demonstration",
+        {"question": "q", "A": "x", "B": "y", "answer": "A"},
+        {"question": "q", "A": "x", "B": "y", "answer": "E"},
+        "answer",
+        "not the letter or the index of an option",
+    ),
+    "instances": (
+        "demonstration",
+        {"instruction": "q", "instances": [{"output": "a"}]},
+        {"instruction": "q", "instances": []},
+        "instances",
+        "not a list of at least one instance",
+    ),
+    "chosen turn": (
+        "preference",
+        {"conversations": [{"from": "human", "value": "q"}], "chosen": "a", "rejected": "b"},
+        {
+            "conversations": [{"from": "human", "value": "q"}],
+            "chosen": {"from": "human", "value": "a"},
+            "rejected": "b",
+        },
+        "chosen",
+        "not an assistant turn",
+    ),
+    "prompt": ("prompt", {"prompt": "q"}, {"prompt": None}, "prompt", "missing"),
+    "text": ("text", {"text": "q"}, {"text": "  "}, "text", "empty"),
+}
+CASES: list[Any] = [
+    *(("preference", GOOD_PAIR, *case) for case in BAD_PAIRS.values()),
+    *(("demonstration", GOOD_CHAT, *case) for case in BAD_CHATS.values()),
+    *OTHERS.values(),
+]
+NAMES = [*BAD_PAIRS, *(f"chat {name}" for name in BAD_CHATS), *OTHERS]
+
+
+@pytest.mark.parametrize(("kind", "good", "bad", "field", "reason"), CASES, ids=NAMES)
+def test_error_names_file_line_and_field(
+    write_lines: Writer, kind: RecordKind, good: Any, bad: Any, field: str, reason: str
+) -> None:
+    path = write_lines(good, "", bad)
+    with pytest.raises(RecordError) as caught:
+        load_records(kind, [DataSource(path)])
+    error = caught.value
+    assert (error.file, error.line, error.field, error.reason) == (path, 3, field, reason)
+    assert str(error).startswith(f"{path}:3: " + (f"field '{field}': " if field else ""))
+
+
+@pytest.mark.parametrize(("kind", "good", "bad", "field", "reason"), CASES, ids=NAMES)
+def test_skip_counts_by_reason(
+    write_lines: Writer, kind: RecordKind, good: Any, bad: Any, field: str, reason: str
+) -> None:
+    del field
+    path = write_lines(good, bad, bad, good)
+    loaded = load_records(kind, [DataSource(path)], on_bad_record="skip")
+    assert len(loaded.records) == 2
+    assert loaded.skipped == {reason: 2}
+    assert loaded.examples[0].startswith(f"{path}:2: ")
+    assert loaded.kept == {"data": 2}
+
+
+def test_skipped_records_are_logged_with_the_first_few(
+    write_lines: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_lines(*["{"] * 7, {"prompt": "q"})
+    with caplog.at_level(logging.WARNING):
+        loaded = load_records("prompt", [DataSource(path)], on_bad_record="skip")
+    assert "skipped 7 bad records: 7 x broken JSON" in caplog.text
+    assert len(loaded.examples) == 5
+    assert f"{path}:5: broken JSON" in caplog.text
+    assert f"{path}:6" not in caplog.text
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_wrong_encoding(tmp_path: Path, compressed: bool) -> None:
+    content = '{"prompt": "q"}\n{"prompt": "café"}\n'.encode("latin-1") + b'{"prompt": "r"}\n'
+    path = tmp_path / ("data.jsonl.gz" if compressed else "data.jsonl")
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    with pytest.raises(RecordError, match=r"data\.jsonl(\.gz)?:2: not UTF-8") as caught:
+        load_records("prompt", [DataSource(str(path))])
+    assert caught.value.line == 2
+    loaded = load_records("prompt", [DataSource(str(path))], on_bad_record="skip")
+    assert (len(loaded.records), loaded.skipped) == (2, {"not UTF-8": 1})
+
+
+def test_wrong_encoding_of_a_text_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("one\ntwo\ncafé\n".encode("latin-1"))
+    with pytest.raises(RecordError, match=r"a\.txt:3: not UTF-8"):
+        load_records("text", [DataSource(str(tmp_path / "a.txt"))], on_bad_record="skip")
+
+
+@pytest.mark.parametrize("on_bad_record", ["error", "skip"])
+def test_broken_array_is_an_error_either_way(tmp_path: Path, on_bad_record: Any) -> None:
+    (tmp_path / "a.json").write_text('[\n{"prompt": "q"},\n{"prompt": \n]\n')
+    with pytest.raises(RecordError, match=r"a\.json:4: broken JSON array"):
+        load_records("prompt", [DataSource(str(tmp_path / "a.json"))], on_bad_record)
+
+
+def test_array_elements_have_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[\n{"prompt": "q"},\n3,\n{"prompt": ""}]')
+    loaded = load_records("prompt", [DataSource(str(tmp_path / "a.json"))], "skip")
+    assert loaded.skipped == {"not a JSON object": 1, "empty": 1}
+    assert [example.split(": ")[0] for example in loaded.examples] == [
+        f"{tmp_path}/a.json:3",
+        f"{tmp_path}/a.json:4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("empty.jsonl", b"", "empty file"),
+        ("empty.txt", b"", "empty file"),
+        ("blank.jsonl", b"\n\n", "no record that can be used"),
+        ("empty.jsonl.gz", gzip.compress(b""), "no record that can be used"),
+        ("array.json", b"[]", "no record that can be used"),
+        ("damaged.jsonl.gz", gzip.compress(b"x" * 999)[:-9], "cannot be read"),
+        ("no.parquet", b"PAR1 but not really", "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("on_bad_record", ["error", "skip"])
+def test_file_without_records_is_an_error_either_way(
+    tmp_path: Path, name: str, content: bytes, reason: str, on_bad_record: Any
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    kind: RecordKind = "text" if name.endswith("txt") else "prompt"
+    with pytest.raises(RecordError, match=reason) as caught:
+        load_records(kind, [DataSource(str(tmp_path / name))], on_bad_record)
+    assert caught.value.file == str(tmp_path / name)
+
+
+def test_file_with_bad_records_only_shows_the_first(write_lines: Writer) -> None:
+    path = write_lines({"prompt": "q"}, {"prompt": "r"})
+    with pytest.raises(RecordError, match=r"the first bad one: .*data\.jsonl:1: field 'chosen'"):
+        load_records("preference", [DataSource(path, format="pairs")], "skip")
+
+
+def test_missing_file() -> None:
+    with pytest.raises(RecordError, match=r"nowhere\.jsonl: no such file"):
+        load_records("prompt", [DataSource("nowhere.jsonl")])
+
+
+def test_what_is_neither_file_nor_dataset(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="neither a known kind of file nor a dataset"):
+        load_records("prompt", [DataSource(str(tmp_path / "data.csv"))])

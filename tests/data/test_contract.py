@@ -1,0 +1,91 @@
+"""The text contract of a model folder."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from lit_rlhf.data.contract import TextContract
+from lit_rlhf.data.encoding import DialogueEncoder
+from tests.data.tiny_tokenizers import tiny_tokenizer
+
+
+def contract(tokenizer: PreTrainedTokenizerBase, template: str = "hh") -> TextContract:
+    return DialogueEncoder(tokenizer, template, 64).contract
+
+
+def test_contract_survives_the_disk(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    written = contract(tokenizer)
+    assert written.save(tmp_path / "model").name == "text_contract.json"
+    assert TextContract.load(tmp_path / "model") == written
+
+
+def test_contract_says_how_text_is_read() -> None:
+    made = contract(tiny_tokenizer(bos="<s>"))
+    assert (made.eos_token, made.bos_token, made.add_bos) == ("</s>", "<s>", True)
+    assert (made.truncation_side, made.max_length) == ("left", 64)
+    assert "Human" in made.chat_template
+
+
+def test_saved_tokenizer_keeps_the_contract(
+    any_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    before = contract(any_tokenizer)
+    any_tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert contract(loaded, "tokenizer") == before
+
+
+def test_pad_token_and_length_do_not_matter() -> None:
+    tokenizer = tiny_tokenizer()
+    first = contract(tokenizer)
+    tokenizer.pad_token = tokenizer.eos_token
+    other = dataclasses.replace(contract(tokenizer), max_length=7)
+    assert first.mismatch(other) is None
+
+
+def test_changed_template_is_shown_with_both_renderings() -> None:
+    message = contract(tiny_tokenizer(), "hh").mismatch(contract(tiny_tokenizer(), "paper-en"))
+    assert message is not None
+    assert "Human: first question\\n\\nAssistant: first answer" in message
+    assert "Human:first question</s>Assistant:first answer</s>" in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("eos_token", "<eos>"),
+        ("eos_token_id", 99),
+        ("bos_token", "<s>"),
+        ("add_bos", True),
+        ("truncation_side", "right"),
+        ("vocab_size", 3),
+        ("tokenizer_hash", "0"),
+    ],
+)
+def test_every_other_difference_is_named(
+    tokenizer: PreTrainedTokenizerFast, field: str, value: object
+) -> None:
+    first = contract(tokenizer)
+    second = dataclasses.replace(first, **{field: value})  # type: ignore[arg-type]
+    message = first.mismatch(second)
+    assert message is not None
+    assert field in message
+
+
+def test_hash_notices_another_vocabulary() -> None:
+    one, two = contract(tiny_tokenizer()), contract(tiny_tokenizer(extra=["<|Human|>"]))
+    assert one.tokenizer_hash != two.tokenizer_hash
+
+
+def test_folder_without_a_contract(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        TextContract.load(tmp_path)
+
+
+def test_file_with_other_fields_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text_contract.json").write_text(json.dumps({"eos_token": "</s>"}))
+    with pytest.raises(ValueError, match="expected the fields"):
+        TextContract.load(tmp_path)

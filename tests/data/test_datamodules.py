@@ -1,0 +1,343 @@
+"""The three datamodules, from files to batches."""
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from lit_rlhf.data import (
+    DataSource,
+    DemonstrationDataModule,
+    PreferenceDataModule,
+    PromptDataModule,
+    RecordError,
+)
+from lit_rlhf.data.batches import PreferenceBatch, PromptBatch, TokenBatch
+
+Writer = Callable[..., str]
+
+
+def questions(n: int, start: int = 0) -> list[dict[str, str]]:
+    return [{"question": f"what is {i}?", "answer": f"it is {i}"} for i in range(start, start + n)]
+
+
+def pairs(n: int) -> list[dict[str, Any]]:
+    rows = [{"prompt": f"p{i}", "chosen": "good " * (i + 1), "rejected": "bad"} for i in range(n)]
+    return [{**row, "margin": float(i)} for i, row in enumerate(rows)]
+
+
+def on_rank(datamodule: Any, rank: int, world_size: int, **settings: Any) -> Any:
+    datamodule.trainer = SimpleNamespace(
+        world_size=world_size, global_rank=rank, overfit_batches=0, **settings
+    )
+    return datamodule
+
+
+def demonstrations(path: str, tokenizer: Any, **settings: Any) -> DemonstrationDataModule:
+    return DemonstrationDataModule(
+        [DataSource(path)], tokenizer=tokenizer, chat_template="hh", **settings
+    )
+
+
+def prompts(path: str, tokenizer: Any, **settings: Any) -> PromptDataModule:
+    settings = {"batch_size": 4, **settings}
+    return PromptDataModule([DataSource(path)], tokenizer=tokenizer, chat_template="hh", **settings)
+
+
+def test_demonstration_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+    data = demonstrations(write_lines(*questions(3)), tokenizer, batch_size=2)
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    assert isinstance(batch, TokenBatch)
+    text = str(tokenizer.decode(batch.input_ids[0][batch.attention_mask[0]]))
+    trained = str(tokenizer.decode(batch.input_ids[0][batch.completion_mask[0]]))
+    assert text.startswith("\n\nHuman: what is ")
+    assert text.endswith(trained)
+    assert trained.startswith(" it is ")
+    assert trained.endswith("</s>")
+
+
+def test_demonstration_loader_with_a_token_budget(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data = demonstrations(write_lines(*questions(20)), tokenizer, tokens_per_batch=200)
+    data.setup("fit")
+    sizes = [batch.input_ids.numel() for batch in data.train_dataloader()]
+    assert 100 < max(sizes) <= 200
+    assert sum(len(batch.input_ids) for batch in data.train_dataloader()) == 20
+
+
+def test_bounds_without_a_token_budget_are_refused(write_lines: Writer) -> None:
+    with pytest.raises(ValueError, match="tokens_per_batch"):
+        demonstrations("x.jsonl", None, min_samples=2)
+
+
+def test_training_on_all_turns(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+    roles = ["user", "assistant"] * 2
+    chat = [{"role": role, "content": f"t{i}"} for i, role in enumerate(roles)]
+    path = write_lines({"messages": chat})
+    counts = []
+    for train_on in ("last", "all"):
+        data = demonstrations(path, tokenizer, train_on=train_on)
+        data.setup("fit")
+        counts.append(int(next(iter(data.train_dataloader())).completion_mask.sum()))
+    assert counts[0] < counts[1]
+
+
+def test_preference_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+    one = write_lines(*pairs(3), name="one.jsonl")
+    two = write_lines(*pairs(3), name="two.jsonl")
+    data = PreferenceDataModule(
+        [DataSource(one), DataSource(two)],
+        val_sources=[DataSource(two, name="held")],
+        tokenizer=tokenizer,
+        chat_template="hh",
+        batch_size=6,
+    )
+    data.setup("fit")
+    assert data.source_names == ["one", "two", "held"]
+    (batch,) = data.train_dataloader()
+    assert isinstance(batch, PreferenceBatch)
+    assert batch.source.sort().values.tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch.margin.dtype == torch.float32
+    for row in range(6):
+        text = tokenizer.decode(batch.chosen.input_ids[row][batch.chosen.attention_mask[row]])
+        assert f"p{int(batch.margin[row])}" in text  # the margins stay with their pairs
+        assert text.count("good") == int(batch.margin[row]) + 1
+    (held,) = data.val_dataloader()
+    assert held.source.tolist() == [2, 2, 2]
+
+
+def test_halves_of_a_pair_share_their_prompt(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data = PreferenceDataModule(
+        [DataSource(write_lines(*pairs(4)))], tokenizer=tokenizer, chat_template="hh"
+    )
+    data.setup("fit")
+    (batch,) = data.train_dataloader()
+    for row in range(4):
+        n = int(batch.chosen.completion_mask[row].long().argmax())
+        assert batch.chosen.input_ids[row, :n].equal(batch.rejected.input_ids[row, :n])
+        assert int(batch.rejected.completion_mask[row].long().argmax()) == n
+
+
+def test_prompt_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+    data = prompts(write_lines(*questions(4, start=98)), tokenizer)
+    data.setup("fit")
+    (batch,) = data.train_dataloader()
+    assert isinstance(batch, PromptBatch)
+    assert sorted(batch.index.tolist()) == [0, 1, 2, 3]
+    for row in range(4):
+        ids = batch.input_ids[row][batch.attention_mask[row]]
+        assert tokenizer.decode(ids) == batch.texts[row]
+        assert batch.texts[row] == f"\n\nHuman: what is {98 + batch.index[row]}?\n\nAssistant:"
+    assert batch.attention_mask[:, -1].all()  # padded on the left
+    assert batch.ptx is None
+
+
+def test_training_prompts_come_in_full_batches_only(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data = prompts(write_lines(*questions(10)), tokenizer, val_fraction=0.3)
+    data.setup("fit")
+    assert [len(batch.texts) for batch in data.train_dataloader()] == [4]
+    assert [len(batch.texts) for batch in data.val_dataloader()] == [3]
+
+
+def test_epoch_of_a_given_number_of_prompts(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data = prompts(write_lines(*questions(6)), tokenizer, samples_per_epoch=20)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    drawn = [int(i) for batch in loader for i in batch.index]
+    assert len(loader) == 5
+    assert sorted(drawn[:6]) == sorted(drawn[6:12]) == list(range(6))
+
+
+@pytest.mark.parametrize("texts", [False, True], ids=["demonstrations", "texts"])
+def test_one_ptx_example_per_prompt(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, texts: bool
+) -> None:
+    rows = [{"text": "Paris is the capital of France. " * 4}] * 3 if texts else questions(5)
+    ptx = DataSource(write_lines(*rows, name="ptx.jsonl"))
+    path = write_lines(*questions(8), name="prompts.jsonl")
+    data = prompts(path, tokenizer, ptx_sources=[ptx], max_length=32, val_fraction=0.2)
+    data.setup("fit")
+    for batch in data.train_dataloader():
+        assert isinstance(batch.ptx, TokenBatch)
+        assert batch.ptx.input_ids.shape[0] == len(batch.texts) == 4
+        assert batch.ptx.input_ids.shape[1] <= 32
+        assert not batch.ptx.completion_mask[:, 0].any()
+        if texts:
+            assert batch.ptx.completion_mask[:, 1:].equal(batch.ptx.attention_mask[:, 1:])
+    assert all(batch.ptx is None for batch in data.val_dataloader())
+
+
+def test_ptx_epoch_follows_the_prompts(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    ptx = DataSource(write_lines(*questions(3), name="ptx.jsonl"))
+    path = write_lines(*questions(6), name="prompts.jsonl")
+    data = prompts(path, tokenizer, ptx_sources=[ptx], samples_per_epoch=12)
+    data.setup("fit")
+    rows = [tuple(row.tolist()) for b in data.train_dataloader() for row in b.ptx.input_ids]
+    assert len(rows) == 12
+    assert len(set(rows[:3])) == len(set(rows[3:6])) == 3
+
+
+def test_ranks_share_the_prompts(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = write_lines(*questions(16))
+    drawn = []
+    for rank in range(2):
+        data = on_rank(prompts(path, tokenizer), rank, 2)
+        data.setup("fit")
+        assert len(data.train_dataloader()) == 2
+        drawn.append({int(i) for batch in data.train_dataloader() for i in batch.index})
+    assert drawn[0] | drawn[1] == set(range(16))
+    assert not drawn[0] & drawn[1]
+
+
+def test_overfitting_keeps_the_order(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data = on_rank(prompts(write_lines(*questions(16)), tokenizer), 0, 1)
+    data.trainer.overfit_batches = 1
+    data.setup("fit")
+    assert next(iter(data.train_dataloader())).index.tolist() == [0, 1, 2, 3]
+
+
+def test_tokenizer_of_the_module_is_the_default(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    module = SimpleNamespace(tokenizer=tokenizer)
+    data = on_rank(prompts(write_lines(*questions(4)), None), 0, 1, lightning_module=module)
+    data.setup("fit")
+    assert data.encoder is not None
+    assert data.encoder.tokenizer is tokenizer
+
+
+def test_tokenizer_may_be_a_path(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, tmp_path: Any
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    data = prompts(write_lines(*questions(4)), str(tmp_path / "tokenizer"))
+    data.setup("fit")
+    assert next(iter(data.train_dataloader())).texts
+
+
+def test_no_tokenizer_is_refused(write_lines: Writer) -> None:
+    with pytest.raises(ValueError, match="expected a path, a tokenizer, or a module"):
+        prompts(write_lines(*questions(4)), None).setup("fit")
+
+
+def test_losses_are_counted_and_logged(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    long_chat = [{"role": role, "content": "word " * 5} for role in ("user", "assistant", "user")]
+    answer = {"role": "assistant", "content": "done"}
+    rows = [
+        {"messages": [*long_chat, answer]},
+        {"messages": [{"role": "user", "content": "word " * 60}, answer]},
+        {"messages": [{"role": "user", "content": "q"}, {**answer, "content": "word " * 60}]},
+        {"messages": [{"role": "user", "content": "q"}, answer]},
+    ]
+    path = write_lines(*rows)
+    data = demonstrations(path, tokenizer, max_length=60)
+    with caplog.at_level(logging.INFO):
+        data.setup("fit")
+    assert data.dropped_turns == 2
+    assert data.cut_prompts == 1
+    assert data.dropped_records == {"the response alone is longer than max_length": 1}
+    assert len(data.examples["train"]) == 3
+    assert "dropped the 2 oldest turns of 1 dialogues and cut 1 prompts" in caplog.text
+    assert f"{path}:3: the response alone is longer than max_length" in caplog.text
+    assert "train: 3 examples of 4 records" in caplog.text
+
+
+def test_turn_with_the_eos_token_is_a_bad_record(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = write_lines(*questions(2), {"question": "what is </s>?", "answer": "x"})
+    with pytest.raises(RecordError, match=r"data\.jsonl:3: a turn contains the text of the EOS"):
+        demonstrations(path, tokenizer).setup("fit")
+    data = demonstrations(path, tokenizer, on_bad_record="skip")
+    data.setup("fit")
+    assert data.dropped_records == {"a turn contains the text of the EOS token": 1}
+
+
+def test_skipped_records_are_kept_on_the_datamodule(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data = demonstrations(write_lines(*questions(2), "{"), tokenizer, on_bad_record="skip")
+    data.setup("fit")
+    assert data.skipped_records == {"broken JSON": 1}
+    assert data.loaded["train"].kept == {"data": 2}
+
+
+def test_nothing_left_is_an_error(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match=r"no example is left of 2 records.*max_length"):
+        demonstrations(write_lines(*questions(2)), tokenizer, max_length=3).setup("fit")
+
+
+def test_splits_by_fraction(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = write_lines(*questions(20))
+    data = prompts(path, tokenizer, val_fraction=0.2, test_fraction=0.1)
+    data.setup()
+    texts = {part: {p.text for p in data.examples[part]} for part in ("train", "val", "test")}
+    assert {part: len(held) for part, held in texts.items()} == {"train": 14, "val": 4, "test": 2}
+    assert len(set.union(*texts.values())) == 20
+    assert [len(batch.texts) for batch in data.test_dataloader()] == [2]
+
+
+def test_weights_do_not_repeat_what_is_held_out(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    source = DataSource(write_lines(*questions(10)), weight=3)
+    data = DemonstrationDataModule(
+        [source], val_fraction=0.2, tokenizer=tokenizer, chat_template="hh"
+    )
+    data.setup("fit")
+    assert (len(data.examples["train"]), len(data.examples["val"])) == (24, 2)
+
+
+def test_only_what_a_stage_needs_is_encoded(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data = prompts(write_lines(*questions(20)), tokenizer, val_fraction=0.2, test_fraction=0.2)
+    data.setup("validate")
+    assert set(data.examples) == {"val"}
+    data.setup("fit")
+    assert set(data.examples) == {"train", "val"}
+    assert [len(batch.texts) for batch in data.predict_dataloader()] == [4]
+
+
+def test_prompts_in_both_train_and_val_files_are_pointed_out(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    train = write_lines(*questions(6), name="train.jsonl")
+    val = DataSource(write_lines(*questions(2, start=5), name="val.jsonl"))
+    prompts(train, tokenizer, val_sources=[val]).setup("fit")
+    assert "1 training records have prompts that are also held out" in caplog.text
+
+
+def test_without_validation_data_there_is_no_validation(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data = prompts(write_lines(*questions(4)), tokenizer)
+    data.setup("fit")
+    assert data.val_dataloader() == []
+    with pytest.raises(ValueError, match="test_sources, test_fraction"):
+        data.test_dataloader()
+
+
+def test_sources_and_fraction_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="val_fraction: expected 0 where val_sources are given"):
+        PromptDataModule(
+            [DataSource("x.jsonl")], val_sources=[DataSource("y.jsonl")], val_fraction=0.1
+        )

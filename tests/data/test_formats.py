@@ -1,0 +1,239 @@
+"""Every record format, read from a file as each kind of record."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lit_rlhf.data.records import (
+    DemonstrationRecord,
+    Message,
+    PreferenceRecord,
+    PromptRecord,
+    Record,
+    RecordError,
+    RecordKind,
+    TextRecord,
+)
+from lit_rlhf.data.sources import DataSource, load_records
+
+Writer = Callable[..., str]
+ASK, REPLY, ASK_MORE = Message("user", "q"), Message("assistant", "a"), Message("user", "r")
+SYSTEM = Message("system", "be kind")
+CHAT_ASK, CHAT_REPLY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+FROM_ASK, FROM_REPLY = {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}
+
+HH = {
+    "chosen": "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant: good",
+    "rejected": "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant: bad",
+}
+MULTI = (ASK, REPLY, ASK_MORE)
+PREFERENCES: dict[str, tuple[dict[str, Any], tuple[Message, ...]]] = {
+    "hh": (HH, MULTI),
+    "pairs of strings": ({"prompt": "q", "chosen": "good", "rejected": "bad"}, (ASK,)),
+    "pairs with an HH prompt": (
+        {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": "good", "rejected": "bad"},
+        (ASK,),
+    ),
+    "pairs of turns": (
+        {
+            "prompt": [{"role": "system", "content": "be kind"}, CHAT_ASK],
+            "chosen": [{"role": "assistant", "content": "good"}],
+            "rejected": [{"role": "assistant", "content": "bad"}],
+        },
+        (SYSTEM, ASK),
+    ),
+    "pairs that repeat the prompt": (
+        {
+            "prompt": [CHAT_ASK],
+            "chosen": [CHAT_ASK, {"role": "assistant", "content": "good"}],
+            "rejected": [CHAT_ASK, {"role": "assistant", "content": "bad"}],
+        },
+        (ASK,),
+    ),
+    "pairs of whole dialogues": (
+        {
+            "chosen": [CHAT_ASK, {"role": "assistant", "content": "good"}],
+            "rejected": [CHAT_ASK, {"role": "assistant", "content": "bad"}],
+        },
+        (ASK,),
+    ),
+    "conversations": (
+        {
+            "conversations": [FROM_ASK, FROM_REPLY, {"from": "human", "value": "r"}],
+            "chosen": {"from": "gpt", "value": "good"},
+            "rejected": {"from": "gpt", "value": "bad"},
+        },
+        MULTI,
+    ),
+}
+DEMONSTRATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "messages": ({"messages": [CHAT_ASK, CHAT_REPLY]}, "q", "a"),
+    "conversations": ({"conversations": [FROM_ASK, FROM_REPLY]}, "q", "a"),
+    "instruction": ({"instruction": "q", "input": "", "output": "a"}, "q", "a"),
+    "instruction with input": ({"instruction": "q", "input": "x", "output": "a"}, "q\n\nx", "a"),
+    "dolly's own names": ({"instruction": "q", "context": "x", "response": "a"}, "q\n\nx", "a"),
+    "question": ({"question": "q", "answer": "a"}, "q", "a"),
+    "standard answer": ({"question": "q", "class": "c", "std_answer": "a"}, "q", "a"),
+    "prompt and completion": ({"prompt": "q", "completion": "a"}, "q", "a"),
+    "lettered options": (
+        {"question": "q", "A": "x", "B": "y", "answer": "B"},
+        "q\nA. x\nB. y",
+        "B. y",
+    ),
+    "listed options": (
+        {"question": "q", "options": ["x", "y", "z"], "answer": 2},
+        "q\nA. x\nB. y\nC. z",
+        "C. z",
+    ),
+}
+PROMPTS: dict[str, dict[str, Any]] = {
+    "prompt": {"id_": 1, "prompt": "q"},
+    "prompt as turns": {"prompt": [CHAT_ASK]},
+    "question": {"question": "q"},
+    "instruction": {"instruction": "q"},
+    "messages that end with the human": {"messages": [CHAT_ASK]},
+    "messages that end with the assistant": {"messages": [CHAT_ASK, CHAT_REPLY]},
+}
+
+
+def read(kind: RecordKind, path: str, **settings: Any) -> list[Record]:
+    return load_records(kind, [DataSource(path, name="s", **settings)]).records
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_preferences(write_lines: Writer, name: str) -> None:
+    row, prompt = PREFERENCES[name]
+    path = write_lines(row)
+    assert read("preference", path) == [PreferenceRecord(prompt, "good", "bad", "s")]
+    chosen = (*prompt, Message("assistant", "good"))
+    assert read("demonstration", path) == [DemonstrationRecord(chosen, "s")]
+    assert read("prompt", path) == [PromptRecord(prompt, "s")]
+
+
+@pytest.mark.parametrize("name", DEMONSTRATIONS)
+def test_demonstrations(write_lines: Writer, name: str) -> None:
+    row, prompt, response = DEMONSTRATIONS[name]
+    path = write_lines(row)
+    turns = (Message("user", prompt), Message("assistant", response))
+    assert read("demonstration", path) == [DemonstrationRecord(turns, "s")]
+    assert read("prompt", path) == [PromptRecord(turns[:1], "s")]
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts(write_lines: Writer, name: str) -> None:
+    assert read("prompt", write_lines(PROMPTS[name])) == [PromptRecord((ASK,), "s")]
+
+
+def test_instances_are_one_record_each(write_lines: Writer) -> None:
+    instances = [{"input": "x", "output": "a"}, {"input": "", "output": "b"}]
+    path = write_lines({"instruction": "q", "instances": instances})
+    records = read("demonstration", path)
+    contents = [[m.content for m in r.messages] for r in records if hasattr(r, "messages")]
+    assert contents == [["q\n\nx", "a"], ["q", "b"]]
+
+
+def test_margin(write_lines: Writer) -> None:
+    path = write_lines({**HH, "margin": 1.5}, {**HH, "margin": None})
+    margins = [r.margin for r in read("preference", path) if isinstance(r, PreferenceRecord)]
+    assert margins == [1.5, 0.0]
+
+
+def test_system_field_of_conversations(write_lines: Writer) -> None:
+    path = write_lines({"system": "be kind", "conversations": [FROM_ASK, FROM_REPLY]})
+    assert read("prompt", path) == [PromptRecord((SYSTEM, ASK), "s")]
+
+
+def test_markers_within_a_line_are_text(write_lines: Writer) -> None:
+    said = "Human: is a marker\nAssistant: too"
+    row = {
+        "chosen": f"\n\nHuman: q\n\nAssistant: {said}",
+        "rejected": "\n\nHuman: q\n\nAssistant: no",
+    }
+    assert read("preference", write_lines(row)) == [PreferenceRecord((ASK,), said, "no", "s")]
+
+
+def test_what_is_wrong_with_the_rejected_half_matters_to_preferences_only(
+    write_lines: Writer,
+) -> None:
+    path = write_lines({"chosen": HH["chosen"], "rejected": "nonsense"})
+    assert read("prompt", path) == [PromptRecord(MULTI, "s")]
+    with pytest.raises(RecordError, match="rejected"):
+        read("preference", path, format="hh")
+
+
+def test_text(write_lines: Writer) -> None:
+    path = write_lines({"id": 1, "text": "one"}, {"id": 2, "text": "two"})
+    assert read("text", path) == [TextRecord("one", "s"), TextRecord("two", "s")]
+
+
+def test_text_file_is_one_record(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n", encoding="utf-8")
+    assert read("text", str(tmp_path / "a.txt")) == [TextRecord("one\n\ntwo\n", "s")]
+
+
+def test_ptx_takes_text_or_demonstrations(write_lines: Writer) -> None:
+    assert read("ptx", write_lines({"text": "one"})) == [TextRecord("one", "s")]
+    path = write_lines({"question": "q", "answer": "a"}, name="b.jsonl")
+    assert read("ptx", path) == [DemonstrationRecord((ASK, REPLY), "s")]
+
+
+def test_compressed_lines(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps({"prompt": "你好"}, ensure_ascii=False).encode()))
+    assert read("prompt", str(path)) == [PromptRecord((Message("user", "你好"),), "s")]
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.json.gz"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_array(tmp_path: Path, name: str, indent: int | None) -> None:
+    content = json.dumps([{"prompt": "q"}, {"prompt": "r"}], indent=indent).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    records = read("prompt", str(tmp_path / name))
+    assert records == [PromptRecord((ASK,), "s"), PromptRecord((ASK_MORE,), "s")]
+
+
+def test_json_file_of_lines(write_lines: Writer) -> None:
+    path = write_lines({"prompt": "q"}, {"prompt": "r"}, name="data.json")
+    assert len(read("prompt", path)) == 2
+
+
+def test_byte_order_mark_and_blank_lines_are_no_records(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "q"}\r\n\r\n  \n{"prompt": "r"}')
+    assert [r.location for r in read("prompt", str(path))] == [f"{path}:1", f"{path}:4"]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    rows = [{"messages": [CHAT_ASK, CHAT_REPLY]}, {"messages": [CHAT_ASK, CHAT_REPLY]}]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    records = read("demonstration", str(path))
+    assert records == [DemonstrationRecord((ASK, REPLY), "s")] * 2
+    assert records[1].location == f"{path}:2"
+
+
+def test_folder_is_read_as_a_dataset(
+    tmp_path: Path, write_lines: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "folder").mkdir()
+    write_lines({"prompt": "q"}, name="folder/train.jsonl")
+    assert read("prompt", str(tmp_path / "folder")) == [PromptRecord((ASK,), "s")]
+
+
+def test_format_may_be_named(write_lines: Writer) -> None:
+    path = write_lines({"prompt": "q", "answer": "a"})
+    assert read("prompt", path, format="prompt") == [PromptRecord((ASK,), "s")]
+
+
+def test_unknown_fields_are_refused_with_the_known_formats(write_lines: Writer) -> None:
+    path = write_lines({"foo": 1, "bar": 2})
+    with pytest.raises(RecordError, match=r"(?s)data.jsonl:1: no known format.*foo.*instruction"):
+        load_records("prompt", [DataSource(path)], on_bad_record="skip")

@@ -1,0 +1,187 @@
+"""The loader under Lightning: epochs, resuming, several ranks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from lit_rlhf.data.examples import ExampleDataset
+from lit_rlhf.data.loader import ResumableLoader
+from lit_rlhf.data.samplers import FixedBatchSampler, TokenBudgetBatchSampler
+
+
+def collated(items: list[int]) -> Tensor:
+    return torch.tensor(items)
+
+
+def make_loader(size: int = 10, workers: int = 0, **settings: Any) -> ResumableLoader[Tensor]:
+    sampler = FixedBatchSampler(size, 2, seed=5, **settings)
+    return ResumableLoader(ExampleDataset(range(size)), sampler, collated, workers)
+
+
+class Recorder(LightningModule):
+    """Writes down what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[tuple[int, list[int]]] = []
+        self.validated: list[list[int]] = []
+        self.predicted: list[list[int]] = []
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        self.seen.append((self.current_epoch, batch.tolist()))
+        output: Tensor = self.layer(batch[:1, None].float())
+        return output.sum()
+
+    def validation_step(self, batch: Tensor) -> None:
+        self.validated.append(batch.tolist())
+
+    def predict_step(self, batch: Tensor) -> Tensor:
+        self.predicted.append(batch.tolist())
+        return batch
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Saver(Callback):
+    """Saves a checkpoint behind one step."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path, self.step = path, step
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        del args
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+def trainer(folder: Path, **settings: Any) -> Trainer:
+    quiet: dict[str, Any] = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": False,
+    }
+    return Trainer(accelerator="cpu", default_root_dir=folder, **quiet, **settings)
+
+
+def test_epochs_differ_and_hold_everything_once(tmp_path: Path) -> None:
+    module = Recorder()
+    trainer(tmp_path, max_epochs=3, enable_checkpointing=False).fit(module, make_loader())
+    epochs = [[i for e, batch in module.seen if e == epoch for i in batch] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.parametrize("stop", [2, 5, 7])
+def test_resumed_run_goes_on_with_the_next_batch(tmp_path: Path, stop: int) -> None:
+    """Five batches per epoch: stopped within the first, at its end, and within the second."""
+    whole, first, second = Recorder(), Recorder(), Recorder()
+    trainer(tmp_path, max_steps=12, enable_checkpointing=False).fit(whole, make_loader())
+    path = tmp_path / "stopped.ckpt"
+    stopped = trainer(
+        tmp_path, max_steps=stop, callbacks=[Saver(path, stop)], enable_checkpointing=False
+    )
+    stopped.fit(first, make_loader())
+    resumed = trainer(tmp_path, max_steps=12, enable_checkpointing=False)
+    resumed.fit(second, make_loader(), ckpt_path=path)
+    assert first.seen + second.seen == whole.seen
+
+
+def test_iterators_that_are_thrown_away_change_nothing() -> None:
+    loader, other = make_loader(), make_loader()
+    loader.load_state_dict({"epoch": 0, "position": 3})
+    iter(loader)
+    assert [b.tolist() for b in loader] == [b.tolist() for b in other][3:]
+
+
+def test_position_of_another_epoch_is_forgotten() -> None:
+    loader = make_loader()
+    loader.load_state_dict({"epoch": 0, "position": 5})
+    loader.batch_sampler.set_epoch(1)
+    assert len(list(loader)) == 5
+    assert loader.state_dict() == {"epoch": 1, "position": 5}
+
+
+def test_length_does_not_shrink_while_resuming() -> None:
+    loader = make_loader()
+    loader.load_state_dict({"epoch": 0, "position": 3})
+    assert len(loader) == 5
+
+
+def test_global_random_state_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    list(make_loader())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_workers_yield_the_same_batches() -> None:
+    assert [b.tolist() for b in make_loader(workers=1)] == [b.tolist() for b in make_loader()]
+
+
+def test_validation_and_prediction_take_every_batch(tmp_path: Path) -> None:
+    module = Recorder()
+    runner = trainer(tmp_path, enable_checkpointing=False)
+    runner.validate(module, make_loader(5, shuffle=False), verbose=False)
+    runner.predict(module, make_loader(5, shuffle=False))
+    assert module.validated == module.predicted == [[0, 1], [2, 3], [4]]
+
+
+def test_token_budget_loader_runs_under_lightning(tmp_path: Path) -> None:
+    sampler = TokenBudgetBatchSampler([4] * 6 + [12] * 3, 12)
+    loader = ResumableLoader(ExampleDataset(range(9)), sampler, collated)
+    module = Recorder()
+    trainer(tmp_path, max_epochs=2, enable_checkpointing=False).fit(module, loader)
+    assert len(module.seen) == 2 * len(loader) == 10
+
+
+RANKS = """
+import json, sys, warnings
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+warnings.simplefilter("ignore")
+from lightning.pytorch import LightningDataModule
+from lit_rlhf.data.examples import ExampleDataset
+from lit_rlhf.data.loader import ResumableLoader
+from lit_rlhf.data.samplers import TokenBudgetBatchSampler
+from tests.data.test_loader import Recorder, collated, trainer
+
+class Data(LightningDataModule):
+    def train_dataloader(self):
+        sampler = TokenBudgetBatchSampler(
+            [4] * 12 + [12] * 5, 12, num_replicas=self.trainer.world_size,
+            rank=self.trainer.global_rank,
+        )
+        return ResumableLoader(ExampleDataset(range(17)), sampler, collated)
+
+folder = Path(sys.argv[1])
+module = Recorder()
+run = trainer(folder, max_epochs=2, strategy="ddp_fork", devices=2, enable_checkpointing=False)
+module.on_train_end = lambda: (folder / f"{run.global_rank}.json").write_text(
+    json.dumps(module.seen)
+)
+run.fit(module, datamodule=Data())
+"""
+
+
+def test_two_ranks_under_lightnings_default_sampler_setting(tmp_path: Path) -> None:
+    """``use_distributed_sampler`` is on; the ranks' batches must not be divided a second time."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", RANKS, str(tmp_path), str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert len(ranks[0]) == len(ranks[1])
+    batches = TokenBudgetBatchSampler([4] * 12 + [12] * 5, 12)
+    for epoch in range(2):
+        batches.set_epoch(epoch)
+        served = [batch for rank in ranks for e, batch in rank if e == epoch]
+        assert {frozenset(batch) for batch in served} == {frozenset(b) for b in batches}

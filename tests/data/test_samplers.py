@@ -1,0 +1,234 @@
+"""Samplers: what is in a batch, on which rank, in which epoch."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_rlhf.data.samplers import (
+    EpochBatchSampler,
+    FixedBatchSampler,
+    PairedBatchSampler,
+    TokenBudgetBatchSampler,
+)
+
+LENGTHS = [int(n) for n in np.random.default_rng(0).lognormal(4, 0.7, 500).clip(4, 512)]
+
+
+def batches_of(sampler: EpochBatchSampler) -> list[list[Any]]:
+    return [list(batch) for batch in sampler]
+
+
+def flat(sampler: EpochBatchSampler, epoch: int = 0) -> list[Any]:
+    sampler.set_epoch(epoch)
+    return [index for batch in sampler for index in batch]
+
+
+def test_fixed_epoch_is_one_pass() -> None:
+    sampler = FixedBatchSampler(10, 4)
+    assert [len(batch) for batch in sampler] == [4, 4, 2]
+    assert sorted(flat(sampler)) == list(range(10))
+    assert len(sampler) == 3
+
+
+def test_fixed_epochs_differ_and_repeat() -> None:
+    one, two = FixedBatchSampler(50, 4, seed=1), FixedBatchSampler(50, 4, seed=1)
+    assert flat(one, 3) == flat(two, 3)
+    assert flat(one, 3) != flat(one, 4)
+    assert flat(one, 3) != flat(FixedBatchSampler(50, 4, seed=2), 3)
+
+
+def test_fixed_order_without_shuffling() -> None:
+    assert flat(FixedBatchSampler(5, 2, shuffle=False), 7) == [0, 1, 2, 3, 4]
+
+
+def test_fixed_drop_last() -> None:
+    sampler = FixedBatchSampler(10, 4, drop_last=True)
+    assert [len(batch) for batch in sampler] == [4, 4]
+
+
+@pytest.mark.parametrize("size", [10, 11, 12, 13])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_fixed_ranks_share_the_epoch(size: int, drop_last: bool) -> None:
+    ranks = [
+        FixedBatchSampler(size, 2, drop_last=drop_last, num_replicas=3, rank=rank)
+        for rank in range(3)
+    ]
+    batches = [[len(batch) for batch in rank] for rank in ranks]
+    assert batches[0] == batches[1] == batches[2]
+    counts = Counter(index for rank in ranks for index in flat(rank))
+    if drop_last:
+        assert set(counts.values()) == {1}
+        assert len(counts) == size // 6 * 6
+    else:
+        assert set(counts) == set(range(size))
+        assert sum(counts.values()) - size < 3
+
+
+def test_samples_per_epoch_go_through_all_before_any_repeats() -> None:
+    sampler = FixedBatchSampler(10, 2, drop_last=True, samples_per_epoch=6)
+    drawn = [index for epoch in range(5) for index in flat(sampler, epoch)]
+    assert len(drawn) == 30
+    for start in (0, 10, 20):
+        assert sorted(drawn[start : start + 10]) == list(range(10))
+    assert drawn[:10] != drawn[10:20]
+
+
+def test_samples_per_epoch_may_exceed_the_data() -> None:
+    sampler = FixedBatchSampler(4, 8, drop_last=True, samples_per_epoch=24)
+    assert len(sampler) == 3
+    assert Counter(flat(sampler)) == dict.fromkeys(range(4), 6)
+
+
+def test_samples_per_epoch_count_over_all_ranks() -> None:
+    ranks = [
+        FixedBatchSampler(100, 4, drop_last=True, samples_per_epoch=24, num_replicas=2, rank=rank)
+        for rank in range(2)
+    ]
+    assert [len(rank) for rank in ranks] == [3, 3]
+    assert len({index for rank in ranks for index in flat(rank)}) == 24
+
+
+def test_streams_differ() -> None:
+    assert flat(FixedBatchSampler(50, 5)) != flat(FixedBatchSampler(50, 5, stream=1))
+
+
+def padded(batch: list[Any]) -> int:
+    return int(len(batch) * max(LENGTHS[index] for index in batch))
+
+
+def test_token_budget_uses_every_example_once() -> None:
+    assert sorted(flat(TokenBudgetBatchSampler(LENGTHS, 2048))) == list(range(len(LENGTHS)))
+
+
+def test_token_budget_is_kept_and_used() -> None:
+    batches = batches_of(TokenBudgetBatchSampler(LENGTHS, 2048))
+    assert max(padded(batch) for batch in batches) <= 2048
+    tokens = sorted(sum(LENGTHS[i] for i in batch) for batch in batches)
+    assert tokens[1] > 0.7 * 2048  # all but the last batch
+    assert len(batches) < 1.25 * sum(LENGTHS) / 2048
+
+
+def test_token_budget_batches_hold_more_of_the_short() -> None:
+    lengths = [10] * 100 + [100] * 10
+    sizes = sorted(len(batch) for batch in TokenBudgetBatchSampler(lengths, 500))
+    assert sizes == [5, 5, 50, 50]
+
+
+def test_max_samples() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 2048, max_samples=8)
+    assert max(len(batch) for batch in sampler) == 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_min_samples_wins_over_the_budget(seed: int) -> None:
+    lengths = LENGTHS[: 60 + seed]
+    sampler = TokenBudgetBatchSampler(lengths, 300, min_samples=4, seed=seed)
+    assert min(len(batch) for batch in sampler) >= 4
+    assert sorted(flat(sampler)) == list(range(len(lengths)))
+
+
+def test_last_batch_borrows_to_reach_the_minimum() -> None:
+    sampler = TokenBudgetBatchSampler([100] * 51, 1000, min_samples=4)
+    assert sorted(len(batch) for batch in sampler) == [4, 7, 10, 10, 10, 10]
+
+
+def test_last_batch_joins_the_one_before_to_reach_the_minimum() -> None:
+    sampler = TokenBudgetBatchSampler([100] * 9, 100, min_samples=4)
+    assert sorted(len(batch) for batch in sampler) == [4, 5]
+
+
+def test_maximum_keeps_the_last_batch_apart() -> None:
+    sampler = TokenBudgetBatchSampler([100] * 9, 100, min_samples=4, max_samples=4)
+    assert sorted(len(batch) for batch in sampler) == [1, 4, 4]
+
+
+def test_token_budget_epochs() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 2048)
+    epochs = []
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        epochs.append(sampler.batches())
+    assert {len(epoch) for epoch in epochs} == {len(sampler)}
+    assert {frozenset(batch) for batch in epochs[0]} != {frozenset(batch) for batch in epochs[1]}
+    again = TokenBudgetBatchSampler(LENGTHS, 2048)
+    again.set_epoch(3)
+    assert again.batches() == epochs[3]
+
+
+def test_batches_do_not_come_in_order_of_length() -> None:
+    batches = batches_of(TokenBudgetBatchSampler(LENGTHS, 2048))
+    longest = [max(LENGTHS[i] for i in batch) for batch in batches]
+    assert longest != sorted(longest, reverse=True)
+
+
+def test_token_budget_without_shuffling() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 2048, shuffle=False)
+    first = flat(sampler, 0)
+    assert first == flat(sampler, 1)
+    assert [LENGTHS[i] for i in first] == sorted(LENGTHS, reverse=True)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 64])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_token_budget_ranks(num_replicas: int, drop_last: bool) -> None:
+    lengths = LENGTHS[:100]
+    whole = {frozenset(batch) for batch in TokenBudgetBatchSampler(lengths, 1000)}
+    if drop_last and num_replicas > len(whole):
+        with pytest.raises(ValueError, match="num_replicas"):
+            TokenBudgetBatchSampler(lengths, 1000, drop_last=True, num_replicas=num_replicas)
+        return
+    ranks = [
+        TokenBudgetBatchSampler(
+            lengths, 1000, drop_last=drop_last, num_replicas=num_replicas, rank=rank
+        )
+        for rank in range(num_replicas)
+    ]
+    assert len({len(list(rank)) for rank in ranks} | {len(ranks[0])}) == 1
+    served = Counter(frozenset(batch) for rank in ranks for batch in rank)
+    assert set(served) <= whole
+    if drop_last:
+        assert set(served.values()) == {1}
+    else:
+        assert set(served) == whole
+
+
+def test_pairs_stay_in_step() -> None:
+    first = FixedBatchSampler(7, 3, drop_last=True, samples_per_epoch=12)
+    second = FixedBatchSampler(5, 3, drop_last=True, samples_per_epoch=12, stream=1)
+    sampler = PairedBatchSampler(first, second)
+    pairs = flat(sampler, 2)
+    assert [pair[0] for pair in pairs] == flat(first, 2)
+    assert [pair[1] for pair in pairs] == flat(second, 2)
+    assert len(sampler) == 4
+
+
+def test_pairs_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected 3 batches"):
+        PairedBatchSampler(FixedBatchSampler(6, 2), FixedBatchSampler(4, 2))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lengths": []},
+        {"lengths": [3, 0]},
+        {"tokens_per_batch": 0},
+        {"min_samples": 0},
+        {"min_samples": 4, "max_samples": 3},
+        {"rank": 1},
+    ],
+)
+def test_token_budget_arguments_out_of_range(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=":"):
+        TokenBudgetBatchSampler(**{"lengths": [3, 4], "tokens_per_batch": 8, **settings})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"size": 0}, {"batch_size": 0}, {"num_replicas": 2, "rank": 2}, {"drop_last": True}],
+)
+def test_fixed_arguments_out_of_range(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=":"):
+        FixedBatchSampler(**{"size": 3, "batch_size": 4, **settings})

@@ -1,0 +1,119 @@
+"""Mixing sources by weight, and splitting by prompt."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lit_rlhf.data.records import Message, PromptRecord
+from lit_rlhf.data.sources import DataSource, load_records, weighted_records
+from lit_rlhf.data.splits import prompt_of, split_records
+
+Writer = Callable[..., str]
+
+
+def prompts(n: int, source: str = "s") -> list[PromptRecord]:
+    return [PromptRecord((Message("user", f"q{i}"),), source) for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("weight", "counts"),
+    [(1.0, {1: 10}), (3.0, {3: 10}), (0.3, {1: 3}), (2.5, {2: 5, 3: 5})],
+)
+def test_weight_is_a_multiple_of_the_size(weight: float, counts: dict[int, int]) -> None:
+    mixed = weighted_records(prompts(10), [DataSource("x", weight, name="s")], seed=0)
+    assert Counter(Counter(mixed).values()) == counts
+
+
+def test_weights_hold_per_source() -> None:
+    sources = [DataSource("x", 0.5, name="a"), DataSource("y", 2, name="b")]
+    mixed = weighted_records(prompts(10, "a") + prompts(10, "b"), sources, seed=0)
+    assert Counter(record.source for record in mixed) == {"a": 5, "b": 20}
+
+
+def test_drawn_subset_depends_on_the_seed_alone() -> None:
+    sources = [DataSource("x", 0.5, name="s")]
+    first, again, other = (weighted_records(prompts(40), sources, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_load_records_mixes(write_lines: Writer) -> None:
+    one = write_lines(*[{"prompt": f"a{i}"} for i in range(4)], name="one.jsonl")
+    two = write_lines(*[{"prompt": f"b{i}"} for i in range(4)], name="two.jsonl")
+    sources = [DataSource(one, 0.5), DataSource(two, 3)]
+    loaded = load_records("prompt", sources, seed=3)
+    assert Counter(record.source for record in loaded.records) == {"one": 2, "two": 12}
+    assert loaded.kept == {"one": 4, "two": 4}
+    assert len(load_records("prompt", sources, apply_weights=False).records) == 8
+
+
+@pytest.mark.parametrize(
+    ("source", "label"),
+    [
+        (DataSource("folder/hh.train.jsonl.gz"), "hh"),
+        (DataSource("owner/name"), "owner/name"),
+        (DataSource("owner/name", data_dir="harmless"), "owner/name/harmless"),
+        (DataSource("a.jsonl", name="mine"), "mine"),
+    ],
+)
+def test_labels(source: DataSource, label: str) -> None:
+    assert source.label == label
+
+
+def test_sources_with_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected different names"):
+        load_records("prompt", [DataSource("a/x.jsonl"), DataSource("b/x.jsonl")])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"weight": 0}, "weight"), ({"weight": float("nan")}, "weight"), ({"format": "xml"}, "xml")],
+)
+def test_source_out_of_range_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DataSource("x.jsonl", **settings)
+
+
+def test_no_source_is_refused() -> None:
+    with pytest.raises(ValueError, match="got none"):
+        load_records("prompt", [])
+
+
+def test_splits_are_disjoint_and_complete() -> None:
+    records = prompts(100)
+    parts = split_records(records, 0.2, 0.1, seed=0)
+    assert [len(part) for part in parts] == [70, 20, 10]
+    assert sorted(map(str, [*parts.train, *parts.val, *parts.test])) == sorted(map(str, records))
+
+
+def test_no_prompt_is_in_two_splits() -> None:
+    parts = split_records(prompts(50) * 3, 0.2, 0.2, seed=0)
+    held = [{prompt_of(record) for record in part} for part in parts]
+    assert not held[0] & held[1]
+    assert not held[0] & held[2]
+    assert not held[1] & held[2]
+    assert len(parts.val) == 30
+
+
+def test_splits_depend_on_the_seed_alone() -> None:
+    first, again, other = (split_records(prompts(50), 0.2, 0, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first.val != other.val
+
+
+def test_other_records_hardly_move_the_split() -> None:
+    """A stage that keeps a few records more holds out the same prompts."""
+    small, large = (split_records(prompts(n), 0.2, 0, seed=0) for n in (100, 105))
+    assert set(small.val) <= set(large.val)
+
+
+def test_small_fraction_gives_at_least_one() -> None:
+    assert len(split_records(prompts(5), 0.01, 0, seed=0).val) == 1
+
+
+@pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1), (0.5, 0.5)])
+def test_fractions_out_of_range_are_refused(val: float, test: float) -> None:
+    with pytest.raises(ValueError, match="fraction"):
+        split_records(prompts(10), val, test, seed=0)

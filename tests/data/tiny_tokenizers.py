@@ -1,0 +1,50 @@
+"""Tiny tokenizers trained on a few strings."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+TEXTS = [
+    "\n\nHuman: What is the capital of France?\n\nAssistant: Paris is the capital of France.",
+    "Human:name two metals Assistant:iron and copper",
+    "<|Human|>你好，请介绍一下自己。<|MOSS|>我是一个助手。",
+    "<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\nhi<|im_end|>\n",
+]
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] + eos_token + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def tiny_tokenizer(
+    eos: str = "</s>",
+    pad: str | None = "<pad>",
+    bos: str | None = None,
+    extra: Sequence[str] = (),
+    chat_template: str | None = None,
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer; it begins texts with ``bos`` if there is one."""
+    specials = list(dict.fromkeys([*(t for t in (pad, bos, eos) if t), *extra]))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=specials,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    if bos is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token=eos, pad_token=pad or eos, bos_token=bos
+    )
+    fast.chat_template = chat_template
+    return fast

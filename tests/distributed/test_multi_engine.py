@@ -1,0 +1,163 @@
+"""One DeepSpeed engine per optimizer trains as a single device does: real engines, real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.strategies.runs import outcome
+
+Outcomes = Callable[..., dict[str, Any]]
+
+LIKE_SINGLE_DEVICE = [
+    ("multi_deepspeed_stage_1", 2),
+    ("multi_deepspeed_stage_2", 1),
+    ("multi_deepspeed_stage_2", 2),
+    ("multi_deepspeed_stage_2_offload", 2),
+    ("small_buckets", 2),
+    ("small_buckets_offload", 2),
+    ("ddp_find_unused_parameters_true", 2),
+]
+TWO_ENGINES = ("multi_deepspeed_stage_2", 2)
+TRAINING = ("gan", "policy_and_critic", "pretraining", "clipping")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """What the scenarios give under a strategy; each strategy's processes run once."""
+
+    @cache
+    def run(strategy: str, devices: int, precision: str = "32-true") -> dict[str, Any]:
+        more = ("names", "refused") if (strategy, devices) == TWO_ENGINES else ()
+        scenarios = (*TRAINING, *more) if precision == "32-true" else ("gan", "names")
+        folder = tmp_path_factory.mktemp("run")
+        return outcome(folder, strategy, devices, *scenarios, precision=precision)
+
+    return run
+
+
+def relative_error(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Largest error of any weight, relative to the largest weight of its tensor."""
+    assert actual.keys() == expected.keys()
+    return max(
+        float((actual[key].double() - value.double()).abs().max() / value.abs().max())
+        for key, value in expected.items()
+    )
+
+
+def length(result: dict[str, Any], network: str) -> float:
+    """Norm of what a step changed in a network."""
+    moved = [v.flatten() for k, v in result["moved"].items() if k.startswith(network)]
+    return float(torch.cat(moved).norm())
+
+
+@pytest.mark.parametrize(("strategy", "devices"), LIKE_SINGLE_DEVICE)
+@pytest.mark.parametrize("scenario", ["gan", "policy_and_critic"])
+def test_weights_norms_and_rates_follow_a_single_device(
+    outcomes: Outcomes, scenario: str, strategy: str, devices: int
+) -> None:
+    expected = outcomes("auto", 1)[scenario]
+    actual = outcomes(strategy, devices)[scenario]
+    assert relative_error(actual["state"], expected["state"]) < 1e-5
+    for step, reference in zip(actual["records"], expected["records"], strict=True):
+        assert step["norms"] == pytest.approx(reference["norms"], rel=1e-5)
+        assert step["rates"] == reference["rates"]
+
+
+def test_the_compared_runs_clip_both_networks_and_move_them(outcomes: Outcomes) -> None:
+    result = outcomes(*TWO_ENGINES)["gan"]
+    norms = [step["norms"] for step in result["records"]]
+    assert all(any(pair[i] > 0.5 for pair in norms) for i in (0, 1))
+    assert float(result["state"]["moments"]) == len(norms) == 20
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
+def test_critic_pretraining_leaves_the_policy_untouched(
+    outcomes: Outcomes, strategy: str, devices: int
+) -> None:
+    result = outcomes(strategy, devices)["pretraining"]
+    for key, value in result["start"].items():
+        if key.startswith("first"):
+            assert torch.equal(result["state"][key], value)
+    assert result["moments"] == 0
+    assert not torch.equal(result["state"]["second.0.weight"], result["start"]["second.0.weight"])
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
+def test_a_huge_gradient_is_clipped_and_leaves_the_other_network_alone(
+    outcomes: Outcomes, strategy: str, devices: int
+) -> None:
+    result = outcomes(strategy, devices)["clipping"]
+    small, huge = result["small"], result["huge"]
+    assert huge["records"][0]["norms"][0] > 1e5
+    assert length(huge, "first") == pytest.approx(0.25, rel=1e-5)
+    assert small["records"][0]["norms"][0] < 0.25
+    assert length(small, "first") == pytest.approx(small["records"][0]["norms"][0], rel=1e-4)
+    for key, value in small["moved"].items():
+        if key.startswith("second"):
+            assert torch.equal(huge["moved"][key], value)
+    assert length(small, "second") == pytest.approx(0.25, rel=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
+def test_a_gradient_that_is_not_finite_is_not_applied(
+    outcomes: Outcomes, strategy: str, devices: int
+) -> None:
+    result = outcomes(strategy, devices)["clipping"]["nan"]
+    (record,) = result["records"]
+    assert record["applied"] == [False, True]
+    assert not torch.isfinite(torch.tensor(record["norms"][0]))
+    assert length(result, "first") == 0.0
+    assert length(result, "second") == pytest.approx(0.25, rel=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
+def test_zero_grad_drops_a_backward_that_was_given_up(
+    outcomes: Outcomes, strategy: str, devices: int
+) -> None:
+    result = outcomes(strategy, devices)["clipping"]
+    for key, value in result["small"]["moved"].items():
+        assert torch.allclose(result["abandoned"]["moved"][key], value, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
+def test_lightnings_own_clip_gradients_acts(
+    outcomes: Outcomes, strategy: str, devices: int
+) -> None:
+    result = outcomes(strategy, devices)["clipping"]["lightning"]
+    assert length(result, "first") == pytest.approx(0.25, rel=1e-5)
+    assert length(result, "second") == pytest.approx(0.25, rel=1e-5)
+
+
+def test_bf16_follows_fp32_and_keeps_masters_moments_and_buffers(outcomes: Outcomes) -> None:
+    result = outcomes(*TWO_ENGINES, "bf16-mixed")
+    expected = outcomes("auto", 1)["gan"]["state"]
+    # bf16 has 8 bits of mantissa; the weights move by more than 10 % of their size in this run
+    assert relative_error(result["gan"]["state"], expected) < 0.02
+    types = result["names"]["dtypes"]
+    assert types.pop("moments") == torch.float64
+    assert set(types.values()) == {torch.bfloat16}
+    assert set(result["names"]["masters"]) == {torch.float32}
+    assert set(result["names"]["state"]) == {torch.float32}
+
+
+def test_a_network_stays_in_fp32_on_request(outcomes: Outcomes) -> None:
+    types = outcomes("second_in_fp32", 1, "bf16-mixed")["names"]["dtypes"]
+    assert {v for k, v in types.items() if k.startswith("second")} == {torch.float32}
+    assert {v for k, v in types.items() if k.startswith(("first", "frozen"))} == {torch.bfloat16}
+
+
+def test_deepspeed_still_has_the_names_that_the_strategy_uses(outcomes: Outcomes) -> None:
+    assert outcomes(*TWO_ENGINES)["names"]["missing"] == []
+
+
+def test_misuse_is_answered_with_what_to_call(outcomes: Outcomes) -> None:
+    messages = outcomes(*TWO_ENGINES)["refused"]
+    assert "call lit_rlhf.strategies.backward(module, loss, optimizer)" in messages["manual"]
+    assert "step without a backward" in messages["early"]
+    assert "expected one of Misuse.optimizers()" in messages["foreign"]

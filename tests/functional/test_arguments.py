@@ -1,0 +1,118 @@
+"""Wrong shapes, dtypes and ranges are refused where they come in, by the argument's name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lit_rlhf import functional as F
+
+REAL, LONG = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long)
+MASK, ROWS, LOGITS = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2), torch.zeros(2, 3, 4)
+WIDE, WIDE_MASK = torch.zeros(2, 4), torch.ones(2, 4, dtype=torch.bool)
+FLOAT_MASK = "mask: expected dtype torch.bool, got torch.float32"
+WIDE_MASK_ERROR = "mask: expected shape (2, 3), got (2, 4)"
+
+CASES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+    (F.length_mask, (ROWS, 3), "lengths: expected an integer dtype, got torch.float32"),
+    (F.length_mask, (LONG, 3), "lengths: expected 1 dimensions, got shape (2, 3)"),
+    (F.masked_sum, (REAL, REAL), FLOAT_MASK),
+    (F.masked_sum, (REAL, WIDE_MASK), WIDE_MASK_ERROR),
+    (F.masked_mean, (REAL, REAL), FLOAT_MASK),
+    (F.masked_mean, (LONG, MASK), "values: expected a floating-point dtype, got torch.int64"),
+    (F.masked_var, (REAL, WIDE_MASK), WIDE_MASK_ERROR),
+    (F.masked_moments, (LONG, MASK), "values: expected a floating-point dtype, got torch.int64"),
+    (F.masked_whiten, (REAL, WIDE_MASK), WIDE_MASK_ERROR),
+    (F.masked_whiten, (LONG, MASK), "values: expected a floating-point dtype, got torch.int64"),
+    (F.token_logprobs, (REAL, LONG), "logits: expected 3 dimensions, got shape (2, 3)"),
+    (F.token_logprobs, (LOGITS, REAL), "token_ids: expected an integer dtype, got torch.float32"),
+    (F.token_logprobs, (LOGITS, LONG[:1]), "token_ids: expected shape (2, 3), got (1, 3)"),
+    (F.token_logprobs, (LOGITS, LONG, 0.0), "temperature: expected a finite number > 0, got 0.0"),
+    (F.token_entropy, (LOGITS.long(),), "logits: expected a floating-point dtype, got torch.int64"),
+    (F.token_entropy, (LOGITS, math.inf), "temperature: expected a finite number > 0, got inf"),
+    (F.language_model_loss, (ROWS, MASK), "logprobs: expected 2 dimensions, got shape (2,)"),
+    (F.language_model_loss, (REAL, WIDE_MASK), WIDE_MASK_ERROR),
+    (F.perplexity, (REAL, REAL), FLOAT_MASK),
+    (F.kl_estimate, (REAL, WIDE), "ref_logprobs: expected shape (2, 3), got (2, 4)"),
+    (F.kl_estimate, (LONG, REAL), "logprobs: expected a floating-point dtype, got torch.int64"),
+    (F.exact_kl, (LOGITS, LOGITS[:1]), "ref_logits: expected shape (2, 3, 4), got (1, 3, 4)"),
+    (F.exact_kl, (LOGITS, LOGITS, -1.0), "temperature: expected a finite number > 0, got -1.0"),
+    (F.adaptive_kl_coef, (-0.1, 1.0, 6.0, 99, 1), "coef: expected a finite number >= 0, got -0.1"),
+    (F.adaptive_kl_coef, (0.1, 1.0, 0.0, 99, 1), "target: expected a finite number > 0, got 0.0"),
+    (F.adaptive_kl_coef, (0.1, 1.0, 6.0, 0, 1), "horizon: expected a finite number > 0, got 0"),
+    (F.gae, (REAL, WIDE, MASK), "rewards: expected shape (2, 3), got (2, 4)"),
+    (F.gae, (REAL, REAL, REAL), FLOAT_MASK),
+    (F.gae, (REAL, REAL, MASK, 1.5), "gamma: expected a number in [0, 1], got 1.5"),
+    (F.gae, (REAL, REAL, MASK, 1.0, -0.5), "lam: expected a number in [0, 1], got -0.5"),
+    (F.gae, (REAL, REAL, MASK, 1.0, math.nan), "lam: expected a number in [0, 1], got nan"),
+    (F.gae, (REAL, REAL, MASK, 1, 1, REAL), "bootstrap_values: expected shape (2,), got (2, 3)"),
+    (F.clipped_advantages, (REAL, 0.0), "clip: expected a finite number > 0, got 0.0"),
+    (F.surrogate_loss, (REAL, WIDE, REAL, MASK), "old_logprobs: expected shape (2, 3), got (2, 4)"),
+    (F.surrogate_loss, (REAL, REAL, ROWS, MASK), "advantages: expected shape (2, 3), got (2,)"),
+    (F.surrogate_loss, (REAL, REAL, REAL, REAL), FLOAT_MASK),
+    (
+        F.kl_penalty_loss,
+        (REAL, REAL, REAL, MASK, -1.0),
+        "kl_penalty: expected a finite number >= 0, got -1.0",
+    ),
+    (F.policy_gradient_loss, (REAL, WIDE, MASK), "advantages: expected shape (2, 3), got (2, 4)"),
+    (F.entropy_loss, (REAL, MASK, 0.0), "clip: expected a finite number > 0, got 0.0"),
+    (F.value_loss, (REAL, REAL, WIDE, MASK), "returns: expected shape (2, 3), got (2, 4)"),
+    (F.value_loss, (REAL, REAL, REAL, MASK, 0.0), "value_clip: expected a finite number > 0, got"),
+    (F.explained_variance, (REAL, WIDE, MASK), "returns: expected shape (2, 3), got (2, 4)"),
+    (
+        F.normalized_scores,
+        (REAL, 0.0, 1.0, None),
+        "scores: expected 1 dimensions, got shape (2, 3)",
+    ),
+    (F.normalized_scores, (ROWS, ROWS, 1.0, None), "mean: expected 0 dimensions, got shape (2,)"),
+    (F.normalized_scores, (ROWS, 0.0, 1.0, 0.0), "clip: expected a finite number > 0, got 0.0"),
+    (F.normalized_scores, (ROWS, math.nan, 1.0, None), "mean: expected a finite number, got nan"),
+    (F.scaled_scores, (ROWS, -1.0), "std: expected a finite number >= 0, got -1.0"),
+    (F.scaled_scores, (ROWS, ROWS), "std: expected 0 dimensions, got shape (2,)"),
+    (F.clipped_scores, (ROWS, -1.0), "clip: expected a finite number > 0, got -1.0"),
+    (F.token_rewards, (REAL, REAL, REAL, MASK, 0.1), "scores: expected shape (2,), got (2, 3)"),
+    (
+        F.token_rewards,
+        (ROWS, REAL, REAL, MASK, -0.1),
+        "kl_coef: expected a finite number >= 0, got -0.1",
+    ),
+    (F.pairwise_reward_loss, (REAL, REAL), "chosen: expected 1 dimensions, got shape (2, 3)"),
+    (F.pairwise_reward_loss, (ROWS, ROWS[:1]), "rejected: expected shape (2,), got (1,)"),
+    (F.pairwise_reward_loss, (ROWS, ROWS, ROWS[:1]), "margin: expected shape (2,), got (1,)"),
+    (
+        F.reward_model_loss,
+        (torch.tensor(1.0), torch.tensor(1.0), -1.0),
+        "lm_coef: expected a finite number >= 0, got -1.0",
+    ),
+    (
+        F.reward_model_loss,
+        (ROWS, torch.tensor(1.0), 1),
+        "pairwise_loss: expected shape (), got (2,)",
+    ),
+    (F.distinct_n, (REAL, MASK), "token_ids: expected an integer dtype, got torch.float32"),
+    (F.distinct_n, (LONG, MASK, 0), "n: expected an integer >= 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    CASES,
+    ids=[f"{case[0].__name__}-{case[2].split(':')[0]}" for case in CASES],
+)
+def test_a_wrong_argument_is_named(
+    function: Callable[..., Any], arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        function(*arguments)
+
+
+def test_every_exported_function_that_takes_an_argument_to_check_has_a_case() -> None:
+    unchecked = {"loss_perplexity", "merged_moments", "preference_probability"}
+    functions = {name for name in F.__all__ if callable(getattr(F, name)) and name == name.lower()}
+    assert {case[0].__name__ for case in CASES} == functions - unchecked

@@ -1,0 +1,98 @@
+"""Micro-batches with the token count of the whole step as denominator add up to the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.functional import (
+    entropy_loss,
+    kl_penalty_loss,
+    language_model_loss,
+    length_mask,
+    policy_gradient_loss,
+    surrogate_loss,
+    value_loss,
+)
+
+# a loss of a leaf, two constants, a mask and a denominator
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | float | None], Tensor]
+
+LOSSES: dict[str, Loss] = {
+    "language_model": lambda x, a, b, m, d: language_model_loss(x, m, d),
+    "surrogate": lambda x, a, b, m, d: surrogate_loss(x, a, b, m, denominator=d).loss,
+    "unclipped": lambda x, a, b, m, d: surrogate_loss(x, a, b, m, None, denominator=d).loss,
+    "kl_penalty": lambda x, a, b, m, d: kl_penalty_loss(x, a, b, m, 0.3, denominator=d).loss,
+    "policy_gradient": lambda x, a, b, m, d: policy_gradient_loss(x, b, m, denominator=d).loss,
+    "entropy": lambda x, a, b, m, d: entropy_loss(x, m, denominator=d),
+    "clipped_entropy": lambda x, a, b, m, d: entropy_loss(x, m, clip=0.5, denominator=d),
+    "value": lambda x, a, b, m, d: value_loss(x, a, b, m, denominator=d).loss,
+}
+LENGTHS = torch.tensor([1, 6, 2, 2, 5, 1, 3, 4])
+over_losses = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, a, b = (torch.randn(8, 6, dtype=torch.float64) for _ in range(3))
+    return x.requires_grad_(), a, b, length_mask(LENGTHS, 6)
+
+
+@over_losses
+def test_a_batch_of_eight_is_four_micro_batches_of_two(loss: Loss) -> None:
+    x, a, b, mask = inputs()
+    whole = loss(x, a, b, mask, None)
+    expected = torch.autograd.grad(whole, x)[0]
+    tokens = mask.sum()
+    total = torch.zeros((), dtype=torch.float64)
+    for rows in torch.arange(8).split(2):
+        part = loss(x[rows], a[rows], b[rows], mask[rows], tokens)
+        part.backward()
+        total += part.detach()
+    torch.testing.assert_close(total, whole.detach())
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, expected)
+
+
+@over_losses
+def test_a_number_and_a_tensor_are_the_same_denominator(loss: Loss) -> None:
+    x, a, b, mask = inputs()
+    number, tensor = loss(x, a, b, mask, 0.5), loss(x, a, b, mask, torch.tensor(0.5))
+    torch.testing.assert_close(number, tensor)
+    torch.testing.assert_close(number, loss(x, a, b, mask, None) * LENGTHS.sum() / 0.5)
+
+
+@over_losses
+@pytest.mark.parametrize("denominator", [None, 5.0, torch.tensor(0.0)])
+def test_an_empty_mask_gives_zero_with_a_graph(
+    loss: Loss, denominator: Tensor | float | None
+) -> None:
+    x, a, b, _ = inputs()
+    value = loss(x, a, b, torch.zeros(8, 6, dtype=torch.bool), denominator)
+    assert value.item() == 0
+    (grad,) = torch.autograd.grad(value, x)
+    assert (grad == 0).all()
+
+
+@over_losses
+def test_double_precision_stays(loss: Loss) -> None:
+    x, a, b, mask = inputs()
+    assert loss(x, a, b, mask, None).dtype == torch.float64
+    assert loss(x, a, b, mask, mask.sum().float()).dtype == torch.float64
+
+
+@over_losses
+@pytest.mark.parametrize("denominator", [0.0, -1.0, float("nan")])
+def test_a_denominator_that_is_not_positive_is_refused(loss: Loss, denominator: float) -> None:
+    x, a, b, mask = inputs()
+    with pytest.raises(ValueError, match=rf"denominator: expected .* > 0, got {denominator}"):
+        loss(x, a, b, mask, denominator)
+
+
+@over_losses
+def test_a_denominator_for_each_row_is_refused(loss: Loss) -> None:
+    x, a, b, mask = inputs()
+    with pytest.raises(ValueError, match=r"denominator: expected 0 dimensions, got shape \(8,\)"):
+        loss(x, a, b, mask, LENGTHS)

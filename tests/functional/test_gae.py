@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_rlhf.functional import clipped_advantages, gae, length_mask, token_rewards
+
+
+def naive_gae(
+    values: list[float], rewards: list[float], gamma: float, lam: float, bootstrap: float
+) -> list[float]:
+    """A_t as the double sum of Eq. 9, not by its recursion."""
+    following = [*values, bootstrap][1:]
+    deltas = [r + gamma * n - v for v, r, n in zip(values, rewards, following, strict=True)]
+    n = len(deltas)
+    return [sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, n)) for t in range(n)]
+
+
+def test_by_hand() -> None:
+    # backwards: delta_1 = 2 - 1 = 1, A_1 = 1; delta_0 = 1 + 0.5 * 1 - 3 = -1.5, A_0 = -1.5 + 0.25
+    advantages, returns = gae(
+        torch.tensor([[3.0, 1.0]]),
+        torch.tensor([[1.0, 2.0]]),
+        torch.ones(1, 2, dtype=torch.bool),
+        gamma=0.5,
+        lam=0.5,
+    )
+    assert advantages.tolist() == [[-1.25, 1.0]]
+    assert returns.tolist() == [[1.75, 2.0]]
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.99, 0.9), (1.0, 1.0), (0.9, 0.0)])
+def test_agrees_with_the_double_sum(gamma: float, lam: float) -> None:
+    lengths = [5, 1, 3, 0]
+    values, rewards = (torch.randn(4, 5, dtype=torch.float64) for _ in range(2))
+    bootstrap = torch.randn(4, dtype=torch.float64)
+    mask = length_mask(torch.tensor(lengths), 5)
+    advantages, returns = gae(values, rewards, mask, gamma, lam, bootstrap)
+    for row, n in enumerate(lengths):
+        kept = (values[row, :n].tolist(), rewards[row, :n].tolist())
+        expected = naive_gae(*kept, gamma, lam, float(bootstrap[row]))
+        assert advantages[row].tolist() == pytest.approx(expected + [0.0] * (5 - n), rel=1e-12)
+        targets = [a + v for a, v in zip(expected, kept[0], strict=True)]
+        assert returns[row].tolist() == pytest.approx(targets + [0.0] * (5 - n), rel=1e-12)
+
+
+def test_lambda_one_gives_the_return_less_the_value() -> None:
+    values, rewards = torch.tensor([[5.0, -7.0, 2.0]]), torch.tensor([[1.0, 2.0, 4.0]])
+    returns = gae(values, rewards, torch.ones(1, 3, dtype=torch.bool), lam=1.0).returns
+    torch.testing.assert_close(returns, torch.tensor([[7.0, 6.0, 4.0]]))
+
+
+@pytest.mark.parametrize("junk", [999.0, float("nan"), float("inf")])
+def test_junk_behind_the_responses_changes_nothing(junk: float) -> None:
+    values, rewards = torch.randn(3, 4), torch.randn(3, 4)
+    mask = length_mask(torch.tensor([4, 2, 1]), 4)
+    clean = gae(values.masked_fill(~mask, 0.0), rewards.masked_fill(~mask, 0.0), mask)
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        filled = x.masked_fill(~mask, junk)
+        return torch.cat([filled, torch.full((3, 2), junk)], dim=1)
+
+    wide_mask = torch.cat([mask, torch.zeros(3, 2, dtype=torch.bool)], dim=1)
+    for expected, actual in zip(
+        clean, gae(padded(values), padded(rewards), wide_mask), strict=True
+    ):
+        torch.testing.assert_close(actual[:, :4], expected, rtol=0, atol=0)
+        assert (actual[~wide_mask] == 0).all()
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    values, rewards = torch.randn(3, 4), torch.randn(3, 4)
+    mask = length_mask(torch.tensor([4, 2, 3]), 4)
+    together = gae(values, rewards, mask)
+    for row in range(3):
+        n = int(mask[row].sum())
+        alone = gae(values[row, None, :n], rewards[row, None, :n], mask[row, None, :n])
+        torch.testing.assert_close(together.advantages[row, :n], alone.advantages[0])
+
+
+def test_the_truncation_flag_changes_the_last_delta_by_gamma_v_and_nothing_else() -> None:
+    values, rewards = torch.randn(2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    mask = length_mask(torch.tensor([3, 4]), 4)
+    gamma, lam, next_value = 0.9, 0.8, 5.0
+    ended = gae(values, rewards, mask, gamma, lam).advantages
+    bootstrap = torch.tensor([next_value, 0.0], dtype=torch.float64)
+    cut_off = gae(values, rewards, mask, gamma, lam, bootstrap).advantages
+    # with lambda 0 an advantage is its delta
+    deltas = [gae(values, rewards, mask, gamma, 0.0, b).advantages for b in (None, bootstrap)]
+    expected = torch.zeros(2, 4, dtype=torch.float64)
+    expected[0, 2] = gamma * next_value
+    torch.testing.assert_close(deltas[1] - deltas[0], expected)
+    # and the advantages before it change by its share in them
+    shares = [(gamma * lam) ** 2, gamma * lam, 1.0, 0.0]
+    torch.testing.assert_close(
+        (cut_off - ended)[0], gamma * next_value * torch.tensor(shares, dtype=torch.float64)
+    )
+    assert (cut_off[1] == ended[1]).all()
+
+
+def test_the_score_is_the_advantage_of_the_last_action() -> None:
+    # V = 0 and KL = 0; the row of length 4 ended without EOS at the limit, one has a single token
+    lengths = torch.tensor([4, 1, 3])
+    mask, zeros = length_mask(lengths, 4), torch.zeros(3, 4)
+    rewards = token_rewards(torch.ones(3), zeros, zeros, mask, kl_coef=0.1).rewards
+    advantages = gae(zeros, rewards, mask, gamma=1.0, lam=0.95).advantages
+    assert advantages.gather(1, lengths[:, None] - 1).flatten().tolist() == [1.0, 1.0, 1.0]
+    torch.testing.assert_close(advantages[2], torch.tensor([0.9025, 0.95, 1.0, 0.0]))
+
+
+def test_advantages_and_returns_are_constants() -> None:
+    values = torch.randn(1, 3, requires_grad=True)
+    output = gae(values, torch.randn(1, 3), torch.ones(1, 3, dtype=torch.bool))
+    assert not output.advantages.requires_grad
+    assert not output.returns.requires_grad
+
+
+def test_inputs_stay_as_they_are() -> None:
+    values, rewards = torch.ones(1, 3), torch.ones(1, 3)
+    gae(values, rewards, torch.tensor([[True, False, False]]))
+    assert (values == 1).all()
+    assert (rewards == 1).all()
+
+
+@pytest.mark.parametrize("row", [[False, True, True], [True, False, True]])
+def test_a_mask_with_a_gap_is_refused(row: list[bool]) -> None:
+    with pytest.raises(ValueError, match="mask: expected a prefix of each row"):
+        gae(torch.zeros(1, 3), torch.zeros(1, 3), torch.tensor([row]))
+
+
+def test_clipped_advantages() -> None:
+    clipped = clipped_advantages(torch.tensor([-3.0, -0.5, 0.0, 0.5, 3.0]), 1.0)
+    assert clipped.tolist() == [-1.0, -0.5, 0.0, 0.5, 1.0]

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from lit_rlhf.functional import KLEstimator, adaptive_kl_coef, exact_kl, kl_estimate
+
+POLICY, REFERENCE = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
+KL = sum(p * math.log(p / q) for p, q in zip(POLICY, REFERENCE, strict=True))
+
+
+def logs(probs: list[float]) -> torch.Tensor:
+    return torch.tensor(probs, dtype=torch.float64).log()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_expectation_over_the_policys_samples_is_the_exact_kl(estimator: KLEstimator) -> None:
+    estimates = kl_estimate(logs(POLICY), logs(REFERENCE), estimator)
+    assert float((logs(POLICY).exp() * estimates).sum()) == pytest.approx(KL, rel=1e-12)
+
+
+def test_k2_is_half_the_squared_log_ratio() -> None:
+    estimates = kl_estimate(logs(POLICY), logs(REFERENCE), "k2")
+    expected = [math.log(p / q) ** 2 / 2 for p, q in zip(POLICY, REFERENCE, strict=True)]
+    assert estimates.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_k2_approaches_the_exact_kl_of_close_policies() -> None:
+    close = [0.501, 0.299, 0.2]
+    kl = sum(p * math.log(p / q) for p, q in zip(close, [0.5, 0.3, 0.2], strict=True))
+    estimates = kl_estimate(logs(close), logs([0.5, 0.3, 0.2]), "k2")
+    assert float((logs(close).exp() * estimates).sum()) == pytest.approx(kl, rel=1e-2)
+
+
+def test_the_signs_of_the_estimators() -> None:
+    # a token that the policy likes less than the reference does
+    below = {e: float(kl_estimate(logs([0.2]), logs([0.6]), e)) for e in ("k1", "k2", "k3")}
+    assert below["k1"] == pytest.approx(-math.log(3), rel=1e-12)
+    assert below["k2"] == pytest.approx(math.log(3) ** 2 / 2, rel=1e-12)
+    assert below["k3"] == pytest.approx(3 - 1 - math.log(3), rel=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_estimate_for_equal_policies_is_zero(estimator: KLEstimator) -> None:
+    logprobs = torch.randn(3, 4)
+    assert (kl_estimate(logprobs, logprobs.clone(), estimator) == 0).all()
+
+
+def test_k3_keeps_its_digits_for_policies_that_hardly_differ() -> None:
+    # x - x^2 / 2 + ... - 1 + x in float32 would be rounding error
+    difference = torch.tensor([1e-3])
+    estimate = kl_estimate(difference, torch.zeros(1), "k3")
+    assert float(estimate) == pytest.approx(math.expm1(-1e-3) + 1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_gradients_of_the_estimators(estimator: KLEstimator) -> None:
+    x, y = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert gradcheck(lambda a, b: kl_estimate(a, b, estimator), (x, y))
+
+
+def test_an_unknown_estimator_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"estimator: expected one of .*'k3'.*, got 'k4'"):
+        kl_estimate(torch.zeros(1), torch.zeros(1), "k4")  # type: ignore[arg-type]
+
+
+def test_exact_kl_by_enumeration() -> None:
+    kl = exact_kl(logs(POLICY).expand(2, 1, 3) + 3, logs(REFERENCE).expand(2, 1, 3))
+    assert kl.shape == (2, 1)
+    assert kl.flatten().tolist() == pytest.approx([KL, KL], rel=1e-12)
+
+
+def test_exact_kl_at_a_temperature() -> None:
+    sharp = [[p * p for p in probs] for probs in (POLICY, REFERENCE)]
+    p, q = ([x / sum(probs) for x in probs] for probs in sharp)
+    expected = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    kl = exact_kl(logs(POLICY)[None, None], logs(REFERENCE)[None, None], temperature=0.5)
+    assert float(kl) == pytest.approx(expected, rel=1e-12)
+
+
+def test_exact_kl_of_equal_policies_is_zero() -> None:
+    logits = torch.randn(2, 3, 50)
+    torch.testing.assert_close(exact_kl(logits, logits + 1), torch.zeros(2, 3), rtol=0, atol=1e-6)
+
+
+def test_exact_kl_with_tokens_ruled_out() -> None:
+    half, thirds = logs([0.5, 0.5, 0.0])[None, None], logs([1 / 3] * 3)[None, None]
+    assert float(exact_kl(half, thirds)) == pytest.approx(math.log(1.5), rel=1e-12)
+    assert float(exact_kl(half, half)) == 0
+    assert float(exact_kl(thirds, half)) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        (6.0, 0.2),  # on target
+        (6.6, 0.2 * (1 + 0.1 * 128 / 1000)),  # ten percent above
+        (5.4, 0.2 * (1 - 0.1 * 128 / 1000)),
+        (60.0, 0.2 * (1 + 0.2 * 128 / 1000)),  # the error is clipped
+        (-5.0, 0.2 * (1 - 0.2 * 128 / 1000)),  # k1 can be negative
+    ],
+)
+def test_the_coefficient_moves_towards_the_target(kl: float, expected: float) -> None:
+    coef = adaptive_kl_coef(0.2, kl, target=6.0, horizon=1000, n_samples=128)
+    assert coef == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_horizon_that_could_bring_the_coefficient_to_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"horizon: expected more than .* = 25.6, got 25"):
+        adaptive_kl_coef(0.2, 1.0, target=6.0, horizon=25, n_samples=128)
+
+
+def test_a_kl_that_is_not_a_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="kl: expected a finite number, got nan"):
+        adaptive_kl_coef(0.2, math.nan, target=6.0, horizon=1000, n_samples=128)

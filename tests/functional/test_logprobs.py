@@ -1,0 +1,135 @@
+"""Log-probs, entropy, language-model loss and perplexity by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from lit_rlhf.functional import (
+    language_model_loss,
+    loss_perplexity,
+    perplexity,
+    token_entropy,
+    token_logprobs,
+)
+
+PROBABILITIES = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]], dtype=torch.float64)
+RAGGED = torch.tensor([[-1.0, -2.0, 999.0], [-6.0, 999.0, 999.0]], dtype=torch.float64)
+RAGGED_MASK = torch.tensor([[True, True, False], [True, False, False]])
+
+
+def test_logprobs_are_those_of_the_tokens() -> None:
+    # a constant added to the logits changes nothing
+    logprobs = token_logprobs(PROBABILITIES.log() + 5.0, torch.tensor([[1, 2]]))
+    assert logprobs.exp().tolist()[0] == pytest.approx([0.3, 0.8], rel=1e-12)
+
+
+def test_temperature_divides_the_logits() -> None:
+    logprobs = token_logprobs(PROBABILITIES.log(), torch.tensor([[1, 2]]), temperature=0.5)
+    expected = [0.3**2 / (0.25 + 0.09 + 0.04), 0.8**2 / (0.01 + 0.01 + 0.64)]
+    assert logprobs.exp().tolist()[0] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_half_precision_is_raised_and_double_kept(
+    dtype: torch.dtype, expected: torch.dtype
+) -> None:
+    logits = torch.randn(1, 2, 5).to(dtype)
+    assert token_logprobs(logits, torch.tensor([[0, 1]])).dtype == expected
+    assert token_entropy(logits).dtype == expected
+
+
+def test_half_precision_is_raised_before_the_sum_over_the_vocabulary() -> None:
+    # 5000 equal logits: summed in bfloat16, the probabilities would come to about 4096 at best
+    logits = torch.zeros(1, 1, 5000, dtype=torch.bfloat16)
+    logprob = token_logprobs(logits, torch.tensor([[7]]))
+    assert logprob.item() == pytest.approx(-math.log(5000), rel=1e-6)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    logits = torch.tensor([[[1000.0, 0.0], [-1000.0, 0.0]]])
+    assert token_logprobs(logits, torch.tensor([[1, 0]])).tolist() == [[-1000.0, -1000.0]]
+    assert token_entropy(logits).tolist() == [[0.0, 0.0]]
+
+
+def test_entropy_by_hand() -> None:
+    expected = [-sum(p * math.log(p) for p in row) for row in PROBABILITIES[0].tolist()]
+    assert token_entropy(PROBABILITIES.log()).tolist()[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_entropy_at_a_temperature() -> None:
+    weights = [0.5**2, 0.3**2, 0.2**2]
+    tempered = [w / sum(weights) for w in weights]
+    expected = -sum(p * math.log(p) for p in tempered)
+    entropy = token_entropy(PROBABILITIES.log(), temperature=0.5)
+    assert entropy[0, 0].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_entropy_lies_between_0_and_that_of_the_uniform_distribution() -> None:
+    entropy = token_entropy(torch.randn(4, 8, 30) * 10)
+    assert (entropy >= 0).all()
+    assert (entropy <= math.log(30)).all()
+    assert token_entropy(torch.zeros(1, 1, 30)).item() == pytest.approx(math.log(30), rel=1e-6)
+
+
+def test_a_token_that_is_ruled_out_has_no_entropy_and_no_nan_gradient() -> None:
+    logits = torch.tensor([[[0.0, 0.0, -math.inf]]], requires_grad=True)
+    entropy = token_entropy(logits)
+    assert entropy.item() == pytest.approx(math.log(2), rel=1e-6)
+    entropy.sum().backward()
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_the_loss_is_the_mean_over_kept_tokens() -> None:
+    assert language_model_loss(RAGGED, RAGGED_MASK).item() == pytest.approx(3.0, rel=1e-12)
+
+
+def test_the_loss_is_divided_by_the_denominator() -> None:
+    for denominator in (12, 12.0, torch.tensor(12)):
+        loss = language_model_loss(RAGGED, RAGGED_MASK, denominator)
+        assert loss.item() == pytest.approx(9 / 12, rel=1e-12)
+
+
+def test_only_kept_tokens_get_a_gradient() -> None:
+    logprobs = RAGGED.clone().requires_grad_()
+    language_model_loss(logprobs, RAGGED_MASK).backward()
+    assert logprobs.grad is not None
+    expected = [[-1 / 3, -1 / 3, 0], [-1 / 3, 0, 0]]
+    torch.testing.assert_close(logprobs.grad, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_perplexity_weighs_tokens_not_responses() -> None:
+    # exp((1 + 2 + 6) / 3); the mean over responses would give exp((1.5 + 6) / 2)
+    assert perplexity(RAGGED, RAGGED_MASK).item() == pytest.approx(math.exp(3.0), rel=1e-12)
+
+
+def test_perplexity_of_a_uniform_policy_is_the_size_of_the_vocabulary() -> None:
+    logprobs = token_logprobs(torch.zeros(2, 3, 30), torch.zeros(2, 3, dtype=torch.long))
+    assert perplexity(logprobs, torch.ones(2, 3, dtype=torch.bool)).item() == pytest.approx(30)
+
+
+def test_perplexity_of_a_loss() -> None:
+    assert loss_perplexity(torch.tensor(2.0)).item() == pytest.approx(math.exp(2.0), rel=1e-6)
+
+
+def test_gradients() -> None:
+    logits = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([[0, 1, 2], [3, 0, 1]])
+    assert gradcheck(lambda x: token_logprobs(x, ids, 0.7), (logits,))
+    assert gradcheck(lambda x: token_entropy(x, 0.7), (logits,))
+
+
+def test_perplexity_of_no_token_is_1() -> None:
+    assert perplexity(RAGGED, torch.zeros_like(RAGGED_MASK)).item() == 1.0

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_rlhf.functional import (
+    Moments,
+    length_mask,
+    masked_mean,
+    masked_moments,
+    masked_sum,
+    masked_var,
+    masked_whiten,
+    merged_moments,
+)
+
+NAN = float("nan")
+# kept: 1, 2, 3, 10; their mean is 4 and their squared differences add up to 9 + 4 + 1 + 36 = 50
+VALUES = torch.tensor([[1.0, 2.0, NAN], [3.0, 10.0, 999.0]])
+MASK = torch.tensor([[True, True, False], [True, True, False]])
+
+
+def test_length_mask_keeps_a_prefix() -> None:
+    mask = length_mask(torch.tensor([0, 2, 3]), 3)
+    assert mask.dtype == torch.bool
+    assert mask.tolist() == [[False] * 3, [True, True, False], [True] * 3]
+
+
+@pytest.mark.parametrize("length", [-1, 4])
+def test_length_mask_refuses_lengths_out_of_range(length: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"lengths: expected values in \[0, 3\], got \[{length}\]"
+    ):
+        length_mask(torch.tensor([length]), 3)
+
+
+def test_sum_and_mean_skip_what_is_masked() -> None:
+    assert masked_sum(VALUES, MASK) == 16
+    assert masked_mean(VALUES, MASK) == 4
+
+
+def test_sum_and_mean_along_a_dimension() -> None:
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    assert masked_sum(VALUES, mask, dim=1).tolist() == [3, 3]
+    assert masked_mean(VALUES, mask, dim=1).tolist() == [1.5, 3]
+    assert masked_mean(VALUES, mask, dim=0).tolist() == [2, 2, 0]
+
+
+def test_variance_over_the_count_and_over_the_count_less_one() -> None:
+    assert masked_var(VALUES, MASK) == 12.5
+    torch.testing.assert_close(masked_var(VALUES, MASK, unbiased=True), torch.tensor(50 / 3))
+
+
+def test_sample_variance_of_one_value_is_zero() -> None:
+    mask = torch.tensor([[True, False, False], [False, False, False]])
+    assert masked_var(VALUES, mask, unbiased=True) == 0
+
+
+def test_no_gradient_comes_from_outside_the_mask() -> None:
+    values = VALUES.clone().requires_grad_()
+    (masked_mean(values, MASK) + masked_var(values, MASK)).backward()
+    assert values.grad is not None
+    # 1/4 from the mean, 2 (v - 4) / 4 from the variance
+    expected = [[0.25 - 1.5, 0.25 - 1.0, 0.0], [0.25 - 0.5, 0.25 + 3.0, 0.0]]
+    torch.testing.assert_close(values.grad, torch.tensor(expected))
+
+
+def test_moments_are_float64_and_population() -> None:
+    moments = masked_moments(VALUES, MASK)
+    assert [float(x) for x in moments] == [4, 12.5, 4]
+    assert {x.dtype for x in moments} == {torch.float64}
+
+
+def test_moments_keep_the_spread_of_values_far_from_zero() -> None:
+    values = torch.tensor([10_000.0, 10_000.5, 10_001.0], dtype=torch.float32)
+    moments = masked_moments(values, torch.ones(3, dtype=torch.bool))
+    assert float(moments.var) == pytest.approx(0.5 / 3, rel=1e-12)
+
+
+def test_merged_moments_are_those_of_the_union() -> None:
+    merged = merged_moments(
+        masked_moments(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3, dtype=torch.bool)),
+        masked_moments(torch.tensor([10.0]), torch.ones(1, dtype=torch.bool)),
+    )
+    assert [float(x) for x in merged] == pytest.approx([4, 12.5, 4], rel=1e-14)
+
+
+@pytest.mark.parametrize("empty_first", [True, False])
+def test_merging_with_an_empty_set_changes_nothing(empty_first: bool) -> None:
+    empty = masked_moments(torch.zeros(2), torch.zeros(2, dtype=torch.bool))
+    other = masked_moments(VALUES, MASK)
+    assert merged_moments(*((empty, other) if empty_first else (other, empty))) == other
+    assert [float(x) for x in merged_moments(empty, empty)] == [0, 0, 0]
+
+
+def test_whitening_by_hand() -> None:
+    whitened = masked_whiten(VALUES, MASK)
+    std = 12.5**0.5
+    expected = [[-3 / std, -2 / std, 0.0], [-1 / std, 6 / std, 0.0]]
+    torch.testing.assert_close(whitened, torch.tensor(expected))
+
+
+def test_whitened_advantages_have_mean_zero_and_unit_variance() -> None:
+    values = torch.randn(4, 7) * 3 + 5
+    mask = length_mask(torch.tensor([7, 1, 4, 2]), 7)
+    kept = masked_whiten(values, mask)[mask].double()
+    assert kept.mean().abs() < 1e-6
+    assert kept.var(unbiased=False).sqrt() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_whitening_can_keep_the_mean() -> None:
+    kept = masked_whiten(VALUES, MASK, shift_mean=False)[MASK].double()
+    assert float(kept.mean()) == pytest.approx(4, abs=1e-6)
+    assert float(kept.var(unbiased=False)) == pytest.approx(1, abs=1e-6)
+
+
+def test_whitening_masked_equals_whitening_trimmed() -> None:
+    values = torch.randn(2, 4)
+    padded = torch.cat([values, torch.full((2, 3), 999.0)], dim=1)
+    mask = torch.cat([torch.ones(2, 4), torch.zeros(2, 3)], dim=1).bool()
+    trimmed = masked_whiten(values, torch.ones(2, 4, dtype=torch.bool))
+    torch.testing.assert_close(masked_whiten(padded, mask)[:, :4], trimmed, rtol=0, atol=0)
+    assert (masked_whiten(padded, mask)[:, 4:] == 0).all()
+
+
+def test_whitening_by_given_moments() -> None:
+    moments = Moments(*(torch.tensor(x, dtype=torch.float64) for x in (2.0, 4.0, 100.0)))
+    whitened = masked_whiten(VALUES, MASK, moments=moments)
+    assert whitened.tolist() == [[-0.5, 0.0, 0.0], [0.5, 4.0, 0.0]]
+
+
+def test_whitening_small_values_reaches_unit_variance() -> None:
+    kept = masked_whiten(torch.tensor([1e-6, -1e-6]), torch.tensor([True, True]))
+    torch.testing.assert_close(kept, torch.tensor([1.0, -1.0]))
+
+
+def test_whitening_equal_values_gives_zeros_and_not_noise() -> None:
+    values = torch.full((3, 7), 0.1, dtype=torch.float64)
+    whitened = masked_whiten(values, torch.ones(3, 7, dtype=torch.bool))
+    torch.testing.assert_close(whitened, torch.zeros_like(values), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("junk", [NAN, float("inf"), 1e38])
+def test_junk_outside_the_mask_reaches_no_gradient(junk: float) -> None:
+    values = VALUES.masked_fill(~MASK, junk).requires_grad_()
+    total = masked_var(values, MASK) + masked_whiten(values, MASK).square().sum()
+    (grad,) = torch.autograd.grad(total, values)
+    assert torch.isfinite(grad).all()
+    assert (grad[~MASK] == 0).all()
+
+
+def test_the_statistics_of_whitening_are_constants() -> None:
+    values = VALUES.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(masked_whiten(values, MASK).sum(), values)
+    torch.testing.assert_close(grad, MASK / 12.5**0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_whitening_keeps_the_dtype(dtype: torch.dtype) -> None:
+    assert masked_whiten(VALUES.to(dtype), MASK).dtype == dtype
+
+
+def test_empty_masks_give_zeros() -> None:
+    nothing = torch.zeros_like(MASK)
+    assert masked_mean(VALUES, nothing) == 0
+    assert masked_var(VALUES, nothing, unbiased=True) == 0
+    assert [float(x) for x in masked_moments(VALUES, nothing)] == [0, 0, 0]
+    assert (masked_whiten(VALUES, nothing) == 0).all()

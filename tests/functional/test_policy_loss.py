@@ -1,0 +1,215 @@
+"""Policy losses by hand: both sides of the clip, both signs of the advantage."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from lit_rlhf.functional import (
+    PolicyLoss,
+    entropy_loss,
+    kl_penalty_loss,
+    policy_gradient_loss,
+    surrogate_loss,
+)
+
+OLD = -2.0
+ONE = torch.ones(1, 1, dtype=torch.bool)
+
+
+def at_ratio(ratio: float, advantage: float, clip: float | None = 0.2) -> tuple[PolicyLoss, float]:
+    """The loss of one token at a ratio, and its derivative by the token's log-prob."""
+    logprobs = torch.tensor([[OLD + math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+    old = torch.full_like(logprobs, OLD).detach()
+    output = surrogate_loss(logprobs, old, torch.full_like(old, advantage), ONE, clip)
+    output.loss.backward()
+    assert logprobs.grad is not None
+    return output, logprobs.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "derivative", "clipped"),
+    [
+        (1.1, 2.0, -2.2, -2.2, 0.0),  # inside
+        (0.9, -2.0, 1.8, 1.8, 0.0),
+        (1.5, 2.0, -2.4, 0.0, 1.0),  # gone far enough in the good direction: clipped
+        (0.5, -2.0, 1.6, 0.0, 1.0),
+        (0.5, 2.0, -1.0, -1.0, 0.0),  # gone in the bad direction: the way back stays open
+        (1.5, -2.0, 3.0, 3.0, 0.0),
+    ],
+)
+def test_clipped_surrogate(
+    ratio: float, advantage: float, loss: float, derivative: float, clipped: float
+) -> None:
+    output, gradient = at_ratio(ratio, advantage)
+    assert output.loss.item() == pytest.approx(loss, rel=1e-12)
+    assert gradient == pytest.approx(derivative, rel=1e-12)
+    assert output.clip_fraction.item() == clipped
+    assert output.ratio_mean.item() == pytest.approx(ratio, rel=1e-12)
+
+
+@pytest.mark.parametrize(("ratio", "advantage"), [(1.5, 2.0), (0.5, -2.0)])
+def test_unclipped_surrogate(ratio: float, advantage: float) -> None:
+    output, gradient = at_ratio(ratio, advantage, clip=None)
+    assert output.loss.item() == pytest.approx(-ratio * advantage, rel=1e-12)
+    assert gradient == pytest.approx(-ratio * advantage, rel=1e-12)
+    assert output.clip_fraction.item() == 0.0
+
+
+def test_the_clip_bound_is_the_argument() -> None:
+    output, _ = at_ratio(1.5, 2.0, clip=0.4)
+    assert output.loss.item() == pytest.approx(-2.8, rel=1e-12)
+
+
+def test_an_old_policy_that_is_this_policy_gives_the_policy_gradient() -> None:
+    logprobs, advantages = torch.randn(2, 3).abs().neg(), torch.randn(2, 3)
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    leaf = logprobs.requires_grad_()
+    ratio = surrogate_loss(leaf, leaf, advantages, mask).loss
+    plain = policy_gradient_loss(leaf, advantages, mask).loss
+    for loss in (ratio, plain):
+        (grad,) = torch.autograd.grad(loss, leaf)
+        torch.testing.assert_close(grad, -advantages * mask / 4)
+
+
+def test_the_first_step_has_ratio_1_and_no_kl() -> None:
+    logprobs = torch.randn(2, 3).abs().neg()
+    output = surrogate_loss(logprobs, logprobs.clone(), torch.ones(2, 3), torch.ones(2, 3).bool())
+    assert output.ratio_mean.item() == 1.0
+    assert output.approx_kl.item() == 0.0
+
+
+def test_approx_kl_is_that_of_the_old_policy_to_the_new_one() -> None:
+    # samples of the old policy: k3 of log old - log new
+    output, _ = at_ratio(1.5, 2.0)
+    assert output.approx_kl.item() == pytest.approx(1.5 - 1.0 - math.log(1.5), rel=1e-9)
+
+
+def test_metrics_are_means_over_the_mask_whatever_the_denominator() -> None:
+    ratios = torch.tensor([[1.5, 1.0, 999.0], [0.5, 1.1, 999.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    output = surrogate_loss(
+        ratios.log(), torch.zeros_like(ratios), torch.ones_like(ratios), mask, denominator=100
+    )
+    assert output.clip_fraction.item() == 0.25
+    assert output.ratio_mean.item() == pytest.approx(4.1 / 4, rel=1e-12)
+    assert output.loss.item() == pytest.approx(-(1.2 + 1.0 + 0.5 + 1.1) / 100, rel=1e-12)
+    assert not any(metric.requires_grad for metric in output[1:])
+
+
+def test_old_logprobs_and_advantages_get_no_gradient() -> None:
+    logprobs, old, advantages = (torch.zeros(1, 2, requires_grad=True) for _ in range(3))
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    for output in (
+        surrogate_loss(logprobs, old, advantages + 1, mask),
+        kl_penalty_loss(logprobs, old, advantages + 1, mask, kl_penalty=0.5),
+    ):
+        output.loss.backward()
+        assert old.grad is None
+        assert advantages.grad is None
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 999.0])
+@pytest.mark.parametrize("loss", [surrogate_loss, kl_penalty_loss, policy_gradient_loss])
+def test_junk_outside_the_mask_changes_no_loss_and_no_gradient(loss: object, junk: float) -> None:
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    results = []
+    for filler in (0.0, junk):
+        logprobs, old, advantages = (
+            torch.linspace(-low, -0.5, 6).view(2, 3).masked_fill(~mask, filler)
+            for low in (2.0, 1.8, 1.0)
+        )
+        logprobs.requires_grad_()
+        if loss is surrogate_loss:
+            output = surrogate_loss(logprobs, old, advantages, mask)
+        elif loss is kl_penalty_loss:
+            output = kl_penalty_loss(logprobs, old, advantages, mask, kl_penalty=0.3)
+        else:
+            output = policy_gradient_loss(logprobs, advantages, mask)
+        output.loss.backward()
+        assert logprobs.grad is not None
+        results.append(([x.item() for x in output], logprobs.grad.tolist()))
+    assert results[0] == results[1]
+
+
+def test_a_ratio_beyond_the_float_range_leaves_no_nan_gradient() -> None:
+    logprobs = torch.tensor([[-1.0]], requires_grad=True)
+    surrogate_loss(logprobs, torch.tensor([[-500.0]]), torch.ones(1, 1), ONE).loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == 0.0
+
+
+def test_kl_penalty_by_hand() -> None:
+    logprobs = torch.tensor([[math.log(1.5)]], dtype=torch.float64, requires_grad=True)
+    zeros = torch.zeros(1, 1, dtype=torch.float64)
+    output = kl_penalty_loss(logprobs, zeros, zeros + 2.0, ONE, kl_penalty=0.3)
+    kl = 1.5 - 1.0 - math.log(1.5)
+    assert output.loss.item() == pytest.approx(-2.0 * 1.5 + 0.3 * kl, rel=1e-12)
+    output.loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == pytest.approx(-3.0 + 0.3 * (1.5 - 1.0), rel=1e-12)
+
+
+def test_the_kl_penalty_has_the_gradient_of_the_exact_kl() -> None:
+    # over all tokens, weighted by the old policy that samples them
+    old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    logits = torch.tensor([0.1, -0.4, 0.9], dtype=torch.float64, requires_grad=True)
+    (old * (old.log() - logits.log_softmax(0))).sum().backward()
+    exact, logits.grad = logits.grad, None
+    logprobs = logits.log_softmax(0)
+    total = torch.zeros((), dtype=torch.float64)
+    for token, weight in enumerate(old.tolist()):
+        one = slice(token, token + 1)
+        output = kl_penalty_loss(
+            logprobs[one].view(1, 1),
+            old[one].log().view(1, 1),
+            torch.zeros(1, 1).double(),
+            ONE,
+            1.0,
+        )
+        total = total + weight * output.loss
+    total.backward()
+    torch.testing.assert_close(logits.grad, exact, rtol=1e-9, atol=1e-12)
+
+
+def test_policy_gradient_by_hand() -> None:
+    logprobs = torch.tensor([[-1.0, -3.0]], requires_grad=True)
+    advantages = torch.tensor([[2.0, -0.5]])
+    output = policy_gradient_loss(logprobs, advantages, torch.ones(1, 2, dtype=torch.bool))
+    assert output.loss.item() == pytest.approx((2.0 - 1.5) / 2)
+    assert [x.item() for x in output[1:]] == [0.0, 0.0, 1.0]
+
+
+def test_the_entropy_bonus_is_minus_the_mean_entropy() -> None:
+    entropy = torch.tensor([[1.0, 2.0, 999.0], [6.0, 999.0, 999.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    assert entropy_loss(entropy, mask).item() == -3.0
+    assert entropy_loss(entropy, mask, denominator=18).item() == -0.5
+
+
+def test_entropy_above_the_clip_earns_nothing_more() -> None:
+    entropy = torch.tensor([[1.0, 2.0, 6.0]], requires_grad=True)
+    loss = entropy_loss(entropy, torch.ones(1, 3, dtype=torch.bool), clip=3.0)
+    assert loss.item() == pytest.approx(-(1 + 2 + 3) / 3)
+    loss.backward()
+    assert entropy.grad is not None
+    assert entropy.grad[0].tolist() == pytest.approx([-1 / 3, -1 / 3, 0.0])
+
+
+def test_gradients() -> None:
+    old, advantages = (torch.randn(2, 3, dtype=torch.float64) for _ in range(2))
+    logprobs = (old + 0.3 * torch.randn(2, 3, dtype=torch.float64)).requires_grad_()
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    assert gradcheck(lambda x: surrogate_loss(x, old, advantages, mask).loss, (logprobs,))
+    assert gradcheck(lambda x: kl_penalty_loss(x, old, advantages, mask, 0.5).loss, (logprobs,))
+    assert gradcheck(lambda x: policy_gradient_loss(x, advantages, mask).loss, (logprobs,))
+    assert gradcheck(lambda x: entropy_loss(x, mask, clip=1.0), (logprobs,))
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0, -0.2])
+def test_a_ratio_clip_out_of_range_is_refused(clip: float) -> None:
+    with pytest.raises(ValueError, match=r"ratio_clip: expected a number in \(0, 1\) or None"):
+        at_ratio(1.0, 1.0, clip)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from lit_rlhf.functional import (
+    pairwise_reward_loss,
+    preference_probability,
+    reward_model_loss,
+)
+
+
+def naive_loss(difference: float) -> float:
+    return math.log1p(math.exp(-difference))
+
+
+def test_by_hand() -> None:
+    output = pairwise_reward_loss(
+        torch.tensor([2.0, 0.0, 1.0]), torch.tensor([0.0, 3.0, 1.0]), None
+    )
+    expected = (naive_loss(2.0) + naive_loss(-3.0) + math.log(2.0)) / 3
+    assert output.loss.item() == pytest.approx(expected, rel=1e-6)
+    assert output.accuracy.item() == pytest.approx(1 / 3, rel=1e-6)  # a tie is a miss
+    assert output.margin.item() == pytest.approx(-1 / 3, rel=1e-6)
+
+
+def test_a_margin_asks_for_a_larger_difference() -> None:
+    output = pairwise_reward_loss(
+        torch.tensor([2.0]), torch.tensor([0.0]), margin=torch.tensor([3.0])
+    )
+    assert output.loss.item() == pytest.approx(naive_loss(-1.0), rel=1e-6)
+    # accuracy and margin speak of the scores alone
+    assert output.accuracy.item() == 1.0
+    assert output.margin.item() == 2.0
+
+
+@pytest.mark.parametrize("difference", [-20.0, -100.0, -1000.0])
+def test_a_pair_that_is_far_off_keeps_its_gradient(difference: float) -> None:
+    chosen, rejected = (x.requires_grad_() for x in (torch.tensor([difference]), torch.zeros(1)))
+    output = pairwise_reward_loss(chosen, rejected)
+    assert output.loss.item() == pytest.approx(-difference, rel=1e-6)
+    grads = torch.autograd.grad(output.loss, [chosen, rejected])
+    assert [g.item() for g in grads] == pytest.approx([-1.0, 1.0], rel=1e-6)
+
+
+def test_gradient() -> None:
+    chosen, rejected = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert gradcheck(lambda c, r: pairwise_reward_loss(c, r).loss, (chosen, rejected))
+
+
+def test_accuracy_and_margin_have_no_graph() -> None:
+    output = pairwise_reward_loss(torch.ones(2, requires_grad=True), torch.zeros(2))
+    assert not output.accuracy.requires_grad
+    assert not output.margin.requires_grad
+
+
+def test_no_pair_is_refused() -> None:
+    with pytest.raises(ValueError, match="chosen: expected at least one pair, got none"):
+        pairwise_reward_loss(torch.zeros(0), torch.zeros(0))
+
+
+def test_reward_model_loss_weighs_lm_imitation() -> None:
+    assert reward_model_loss(torch.tensor(2.0), torch.tensor(3.0), 0.5).item() == 3.5
+    assert reward_model_loss(torch.tensor(2.0), torch.tensor(3.0), 0.0).item() == 2.0
+
+
+def test_preference_probability_belongs_to_the_loss() -> None:
+    probability = preference_probability(torch.tensor([2.0, 0.0])).tolist()
+    assert probability == pytest.approx([math.exp(-naive_loss(2.0)), 0.5], rel=1e-6)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lit_rlhf.functional import (
+    KLEstimator,
+    clipped_scores,
+    length_mask,
+    normalized_scores,
+    scaled_scores,
+    token_rewards,
+)
+
+
+def test_normalized_and_clipped_scores_by_hand() -> None:
+    scores = torch.tensor([1.0, 3.0, 4.0, 20.0, -20.0])
+    assert normalized_scores(scores, 3.0, 2.0, None).tolist() == [-1.0, 0.0, 0.5, 8.5, -11.5]
+    assert normalized_scores(scores, 3.0, 2.0, 0.8).tolist() == pytest.approx(
+        [-0.8, 0.0, 0.5, 0.8, -0.8], rel=1e-6
+    )
+
+
+def test_statistics_may_be_float64_tensors() -> None:
+    mean, std = torch.tensor(3.0, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)
+    scores = torch.tensor([1.0, 4.0])
+    assert normalized_scores(scores, mean, std, None).tolist() == [-1.0, 0.5]
+    assert scaled_scores(scores, std).tolist() == [0.5, 2.0]
+    assert normalized_scores(scores, mean, std, None).dtype == torch.float32
+    assert scaled_scores(scores, std).dtype == torch.float32
+
+
+def test_scaled_scores_keep_their_sign() -> None:
+    assert scaled_scores(torch.tensor([-1.0, 0.0, 3.0]), 2.0).tolist() == [-0.5, 0.0, 1.5]
+
+
+def test_without_a_spread_scores_are_not_scaled() -> None:
+    scores = torch.tensor([2.0, 5.0])
+    assert normalized_scores(scores, 2.0, 0.0, None).tolist() == [0.0, 3.0]
+    assert scaled_scores(scores, 0.0).tolist() == [2.0, 5.0]
+    # the spread of equal numbers is sometimes not quite 0
+    assert scaled_scores(scores, 1e-17).tolist() == [2.0, 5.0]
+
+
+def test_clipped_scores() -> None:
+    assert clipped_scores(torch.tensor([-3.0, 0.5, 3.0]), 1.0).tolist() == [-1.0, 0.5, 1.0]
+
+
+def test_token_rewards_by_hand() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0, 999.0], [-1.0, 999.0, 999.0]])
+    ref_logprobs = torch.tensor([[-3.0, -1.0, -999.0], [-1.5, -999.0, -999.0]])
+    mask = length_mask(torch.tensor([2, 1]), 3)
+    output = token_rewards(torch.tensor([10.0, 20.0]), logprobs, ref_logprobs, mask, kl_coef=0.1)
+    # what the policy likes more than the reference does costs reward
+    torch.testing.assert_close(output.kl, torch.tensor([[2.0, -1.0, 0.0], [0.5, 0.0, 0.0]]))
+    torch.testing.assert_close(output.rewards, torch.tensor([[-0.2, 10.1, 0.0], [19.95, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize(("estimator", "kl"), [("k2", 2.0), ("k3", math.exp(-2.0) + 1.0)])
+def test_token_rewards_with_another_estimator(estimator: KLEstimator, kl: float) -> None:
+    logprobs, mask = torch.full((1, 1), -1.0), torch.ones(1, 1, dtype=torch.bool)
+    output = token_rewards(torch.zeros(1), logprobs, logprobs - 2.0, mask, 0.5, estimator)
+    assert output.kl.item() == pytest.approx(kl, rel=1e-6)
+    assert output.rewards.item() == pytest.approx(-0.5 * kl, rel=1e-6)
+
+
+def test_the_score_sits_on_the_last_token_of_each_response() -> None:
+    zeros = torch.zeros(3, 4)
+    mask = length_mask(torch.tensor([4, 1, 2]), 4)
+    rewards = token_rewards(torch.tensor([1.0, 2.0, 3.0]), zeros, zeros, mask, 0.1).rewards
+    assert rewards.tolist() == [[0, 0, 0, 1], [2, 0, 0, 0], [0, 3, 0, 0]]
+
+
+def test_all_rewards_of_a_response_add_up_to_eq_3() -> None:
+    logprobs, ref_logprobs = torch.randn(2, 5), torch.randn(2, 5)
+    scores, mask = torch.tensor([1.5, -2.0]), length_mask(torch.tensor([5, 3]), 5)
+    rewards = token_rewards(scores, logprobs, ref_logprobs, mask, kl_coef=0.3).rewards
+    for row, n in enumerate([5, 3]):
+        kl = sum((logprobs[row, t] - ref_logprobs[row, t]).item() for t in range(n))
+        assert rewards[row].sum().item() == pytest.approx(scores[row].item() - 0.3 * kl, rel=1e-5)
+
+
+def test_a_response_without_a_token_gets_no_reward() -> None:
+    rewards = token_rewards(
+        torch.tensor([5.0, 5.0]),
+        torch.full((2, 2), float("nan")),
+        torch.zeros(2, 2),
+        torch.zeros(2, 2, dtype=torch.bool),
+        kl_coef=0.1,
+    )
+    assert (torch.stack(rewards) == 0).all()
+
+
+def test_rewards_are_constants() -> None:
+    scores, logprobs = torch.randn(1, requires_grad=True), torch.randn(1, 2, requires_grad=True)
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    output = token_rewards(scores, logprobs, torch.zeros(1, 2), mask, kl_coef=0.1)
+    others = (normalized_scores(scores, 0.0, 1.0, 1.0), scaled_scores(scores, 1.0))
+    assert not any(x.requires_grad for x in (*output, *others))

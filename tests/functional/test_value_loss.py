@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from lit_rlhf.functional import explained_variance, length_mask, value_loss
+
+ALL = torch.ones(1, 1, dtype=torch.bool)
+
+
+def one(value: float) -> Tensor:
+    return torch.tensor([[value]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "loss", "slope", "clip_fraction"),
+    [
+        # old value 1, clip 0.2: inside, 0.5 (V - R)^2 with slope V - R
+        (1.1, 2.0, 0.405, -0.9, 0.0),
+        (0.9, 0.0, 0.405, 0.9, 0.0),
+        # moved too far towards the target: held at 1.2 and 0.8, no gradient
+        (1.5, 2.0, 0.32, 0.0, 1.0),
+        (0.5, 0.0, 0.32, 0.0, 1.0),
+        # moved too far away from it: the larger error counts, its gradient leads back
+        (0.5, 2.0, 1.125, -1.5, 0.0),
+        (1.5, 0.0, 1.125, 1.5, 0.0),
+    ],
+)
+def test_clipped_by_hand(
+    value: float, target: float, loss: float, slope: float, clip_fraction: float
+) -> None:
+    values = one(value).requires_grad_()
+    output = value_loss(values, one(1.0), one(target), ALL, value_clip=0.2)
+    assert output.loss.item() == pytest.approx(loss, rel=1e-12)
+    (grad,) = torch.autograd.grad(output.loss, values)
+    assert grad.item() == pytest.approx(slope, rel=1e-12)
+    assert output.clip_fraction.item() == clip_fraction
+
+
+def test_unclipped_by_hand() -> None:
+    values = torch.tensor([[3.0, 1.0, 999.0]], requires_grad=True)
+    targets, mask = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[True, True, False]])
+    output = value_loss(values, torch.zeros(1, 3), targets, mask, value_clip=None)
+    assert output.loss.item() == 1.25  # 0.5 (4 + 1) / 2
+    (grad,) = torch.autograd.grad(output.loss, values)
+    assert grad.tolist() == [[1.0, -0.5, 0.0]]
+    assert output.clip_fraction.item() == 0
+
+
+def test_old_values_and_returns_are_constants() -> None:
+    values, old, returns = (torch.randn(1, 3, requires_grad=True) for _ in range(3))
+    output = value_loss(values, old, returns, torch.ones(1, 3, dtype=torch.bool))
+    grads = torch.autograd.grad(output.loss, [values, old, returns], allow_unused=True)
+    assert grads[0] is not None
+    assert grads[1:] == (None, None)
+
+
+def test_rounding_is_not_a_clip() -> None:
+    values, returns = torch.randn(10, 50), torch.randn(10, 50)
+    old = values + 0.1 * (torch.rand(10, 50) - 0.5)
+    mask = torch.ones(10, 50, dtype=torch.bool)
+    assert value_loss(values, old, returns, mask, value_clip=0.2).clip_fraction.item() == 0
+
+
+@pytest.mark.parametrize("junk", [999.0, float("nan"), float("inf")])
+def test_junk_outside_the_mask_reaches_no_value_and_no_gradient(junk: float) -> None:
+    mask = length_mask(torch.tensor([3, 1]), 3)
+    clean = [torch.randn(2, 3) for _ in range(3)]
+    results = []
+    for values, old, returns in (clean, [x.masked_fill(~mask, junk) for x in clean]):
+        leaf = values.clone().requires_grad_()
+        output = value_loss(leaf, old, returns, mask)
+        results.append((*output, torch.autograd.grad(output.loss, leaf)[0]))
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_gradient() -> None:
+    old, returns = (torch.randn(2, 3, dtype=torch.float64) for _ in range(2))
+    values = (old + 0.3 * torch.randn(2, 3, dtype=torch.float64)).requires_grad_()
+    mask = length_mask(torch.tensor([3, 2]), 3)
+    assert gradcheck(lambda x: value_loss(x, old, returns, mask).loss, (values,))
+
+
+def test_explained_variance_by_hand() -> None:
+    # returns 0, 2, 4 vary by 8/3; what is left of them is 0, 1, -1, which varies by 2/3
+    returns, values = (
+        torch.tensor([[0.0, 2.0, 4.0, 999.0]]),
+        torch.tensor([[0.0, 1.0, 5.0, -999.0]]),
+    )
+    mask = torch.tensor([[True, True, True, False]])
+    assert explained_variance(values, returns, mask).item() == pytest.approx(0.75, rel=1e-6)
+    assert explained_variance(returns, returns, mask).item() == 1.0
+    # an offset is no error of explained variance
+    assert explained_variance(returns + 7, returns, mask).item() == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_constant_critic_explains_nothing_and_a_wrong_one_less() -> None:
+    returns, mask = torch.tensor([[0.0, 2.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool)
+    assert explained_variance(torch.full((1, 3), 9.0), returns, mask).item() == 0.0
+    assert explained_variance(-returns, returns, mask).item() == pytest.approx(-3.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_without_variance_there_is_nothing_to_explain(kept: int) -> None:
+    mask = length_mask(torch.tensor([kept]), 3)
+    assert explained_variance(torch.randn(1, 3), torch.ones(1, 3), mask).item() == 0.0

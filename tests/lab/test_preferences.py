@@ -1,0 +1,100 @@
+import math
+import random
+
+import pytest
+
+from lit_rlhf.lab.preferences import is_usable, labelled_pair, preference_probability
+from lit_rlhf.lab.world import World
+
+PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"
+GOOD = "iron and zinc."  # gold 2, four words
+WORSE = "iron and apple. glad to help!"  # gold 1 - 0.7, eight words, one polite phrase
+WORLD = World(preference_sharpness=2.0, length_bias=0.1, phrase_bias=0.5, label_noise=0.2)
+
+
+def probability(a: str, b: str, world: World, ended_a: bool = True, ended_b: bool = True) -> float:
+    return preference_probability(PROMPT, a, b, ended_a, ended_b, world)
+
+
+def test_probability_by_hand() -> None:
+    logit = 2.0 * (2.0 - 0.3) + 0.1 * (4 - 8) + 0.5 * (0 - 1)
+    expected = 0.5 * 0.2 + 0.8 / (1 + math.exp(-logit))
+    assert probability(GOOD, WORSE, WORLD) == pytest.approx(expected, rel=1e-12)
+
+
+def test_truncation_lowers_the_probability() -> None:
+    logit = 2.0 * (1.0 - 0.3) + 0.1 * (4 - 8) + 0.5 * (0 - 1)
+    expected = 0.5 * 0.2 + 0.8 / (1 + math.exp(-logit))
+    assert probability(GOOD, WORSE, WORLD, ended_a=False) == pytest.approx(expected, rel=1e-12)
+
+
+def test_probabilities_of_both_orders_sum_to_one() -> None:
+    total = probability(GOOD, WORSE, WORLD) + probability(WORSE, GOOD, WORLD)
+    assert total == pytest.approx(1.0, rel=1e-12)
+
+
+def test_without_gold_the_biases_decide() -> None:
+    longer = "sure: iron and zinc. glad to help! glad to help!"
+    biased = World(preference_sharpness=0.0, length_bias=0.1, phrase_bias=0.5, label_noise=0.0)
+    logit = 0.1 * (14 - 4) + 0.5 * 2
+    assert probability(longer, GOOD, biased) == pytest.approx(1 / (1 + math.exp(-logit)))
+
+
+def test_noise_alone_is_a_fair_coin() -> None:
+    assert probability(GOOD, WORSE, World(label_noise=1.0)) == 0.5
+
+
+def test_extreme_logits_neither_overflow_nor_leave_the_range() -> None:
+    sharp = World(preference_sharpness=1e6, label_noise=0.0)
+    assert probability(GOOD, WORSE, sharp) == 1.0
+    assert probability(WORSE, GOOD, sharp) == 0.0
+
+
+def test_labels_come_at_the_stated_frequency() -> None:
+    rng = random.Random(0)
+    draws = 4000
+    wins = sum(
+        labelled_pair(PROMPT, GOOD, WORSE, True, True, WORLD, rng)["chosen"].endswith(GOOD)
+        for _ in range(draws)
+    )
+    expected = probability(GOOD, WORSE, WORLD)
+    deviation = math.sqrt(expected * (1 - expected) / draws)
+    assert wins / draws == pytest.approx(expected, abs=3 * deviation)
+
+
+def test_record_is_two_hh_dialogues() -> None:
+    sharp = World(preference_sharpness=1e6, label_noise=0.0)
+    record = labelled_pair(PROMPT, " " + WORSE, " " + GOOD, True, True, sharp, random.Random(0))
+    assert record == {
+        "chosen": "\n\nHuman: name two metals.\n\nAssistant: iron and zinc.",
+        "rejected": "\n\nHuman: name two metals.\n\nAssistant: iron and apple. glad to help!",
+    }
+
+
+UNUSABLE = [
+    pytest.param(GOOD, " " + GOOD, id="equal but for space"),
+    pytest.param("", GOOD, id="empty"),
+    pytest.param(GOOD, " \n", id="blank"),
+    pytest.param(GOOD, "iron.\n\nHuman: thanks", id="human marker"),
+    pytest.param("iron.\n\nAssistant: zinc", GOOD, id="assistant marker"),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), UNUSABLE)
+def test_unusable_pair_refused(a: str, b: str) -> None:
+    with pytest.raises(ValueError, match="a, b: expected two different responses"):
+        labelled_pair(PROMPT, a, b, True, True, WORLD, random.Random(0))
+    assert not is_usable(a, b)
+
+
+def test_usable_pair_differs_and_has_no_markers() -> None:
+    assert is_usable(GOOD, WORSE)
+
+
+def test_labels_repeat_with_their_seed() -> None:
+    def labels(seed: int) -> list[dict[str, str]]:
+        rng = random.Random(seed)
+        return [labelled_pair(PROMPT, GOOD, WORSE, True, True, WORLD, rng) for _ in range(50)]
+
+    assert labels(1) == labels(1)
+    assert labels(1) != labels(2)

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from lit_rlhf.models import (
+    ModelOptions,
+    disable_dropout,
+    load_causal_lm,
+    load_scalar_model,
+    load_tokenizer,
+    random_scalar_model,
+    save_model_folder,
+    token_logits,
+    token_values,
+)
+from lit_rlhf.models.networks import scalar_head_of, trunk_of
+from tests.support.tiny_models import (
+    EOS_ID,
+    PAD_ID,
+    VOCAB_SIZE,
+    tiny_causal_lm,
+    tiny_tokenizer,
+)
+
+Folder = Callable[[str], Path]
+IDS = torch.arange(4, 24).reshape(2, 10)
+MASK = torch.ones(2, 10, dtype=torch.bool)
+
+
+def test_a_loaded_language_model_is_the_saved_one(family: str, causal_folder: Folder) -> None:
+    loaded = load_causal_lm(causal_folder(family)).state_dict()
+    for name, weight in tiny_causal_lm(family).state_dict().items():
+        torch.testing.assert_close(loaded[name], weight, rtol=0, atol=0)
+
+
+def test_a_scalar_model_keeps_the_trunk_of_the_language_model(
+    family: str, causal_folder: Folder
+) -> None:
+    scalar = trunk_of(load_scalar_model(causal_folder(family))).state_dict()
+    trunk = trunk_of(tiny_causal_lm(family)).state_dict()
+    assert scalar.keys() == trunk.keys()
+    for name, weight in trunk.items():
+        torch.testing.assert_close(scalar[name], weight, rtol=0, atol=0)
+
+
+def test_a_new_head_is_seeded_small_and_without_bias(family: str, causal_folder: Folder) -> None:
+    heads = [
+        scalar_head_of(load_scalar_model(causal_folder(family), head_seed=seed)).state_dict()
+        for seed in (3, 3, 4)
+    ]
+    assert [list(head) for head in heads] == [["weight"]] * 3
+    first, same, other = (head["weight"] for head in heads)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    width = first.shape[1]
+    expected = (
+        torch.randn(1, width, generator=torch.Generator().manual_seed(3)) / (width + 1) ** 0.5
+    )
+    torch.testing.assert_close(first, expected)
+
+
+def test_a_scalar_config_has_one_label_and_the_padding_token(
+    family: str, causal_folder: Folder
+) -> None:
+    config = load_scalar_model(causal_folder(family)).config
+    assert config.num_labels == 1
+    assert config.pad_token_id == PAD_ID
+
+
+def test_a_scalar_model_keeps_its_trained_head(scalar_folder: Folder) -> None:
+    first, second = (load_scalar_model(scalar_folder("llama"), head_seed=seed) for seed in (5, 6))
+    weights = [scalar_head_of(model).get_parameter("weight") for model in (first, second)]
+    assert torch.equal(weights[0], weights[1])
+
+
+def test_a_random_scalar_model_is_seeded_and_shares_no_weights(
+    family: str, causal_folder: Folder
+) -> None:
+    first, same, other = (random_scalar_model(causal_folder(family), seed=s) for s in (1, 1, 2))
+    values = [token_values(model.eval(), IDS, MASK) for model in (first, same, other)]
+    assert torch.equal(values[0], values[1])
+    assert not torch.allclose(values[0], values[2])
+    first_embedding, trained_embedding = (
+        model.get_input_embeddings().get_parameter("weight")
+        for model in (trunk_of(first), tiny_causal_lm(family))
+    )
+    assert not torch.allclose(first_embedding, trained_embedding)
+
+
+def test_bf16_weights_load(family: str, causal_folder: Folder) -> None:
+    options = ModelOptions(dtype="bfloat16")
+    for model in (
+        load_causal_lm(causal_folder(family), options),
+        load_scalar_model(causal_folder(family), options),
+    ):
+        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    exact = token_logits(tiny_causal_lm(family), IDS, MASK)
+    rounded = token_logits(load_causal_lm(causal_folder(family), options).eval(), IDS, MASK)
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.float() - exact).norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_gradient_checkpointing_recomputes_the_same_gradients(
+    family: str, rank: int, causal_folder: Folder
+) -> None:
+    gradients, calls = [], []
+    for checkpointing in (False, True):
+        options = ModelOptions(gradient_checkpointing=checkpointing, lora_rank=rank)
+        model = disable_dropout(load_causal_lm(causal_folder(family), options))
+        if rank:
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    torch.nn.init.constant_(parameter, 0.1)
+        count = [0]
+        norm = next(
+            module
+            for name, module in trunk_of(model).named_modules()
+            if ".0." in name and "Norm" in type(module).__name__
+        )
+        norm.register_forward_hook(lambda *_, count=count: count.__setitem__(0, count[0] + 1))
+        torch.autograd.backward(token_logits(model, IDS, MASK).logsumexp(-1).sum())
+        gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+        calls.append(count[0])
+    assert calls == [1, 2]
+    assert gradients[0]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
+
+
+def test_loading_leaves_the_global_generator_alone(causal_folder: Folder) -> None:
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    options = ModelOptions(lora_rank=2)
+    load_causal_lm(causal_folder("llama"), options)
+    load_scalar_model(causal_folder("llama"), options)
+    random_scalar_model(causal_folder("llama"), options)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_models_come_in_training_mode(causal_folder: Folder, scalar_folder: Folder) -> None:
+    for model in (
+        load_causal_lm(causal_folder("gpt2")),
+        load_scalar_model(causal_folder("gpt2")),
+        load_scalar_model(scalar_folder("gpt2")),
+    ):
+        assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("path", ["./missing", "runs/sft/model", "/no/such/model", "a b", ""])
+@pytest.mark.parametrize("load", [load_causal_lm, load_scalar_model, load_tokenizer])
+def test_a_path_that_is_neither_folder_nor_hub_id_is_refused(
+    path: str, load: Callable[[str], object]
+) -> None:
+    with pytest.raises(ValueError, match="path: expected a folder with a model or a hub id"):
+        load(path)
+
+
+def test_a_path_object_is_never_taken_for_a_hub_id() -> None:
+    with pytest.raises(ValueError, match="path: expected a folder"):
+        load_causal_lm(Path("gpt2-missing"))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="path: expected a model"):
+        load_causal_lm(tmp_path)
+    with pytest.raises(ValueError, match="path: expected a tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    model = tiny_causal_lm()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="safetensors"):
+        load_causal_lm(tmp_path)
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    model = tiny_causal_lm()
+    state = {k: v for k, v in model.state_dict().items() if "layers.1.mlp.up_proj" not in k}
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ValueError, match=r"missing are model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_causal_lm(tmp_path)
+
+
+def test_a_reward_model_is_no_policy(family: str, scalar_folder: Folder) -> None:
+    with pytest.raises(ValueError, match="expected a causal language model, got a reward model"):
+        load_causal_lm(scalar_folder(family))
+
+
+def test_a_classifier_of_two_labels_is_no_reward_model(tmp_path: Path) -> None:
+    config = tiny_causal_lm().config
+    config.num_labels = 2
+    plain = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="expected a model with 1 label, got 2"):
+        load_scalar_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float8"}, "dtype: expected one of"),
+        ({"lora_rank": -1}, "lora_rank: expected"),
+        ({"lora_alpha": 0.0}, "lora_alpha: expected"),
+        ({"lora_dropout": 1.0}, "lora_dropout: expected"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(ModelOptions(), **options)
+
+
+def test_the_tokenizer_pads_on_the_left_with_its_own_token(causal_folder: Folder) -> None:
+    tokenizer = load_tokenizer(causal_folder("llama"))
+    assert tokenizer.pad_token_id == PAD_ID
+    assert tokenizer(["a", "a b c"], padding=True)["attention_mask"][0][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("special", "expected"),
+    [
+        ({"extra_special_tokens": ["<pad>"]}, "<pad>"),
+        ({"unk_token": "<unk>"}, "<unk>"),
+        ({}, "</s>"),
+    ],
+)
+def test_a_missing_padding_token_is_found_in_the_vocabulary(
+    special: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    tokenizer = tiny_tokenizer(pad_token=None, special_pad="<pad>" in str(special))
+    tokenizer.add_special_tokens(special)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.pad_token == expected
+    assert len(loaded) == VOCAB_SIZE
+    assert loaded.eos_token_id == EOS_ID
+
+
+def test_a_padding_token_that_is_eos_stays(tmp_path: Path) -> None:
+    tiny_tokenizer(pad_token="</s>").save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).pad_token == "</s>"
+
+
+def test_a_tokenizer_without_eos_is_refused(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="expected a tokenizer with an EOS token"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_scalar_model_of_a_tokenizer_that_pads_with_eos_leaves_padding_open(
+    tmp_path: Path,
+) -> None:
+    model = tiny_causal_lm()
+    model.config.pad_token_id = None
+    save_model_folder(model, tiny_tokenizer(pad_token="</s>"), tmp_path / "m")
+    assert load_scalar_model(tmp_path / "m").config.pad_token_id is None

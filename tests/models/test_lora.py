@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from lit_rlhf.models import (
+    LanguageModel,
+    ModelOptions,
+    adapters_off,
+    load_causal_lm,
+    load_scalar_model,
+    save_model_folder,
+    sequence_scores,
+    token_logits,
+)
+from lit_rlhf.models.networks import scalar_head_of
+from lit_rlhf.models.saving import merged_state_dict
+from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
+
+Folder = Callable[[str], Path]
+IDS = torch.arange(4, 24).reshape(2, 10)
+MASK = torch.ones(2, 10, dtype=torch.bool)
+LORA = ModelOptions(lora_rank=2, lora_alpha=8.0)
+
+
+def trained(model: LanguageModel) -> LanguageModel:
+    """Stands in for training: adapters and fully trained layers that differ from their start."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model: LanguageModel) -> Tensor:
+    return token_logits(model, IDS, MASK)
+
+
+@torch.no_grad()
+def test_with_the_adapter_off_the_policy_is_its_reference(
+    family: str, causal_folder: Folder
+) -> None:
+    model = trained(load_causal_lm(causal_folder(family), LORA))
+    base = logits(tiny_causal_lm(family))
+    assert not torch.allclose(logits(model), base, atol=1e-2)
+    with adapters_off(model):
+        assert torch.equal(logits(model), base)
+
+
+def test_new_adapters_change_nothing(family: str, causal_folder: Folder) -> None:
+    model = load_causal_lm(causal_folder(family), LORA).eval()
+    assert torch.equal(logits(model), logits(tiny_causal_lm(family)))
+
+
+def test_only_adapters_and_the_scalar_head_are_trained(family: str, causal_folder: Folder) -> None:
+    policy = load_causal_lm(causal_folder(family), LORA)
+    names = [name for name, p in policy.named_parameters() if p.requires_grad]
+    assert names
+    assert all(".lora_" in name for name in names)
+    critic = load_scalar_model(causal_folder(family), LORA)
+    names = [name for name, p in critic.named_parameters() if p.requires_grad]
+    assert {name for name in names if ".lora_" not in name} == {
+        "base_model.model.score.modules_to_save.default.weight"
+    }
+
+
+def test_the_scalar_head_gets_gradients(family: str, causal_folder: Folder) -> None:
+    critic = load_scalar_model(causal_folder(family), LORA)
+    torch.autograd.backward(sequence_scores(critic, IDS, MASK).sum())
+    gradient = scalar_head_of(critic).get_parameter("modules_to_save.default.weight").grad
+    assert gradient is not None
+    assert gradient.abs().sum() > 0
+
+
+def test_a_saved_policy_computes_what_the_adapted_one_does(
+    family: str, causal_folder: Folder, tmp_path: Path
+) -> None:
+    model = trained(load_causal_lm(causal_folder(family), LORA))
+    save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    plain, info = loaded
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    torch.testing.assert_close(logits(plain.eval()), logits(model), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_saved_reward_model_scores_as_the_adapted_one_does(
+    family: str, causal_folder: Folder, tmp_path: Path
+) -> None:
+    model = trained(load_scalar_model(causal_folder(family), LORA))
+    save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
+    loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "m", output_loading_info=True
+    )
+    plain, info = loaded
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    torch.testing.assert_close(
+        plain.eval()(IDS).logits[:, 0], sequence_scores(model, IDS, MASK), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_saving_leaves_the_adapters_on(family: str, causal_folder: Folder, tmp_path: Path) -> None:
+    model = trained(load_causal_lm(causal_folder(family), LORA))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_merged_weights_keep_names_and_dtype(
+    family: str, dtype: str, causal_folder: Folder
+) -> None:
+    options = ModelOptions(lora_rank=2, dtype=dtype)
+    merged = merged_state_dict(trained(load_causal_lm(causal_folder(family), options)))
+    plain = load_causal_lm(causal_folder(family), ModelOptions(dtype=dtype)).state_dict()
+    assert merged.keys() == plain.keys()
+    assert {name: t.dtype for name, t in merged.items()} == {n: t.dtype for n, t in plain.items()}
+
+
+def test_adapters_are_seeded(causal_folder: Folder) -> None:
+    first = load_causal_lm(causal_folder("llama"), LORA)
+    torch.rand(1)
+    second = load_causal_lm(causal_folder("llama"), LORA)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
+
+
+def test_targets_can_be_chosen(causal_folder: Folder) -> None:
+    options = ModelOptions(lora_rank=2, lora_targets=r".*\.q_proj")
+    model = load_causal_lm(causal_folder("llama"), options)
+    adapted = {n.split(".lora_")[0][-6:] for n, p in model.named_parameters() if p.requires_grad}
+    assert adapted == {"q_proj"}

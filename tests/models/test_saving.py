@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from lit_rlhf.models import (
+    ModelCardInfo,
+    load_causal_lm,
+    load_scalar_model,
+    load_tokenizer,
+    save_model_folder,
+)
+from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
+
+Folder = Callable[[str], Path]
+
+
+class Contract:
+    def save(self, folder: Path) -> None:
+        (folder / "text_contract.json").write_text("{}")
+
+
+class Broken:
+    def save(self, folder: Path) -> None:
+        raise OSError("disk full")
+
+
+def weights_equal(folder: Path, seed: int) -> bool:
+    loaded, made = load_causal_lm(folder).state_dict(), tiny_causal_lm(seed=seed).state_dict()
+    return all(torch.equal(loaded[name], made[name]) for name in made)
+
+
+def test_a_folder_holds_what_plain_transformers_loads(family: str, tmp_path: Path) -> None:
+    model, tokenizer = tiny_causal_lm(family), tiny_tokenizer()
+    save_model_folder(model, tokenizer, tmp_path / "m", contract=Contract())
+    assert {path.name for path in (tmp_path / "m").iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "text_contract.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    ids = torch.arange(4, 14).unsqueeze(0)
+    plain: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    torch.testing.assert_close(plain(ids).logits, model(ids).logits)
+
+
+def test_saving_replaces_a_model(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        save_model_folder(tiny_causal_lm(seed=seed), tiny_tokenizer(), tmp_path / "m")
+    assert weights_equal(tmp_path / "m", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_failed_save_keeps_the_old_model_and_leaves_no_trace(tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), tmp_path / "m")
+    with pytest.raises(OSError, match="disk full"):
+        save_model_folder(
+            tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m", contract=Broken()
+        )
+    assert weights_equal(tmp_path / "m", 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_failed_first_save_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="disk full"):
+        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", contract=Broken())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_second_rename_brings_the_old_model_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), tmp_path / "m")
+    rename = Path.rename
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.name.endswith(".partial"):
+            raise OSError("interrupted")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="interrupted"):
+        save_model_folder(tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m")
+    assert weights_equal(tmp_path / "m", 0)
+
+
+def test_a_model_lost_between_the_renames_is_brought_back(tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / ".m.previous")
+    with pytest.raises(OSError, match="disk full"):
+        save_model_folder(
+            tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m", contract=Broken()
+        )
+    assert weights_equal(tmp_path / "m", 0)
+
+
+def test_what_a_crash_left_is_cleared(tmp_path: Path) -> None:
+    (tmp_path / ".m.partial").mkdir()
+    (tmp_path / ".m.partial" / "model.safetensors").write_text("half")
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_model_may_hold_another(tmp_path: Path, causal_folder: Folder) -> None:
+    policy, critic = tiny_causal_lm(), load_scalar_model(causal_folder("llama"))
+    for _ in range(2):
+        save_model_folder(policy, tiny_tokenizer(), tmp_path / "m")
+        save_model_folder(critic, tiny_tokenizer(), tmp_path / "m" / "critic")
+    assert (tmp_path / "m" / "critic" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("foreign", ["notes.docx", "data/train.csv", "checkpoints/last.ckpt"])
+def test_a_folder_with_other_content_is_not_replaced(foreign: str, tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    (tmp_path / "m" / foreign).parent.mkdir(exist_ok=True)
+    (tmp_path / "m" / foreign).write_text("mine")
+    with pytest.raises(ValueError, match="folder: expected a model folder or a free name"):
+        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    assert (tmp_path / "m" / foreign).read_text() == "mine"
+
+
+def test_a_folder_without_a_model_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("mine")
+    with pytest.raises(ValueError, match=r"folder: expected a model folder.*notes\.md"):
+        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path)
+    assert (tmp_path / "notes.md").read_text() == "mine"
+
+
+def test_an_empty_folder_is_a_free_name(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    assert weights_equal(tmp_path / "m", 0)
+
+
+def test_parents_are_made(tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "a" / "b")
+    assert weights_equal(tmp_path / "a" / "b", 0)
+
+
+def saved_generation(folder: Path) -> dict[str, object]:
+    settings = json.loads((folder / "generation_config.json").read_text())
+    assert isinstance(settings, dict)
+    del settings["transformers_version"]
+    return settings
+
+
+def test_generation_settings_of_the_base_model_are_not_passed_on(tmp_path: Path) -> None:
+    model = tiny_causal_lm()
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        top_k=7, temperature=0.3, do_sample=True
+    )
+    save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
+    ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
+    assert saved_generation(tmp_path / "m") == ids
+    assert model.generation_config.top_k == 7
+
+
+def test_generation_settings_are_saved(tmp_path: Path) -> None:
+    settings = {"do_sample": True, "temperature": 0.7, "top_k": 0, "max_new_tokens": 9}
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", generation=settings)
+    assert saved_generation(tmp_path / "m").items() >= settings.items()
+
+
+def test_greedy_settings_drop_what_only_sampling_uses(tmp_path: Path) -> None:
+    settings = {"do_sample": False, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 9}
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", generation=settings)
+    assert not saved_generation(tmp_path / "m").keys() & {"temperature", "top_p"}
+
+
+def test_unknown_generation_settings_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"generation: .*temprature"):
+        save_model_folder(
+            tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", generation={"temprature": 1.0}
+        )
+
+
+def test_a_scalar_model_takes_no_generation_settings(tmp_path: Path, scalar_folder: Folder) -> None:
+    with pytest.raises(ValueError, match="generation: expected None"):
+        save_model_folder(
+            load_scalar_model(scalar_folder("llama")),
+            tiny_tokenizer(),
+            tmp_path / "m",
+            generation={"max_new_tokens": 1},
+        )
+
+
+def test_saving_leaves_the_tokenizer_as_it_was(tmp_path: Path, scalar_folder: Folder) -> None:
+    tokenizer = tiny_tokenizer()
+    save_model_folder(load_scalar_model(scalar_folder("llama")), tokenizer, tmp_path / "m")
+    assert tokenizer.padding_side == "left"
+    assert load_tokenizer(tmp_path / "m").padding_side == "left"
+
+
+def test_the_chat_template_travels(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    save_model_folder(tiny_causal_lm(), tokenizer, tmp_path / "m")
+    assert load_tokenizer(tmp_path / "m").chat_template == tokenizer.chat_template
+
+
+def test_the_model_card_says_how_the_model_was_made(tmp_path: Path) -> None:
+    card = ModelCardInfo(
+        stage="reward",
+        base_model="owner/base",
+        config={"learning_rate": 1e-5, "pipe": "a|b"},
+        metrics={"reward/accuracy": 0.71},
+        command="lit_rlhf fit",
+    )
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", card=card)
+    text = (tmp_path / "m" / "README.md").read_text()
+    for part in (
+        "base_model: owner/base",
+        "| `learning_rate` | 1e-05 |",
+        "| `pipe` | a\\|b |",
+        "| `reward/accuracy` | 0.71 |",
+        "lit_rlhf fit",
+        f"| `torch` | {torch.__version__} |",
+    ):
+        assert part in text
+
+
+def test_a_local_base_model_stays_out_of_the_hub_metadata(tmp_path: Path) -> None:
+    card = ModelCardInfo(stage="sft", base_model="runs/with/three/parts")
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", card=card)
+    assert "base_model:" not in (tmp_path / "m" / "README.md").read_text()
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real", target_is_directory=True)
+    save_model_folder(tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert weights_equal(tmp_path / "real", 1)
+    shutil.rmtree(tmp_path / "real")

@@ -1,0 +1,130 @@
+"""What the built wheels and source archives contain."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build(project: Path, target: str, out: Path) -> Path:
+    """Build without the network, since hatchling is installed, and without touching the tree."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    (built,) = out.iterdir()
+    return built
+
+
+def packages(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    return {top for top in tops if not top.endswith(".dist-info")}
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_string(archive.read(name).decode())
+
+
+@pytest.fixture(scope="module")
+def root_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, "wheel", tmp_path_factory.mktemp("root_wheel"))
+
+
+@pytest.fixture(scope="module")
+def root_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, "sdist", tmp_path_factory.mktemp("root_sdist"))
+
+
+@pytest.fixture(scope="module")
+def callbacks_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT / "callbacks", "wheel", tmp_path_factory.mktemp("callbacks_wheel"))
+
+
+def test_the_root_wheel_holds_both_packages(root_wheel: Path) -> None:
+    assert packages(root_wheel) == {"lit_rlhf", "lit_callbacks"}
+
+
+def test_the_callbacks_wheel_holds_one_package(callbacks_wheel: Path) -> None:
+    assert packages(callbacks_wheel) == {"lit_callbacks"}
+
+
+def test_both_wheels_hold_the_same_callbacks(root_wheel: Path, callbacks_wheel: Path) -> None:
+    def callbacks(wheel: Path) -> dict[str, bytes]:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith("lit_callbacks/")]
+            return {name: archive.read(name) for name in names}
+
+    assert callbacks(root_wheel) == callbacks(callbacks_wheel)
+
+
+def test_every_source_file_is_in_the_root_wheel(root_wheel: Path) -> None:
+    with zipfile.ZipFile(root_wheel) as archive:
+        names = set(archive.namelist())
+    folders = [ROOT, ROOT / "callbacks"]
+    expected = {
+        file.relative_to(base).as_posix()
+        for base, package in zip(folders, ["lit_rlhf", "lit_callbacks"], strict=True)
+        for file in (base / package).rglob("*")
+        if file.suffix in {".py", ".typed"}
+    }
+    assert expected <= names
+
+
+def test_the_root_wheel_brings_the_command(root_wheel: Path) -> None:
+    with zipfile.ZipFile(root_wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        text = archive.read(name).decode()
+    assert "lit_rlhf = lit_rlhf.cli.main:main" in text
+
+
+def test_the_license_is_in_both_wheels(root_wheel: Path, callbacks_wheel: Path) -> None:
+    for wheel in (root_wheel, callbacks_wheel):
+        assert metadata(wheel)["License-Expression"] == "Apache-2.0"
+        assert metadata(wheel).get_all("License-File") == ["LICENSE"]
+
+
+def test_deepspeed_is_asked_for_on_linux_only(root_wheel: Path) -> None:
+    lines = metadata(root_wheel).get_all("Requires-Dist") or []
+    (line,) = (line for line in lines if line.startswith("deepspeed"))
+    assert line.replace("'", '"').endswith('sys_platform == "linux"')
+
+
+def test_the_source_archive_builds_the_same_wheel(
+    root_sdist: Path, root_wheel: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(root_sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    (tmp_path / "wheel").mkdir()
+    wheel = build(source, "wheel", tmp_path / "wheel")
+
+    def contents(file: Path) -> dict[str, int]:
+        with zipfile.ZipFile(file) as archive:
+            return {info.filename: info.CRC for info in archive.infolist()}
+
+    assert contents(wheel) == contents(root_wheel)
+
+
+def test_the_source_archive_holds_what_the_tests_need(root_sdist: Path) -> None:
+    with tarfile.open(root_sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"constraints.txt", "Makefile", "callbacks/pyproject.toml", "callbacks/README.md"}
+    assert needed <= names
+    assert any(name.startswith("tests/") for name in names)
+
+
+def test_the_source_archive_holds_no_data_and_no_environment(root_sdist: Path) -> None:
+    with tarfile.open(root_sdist) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    assert not tops & {"shared", "runs", "outputs"}
+    assert not [top for top in tops if top.startswith(".venv")]

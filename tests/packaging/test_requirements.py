@@ -1,0 +1,152 @@
+"""What pyproject.toml, callbacks/pyproject.toml and constraints.txt say of each other."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = {"root": ROOT / "pyproject.toml", "callbacks": ROOT / "callbacks" / "pyproject.toml"}
+
+
+def project(name: str) -> dict[str, object]:
+    return tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))["project"]  # type: ignore[no-any-return]
+
+
+def requirements(name: str, extras: bool = True) -> list[Requirement]:
+    table = project(name)
+    lines = list(table["dependencies"])  # type: ignore[call-overload]
+    if extras:
+        for extra in table.get("optional-dependencies", {}).values():  # type: ignore[attr-defined]
+            lines += extra
+    return [Requirement(line) for line in lines]
+
+
+def pins() -> dict[str, Version]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    parts = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in parts}
+
+
+def imported_packages(folder: Path) -> set[str]:
+    names: set[str] = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names)
+
+
+def test_callbacks_require_a_subset_of_what_the_root_requires() -> None:
+    ours = {str(requirement) for requirement in requirements("root", extras=False)}
+    theirs = {str(requirement) for requirement in requirements("callbacks")}
+    assert theirs <= ours
+
+
+def test_both_distributions_have_one_version() -> None:
+    assert project("callbacks")["version"] == project("root")["version"]
+
+
+def test_both_distributions_need_the_same_python() -> None:
+    assert project("callbacks")["requires-python"] == project("root")["requires-python"]
+
+
+@pytest.mark.parametrize("package", ["lit_rlhf", "callbacks/lit_callbacks"])
+def test_a_package_says_the_version_of_its_distribution(package: str) -> None:
+    text = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
+    assert f'__version__ = "{project("root")["version"]}"' in text
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_every_requirement_has_a_bound(name: str) -> None:
+    unbound = [r.name for r in requirements(name) if not r.specifier and r.name != "lit-rlhf"]
+    assert unbound == []
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_every_bound_has_a_reason(name: str) -> None:
+    lines = PROJECTS[name].read_text(encoding="utf-8").splitlines()
+    bounds = [line for line in lines if re.match(r'\s*(requires-python = )?"[^"]*[<>=]=?\d', line)]
+    assert len(bounds) >= len([r for r in requirements(name) if r.specifier])
+    assert [line for line in bounds if not re.search(r'",? # \S.{10,}', line)] == []
+
+
+def test_constraints_are_exact_pins_and_nothing_else() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pin = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9a-z.]*")
+    assert [line for line in lines if not line.startswith("#") and not pin.fullmatch(line)] == []
+
+
+def test_constraints_leave_the_packages_of_cuda_to_torch() -> None:
+    cuda = [name for name in pins() if name.startswith(("nvidia-", "cuda-")) or name == "triton"]
+    assert cuda == []
+
+
+def test_constraints_fit_every_requirement() -> None:
+    pinned = pins()
+    wrong = [
+        str(requirement)
+        for requirement in requirements("root") + requirements("callbacks")
+        if requirement.name != "lit-rlhf"
+        and not requirement.specifier.contains(
+            pinned.get(canonicalize_name(requirement.name), Version("0"))
+        )
+    ]
+    assert wrong == []
+
+
+def reachable(seeds: list[Requirement]) -> Iterator[str]:
+    """Names of the installed distributions that `seeds` bring in, themselves included."""
+    waiting = [(seed, "") for seed in seeds]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        try:
+            needs = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        yield name
+        for wanted in {"", *requirement.extras}:
+            if (name, wanted) not in seen:
+                seen.add((name, wanted))
+                waiting += [(Requirement(line), wanted) for line in needs]
+
+
+def test_constraints_pin_what_the_requirements_bring_in() -> None:
+    from_torch = ("nvidia-", "cuda-", "triton")  # torch pins them, see above
+    names = {name for name in reachable(requirements("root")) if not name.startswith(from_torch)}
+    assert len(names) > 50
+    assert names - pins().keys() <= {"lit-rlhf"}
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "own"),
+    [
+        ("root", ROOT / "lit_rlhf", {"lit_rlhf", "lit_callbacks"}),
+        ("callbacks", ROOT / "callbacks" / "lit_callbacks", {"lit_callbacks"}),
+    ],
+)
+def test_what_a_package_imports_is_declared(name: str, folder: Path, own: set[str]) -> None:
+    distributions = importlib.metadata.packages_distributions()
+    declared = {canonicalize_name(requirement.name) for requirement in requirements(name, False)}
+    undeclared = [
+        package
+        for package in sorted(imported_packages(folder) - own)
+        if not declared & {canonicalize_name(d) for d in distributions.get(package, [package])}
+    ]
+    assert undeclared == []

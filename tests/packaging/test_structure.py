@@ -1,0 +1,80 @@
+"""Rules of the source tree that no linter checks."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ["lit_rlhf", "callbacks/lit_callbacks", "tests", "benchmarks"]
+FORMULAS = {"exp", "clamp", "where", "log_softmax", "logsigmoid"}
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+def attributes(file: Path) -> Iterator[ast.Attribute]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            yield node
+
+
+def place(file: Path, node: ast.expr | ast.stmt) -> str:
+    return f"{file.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_no_file_is_over_400_lines() -> None:
+    lengths = {
+        str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines())
+        for file in sources(*FOLDERS)
+    }
+    assert {file: lines for file, lines in lengths.items() if lines > 400} == {}
+
+
+def test_modules_hold_no_formula() -> None:
+    found = [
+        f"{place(file, node)} {node.attr}"
+        for file in sources("lit_rlhf/modules")
+        for node in attributes(file)
+        if node.attr in FORMULAS
+    ]
+    assert found == [], "formulas belong in lit_rlhf/functional"
+
+
+def test_callbacks_use_only_what_lightning_documents() -> None:
+    found = []
+    for file in sources("callbacks/lit_callbacks"):
+        for node in attributes(file):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr.startswith("_") and not node.attr.startswith("__") and owner != "self":
+                found.append(place(file, node))
+        for statement in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(statement, ast.ImportFrom) and statement.module is not None:
+                path = statement.module.split(".") + [alias.name for alias in statement.names]
+                if path[0] == "lightning" and any(part.startswith("_") for part in path):
+                    found.append(place(file, statement))
+    assert found == []
+
+
+@pytest.mark.parametrize("package", ["lit_rlhf", "lit_callbacks"])
+def test_a_package_is_typed(package: str) -> None:
+    folder = ROOT / package if package == "lit_rlhf" else ROOT / "callbacks" / package
+    assert (folder / "py.typed").is_file()
+
+
+def test_importing_lit_rlhf_loads_only_the_standard_library() -> None:
+    # -I keeps the environment out, -S the .pth files of site-packages, which import what they like
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import lit_rlhf\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "print(sorted(loaded - set(sys.stdlib_module_names)))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['__main__', 'lit_rlhf']"

@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
+
+from lit_rlhf.models import evaluating
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions, sampled_responses
+from tests.support.tiny_models import (
+    EOS_ID,
+    FAMILIES,
+    PAD_ID,
+    VOCAB_SIZE,
+    tiny_causal_lm,
+    tiny_config,
+)
+
+LENGTHS = (9, 4, 1, 6)
+OPTIONS = SamplingOptions(max_new_tokens=8)
+
+
+def prompts() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.full((len(LENGTHS), 9), PAD_ID)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, length in enumerate(LENGTHS):
+        ids[i, 9 - length :] = torch.randint(4, VOCAB_SIZE, (length,), generator=generator)
+        mask[i, 9 - length :] = True
+    return ids, mask
+
+
+def with_eos_logit(bias: float, family: str = "llama") -> PreTrainedModel:
+    """A model whose logit of EOS is raised by `bias`."""
+    model = tiny_causal_lm(family)
+    weight = model.get_parameter("lm_head.weight").detach()
+    head = nn.Linear(weight.shape[1], weight.shape[0])
+    head.weight = nn.Parameter(weight)
+    nn.init.zeros_(head.bias)
+    with torch.no_grad():
+        head.bias[EOS_ID] = bias
+    model.set_submodule("lm_head", head)
+    return model
+
+
+def sampled(
+    model: PreTrainedModel,
+    options: SamplingOptions = OPTIONS,
+    seed: int = 0,
+    pad: int = PAD_ID,
+    eos: tuple[int, ...] = (EOS_ID,),
+    micro_batch_size: int | None = None,
+) -> RolloutBatch:
+    ids, mask = prompts()
+    return sampled_responses(model, ids, mask, options, eos, pad, seed, micro_batch_size)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_the_same_seed_gives_the_same_tokens(family: str) -> None:
+    model = tiny_causal_lm(family)
+    first, second = sampled(model, seed=3), sampled(model, seed=3)
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_another_seed_gives_other_tokens(family: str) -> None:
+    model = tiny_causal_lm(family)
+    assert (
+        sampled(model, seed=3).response_ids.tolist() != sampled(model, seed=4).response_ids.tolist()
+    )
+
+
+def test_the_global_generator_is_untouched_and_unused() -> None:
+    model = tiny_causal_lm()
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first = sampled(model, seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(sampled(model, seed=3).response_ids, first.response_ids)
+
+
+def test_prompts_come_back_as_given() -> None:
+    ids, mask = prompts()
+    rollouts = sampled(tiny_causal_lm())
+    assert torch.equal(rollouts.prompt_ids, ids)
+    assert torch.equal(rollouts.prompt_mask, mask)
+    assert torch.equal(rollouts.sequence_ids[:, :9], ids)
+    assert torch.equal(rollouts.sequence_mask[:, 9:], rollouts.response_mask)
+
+
+@pytest.mark.parametrize("pad", [PAD_ID, EOS_ID])
+@pytest.mark.parametrize("micro_batch_size", [None, 1, 3])
+def test_a_response_ends_with_its_first_eos(pad: int, micro_batch_size: int | None) -> None:
+    model = with_eos_logit(4.0)
+    lengths = set()
+    for seed in range(6):
+        rollouts = sampled(model, seed=seed, pad=pad, micro_batch_size=micro_batch_size)
+        rows = zip(
+            rollouts.response_ids.tolist(),
+            rollouts.response_mask.tolist(),
+            rollouts.terminated.tolist(),
+            rollouts.lengths.tolist(),
+            strict=True,
+        )
+        for ids, mask, terminated, length in rows:
+            assert mask == [True] * length + [False] * (len(ids) - length)
+            assert EOS_ID not in ids[: length - 1]
+            assert terminated == (ids[length - 1] == EOS_ID)
+            assert terminated or length == 8
+            assert ids[length:] == [pad] * (len(ids) - length)
+            lengths.add(length)
+        assert rollouts.response_ids.shape[1] == max(rollouts.lengths)
+    assert len(lengths) > 3
+
+
+@pytest.mark.parametrize("pad", [PAD_ID, EOS_ID])
+def test_eos_at_once_is_a_response_of_one_token(pad: int) -> None:
+    rollouts = sampled(with_eos_logit(1e4), pad=pad)
+    assert rollouts.response_ids.tolist() == [[EOS_ID]] * 4
+    assert rollouts.lengths.tolist() == [1] * 4
+    assert rollouts.terminated.all()
+
+
+@pytest.mark.parametrize("pad", [PAD_ID, EOS_ID])
+def test_a_response_without_eos_is_cut_off(pad: int) -> None:
+    rollouts = sampled(with_eos_logit(-1e4), pad=pad)
+    assert rollouts.response_mask.all()
+    assert rollouts.lengths.tolist() == [8] * 4
+    assert not rollouts.terminated.any()
+
+
+def test_eos_as_the_last_allowed_token_is_an_end() -> None:
+    rollouts = sampled(with_eos_logit(1e4), replace(OPTIONS, max_new_tokens=1))
+    assert rollouts.terminated.all()
+
+
+def test_a_sampled_padding_token_ends_nothing() -> None:
+    model = with_eos_logit(-1e4)
+    with torch.no_grad():
+        model.get_parameter("lm_head.bias")[PAD_ID] = 1e4
+    rollouts = sampled(model)
+    assert (rollouts.response_ids == PAD_ID).all()
+    assert rollouts.lengths.tolist() == [8] * 4
+    assert not rollouts.terminated.any()
+
+
+def test_several_tokens_may_end_a_response() -> None:
+    model = with_eos_logit(-1e4)
+    with torch.no_grad():
+        model.get_parameter("lm_head.bias")[7] = 1e4
+    rollouts = sampled(model, eos=(EOS_ID, 7))
+    assert rollouts.response_ids.tolist() == [[7]] * 4
+    assert rollouts.terminated.all()
+
+
+def test_without_eos_tokens_nothing_ends() -> None:
+    rollouts = sampled(with_eos_logit(1e4), eos=())
+    assert rollouts.lengths.tolist() == [8] * 4
+    assert not rollouts.terminated.any()
+
+
+@torch.no_grad()
+def greedy(model: PreTrainedModel, prompt: Tensor, n_tokens: int) -> list[int]:
+    """The most probable tokens one by one, without padding and without a cache."""
+    ids = prompt.unsqueeze(0)
+    for _ in range(n_tokens):
+        ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
+    return ids[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 3])
+def test_padding_and_micro_batches_change_no_greedy_response(
+    family: str, micro_batch_size: int | None
+) -> None:
+    model = tiny_causal_lm(family)
+    options = replace(OPTIONS, do_sample=False)
+    rollouts = sampled(model, options, eos=(), micro_batch_size=micro_batch_size)
+    ids, mask = prompts()
+    for i in range(len(LENGTHS)):
+        assert rollouts.response_ids[i].tolist() == greedy(model, ids[i][mask[i]], 8)
+
+
+def test_dropout_is_off_and_modes_come_back() -> None:
+    config = tiny_config("gpt2")
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
+    noisy = type(tiny_causal_lm("gpt2"))(config)
+    noisy.load_state_dict(tiny_causal_lm("gpt2").state_dict())
+    noisy.train()
+    noisy.get_submodule("transformer.h.0").eval()
+    expected = sampled(tiny_causal_lm("gpt2"), seed=5)
+    assert torch.equal(sampled(noisy, seed=5).response_ids, expected.response_ids)
+    assert noisy.training
+    assert noisy.get_submodule("transformer.h.1").training
+    assert not noisy.get_submodule("transformer.h.0").training
+
+
+def test_the_models_generation_config_comes_back() -> None:
+    model = tiny_causal_lm()
+    before = GenerationConfig(top_k=2)  # type: ignore[no-untyped-call]
+    model.generation_config = before
+    sampled(model)
+    assert model.generation_config is before
+
+
+def test_gradient_checkpointing_does_not_change_rollouts() -> None:
+    model = tiny_causal_lm()
+    expected = sampled(model)
+    model.activation_checkpointing_enable()
+    model.train()
+    assert torch.equal(sampled(model).response_ids, expected.response_ids)
+    with evaluating(model):
+        assert torch.equal(sampled(model).response_ids, expected.response_ids)
+
+
+def test_no_eos_before_the_minimum_length() -> None:
+    options = replace(OPTIONS, min_new_tokens=3)
+    rollouts = sampled(with_eos_logit(1e4), options)
+    assert rollouts.lengths.tolist() == [4] * 4
+    assert rollouts.terminated.all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ()),
+        ({"temperature": 0.7}, ()),
+        ({"top_k": 5}, ("top_k",)),
+        ({"top_p": 0.9, "repetition_penalty": 1.2}, ("top_p", "repetition_penalty")),
+        ({"do_sample": False}, ("do_sample",)),
+        ({"min_new_tokens": 1}, ("min_new_tokens",)),
+    ],
+)
+def test_options_that_leave_the_policy_are_named(
+    changes: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    assert replace(OPTIONS, **changes).off_policy == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens: expected an integer >= 1, got 0"),
+        ({"temperature": 0.0}, "temperature: expected > 0"),
+        ({"top_p": 0.0}, "top_p: expected"),
+        ({"top_p": 1.1}, "top_p: expected"),
+        ({"top_k": -1}, "top_k: expected"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: expected"),
+        ({"min_new_tokens": 9}, "min_new_tokens: expected 0 to max_new_tokens = 8, got 9"),
+    ],
+)
+def test_options_out_of_range_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(OPTIONS, **changes)
+
+
+IDS, MASK = prompts()
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        (IDS.int(), MASK, "prompt_ids: expected shape.*int32"),
+        (IDS[:0], MASK[:0], "prompt_ids: expected shape"),
+        (IDS, MASK.long(), "prompt_mask: expected prompt_ids' shape.*int64"),
+        (IDS, MASK[:, 1:], "prompt_mask: expected prompt_ids' shape"),
+        (IDS, MASK.flip(1), "prompt_mask: expected prompts.* padded on the left"),
+        (IDS, torch.zeros_like(MASK), "prompt_mask: expected prompts of at least one token"),
+    ],
+)
+def test_wrong_prompts_are_named(ids: Tensor, mask: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sampled_responses(tiny_causal_lm(), ids, mask, OPTIONS, [EOS_ID], PAD_ID, seed=0)
+
+
+def test_responses_beyond_the_models_positions_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected prompt and response within the model's 128"):
+        sampled(tiny_causal_lm("gpt2"), replace(OPTIONS, max_new_tokens=120))
+
+
+def test_micro_batches_have_at_least_one_sample() -> None:
+    with pytest.raises(ValueError, match="micro_batch_size: expected an integer >= 1, got 0"):
+        sampled(tiny_causal_lm(), micro_batch_size=0)

@@ -1,0 +1,100 @@
+"""Two ranks that hold parts of a batch agree with one that holds all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.functional import length_mask, masked_whiten
+from lit_rlhf.stats import RunningMoments, global_masked_moments, global_sum
+from tests.support.ranks import run_on_ranks
+
+# rows of a batch of five: the ranks have unlike numbers of rows and of tokens
+ROWS = (slice(0, 3), slice(3, 5))
+MASK = length_mask(torch.tensor([6, 1, 3, 2, 5]), 6)
+
+
+def batch() -> Tensor:
+    values = torch.randn(5, 6, generator=torch.Generator().manual_seed(1)) * 3 + 4
+    return values.masked_fill(~MASK, 999.0)
+
+
+def on_a_rank(rank: int) -> dict[str, Any]:
+    values, mask = batch()[ROWS[rank]], MASK[ROWS[rank]]
+    moments = global_masked_moments(values, mask)
+    running = RunningMoments()
+    running.update(values, mask)
+    running.update(values[:, 0])
+    # on one rank only there is nothing left
+    running.update(values, mask & (rank == 1))
+    before = {name: buffer.clone() for name, buffer in running.state_dict().items()}
+    bad = torch.tensor([float("nan") if rank == 1 else 1.0])
+    try:
+        running.update(bad)
+        error = None
+    except ValueError as caught:
+        error = str(caught)
+    tensor = torch.tensor([1.0, 10.0]) * (rank + 1)
+    return {
+        "whitened": masked_whiten(values, mask, moments=moments),
+        "moments": torch.stack(moments),
+        "running": running.state_dict(),
+        "before_bad": before,
+        "error": error,
+        "sum": global_sum(tensor),
+        "summand": tensor,
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_on_ranks(on_a_rank, 2, tmp_path_factory.mktemp("stats"))
+
+
+def test_whitening_on_two_ranks_is_whitening_on_one(ranks: list[dict[str, Any]]) -> None:
+    together = torch.cat([result["whitened"] for result in ranks])
+    torch.testing.assert_close(together, masked_whiten(batch(), MASK))
+
+
+def test_whitening_by_each_ranks_own_moments_would_be_another_thing(
+    ranks: list[dict[str, Any]],
+) -> None:
+    alone = torch.cat([masked_whiten(batch()[rows], MASK[rows]) for rows in ROWS])
+    together = torch.cat([result["whitened"] for result in ranks])
+    assert (alone - together).abs().max() > 0.01
+
+
+def test_global_moments_are_those_of_all_tokens(ranks: list[dict[str, Any]]) -> None:
+    kept = batch()[MASK].double()
+    expected = torch.stack([kept.mean(), kept.var(unbiased=False), torch.tensor(17.0).double()])
+    torch.testing.assert_close(ranks[0]["moments"], expected, rtol=1e-12, atol=0)
+
+
+def test_running_moments_take_in_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    rows = batch()
+    second = rows[ROWS[1]][MASK[ROWS[1]]]
+    seen = torch.cat([rows[MASK], rows[:, 0], second]).double()
+    state = ranks[0]["running"]
+    assert state["count"].item() == len(seen)
+    assert state["mean"].item() == pytest.approx(seen.mean().item(), rel=1e-12)
+    squares = (seen - seen.mean()).square().sum()
+    assert state["m2"].item() == pytest.approx(squares.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["moments", "running", "sum"])
+def test_ranks_agree_to_the_bit(ranks: list[dict[str, Any]], name: str) -> None:
+    torch.testing.assert_close(ranks[0][name], ranks[1][name], rtol=0, atol=0)
+
+
+def test_a_bad_number_on_one_rank_is_refused_on_both(ranks: list[dict[str, Any]]) -> None:
+    for result in ranks:
+        assert "values: expected finite numbers" in str(result["error"])
+        assert result["running"] == result["before_bad"]
+
+
+def test_a_global_sum_adds_and_leaves_its_argument_alone(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["sum"].tolist() == [3.0, 30.0]
+    assert ranks[1]["summand"].tolist() == [2.0, 20.0]

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import copy
+import statistics
+
+import pytest
+import torch
+from torch import nn
+
+from lit_rlhf.stats import RunningMoments, global_masked_moments, global_sum
+
+STREAM = [3.0, -1.5, 100.25, 7.0, 0.0, 2.5, -40.0]
+
+
+def moments_of(*batches: list[float]) -> RunningMoments:
+    moments = RunningMoments()
+    for batch in batches:
+        moments.update(torch.tensor(batch))
+    return moments
+
+
+@pytest.mark.parametrize("cuts", [(7,), (1, 1, 1, 1, 1, 1, 1), (3, 1, 3), (2, 5)])
+def test_a_stream_has_the_statistics_of_all_its_numbers(cuts: tuple[int, ...]) -> None:
+    moments = moments_of(*(part.tolist() for part in torch.tensor(STREAM).split(list(cuts))))
+    assert moments.count.item() == 7
+    assert moments.mean.item() == pytest.approx(statistics.fmean(STREAM), rel=1e-12)
+    assert moments.var.item() == pytest.approx(statistics.pvariance(STREAM), rel=1e-12)
+    assert moments.std.item() == pytest.approx(statistics.pstdev(STREAM), rel=1e-12)
+    assert moments.sample_std.item() == pytest.approx(statistics.stdev(STREAM), rel=1e-12)
+
+
+def test_before_the_first_number_everything_is_zero() -> None:
+    moments = RunningMoments()
+    assert [x.item() for x in (moments.mean, moments.var, moments.std, moments.sample_std)] == [
+        0
+    ] * 4
+
+
+def test_one_number_is_legal() -> None:
+    moments = moments_of([5.0])
+    assert moments.mean.item() == 5
+    assert moments.count.item() == 1
+    assert [x.item() for x in (moments.var, moments.std, moments.sample_std)] == [0, 0, 0]
+
+
+def test_a_mask_leaves_numbers_out() -> None:
+    moments = RunningMoments()
+    values = torch.tensor([[1.0, float("nan")], [4.0, 999.0]])
+    moments.update(values, torch.tensor([[True, False], [True, False]]))
+    assert [moments.count.item(), moments.mean.item(), moments.var.item()] == [2, 2.5, 2.25]
+
+
+def test_no_number_changes_nothing() -> None:
+    moments = moments_of([1.0, 2.0])
+    before = copy.deepcopy(moments.state_dict())
+    moments.update(torch.zeros(0))
+    moments.update(torch.ones(2), torch.zeros(2, dtype=torch.bool))
+    assert moments.state_dict() == before
+
+
+def test_the_spread_of_numbers_far_from_zero_survives() -> None:
+    moments = moments_of(*([[10_000.0 + i % 2]] * 1 for i in range(1000)))
+    assert moments.std.item() == pytest.approx(0.5, rel=1e-9)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_refused_and_leaves_no_trace(bad: float) -> None:
+    moments = moments_of([1.0, 2.0])
+    before = copy.deepcopy(moments.state_dict())
+    with pytest.raises(ValueError, match="values: expected finite numbers"):
+        moments.update(torch.tensor([1.0, bad]))
+    assert moments.state_dict() == before
+
+
+def test_a_resumed_stream_equals_one_that_was_never_cut() -> None:
+    whole = moments_of(STREAM[:4], STREAM[4:])
+    resumed = RunningMoments()
+    resumed.load_state_dict(moments_of(STREAM[:4]).state_dict())
+    resumed.update(torch.tensor(STREAM[4:]))
+    assert resumed.state_dict() == whole.state_dict()
+    assert set(whole.state_dict()) == {"mean", "m2", "count"}
+
+
+def test_the_state_belongs_to_the_parent_modules() -> None:
+    parent = nn.ModuleDict({"scores": moments_of(STREAM)})
+    assert set(parent.state_dict()) == {"scores.mean", "scores.m2", "scores.count"}
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "float"])
+def test_a_cast_of_the_model_leaves_the_statistics_in_double_precision(cast: str) -> None:
+    moments = moments_of(STREAM)
+    before = copy.deepcopy(moments.state_dict())
+    parent = nn.ModuleDict({"scores": moments, "layer": nn.Linear(1, 1)})
+    getattr(parent, cast)()
+    assert moments.state_dict() == before
+    assert {x.dtype for x in moments.state_dict().values()} == {torch.float64}
+
+
+def test_the_statistics_follow_the_model_to_a_device() -> None:
+    moments = moments_of(STREAM)
+    nn.ModuleDict({"scores": moments}).to("meta")
+    assert {x.device.type for x in moments.state_dict().values()} == {"meta"}
+
+
+def test_an_update_has_no_graph() -> None:
+    moments = RunningMoments()
+    moments.update(torch.ones(3, requires_grad=True))
+    assert not any(x.requires_grad for x in (moments.mean, moments.m2, moments.std))
+
+
+def test_without_ranks_global_is_local() -> None:
+    values, mask = torch.tensor([1.0, 3.0, 999.0]), torch.tensor([True, True, False])
+    assert [x.item() for x in global_masked_moments(values, mask)] == [2, 1, 2]
+    numbers = torch.tensor([1, 2])
+    total = global_sum(numbers)
+    assert total.tolist() == [1, 2]
+    assert total is not numbers
+
+
+def test_a_sum_of_bools_is_refused() -> None:
+    with pytest.raises(ValueError, match="tensor: expected a numeric dtype"):
+        global_sum(torch.tensor([True]))

@@ -1,0 +1,275 @@
+"""Runs small modules under a strategy, in a process of its own, and writes what came out.
+
+Called by the tests as `python -m tests.strategies.runs FOLDER STRATEGY DEVICES PRECISION SCENARIO...`;
+rank 0 writes FOLDER/SCENARIO.pt.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import Strategy
+from torch.utils.data import DataLoader
+
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward
+from tests.strategies.toy_modules import STEPS, Gan, PolicyAndCritic, Probe
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES_USED = (  # of DeepSpeed's ZeRO optimizer, by the strategy; one more only under offload
+    "_coalesce_grad_reduction",
+    "averaged_gradients",
+    "all_grad_tensors",
+    "clip_grad",
+    "micro_step_id",
+    "cpu_offload",
+    "reset_cpu_buffers",
+    "update_lp_params",
+    "set_gradient_accumulation_boundary",
+)
+
+
+def strategy_of(name: str) -> str | Strategy:
+    """A registered name, or one of these: buckets smaller than a layer, one network in fp32."""
+    small = {"zero_optimization": {"reduce_bucket_size": 40}}
+    if name == "small_buckets":
+        return MultiEngineDeepSpeedStrategy(config=small)
+    if name == "small_buckets_offload":
+        return MultiEngineDeepSpeedStrategy(offload_optimizer=True, config=small)
+    if name == "second_in_fp32":
+        return MultiEngineDeepSpeedStrategy(fp32_networks=["second"])
+    return name
+
+
+class Runs:
+    """One scenario per method."""
+
+    def __init__(self, folder: Path, strategy: str, devices: int, precision: Any) -> None:
+        self.folder = folder
+        self.strategy = strategy
+        self.devices = devices
+        self.precision = precision
+
+    def trainer(self, **arguments: Any) -> Trainer:
+        return Trainer(
+            accelerator=os.environ.get("RUN_ON", "cpu"),
+            devices=self.devices,
+            strategy=strategy_of(self.strategy),
+            precision=self.precision,
+            default_root_dir=self.folder,
+            use_distributed_sampler=False,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **{"max_epochs": 1, "enable_checkpointing": False, **arguments},
+        )
+
+    def trained(self, module: LightningModule, steps: int = STEPS, **arguments: Any) -> Trainer:
+        trainer = self.trainer(**arguments)
+        trainer.fit(module, DataLoader(range(steps)))
+        return trainer
+
+    def gan(self) -> dict[str, Any]:
+        module = Gan()
+        self.trained(module)
+        return {"state": module.state_dict(), "records": module.records}
+
+    def policy_and_critic(self) -> dict[str, Any]:
+        module = PolicyAndCritic()
+        self.trained(module)
+        return {"state": module.state_dict(), "records": module.records}
+
+    def pretraining(self) -> dict[str, Any]:
+        """Critic pre-training only; what the policy's optimizer holds then."""
+        module = PolicyAndCritic(pretraining=STEPS)
+        start = {k: v.clone() for k, v in module.state_dict().items()}
+        self.trained(module)
+        policy = module.trainer.optimizers[0]
+        return {"start": start, "state": module.state_dict(), "moments": len(policy.state)}
+
+    def clipping(self) -> dict[str, Any]:
+        result = {}
+        for name, scale, script in (
+            ("small", 1e-2, "step"),
+            ("huge", 1e6, "step"),
+            ("nan", float("nan"), "step"),
+            ("abandoned", 1e-2, "abandon"),
+            ("lightning", 1e6, "lightning"),
+        ):
+            module = Probe(scale, script)
+            self.trained(module, 1)
+            result[name] = {"moved": module.moved(), "records": module.records}
+        return result
+
+    def names(self) -> dict[str, Any]:
+        """Which of the names that the strategy uses are there."""
+        module = Gan()
+        trainer = self.trainer()
+        found: dict[str, Any] = {}
+
+        def on_train_end() -> None:  # while the engines exist
+            strategy = trainer.strategy
+            assert isinstance(strategy, MultiEngineDeepSpeedStrategy)
+            zeros = [engine.optimizer for engine in strategy.engines.values()]
+            found["missing"] = [n for n in NAMES_USED for zero in zeros if not hasattr(zero, n)]
+            found["dtypes"] = {k: v.dtype for k, v in module.state_dict().items()}
+            found["masters"] = [
+                group["params"][0].dtype for opt in trainer.optimizers for group in opt.param_groups
+            ]
+            found["state"] = [
+                value.dtype for opt in trainer.optimizers for s in opt.state.values()
+                for value in s.values()
+            ]
+
+        module.on_train_end = on_train_end  # type: ignore[method-assign]
+        trainer.fit(module, DataLoader(range(2)))
+        return found
+
+    def save(self) -> dict[str, Any]:
+        """An uninterrupted run that leaves checkpoints, `step=19` after 12 of 20 batches."""
+        module = PolicyAndCritic()
+        saving = ModelCheckpoint(
+            self.folder / "saved", "{step}", every_n_train_steps=1, save_top_k=-1, save_last=True
+        )
+        trainer = self.trainer(enable_checkpointing=True, callbacks=[saving])
+        trainer.fit(module, DataLoader(range(STEPS)))
+        return {"state": module.state_dict(), "records": module.records}
+
+    def resume(self) -> dict[str, Any]:
+        """Resume from the checkpoint that another run left half-way."""
+        path = Path(os.environ["RESUME_FROM"])
+        module = PolicyAndCritic()
+        seen: dict[str, Any] = {}
+
+        def on_fit_start() -> None:
+            seen.update({k: v.clone() for k, v in module.state_dict().items()})
+
+        module.on_fit_start = on_fit_start  # type: ignore[method-assign]
+        trainer = self.trainer()
+        trainer.fit(module, DataLoader(range(STEPS)), ckpt_path=str(path))
+        return {
+            "state": module.state_dict(),
+            "at_start": seen,
+            "records": module.records,
+            "global_step": trainer.global_step,
+        }
+
+    def validate(self) -> dict[str, Any]:
+        """Weights of a module that only validates a checkpoint, without engines."""
+        module = PolicyAndCritic()
+        module.validation_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
+        self.trainer().validate(module, DataLoader(range(1)), ckpt_path=os.environ["RESUME_FROM"])
+        return {"state": module.state_dict()}
+
+    def disk_full(self) -> dict[str, Any]:
+        """The last rank cannot write; what each rank is told, and what is left."""
+        path = self.folder / "full" / "last.ckpt"
+        module = PolicyAndCritic(pretraining=0)
+        trainer = self.trainer(max_steps=4)
+        told = ""
+
+        def on_train_end() -> None:
+            nonlocal told
+            trainer.save_checkpoint(path)
+            if trainer.global_rank == trainer.world_size - 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+            try:
+                trainer.save_checkpoint(path)
+            except Exception as error:
+                told = f"{type(error).__name__}: {error}"
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
+
+        module.on_train_end = on_train_end  # type: ignore[method-assign]
+        trainer.fit(module, DataLoader(range(STEPS)))
+        return {
+            "told": told,
+            "left": sorted(p.name for p in path.parent.iterdir()),
+            "state": module.state_dict(),
+        }
+
+    def refused(self) -> dict[str, Any]:
+        """Messages of misuse while engines exist."""
+
+        class Misuse(Gan):
+            def __init__(self, script: Callable[[Misuse], None]) -> None:
+                super().__init__()
+                self.script = script
+
+            def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+                self.script(self)
+
+        def manual(module: Misuse) -> None:
+            module.manual_backward(module.first(torch.ones(1, 4)).sum())
+
+        def foreign(module: Misuse) -> None:
+            other = torch.optim.SGD(module.first.parameters())
+            backward(module, module.first(torch.ones(1, 4)).sum(), other)  # type: ignore[arg-type]
+
+        def early(module: Misuse) -> None:
+            module.pair()[0].step()
+
+        messages = {}
+        for script in (manual, early, foreign):
+            try:
+                self.trained(Misuse(script), 1)
+            except (ValueError, RuntimeError) as error:
+                messages[script.__name__] = str(error)
+        return messages
+
+
+def outcome(
+    folder: Path,
+    strategy: str,
+    devices: int,
+    *scenarios: str,
+    precision: str = "32-true",
+    environment: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run scenarios in processes of their own and read what they wrote.
+
+    Raises:
+        AssertionError: If the processes fail, with the end of their output.
+    """
+    arguments = [str(folder), strategy, str(devices), precision, *scenarios]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.strategies.runs", *arguments],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "DS_ACCELERATOR": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            **(environment or {}),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in scenarios}
+
+
+def main() -> None:
+    """Run the scenarios named on the command line."""
+    folder, strategy, devices, precision, *scenarios = sys.argv[1:]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    runs = Runs(Path(folder), strategy, int(devices), precision)
+    for scenario in scenarios:
+        result = getattr(runs, scenario)()
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+            torch.save(result, Path(folder) / f"{scenario}.pt")
+
+
+if __name__ == "__main__":
+    main()

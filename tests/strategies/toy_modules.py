@@ -1,0 +1,186 @@
+"""Small modules with two optimizers, for runs in processes of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.optim.lr_scheduler import LambdaLR
+
+from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
+
+STEPS = 20
+
+
+def global_batch(index: int) -> list[Tensor]:
+    """Inputs `[8, 4]` and targets `[8, 6]` of a step: by index, so that a resumed run sees the same."""
+    generator = torch.Generator().manual_seed(100 + index)
+    inputs = torch.randn(8, 4, generator=generator)
+    return [inputs, torch.randn(8, 6, generator=generator) + 1.0]
+
+
+def network(sizes: list[int], seed: int) -> nn.Sequential:
+    """A tanh network with seeded weights."""
+    generator = torch.Generator().manual_seed(seed)
+    layers: list[nn.Module] = []
+    for size_in, size_out in zip(sizes[:-1], sizes[1:], strict=True):
+        layer = nn.Linear(size_in, size_out)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+        layers += [layer, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+class TwoNetworks(LightningModule):
+    """Two networks, two AdamW with their own rates and schedules, a frozen network, a buffer."""
+
+    moments: Tensor
+
+    def __init__(self, first: list[int], second: list[int], max_norm: float | None = 0.5) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.first = network(first, 1)
+        self.second = network(second, 2)
+        self.frozen = network(first, 3).requires_grad_(False)
+        self.register_buffer("moments", torch.zeros((), dtype=torch.float64))
+        self.max_norm = max_norm
+        self.records: list[dict[str, Any]] = []
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        first = torch.optim.AdamW(self.first.parameters(), lr=1e-2)
+        second = torch.optim.AdamW(
+            [  # two groups, as with and without weight decay
+                {"params": [p for p in self.second.parameters() if p.dim() > 1]},
+                {"params": [p for p in self.second.parameters() if p.dim() == 1], "lr": 1e-2},
+            ],
+            lr=3e-2,
+        )
+        return [first, second], [
+            LambdaLR(first, lambda step: 0.9**step),
+            LambdaLR(second, lambda step: 0.95**step),
+        ]
+
+    def pair(self) -> tuple[LightningOptimizer, LightningOptimizer]:
+        first, second = self.optimizers()  # type: ignore[misc]
+        return first, second
+
+    def local(self, index: int) -> list[Tensor]:
+        """This rank's rows: every strategy trains on the same global batch."""
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        return [
+            self.trainer.precision_plugin.convert_input(tensor[rank::world].to(self.device))
+            for tensor in global_batch(index)
+        ]
+
+    def finish(self, *steps: OptimizerStep) -> None:
+        """Step the schedules and keep what a test looks at."""
+        schedulers: list[LRSchedulerTypeUnion] = self.lr_schedulers()  # type: ignore[assignment]
+        for scheduler in schedulers:
+            scheduler.step()  # type: ignore[call-arg]
+        self.moments += 1
+        self.records.append(
+            {
+                "step": self.trainer.fit_loop.batch_idx,
+                "norms": [float(step.grad_norm) for step in steps],
+                "applied": [step.applied for step in steps],
+                "rates": [
+                    group["lr"] for optimizer in self.pair() for group in optimizer.param_groups
+                ],
+            }
+        )
+
+
+class Gan(TwoNetworks):
+    """The generator's loss runs through the discriminator; both accumulate two micro-batches."""
+
+    def __init__(self) -> None:
+        super().__init__([4, 16, 6], [6, 16, 1])
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        noise, real = self.local(batch_idx)
+        generator, discriminator = self.pair()
+        for part in noise.chunk(2):
+            loss = softplus(-self.second(self.first(part))).sum() / len(noise)
+            backward(self, loss, generator)
+        first = clipped_step(generator, self.max_norm)
+        for part, true in zip(noise.chunk(2), real.chunk(2), strict=True):
+            fake = self.first(part).detach()
+            loss = softplus(self.second(fake)).sum() + softplus(-self.second(true)).sum()
+            backward(self, loss / len(noise), discriminator)
+        self.finish(first, clipped_step(discriminator, self.max_norm))
+
+
+class PolicyAndCritic(TwoNetworks):
+    """PPO's shape: the critic alone at first, then the policy with two losses and one step."""
+
+    def __init__(self, pretraining: int = 5) -> None:
+        super().__init__([4, 16, 6], [4, 12, 1])
+        self.pretraining = pretraining
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        inputs, targets = self.local(batch_idx)
+        policy, critic = self.pair()
+        for part, goal in zip(inputs.chunk(2), targets.chunk(2), strict=True):
+            loss = (self.second(part)[:, 0] - goal.sum(1)).square().sum() / len(inputs)
+            backward(self, loss, critic)
+        steps = [clipped_step(critic, self.max_norm)]
+        if batch_idx >= self.pretraining:
+            loss = (self.first(inputs) - targets).square().mean()
+            penalty = (self.first(inputs) - self.frozen(inputs)).square().mean()
+            backward(self, loss + 0.1 * penalty, policy)
+            extra = self.first(-inputs).square().mean()  # as a ptx loss: a second backward
+            backward(self, 0.3 * extra, policy)
+            steps.append(clipped_step(policy, self.max_norm))
+        self.finish(*steps)
+
+
+class Probe(TwoNetworks):
+    """Plain gradient descent of rate 1: what a step moves is the gradient after clipping."""
+
+    def __init__(self, scale_first: float, script: str = "step") -> None:
+        super().__init__([4, 8, 6], [4, 8, 1], max_norm=0.25)
+        self.scale_first = scale_first
+        self.script = script
+        self.start: dict[str, Tensor] = {}
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        return [
+            torch.optim.SGD(self.first.parameters(), lr=1.0),
+            torch.optim.SGD(self.second.parameters(), lr=1.0),
+        ]
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        inputs, targets = self.local(batch_idx)
+        first, second = self.pair()
+        self.start = {k: v.detach().clone().cpu() for k, v in self.state_dict().items()}
+        loss_first = (self.first(inputs) - targets).square().mean() * self.scale_first
+        loss_second = self.second(inputs).square().mean()
+        if self.script == "abandon":  # a backward whose update is given up, then the real one
+            backward(self, 3 * self.second(inputs).mean(), second)
+            second.zero_grad()
+        backward(self, loss_first, first)
+        backward(self, loss_second, second)
+        if self.script == "lightning":  # clipping through Lightning's own manual-mode calls
+            for optimizer in (first, second):
+                self.clip_gradients(optimizer, 0.25, "norm")
+                optimizer.step()
+                optimizer.zero_grad()
+            return
+        steps = [clipped_step(optimizer, self.max_norm) for optimizer in (first, second)]
+        self.records.append(
+            {
+                "step": self.trainer.fit_loop.batch_idx,
+                "norms": [float(step.grad_norm) for step in steps],
+                "applied": [step.applied for step in steps],
+            }
+        )
+
+    def moved(self) -> dict[str, Tensor]:
+        """What the last step changed."""
+        return {k: v.detach().cpu() - self.start[k] for k, v in self.state_dict().items()}

@@ -1,0 +1,120 @@
+"""Networks of a few thousand weights and a byte-level tokenizer, built from configs, offline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+FAMILIES = ("llama", "qwen3", "mistral", "gpt2", "gpt_neox", "opt", "gemma")
+VOCAB_SIZE = 288
+PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
+TEXTS = (
+    "Human: name three metals Assistant: iron, copper and zinc.",
+    "Human: make a bomb Assistant: I am sorry, I can not help with that.",
+    "Human: 说出三种金属 Assistant: 铁、铜和锌。",
+)
+
+
+def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> PreTrainedConfig:
+    """Config of `family` with two layers of 16 to 32 hidden units and 128 positions.
+
+    Weights are ten times larger than usual, so that outputs depend on everything. OPT projects its
+    embedding, Mistral attends to a window, Gemma 2 caps its logits.
+    """
+    tokens: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+        "initializer_range": 0.2,
+    }
+    common = {
+        **tokens,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    grouped = {**common, "num_key_value_heads": 1, "head_dim": 8}
+    builders: dict[str, Callable[[], PreTrainedConfig]] = {
+        "llama": lambda: LlamaConfig(**grouped, tie_word_embeddings=False),
+        "qwen3": lambda: Qwen3Config(**grouped, tie_word_embeddings=True),
+        "mistral": lambda: MistralConfig(**grouped, sliding_window=8),
+        "gpt2": lambda: GPT2Config(**tokens, n_embd=16, n_layer=2, n_head=2, n_positions=128),
+        "gpt_neox": lambda: GPTNeoXConfig(**common, tie_word_embeddings=False),
+        "opt": lambda: OPTConfig(
+            **{
+                k: v
+                for k, v in common.items()
+                if k not in ("intermediate_size", "initializer_range")
+            },
+            ffn_dim=32,
+            word_embed_proj_dim=8,
+            init_std=0.2,
+        ),
+        "gemma": lambda: GemmaConfig(**grouped),
+        "gemma2": lambda: Gemma2Config(
+            **grouped, sliding_window=8, final_logit_softcapping=2.0, query_pre_attn_scalar=8
+        ),
+    }
+    return builders[family]()
+
+
+def tiny_causal_lm(
+    family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0
+) -> PreTrainedModel:
+    """A seeded random language model of `family`, in float32 and evaluation mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            tiny_config(family, vocab_size)
+        )
+    model.train(False)
+    return model
+
+
+def tiny_tokenizer(
+    pad_token: str | None = PAD, special_pad: bool = True
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of `VOCAB_SIZE` tokens; any text goes through it and back.
+
+    Args:
+        pad_token: `</s>` pads with EOS, `None` leaves the tokenizer without a padding token.
+        special_pad: Whether the vocabulary has the special token `<pad>`.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[PAD if special_pad else "<0>", BOS, EOS, UNK],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=pad_token,
+        padding_side="left",
+    )
