@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-# Tiny tensors gain nothing from more, and tests may run side by side.
-torch.set_num_threads(2)
+# Tiny tensors lose more to waiting threads than they gain from them.
+torch.set_num_threads(1)
 
 SHARED_DATA = Path(__file__).resolve().parents[1] / "../shared/data"
 

@@ -204,7 +204,7 @@ def read_world(folder: Path) -> World:
         return World(**described["world"])
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"world: expected the fields of this version in {path}: {error}"
+            f"world: expected a world of this version in {folder}, got other fields: {error}"
         ) from error
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from transformers.utils import logging as transformers_logging
 
 # Each is `lit_rlhf.cli.<name>` with `main(argv)`; imported when called, so that `fit` starts fast.
 TOOLS = {
@@ -72,10 +73,13 @@ def run_cli(args: ArgsType = None) -> RLHFCLI:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in TOOLS:
-        importlib.import_module(f"lit_rlhf.cli.{arguments[0]}").main(arguments[1:])
-    elif not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
+        return
+    # Loading and saving take no time worth a bar; the terminal belongs to the stages' own.
+    transformers_logging.disable_progress_bar()
+    if arguments[0] in TOOLS:
+        importlib.import_module(f"lit_rlhf.cli.{arguments[0]}").main(arguments[1:])
     else:
         # LightningCLI reads sys.argv by itself, and warns when it is given arguments beside it.
         run_cli(None if argv is None else arguments)

@@ -17,7 +17,7 @@ def quickstart(
     seed: int = 0,
     language: Literal["en", "zh", "both"] = "en",
     configs: str = "configs/quickstart",
-    pairs: int = 12000,
+    pairs: int = 13000,
 ) -> None:
     """Train SFT, reward model, vanilla PPO and PPO-max on the built-in world, and compare them.
 
@@ -53,7 +53,10 @@ def quickstart(
         )
 
     world = f"{root}/world"
-    run("lab", "world", "--output_dir", world, "--seed", str(seed), "--language", language)
+    run(
+        *("lab", "world", "--output_dir", world, "--seed", str(seed), "--language", language),
+        *("--n_heldout_prompts", "512"),
+    )
     fit("sft.yaml")
     run(
         *("lab", "preferences", "--policy", f"{root}/sft", "--world", world),

@@ -304,9 +304,9 @@ class DialogueEncoder:
         return _Prompt(kept, text, cut, dropped, len(ids) - len(cut))
 
     def _joined(self, prompt: _Prompt, response: _Response, train_on: TrainOn) -> Encoded:
-        history = (
-            self._history_mask(prompt) if train_on == "all" else [False] * len(prompt.input_ids)
-        )
+        history = [False] * len(prompt.input_ids)
+        if train_on == "all" and not prompt.cut_tokens:  # a cut prompt has no earlier turn left
+            history = self._history_mask(prompt)
         return Encoded(
             prompt.input_ids + response.input_ids,
             history + [True] * len(response.input_ids),
@@ -338,12 +338,7 @@ class DialogueEncoder:
         offsets = self.tokenizer(
             text, add_special_tokens=False, verbose=False, return_offsets_mapping=True
         )["offset_mapping"]
-        mask = [any(s <= a and b <= e and a < b for s, e in spans) for a, b in offsets]
-        mask[0] = False  # nothing predicts the first token
-        if prompt.cut_tokens:
-            mask = mask[prompt.cut_tokens :]
-            mask[0] = False
-        return mask
+        return [any(s <= a and b <= e and a < b for s, e in spans) for a, b in offsets]
 
     def _check_contents(self, messages: Sequence[Message]) -> None:
         # It would end the turn in the middle, and the model would learn to stop there.

@@ -176,10 +176,10 @@ def _draw_run(axis: Axes, series: Scalars, color: str) -> Line2D:
 
 def _format_panel(axis: Axes, key: str) -> None:
     if key in _SIGNED_LOG:
-        lowest = min(np.nanmin(line.get_ydata()) for line in axis.get_lines())
+        lowest = axis.dataLim.y0
         axis.set_yscale("symlog", linthresh=1.0)
         axis.yaxis.set_major_formatter("{x:g}")
-        axis.set_ylim(bottom=min(lowest, 0.0) - 0.1)
+        axis.set_ylim(bottom=min(lowest if math.isfinite(lowest) else 0.0, 0.0) - 0.1)
     if key in _FLOORS:
         axis.set_ylim(bottom=max(axis.get_ylim()[0], _FLOORS[key]))
     axis.set_title(PANELS.get(key, key), fontsize=10, loc="left")
@@ -190,7 +190,7 @@ def _format_panel(axis: Axes, key: str) -> None:
 
 
 def _read(log: EventAccumulator, key: str, folder: str | Path) -> Scalars:
-    there = log.Tags()[SCALARS]
+    there = sorted(log.Tags()[SCALARS])
     if key not in there:
         raise ValueError(f"key: expected one that {folder} has ({', '.join(there)}), got {key!r}")
     # a resumed run logs some steps twice: the later value counts

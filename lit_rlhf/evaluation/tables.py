@@ -17,6 +17,7 @@ _ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("perplexity", "perplexity", "{:.2f}".format),
     ("distinct-2", "distinct_2", "{:.3f}".format),
 )
+_ANY_WIDTH = 100_000  # characters; a console measures a table up to its own width
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -43,7 +44,7 @@ def print_comparison(comparison: Comparison) -> None:
     console = Console()
     table = comparison_table(comparison)
     if not console.is_terminal:
-        console = Console(width=max(80, console.measure(table).maximum))
+        console = Console(width=Console(width=_ANY_WIDTH).measure(table).maximum)
     console.print(table)
 
 

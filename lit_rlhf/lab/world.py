@@ -37,11 +37,11 @@ class World:
     multi_turn: float = 0.25
     harmful: float = 0.25
     skill: float = 0.72
-    politeness: float = 0.2
+    politeness: float = 0.06
     preference_sharpness: float = 3.0
     length_bias: float = 0.2
-    phrase_bias: float = 0.3
-    label_noise: float = 0.05
+    phrase_bias: float = 0.5
+    label_noise: float = 0.03
 
     def __post_init__(self) -> None:
         """Check the ranges.

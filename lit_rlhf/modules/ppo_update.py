@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -12,9 +12,11 @@ from torch import Tensor
 
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.functional import (
+    PolicyLoss,
     entropy_loss,
     kl_penalty_loss,
     language_model_loss,
+    policy_gradient_loss,
     surrogate_loss,
     token_entropy,
     token_logprobs,
@@ -26,7 +28,7 @@ from lit_rlhf.modules.micro_batches import accumulate, micro_batches
 from lit_rlhf.rollout import Experience, shuffled_minibatches
 from lit_rlhf.strategies import backward, clipped_step
 
-PolicyObjective = Literal["clip", "kl_penalty", "unclipped"]
+PolicyObjective = Literal["clip", "kl_penalty", "unclipped", "policy_gradient"]
 
 
 class PPOUpdate(StageModule):
@@ -48,7 +50,8 @@ class PPOUpdate(StageModule):
         micro_batch_size: Rollouts per forward and backward; `None` takes the minibatch.
         critic_pretrain_iterations: Iterations at the start that train the critic alone.
         critic_pretrain_value_loss: End that phase early once `ppo/value_loss` is at most this.
-        policy_objective: Clipped surrogate (Eq. 15), PPO-penalty (Eq. 14), or unclipped (Eq. 13).
+        policy_objective: Clipped surrogate (Eq. 15), PPO-penalty (Eq. 14), unclipped surrogate
+            (Eq. 13), or the plain policy gradient without importance sampling.
         ratio_clip: epsilon of the clipped surrogate.
         policy_kl_penalty: beta of PPO-penalty (Eq. 14).
         value_clip: epsilon of the clipped value loss (Eq. 16); `None`: no clipping.
@@ -234,12 +237,7 @@ class PPOUpdate(StageModule):
             self.policy, rollouts.sequence_ids, rollouts.sequence_mask, mask.shape[1]
         )
         logprobs = token_logprobs(logits, rollouts.response_ids, hparams["temperature"])
-        surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
-        if hparams["policy_objective"] == "kl_penalty":
-            terms = kl_penalty_loss(*surrogate, hparams["policy_kl_penalty"], denominator=tokens)
-        else:
-            clip = hparams["ratio_clip"] if hparams["policy_objective"] == "clip" else None
-            terms = surrogate_loss(*surrogate, clip, denominator=tokens)
+        terms = self.policy_objective(logprobs, experience, tokens)
         share = mask.sum() / tokens
         shares = {
             "ppo/policy_loss": terms.loss,
@@ -255,6 +253,28 @@ class PPOUpdate(StageModule):
             )
             loss = loss + hparams["entropy_coef"] * shares["ppo/entropy_loss"]
         return loss, shares
+
+    def policy_objective(
+        self, logprobs: Tensor, experience: Experience, tokens: Tensor
+    ) -> PolicyLoss:
+        """The objective that the options name, over `tokens`."""
+        hparams, mask = self.hparams, experience.loss_mask
+        surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
+        match hparams["policy_objective"]:
+            case "clip":
+                return surrogate_loss(*surrogate, hparams["ratio_clip"], denominator=tokens)
+            case "unclipped":
+                return surrogate_loss(*surrogate, None, denominator=tokens)
+            case "kl_penalty":
+                return kl_penalty_loss(*surrogate, hparams["policy_kl_penalty"], denominator=tokens)
+            case "policy_gradient":
+                return policy_gradient_loss(
+                    logprobs, experience.advantages, mask, denominator=tokens
+                )
+            case other:
+                raise ValueError(
+                    f"policy_objective: expected one of {get_args(PolicyObjective)}, got {other!r}"
+                )
 
     def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
         """Share of a micro-batch in the language-model loss over `tokens` (Eq. 17)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,7 +92,9 @@ class ModelReward(nn.Module):
     def __init__(self, path: str, options: ModelOptions) -> None:
         super().__init__()
         self.path = path
-        self.model = frozen(load_scalar_model(path, options))
+        # The policy's adapters and checkpointing are for training; a reward model is used as it is.
+        plain = replace(options, lora_rank=0, gradient_checkpointing=False)
+        self.model = frozen(load_scalar_model(path, plain))
 
     @torch.no_grad()
     def forward(

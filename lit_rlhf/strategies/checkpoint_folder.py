@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def checkpoint_engines(path: Path) -> dict[str, Any]:
         ValueError: If it is damaged or of another kind.
     """
     if not path.exists() and checkpoint_problem(replaced_folder(path)) is None:
-        replaced_folder(path).rename(path)
+        with suppress(FileNotFoundError):  # another rank was faster
+            replaced_folder(path).rename(path)
     problem = checkpoint_problem(path)
     if problem is not None:
         error = ValueError if path.exists() else FileNotFoundError

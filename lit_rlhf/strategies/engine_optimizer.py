@@ -127,6 +127,7 @@ def drop_gradients(engine: DeepSpeedEngine) -> None:
     zero.averaged_gradients.clear()
     zero.all_grad_tensors.clear()
     zero.micro_step_id = -1
+    zero.ready_for_gradients = False
     if zero.cpu_offload:
         zero.reset_cpu_buffers()
         zero._offload_accumulated_param_ids.clear()

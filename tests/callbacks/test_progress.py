@@ -331,11 +331,16 @@ def test_an_exception_starts_on_a_line_of_its_own(clock: Clock, terminal: Termin
     assert terminal.getvalue().endswith(" left\x1b[K\n")
 
 
-def test_other_ranks_show_nothing(
+def test_other_ranks_show_nothing_even_when_enabled(
     clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Enabling(Module):
+        def on_train_start(self) -> None:
+            bar.enable()  # as tuners do after their trial runs, on every rank
+
+    bar = StageProgressBar("ppo")
     monkeypatch.setattr(Trainer, "is_global_zero", property(lambda _: False))
-    trainer_with(StageProgressBar("ppo")).fit(Module(clock), zeros(2), zeros(1))
+    trainer_with(bar).fit(Enabling(clock), zeros(2), zeros(1))
     assert terminal.getvalue() == ""
 
 

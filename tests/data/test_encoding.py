@@ -126,16 +126,6 @@ def test_ids_do_not_depend_on_what_is_trained(any_tokenizer: PreTrainedTokenizer
     )
 
 
-def test_first_token_is_never_a_target(tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}"
-        "{% endif %}{% endfor %}"
-    )
-    coder = DialogueEncoder(tokenizer, max_length=40)
-    encoded = coder.encode_dialogue(SINGLE, "all")
-    assert encoded.completion_mask[0] is False
-
-
 def test_eos_is_trained_when_it_is_the_pad_token() -> None:
     tokenizer = tiny_tokenizer(pad=None)
     coder = encoder(tokenizer, "hh")

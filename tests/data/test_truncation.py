@@ -65,6 +65,15 @@ def test_last_turn_is_cut_on_the_left(tokenizer: PreTrainedTokenizerFast) -> Non
     assert encoded.text == tokenizer.decode(encoded.input_ids)
 
 
+def test_cut_prompt_leaves_the_last_response_to_train_on(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    coder = DialogueEncoder(tokenizer, "hh", 30)
+    encoded = coder.encode_dialogue([*TURNS, ANSWER], "all")
+    assert encoded.cut_tokens > 0
+    assert encoded == coder.encode_dialogue([*TURNS, ANSWER], "last")
+
+
 def test_cut_prompt_keeps_its_bos() -> None:
     tokenizer = tiny_tokenizer(bos="<s>")
     whole = DialogueEncoder(tokenizer, "hh", 2000).encode_prompt([TURNS[4]])
@@ -97,7 +106,7 @@ def test_response_may_leave_room_for_one_prompt_token(tokenizer: PreTrainedToken
 
 
 def test_pair_is_shortened_alike_for_both_responses(tokenizer: PreTrainedTokenizerFast) -> None:
-    long = "a very long answer that goes on and on"
+    long = "a very long answer that goes on and on " * 4
     limit = length(tokenizer, [*TURNS[4:], Message("assistant", long)])
     pair = DialogueEncoder(tokenizer, "hh", limit).encode_pair(TURNS, "short", long)
     assert pair.chosen.dropped_turns == pair.rejected.dropped_turns == 4

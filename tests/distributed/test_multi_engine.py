@@ -1,4 +1,4 @@
-"""One DeepSpeed engine per optimizer trains as a single device does: real engines, real processes."""
+"""One DeepSpeed engine per optimizer trains as one device does: real engines, real processes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def at_ratio(ratio: float, advantage: float, clip: float | None = 0.2) -> tuple[
     logprobs = torch.tensor([[OLD + math.log(ratio)]], dtype=torch.float64, requires_grad=True)
     old = torch.full_like(logprobs, OLD).detach()
     output = surrogate_loss(logprobs, old, torch.full_like(old, advantage), ONE, clip)
-    output.loss.backward()
+    torch.autograd.backward(output.loss)
     assert logprobs.grad is not None
     return output, logprobs.grad.item()
 
@@ -107,9 +107,10 @@ def test_old_logprobs_and_advantages_get_no_gradient() -> None:
         surrogate_loss(logprobs, old, advantages + 1, mask),
         kl_penalty_loss(logprobs, old, advantages + 1, mask, kl_penalty=0.5),
     ):
-        output.loss.backward()
+        torch.autograd.backward(output.loss)
         assert old.grad is None
         assert advantages.grad is None
+        assert not any(metric.requires_grad for metric in output[1:])
 
 
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 999.0])
@@ -129,7 +130,7 @@ def test_junk_outside_the_mask_changes_no_loss_and_no_gradient(loss: object, jun
             output = kl_penalty_loss(logprobs, old, advantages, mask, kl_penalty=0.3)
         else:
             output = policy_gradient_loss(logprobs, advantages, mask)
-        output.loss.backward()
+        torch.autograd.backward(output.loss)
         assert logprobs.grad is not None
         results.append(([x.item() for x in output], logprobs.grad.tolist()))
     assert results[0] == results[1]
@@ -137,7 +138,9 @@ def test_junk_outside_the_mask_changes_no_loss_and_no_gradient(loss: object, jun
 
 def test_a_ratio_beyond_the_float_range_leaves_no_nan_gradient() -> None:
     logprobs = torch.tensor([[-1.0]], requires_grad=True)
-    surrogate_loss(logprobs, torch.tensor([[-500.0]]), torch.ones(1, 1), ONE).loss.backward()
+    torch.autograd.backward(
+        surrogate_loss(logprobs, torch.tensor([[-500.0]]), torch.ones(1, 1), ONE).loss
+    )
     assert logprobs.grad is not None
     assert logprobs.grad.item() == 0.0
 
@@ -148,7 +151,7 @@ def test_kl_penalty_by_hand() -> None:
     output = kl_penalty_loss(logprobs, zeros, zeros + 2.0, ONE, kl_penalty=0.3)
     kl = 1.5 - 1.0 - math.log(1.5)
     assert output.loss.item() == pytest.approx(-2.0 * 1.5 + 0.3 * kl, rel=1e-12)
-    output.loss.backward()
+    torch.autograd.backward(output.loss)
     assert logprobs.grad is not None
     assert logprobs.grad.item() == pytest.approx(-3.0 + 0.3 * (1.5 - 1.0), rel=1e-12)
 
@@ -157,7 +160,7 @@ def test_the_kl_penalty_has_the_gradient_of_the_exact_kl() -> None:
     # over all tokens, weighted by the old policy that samples them
     old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     logits = torch.tensor([0.1, -0.4, 0.9], dtype=torch.float64, requires_grad=True)
-    (old * (old.log() - logits.log_softmax(0))).sum().backward()
+    torch.autograd.backward((old * (old.log() - logits.log_softmax(0))).sum())
     exact, logits.grad = logits.grad, None
     logprobs = logits.log_softmax(0)
     total = torch.zeros((), dtype=torch.float64)
@@ -171,7 +174,7 @@ def test_the_kl_penalty_has_the_gradient_of_the_exact_kl() -> None:
             1.0,
         )
         total = total + weight * output.loss
-    total.backward()
+    torch.autograd.backward(total)
     torch.testing.assert_close(logits.grad, exact, rtol=1e-9, atol=1e-12)
 
 
@@ -194,7 +197,7 @@ def test_entropy_above_the_clip_earns_nothing_more() -> None:
     entropy = torch.tensor([[1.0, 2.0, 6.0]], requires_grad=True)
     loss = entropy_loss(entropy, torch.ones(1, 3, dtype=torch.bool), clip=3.0)
     assert loss.item() == pytest.approx(-(1 + 2 + 3) / 3)
-    loss.backward()
+    torch.autograd.backward(loss)
     assert entropy.grad is not None
     assert entropy.grad[0].tolist() == pytest.approx([-1 / 3, -1 / 3, 0.0])
 

@@ -32,6 +32,13 @@ def test_statistics_may_be_float64_tensors() -> None:
     assert scaled_scores(scores, std).dtype == torch.float32
 
 
+def test_scores_far_from_zero_keep_their_digits() -> None:
+    # float32 has no 10000.1: the mean would be off by 0.0004
+    mean = torch.tensor(10_000.1, dtype=torch.float64)
+    normalized = normalized_scores(torch.tensor([10_000.5]), mean, 0.5, None)
+    assert normalized.item() == pytest.approx(0.8, rel=1e-6)
+
+
 def test_scaled_scores_keep_their_sign() -> None:
     assert scaled_scores(torch.tensor([-1.0, 0.0, 3.0]), 2.0).tolist() == [-0.5, 0.0, 1.5]
 

@@ -54,14 +54,14 @@ def test_old_values_and_returns_are_constants() -> None:
     output = value_loss(values, old, returns, torch.ones(1, 3, dtype=torch.bool))
     grads = torch.autograd.grad(output.loss, [values, old, returns], allow_unused=True)
     assert grads[0] is not None
-    assert grads[1:] == (None, None)
+    assert not any(isinstance(grad, Tensor) for grad in grads[1:])
 
 
 def test_rounding_is_not_a_clip() -> None:
-    values, returns = torch.randn(10, 50), torch.randn(10, 50)
-    old = values + 0.1 * (torch.rand(10, 50) - 0.5)
+    # old + (value - old) is often not quite the value
+    values, old, returns = (torch.randn(10, 50) for _ in range(3))
     mask = torch.ones(10, 50, dtype=torch.bool)
-    assert value_loss(values, old, returns, mask, value_clip=0.2).clip_fraction.item() == 0
+    assert value_loss(values, old, returns, mask, value_clip=20.0).clip_fraction.item() == 0
 
 
 @pytest.mark.parametrize("junk", [999.0, float("nan"), float("inf")])

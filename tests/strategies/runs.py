@@ -1,6 +1,6 @@
 """Runs small modules under a strategy, in a process of its own, and writes what came out.
 
-Called by the tests as `python -m tests.strategies.runs FOLDER STRATEGY DEVICES PRECISION SCENARIO...`;
+The tests call `python -m tests.strategies.runs FOLDER STRATEGY DEVICES PRECISION SCENARIO...`, and
 rank 0 writes FOLDER/SCENARIO.pt.
 """
 
@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import Strategy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward
 from tests.strategies.toy_modules import STEPS, Gan, PolicyAndCritic, Probe
@@ -49,6 +49,11 @@ def strategy_of(name: str) -> str | Strategy:
     return name
 
 
+def batches(count: int = STEPS) -> DataLoader[Any]:
+    """One item per step: modules look up the batch by its index."""
+    return DataLoader(TensorDataset(torch.arange(count)))
+
+
 class Runs:
     """One scenario per method."""
 
@@ -74,7 +79,7 @@ class Runs:
 
     def trained(self, module: LightningModule, steps: int = STEPS, **arguments: Any) -> Trainer:
         trainer = self.trainer(**arguments)
-        trainer.fit(module, DataLoader(range(steps)))
+        trainer.fit(module, batches(steps))
         return trainer
 
     def gan(self) -> dict[str, Any]:
@@ -125,12 +130,14 @@ class Runs:
                 group["params"][0].dtype for opt in trainer.optimizers for group in opt.param_groups
             ]
             found["state"] = [
-                value.dtype for opt in trainer.optimizers for s in opt.state.values()
+                value.dtype
+                for opt in trainer.optimizers
+                for s in opt.state.values()
                 for value in s.values()
             ]
 
         module.on_train_end = on_train_end  # type: ignore[method-assign]
-        trainer.fit(module, DataLoader(range(2)))
+        trainer.fit(module, batches(2))
         return found
 
     def save(self) -> dict[str, Any]:
@@ -140,7 +147,7 @@ class Runs:
             self.folder / "saved", "{step}", every_n_train_steps=1, save_top_k=-1, save_last=True
         )
         trainer = self.trainer(enable_checkpointing=True, callbacks=[saving])
-        trainer.fit(module, DataLoader(range(STEPS)))
+        trainer.fit(module, batches())
         return {"state": module.state_dict(), "records": module.records}
 
     def resume(self) -> dict[str, Any]:
@@ -154,7 +161,7 @@ class Runs:
 
         module.on_fit_start = on_fit_start  # type: ignore[method-assign]
         trainer = self.trainer()
-        trainer.fit(module, DataLoader(range(STEPS)), ckpt_path=str(path))
+        trainer.fit(module, batches(), ckpt_path=str(path))
         return {
             "state": module.state_dict(),
             "at_start": seen,
@@ -164,9 +171,13 @@ class Runs:
 
     def validate(self) -> dict[str, Any]:
         """Weights of a module that only validates a checkpoint, without engines."""
-        module = PolicyAndCritic()
-        module.validation_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
-        self.trainer().validate(module, DataLoader(range(1)), ckpt_path=os.environ["RESUME_FROM"])
+
+        class Validated(PolicyAndCritic):
+            def validation_step(self, batch: object, batch_idx: int) -> None:
+                """Nothing: the weights are looked at afterwards."""
+
+        module = Validated()
+        self.trainer().validate(module, batches(1), ckpt_path=os.environ["RESUME_FROM"])
         return {"state": module.state_dict()}
 
     def disk_full(self) -> dict[str, Any]:
@@ -190,7 +201,7 @@ class Runs:
             )
 
         module.on_train_end = on_train_end  # type: ignore[method-assign]
-        trainer.fit(module, DataLoader(range(STEPS)))
+        trainer.fit(module, batches())
         return {
             "told": told,
             "left": sorted(p.name for p in path.parent.iterdir()),
@@ -205,7 +216,7 @@ class Runs:
                 super().__init__()
                 self.script = script
 
-            def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            def training_step(self, batch: object, batch_idx: int) -> None:
                 self.script(self)
 
         def manual(module: Misuse) -> None:
@@ -253,11 +264,14 @@ def outcome(
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=550,
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in scenarios}
+    return {
+        name: torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=False)
+        for name in scenarios
+    }
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -10,6 +11,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
@@ -18,7 +20,7 @@ STEPS = 20
 
 
 def global_batch(index: int) -> list[Tensor]:
-    """Inputs `[8, 4]` and targets `[8, 6]` of a step: by index, so that a resumed run sees the same."""
+    """Inputs `[8, 4]` and targets `[8, 6]` of a step, by index: a resumed run sees the same."""
     generator = torch.Generator().manual_seed(100 + index)
     inputs = torch.randn(8, 4, generator=generator)
     return [inputs, torch.randn(8, 6, generator=generator) + 1.0]
@@ -28,7 +30,7 @@ def network(sizes: list[int], seed: int) -> nn.Sequential:
     """A tanh network with seeded weights."""
     generator = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = []
-    for size_in, size_out in zip(sizes[:-1], sizes[1:], strict=True):
+    for size_in, size_out in pairwise(sizes):
         layer = nn.Linear(size_in, size_out)
         with torch.no_grad():
             for parameter in layer.parameters():
@@ -54,20 +56,18 @@ class TwoNetworks(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         first = torch.optim.AdamW(self.first.parameters(), lr=1e-2)
-        second = torch.optim.AdamW(
-            [  # two groups, as with and without weight decay
-                {"params": [p for p in self.second.parameters() if p.dim() > 1]},
-                {"params": [p for p in self.second.parameters() if p.dim() == 1], "lr": 1e-2},
-            ],
-            lr=3e-2,
-        )
+        groups: list[dict[str, Any]] = [  # two, as with and without weight decay
+            {"params": [p for p in self.second.parameters() if p.dim() > 1]},
+            {"params": [p for p in self.second.parameters() if p.dim() == 1], "lr": 1e-2},
+        ]
+        second = torch.optim.AdamW(groups, lr=3e-2)
         return [first, second], [
             LambdaLR(first, lambda step: 0.9**step),
             LambdaLR(second, lambda step: 0.95**step),
         ]
 
     def pair(self) -> tuple[LightningOptimizer, LightningOptimizer]:
-        first, second = self.optimizers()  # type: ignore[misc]
+        first, second = cast("list[LightningOptimizer]", self.optimizers())
         return first, second
 
     def local(self, index: int) -> list[Tensor]:
@@ -168,7 +168,7 @@ class Probe(TwoNetworks):
         backward(self, loss_second, second)
         if self.script == "lightning":  # clipping through Lightning's own manual-mode calls
             for optimizer in (first, second):
-                self.clip_gradients(optimizer, 0.25, "norm")
+                self.clip_gradients(cast("Optimizer", optimizer), 0.25, "norm")
                 optimizer.step()
                 optimizer.zero_grad()
             return

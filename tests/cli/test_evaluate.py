@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_rlhf.cli.evaluate import main
+from tests.evaluation.folders import CHARACTERS, QUESTIONS, write_policy, write_prompts
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `sft` and `ppo` and a file of prompts; read only."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    write_policy(folder / "sft", seed=0)
+    write_policy(folder / "ppo", seed=1)
+    write_prompts(folder / "prompts.jsonl")
+    return folder
+
+
+def arguments(root: Path, *more: str, prompts: str = "prompts.jsonl") -> list[str]:
+    return [
+        *("--policies", str(root / "sft"), str(root / "ppo")),
+        *("--prompts", str(root / prompts)),
+        *("--rewards", json.dumps({CHARACTERS: 1.0})),
+        *("--max_new_tokens", "4", "--device", "cpu"),
+        *more,
+    ]
+
+
+def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
+    return str(error.value.code)
+
+
+def test_a_comparison_is_printed_and_written(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report_file, responses_file = tmp_path / "new" / "report.json", tmp_path / "responses.jsonl"
+
+    main(arguments(root, "--output", str(report_file), "--responses", str(responses_file)))
+
+    printed = capsys.readouterr().out
+    assert "win / tie / lose" in printed
+    report = json.loads(report_file.read_text("utf-8"))
+    assert list(report["policies"]) == ["sft", "ppo"]
+    assert report["n_prompts"] == len(QUESTIONS)
+    assert report["settings"]["max_new_tokens"] == 4
+    lines = responses_file.read_text("utf-8").splitlines()
+    assert len(lines) == 2 * len(QUESTIONS)
+    lengths = [json.loads(line)["response_length"] for line in lines]
+    assert max(lengths) <= 4
+    mean = report["policies"]["sft"]["response_length"]
+    assert mean == pytest.approx(sum(lengths[: len(QUESTIONS)]) / len(QUESTIONS))
+
+
+def test_a_config_file_says_the_same_as_flags(root: Path, tmp_path: Path) -> None:
+    config = tmp_path / "evaluate.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "policies": [str(root / "sft"), str(root / "ppo")],
+                "prompts": str(root / "prompts.jsonl"),
+                "rewards": {CHARACTERS: 1.0},
+                "max_new_tokens": 9,
+                "device": "cpu",
+            }
+        ),
+        encoding="utf-8",
+    )
+
+    by_file = main(["--config", str(config), "--max_new_tokens", "4"])  # the flag wins
+
+    assert by_file.as_dict() == main(arguments(root)).as_dict()
+
+
+def test_the_seed_repeats_a_comparison(root: Path) -> None:
+    def records(seed: str) -> list[dict[str, Any]]:
+        return main(arguments(root, "--seed", seed, "--max_prompts", "3")).records()
+
+    first = records("1")
+
+    assert records("1") == first
+    assert records("2") != first
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "bad.jsonl: empty file"),
+        ('{"prompt": "hi"}\n{"query": "hi"}\n', "bad.jsonl:2: field 'prompt': missing"),
+        ('{"prompt": "hi"}\n{"prompt": ""}\n', "bad.jsonl:2: field 'prompt'"),
+    ],
+)
+def test_bad_prompts_end_the_command_with_their_place(
+    root: Path, tmp_path: Path, content: str, expected: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(content, encoding="utf-8")
+
+    with pytest.raises(SystemExit) as error:
+        main(arguments(root, prompts=str(tmp_path / "bad.jsonl")))
+
+    assert message(error).startswith("lit_rlhf evaluate: ")
+    assert expected in message(error)
+
+
+def test_policies_that_read_text_differently_end_the_command(root: Path, tmp_path: Path) -> None:
+    other = write_policy(tmp_path / "other", template="paper-en")
+
+    with pytest.raises(SystemExit) as error:
+        main([*arguments(root), "--policies", str(root / "sft"), other])
+
+    assert "the chat templates differ" in message(error)
+
+
+def test_a_response_that_cannot_fit_ends_the_command(root: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(arguments(root, "--max_new_tokens", "128"))
+
+    assert "max_new_tokens: expected prompt and response within the model's 128" in message(error)
+
+
+def test_help_explains_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    text = capsys.readouterr().out
+    assert "first is the baseline" in " ".join(text.split())
+    for name in ("config", "policies", "prompts", "rewards", "output", "tie_margin", "seed"):
+        assert f"--{name} " in text
+
+
+def test_policies_are_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--prompts", "prompts.jsonl", "--rewards", "{}"])
+
+    assert "policies" in capsys.readouterr().err

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lit_rlhf.evaluation.comparison import outcomes, score_summary
+
+
+def test_outcomes_are_shares_of_prompts() -> None:
+    rates = outcomes([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
+
+    assert rates == (0.5, 0.25, 0.25)
+
+
+def test_a_difference_of_exactly_the_margin_is_a_tie() -> None:
+    rates = outcomes([0.5, 1.0, -0.5, -1.0], [0.0, 0.0, 0.0, 0.0], margin=0.5)
+
+    assert (rates.win, rates.tie, rates.lose) == (0.25, 0.5, 0.25)
+
+
+def test_outcomes_swap_with_the_policies() -> None:
+    ours, theirs = np.array([1.0, 0.0, 2.0]), np.array([0.0, 3.0, 1.0])
+
+    there, back = outcomes(ours, theirs, 0.2), outcomes(theirs, ours, 0.2)
+
+    assert (there.win, there.tie, there.lose) == (back.lose, back.tie, back.win)
+
+
+@pytest.mark.parametrize(
+    ("scores", "baseline", "margin", "message"),
+    [
+        ([1.0, 2.0], [1.0], 0.0, "baseline: expected 2 scores"),
+        ([], [], 0.0, "scores: expected shape"),
+        ([[1.0]], [[1.0]], 0.0, "scores: expected shape"),
+        ([1.0], [math.nan], 0.0, "baseline: expected finite"),
+        ([1.0], [1.0], -0.1, "margin: expected a number >= 0, got -0.1"),
+        ([1.0], [1.0], math.nan, "margin: expected a number >= 0, got nan"),
+    ],
+)
+def test_outcomes_refuse(
+    scores: list[float], baseline: list[float], margin: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        outcomes(scores, baseline, margin)
+
+
+def test_mean_and_sample_deviation() -> None:
+    summary = score_summary([1.0, 2.0, 3.0, 6.0])
+
+    assert summary.mean == 3.0
+    assert summary.std == pytest.approx(math.sqrt((4 + 1 + 0 + 9) / 3))
+
+
+def test_the_interval_of_two_scores_is_their_range() -> None:
+    # a resample's mean is 0, 1/2 or 1 with chances 1/4, 1/2 and 1/4, each above 2.5 %
+    summary = score_summary([0.0, 1.0])
+
+    assert (summary.low, summary.high) == (0.0, 1.0)
+
+
+def test_the_interval_has_the_width_of_the_normal_approximation() -> None:
+    scores = np.random.default_rng(3).normal(size=400)
+
+    summary = score_summary(scores)
+
+    half_width = 1.96 * scores.std() / math.sqrt(400)
+    assert summary.high - summary.mean == pytest.approx(half_width, rel=0.1)
+    assert summary.mean - summary.low == pytest.approx(half_width, rel=0.1)
+
+
+def test_one_prompt_has_no_spread() -> None:
+    assert score_summary([0.7]) == (0.7, 0.7, 0.7, 0.0)
+
+
+def test_the_seed_decides_the_interval() -> None:
+    scores = np.random.default_rng(0).normal(size=50)
+
+    assert score_summary(scores, seed=1) == score_summary(scores, seed=1)
+    assert score_summary(scores, seed=1) != score_summary(scores, seed=2)
+
+
+def test_policies_are_resampled_on_the_same_prompts() -> None:
+    scores = np.random.default_rng(0).normal(size=50)
+
+    first, second = score_summary(scores), score_summary(scores + 10.0)
+
+    assert second.low - first.low == pytest.approx(10.0)
+    assert second.high - first.high == pytest.approx(10.0)
+
+
+def test_the_interval_leaves_the_global_generator_alone() -> None:
+    np.random.seed(0)  # noqa: NPY002 - it is what must not change
+    expected = np.random.random()  # noqa: NPY002 - as above
+    np.random.seed(0)  # noqa: NPY002 - as above
+
+    score_summary([1.0, 2.0])
+
+    assert np.random.random() == expected  # noqa: NPY002 - as above
+
+
+def test_a_score_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="scores: expected finite numbers, got inf"):
+        score_summary([1.0, math.inf])

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lit_rlhf.evaluation.files import write_json_lines, write_text
+
+
+def test_lines_are_json_in_utf_8(tmp_path: Path) -> None:
+    records = [{"text": "铁、铜\n"}, {"text": "iron"}]
+
+    path = write_json_lines(tmp_path / "new" / "records.jsonl", records)
+
+    lines = path.read_bytes().decode("utf-8").splitlines()
+    assert "铁" in lines[0]
+    assert [json.loads(line) for line in lines] == records
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    def broken() -> Iterator[dict[str, str]]:
+        yield {"text": "new"}
+        raise RuntimeError("on the way")
+
+    path = write_text(tmp_path / "records.jsonl", "old\n")
+    with pytest.raises(RuntimeError, match="on the way"):
+        write_json_lines(path, broken())
+
+    assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [
+        ("records.jsonl", "old\n")
+    ]
+
+
+def test_a_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "records.jsonl", "old\n")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "new\n\ud800")
+
+    assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [
+        ("records.jsonl", "old\n")
+    ]

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from lit_rlhf.evaluation import (
+    Comparison,
+    Outcomes,
+    PolicyReport,
+    ScoreSummary,
+    print_comparison,
+)
+from lit_rlhf.evaluation.policies import METRICS
+
+METRIC_VALUES = dict.fromkeys(METRICS, 0.0) | {
+    "response_length": 12.345,
+    "truncation_rate": 0.125,
+    "kl": 1.5,
+    "perplexity": 2.25,
+    "distinct_2": 0.4567,
+}
+SFT = PolicyReport("runs/sft", {"gold": ScoreSummary(0.5, 0.4, 0.6, 1.0)}, None, METRIC_VALUES)
+PPO = PolicyReport(
+    "runs/ppo",
+    {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)},
+    Outcomes(0.5, 0.25, 0.25),
+    METRIC_VALUES,
+)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("│┃").replace("┃", "│").split("│")]
+
+
+def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison(Comparison({"sft": SFT, "ppo": PPO}, {}, {"gold": "a:gold"}, 256, 0))
+
+    printed = capsys.readouterr().out
+    rows = {row[0]: row[1:] for row in map(cells, printed.splitlines()) if len(row) == 3}
+    assert rows == {
+        "": ["sft", "ppo"],
+        "gold": ["0.50 [0.40, 0.60]", "1.25 [1.00, 1.50]"],
+        "win / tie / lose, %": ["-", "50 / 25 / 25"],
+        "length, tokens": ["12.3", "12.3"],
+        "truncated": ["12.5%", "12.5%"],
+        "KL, nats per response": ["1.50", "1.50"],
+        "perplexity": ["2.25", "2.25"],
+        "distinct-2": ["0.457", "0.457"],
+    }
+    assert "256 prompts" in printed
+    assert "by gold" in printed
+
+
+def test_many_policies_are_not_cut_off_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"policy-{number}" for number in range(12)]
+
+    print_comparison(Comparison(dict.fromkeys(names, PPO), {}, {"gold": "a:gold"}, 256, 0))
+
+    printed = capsys.readouterr().out
+    assert [name for name in names if name not in printed] == []
+    assert printed.count("1.25 [1.00, 1.50]") == 12

@@ -1,0 +1,247 @@
+"""Tiny runs of the three stages: model folders, data files, datamodules, a Trainer.
+
+A folder of stages holds `policy/` and `reward/`, made from one tiny Llama, and four data files with
+rows of uneven length. EOS is likely enough that some responses end and others are cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from lit_rlhf.data import (
+    DataSource,
+    DemonstrationDataModule,
+    DialogueEncoder,
+    PreferenceDataModule,
+    PromptDataModule,
+)
+from lit_rlhf.data.datamodules.base import RecordDataModule
+from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder
+from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
+
+QUESTIONS = ("hi", "how are you today", "why", "name it", "me?", "go on and on", "so", "what now")
+ANSWERS = ("no", "I can", "well, that is long", "a", "yes it is", "ok", "never", "two words")
+MAX_LENGTH = 64
+
+
+def with_likely_eos(model: PreTrainedModel) -> PreTrainedModel:
+    """Make EOS win at about every sixth token."""
+    with torch.no_grad():
+        model.get_output_embeddings().weight[EOS_ID] *= 8.0  # type: ignore[no-untyped-call]
+    return model
+
+
+def causal_lm(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A seeded random language model of `config`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return with_likely_eos(model)
+
+
+def encoder_of(tokenizer: PreTrainedTokenizerFast, template: str = "hh") -> DialogueEncoder:
+    return DialogueEncoder(tokenizer, template, MAX_LENGTH)
+
+
+def write_models(
+    root: Path, config: PreTrainedConfig | None = None, pad_is_eos: bool = False
+) -> Path:
+    """Write `policy/` and `reward/` under `root`."""
+    tokenizer = tiny_tokenizer("</s>", special_pad=False) if pad_is_eos else tiny_tokenizer()
+    contract = encoder_of(tokenizer).contract
+    policy = causal_lm(config or tiny_config("llama"))
+    save_model_folder(policy, tokenizer, root / "policy", contract=contract)
+    reward = load_scalar_model(root / "policy", head_seed=1)
+    save_model_folder(reward, tokenizer, root / "reward", contract=contract)
+    return root
+
+
+def write_data(root: Path) -> Path:
+    """Write `demonstrations`, `preferences`, `prompts` and `texts`, eight rows each."""
+
+    def write(name: str, rows: list[dict[str, Any]]) -> None:
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    users = [{"role": "user", "content": question} for question in QUESTIONS]
+    answers = [{"role": "assistant", "content": answer} for answer in ANSWERS]
+    write("demonstrations", [{"messages": [u, a]} for u, a in zip(users, answers, strict=True)])
+    write("prompts", [{"prompt": [user]} for user in users])
+    write("texts", [{"text": f"{q} {a} {q}"} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])
+    write(
+        "preferences",
+        [
+            {"prompt": [user], "chosen": [chosen], "rejected": [rejected]}
+            for user, chosen, rejected in zip(
+                users, answers, [*answers[3:], *answers[:3]], strict=True
+            )
+        ],
+    )
+    return root
+
+
+def source(root: Path, name: str) -> list[DataSource]:
+    return [DataSource(str(root / f"{name}.jsonl"))]
+
+
+def demonstrations(root: Path, **arguments: Any) -> DemonstrationDataModule:
+    return DemonstrationDataModule(
+        source(root, "demonstrations"),
+        **{
+            "val_sources": source(root, "demonstrations"),
+            "chat_template": "hh",
+            "max_length": MAX_LENGTH,
+            "batch_size": 4,
+            **arguments,
+        },
+    )
+
+
+def preferences(root: Path, **arguments: Any) -> PreferenceDataModule:
+    return PreferenceDataModule(
+        source(root, "preferences"),
+        **{
+            "val_sources": source(root, "preferences"),
+            "chat_template": "hh",
+            "max_length": MAX_LENGTH,
+            "batch_size": 4,
+            **arguments,
+        },
+    )
+
+
+def prompts(root: Path, ptx: bool = False, **arguments: Any) -> PromptDataModule:
+    return PromptDataModule(
+        source(root, "prompts"),
+        **{
+            "val_sources": source(root, "prompts"),
+            "ptx_sources": source(root, "texts") if ptx else None,
+            "chat_template": "hh",
+            "max_length": MAX_LENGTH,
+            "batch_size": 8,
+            **arguments,
+        },
+    )
+
+
+def first_batch(data: RecordDataModule, root: Path) -> Any:
+    """The training rows of a datamodule as one batch, in the order of the file."""
+    data.tokenizer = load_tokenizer(str(root / "policy"))
+    data.setup("fit")
+    return next(iter(data.loader("train", shuffle=False)))
+
+
+def ppo_options(root: Path, **options: Any) -> dict[str, Any]:
+    """Arguments of a small `PPOModule`: one iteration takes four steps of each network."""
+    return {
+        "model_path": str(root / "policy"),
+        "rewards": {str(root / "reward"): 1.0},
+        "max_new_tokens": 6,
+        "policy_lr": 1e-3,
+        "critic_lr": 1e-3,
+        "lr_scheduler": "constant",
+        "minibatch_size": 4,
+        "ppo_epochs": 2,
+        **options,
+    }
+
+
+def trainer(folder: Path, **arguments: Any) -> Trainer:
+    """A quiet Trainer on the CPU, with one epoch and no validation unless told."""
+    return Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_epochs": 1,
+            "default_root_dir": folder,
+            "logger": False,
+            "limit_val_batches": 0,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+            **arguments,
+        }
+    )
+
+
+def fitted(
+    module: LightningModule, data: LightningDataModule, folder: Path, **arguments: Any
+) -> Trainer:
+    """Fit and return the Trainer; the finished model goes to `folder/model`."""
+    ckpt_path = arguments.pop("ckpt_path", None)
+    run = trainer(folder, **arguments)
+    with warnings.catch_warnings():
+        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
+        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+        run.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    return run
+
+
+class StepRecorder(Callback):
+    """What each optimizer is about to step with: the gradients of its network, after clipping.
+
+    Attributes:
+        steps: By network, one dictionary of gradients by parameter name for each step.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[str, list[dict[str, Tensor]]] = {}
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        gradients = {
+            name: parameter.grad.clone()
+            for name, parameter in pl_module.named_parameters()
+            if id(parameter) in trained and parameter.grad is not None
+        }
+        network = next(iter(gradients)).partition(".")[0]
+        self.steps.setdefault(network, []).append(gradients)
+
+    def norms(self, network: str) -> list[float]:
+        """L2 norm of each step's gradients."""
+        return [
+            float(sum(g.double().square().sum() for g in step.values()) ** 0.5)
+            for step in self.steps[network]
+        ]
+
+
+def copied(module: torch.nn.Module) -> dict[str, Tensor]:
+    """The module's parameters and buffers as they are now."""
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def assert_equal_states(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Equal to the bit, name by name."""
+    assert actual.keys() == expected.keys()
+    unlike = [name for name, tensor in expected.items() if not torch.equal(actual[name], tensor)]
+    assert unlike == []
+
+
+@torch.no_grad()
+def token_nll(model: torch.nn.Module, ids: Tensor) -> Tensor:
+    """Negative log-likelihood of each token but the first of one unpadded row, float64."""
+    logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1].double()
+    return -torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Largest difference of any number in two states."""
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)

@@ -1,0 +1,161 @@
+"""SFT: what the loss counts, and the schedule it is trained with."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.data import TokenBatch
+from lit_rlhf.modules import SFTModule
+from tests.modules.stages import (
+    StepRecorder,
+    copied,
+    demonstrations,
+    distance,
+    first_batch,
+    fitted,
+    token_nll,
+    trainer,
+)
+from tests.support.tiny_models import EOS_ID
+
+
+def module(root: Path, **options: object) -> SFTModule:
+    return SFTModule(str(root / "policy"), **options)  # type: ignore[arg-type]
+
+
+def completion_losses(model: SFTModule, batch: TokenBatch) -> Tensor:
+    """Loss of each completion token of the batch, row by row without padding, float64."""
+    losses = []
+    for ids, real, wanted in zip(*batch, strict=True):
+        losses.append(token_nll(model.model, ids[real])[wanted[real][1:]])
+    return torch.cat(losses)
+
+
+def test_the_loss_is_the_mean_over_all_completion_tokens_of_a_ragged_batch(
+    root: Path, tmp_path: Path
+) -> None:
+    model = module(root, learning_rate=0.0)
+    batch = first_batch(demonstrations(root, batch_size=8), root)
+    assert len(set(batch.completion_mask.sum(1).tolist())) > 3
+    expected = completion_losses(model, batch).mean()
+    logged = fitted(model, demonstrations(root, batch_size=8), tmp_path).callback_metrics
+    assert float(logged["sft/loss"]) == pytest.approx(float(expected), rel=1e-5)
+    assert float(logged["sft/perplexity"]) == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_validation_weighs_batches_by_their_tokens(root: Path, tmp_path: Path) -> None:
+    model = module(root)
+    batch = first_batch(demonstrations(root, batch_size=8), root)
+    expected = completion_losses(model, batch).mean()
+    run = trainer(tmp_path, limit_val_batches=None)
+    (logged,) = run.validate(model, datamodule=demonstrations(root, batch_size=3), verbose=False)
+    assert logged["val/sft/loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert logged["val/sft/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_token_accuracy_counts_completion_tokens_ranked_first(root: Path) -> None:
+    model = module(root)
+    with torch.no_grad():
+        model.model.lm_head.weight[EOS_ID] *= 1e3  # EOS or its opposite is certain: some are right
+    batch = first_batch(demonstrations(root, batch_size=8), root)
+    hits, tokens = 0, 0
+    for ids, real, wanted in zip(*batch, strict=True):
+        logits = model.model(input_ids=ids[real].unsqueeze(0), use_cache=False).logits[0]
+        for position in range(1, int(real.sum())):
+            if wanted[position]:
+                tokens += 1
+                hits += int(logits[position - 1].argmax()) == int(ids[position])
+    assert 0 < hits < tokens
+    share = model(batch, torch.tensor(float(tokens)))["sft/token_accuracy"]
+    assert float(share) == pytest.approx(hits / tokens)
+
+
+def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
+    pad_is_eos_root: Path,
+) -> None:
+    model = module(pad_is_eos_root)
+    assert model.tokenizer.pad_token_id == model.tokenizer.eos_token_id
+    eos = model.tokenizer.eos_token_id
+    batch = first_batch(demonstrations(pad_is_eos_root, batch_size=8), pad_is_eos_root)
+    assert not batch.attention_mask.all()
+    seen: list[Tensor] = []
+
+    def keep(_: object, __: object, output: Tensor) -> None:
+        output.retain_grad()
+        seen.append(output)
+
+    model.model.lm_head.register_forward_hook(keep)
+    model(batch, batch.completion_mask.sum())["sft/loss"].backward()
+    gradient = seen[0].grad
+    assert gradient is not None
+    ends = batch.attention_mask.sum(1) - 1
+    rows = torch.arange(8)
+    assert batch.input_ids[rows, ends].eq(eos).all()
+    # the logit of the target is pushed up
+    assert gradient[rows, ends - 1, eos].max() < -1e-4
+    trained = torch.zeros_like(batch.completion_mask)
+    trained[:, :-1] = batch.completion_mask[:, 1:]
+    assert gradient[~trained].abs().max() == 0.0
+
+
+def test_the_schedule_warms_up_and_falls_to_a_tenth_of_the_peak(
+    root: Path, tmp_path: Path
+) -> None:
+    model = module(root, learning_rate=1.0, warmup_ratio=0.2, grad_clip=None)
+    rates: list[float] = []
+
+    class Rates(StepRecorder):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.param_groups[0]["lr"] = 0.0
+
+    fitted(model, demonstrations(root), tmp_path, max_epochs=5, callbacks=[Rates()])
+
+    def rate(step: int) -> float:
+        if step < 2:
+            return step / 2
+        return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 2) / 8))
+
+    assert rates == pytest.approx([rate(step) for step in range(10)], rel=1e-6)
+    schedule = model.lr_schedulers()
+    assert schedule.get_last_lr() == pytest.approx([0.1])  # type: ignore[union-attr]
+
+
+def test_gradients_are_clipped_and_the_norm_before_is_logged(root: Path, tmp_path: Path) -> None:
+    steps = StepRecorder()
+    model = module(root, grad_clip=0.25)
+    run = fitted(model, demonstrations(root), tmp_path, callbacks=[steps])
+    assert steps.norms("model") == pytest.approx([0.25, 0.25], rel=1e-4)
+    assert float(run.callback_metrics["sft/grad_norm"]) > 0.25
+
+
+def test_training_lowers_the_loss(root: Path, tmp_path: Path) -> None:
+    model = module(root, learning_rate=1e-2, lr_scheduler="constant")
+    batch = first_batch(demonstrations(root, batch_size=8), root)
+    before, start = completion_losses(model, batch).mean(), copied(model)
+    fitted(model, demonstrations(root), tmp_path, max_epochs=5)
+    assert distance(copied(model), start) > 1e-3
+    assert completion_losses(model, batch).mean() < 0.6 * before
+
+
+def test_predictions_are_logprobs_of_completion_tokens(root: Path) -> None:
+    model = module(root)
+    batch = first_batch(demonstrations(root, batch_size=8), root)
+    logprobs = model.predict_step(batch, 0)
+    mask = batch.completion_mask[:, 1:]
+    torch.testing.assert_close(
+        logprobs[mask].double(), -completion_losses(model, batch), rtol=1e-4, atol=1e-4
+    )
+    assert logprobs[~mask].abs().max() == 0.0
+
+
+def test_an_endless_run_cannot_have_a_schedule_with_an_end(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="lr_scheduler: 'cosine_with_min_lr' needs the length"):
+        fitted(module(root), demonstrations(root), tmp_path, max_epochs=-1)
+    with pytest.raises(ValueError, match=r"warmup_ratio: expected a value in \[0, 1\], got 2"):
+        fitted(module(root, warmup_ratio=2.0), demonstrations(root), tmp_path)
