@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+from datasets.iterable_dataset import ExamplesIterable
 
 from lit_rlhf.data.records import RecordError
 
@@ -107,15 +108,16 @@ def hub_rows(path: str, split: str, subset: str | None, data_dir: str | None) ->
     yield from (RawRow(number, row) for number, row in enumerate(rows, start=1))
 
 
-def _raw_lines(path: str) -> Iterator[dict[str, bytes]]:
+def _raw_lines(path: str) -> Iterator[tuple[int, dict[str, bytes]]]:
     is_compressed = path.lower().endswith(".gz")
     with gzip.open(path, "rb") if is_compressed else open(path, "rb") as file:
-        for line in file:
-            yield {"line": line}
+        for number, line in enumerate(file):
+            yield number, {"line": line}
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    rows = datasets.IterableDataset.from_generator(_raw_lines, gen_kwargs={"path": path})
+    # from_generator would do too, but it takes a lock in the user's cache for every file read.
+    rows = datasets.IterableDataset(ExamplesIterable(_raw_lines, {"path": path}))
     return (row["line"] for row in rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -13,7 +14,7 @@ from lit_rlhf.evaluation.compare import Comparison, PolicyReport
 _ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("length, tokens", "response_length", "{:.1f}".format),
     ("truncated", "truncation_rate", "{:.1%}".format),
-    ("KL, nats per response", "kl", "{:.2f}".format),
+    ("KL, nats", "kl", "{:.2f}".format),
     ("perplexity", "perplexity", "{:.2f}".format),
     ("distinct-2", "distinct_2", "{:.3f}".format),
 )
@@ -23,8 +24,10 @@ _ANY_WIDTH = 100_000  # characters; a console measures a table up to its own wid
 def comparison_table(comparison: Comparison) -> Table:
     """A column for each policy, a row for each reward and metric."""
     table = Table(
+        box=box.HORIZONTALS,  # three policies fit into 80 columns
+        padding=(0, 1),
         title=f"{comparison.n_prompts} prompts, one response each; mean [95 % interval]",
-        caption=f"KL and win / tie / lose (by {next(iter(comparison.rewards))}): "
+        caption=f"KL (per response) and win/tie/lose (by {next(iter(comparison.rewards))}): "
         f"against {comparison.baseline}",
     )
     table.add_column("")
@@ -33,7 +36,7 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_column(name, justify="right", overflow="fold")
     for reward in comparison.rewards:
         table.add_row(reward, *(_score(report, reward) for report in reports.values()))
-    table.add_row("win / tie / lose, %", *map(_outcomes, reports.values()), end_section=True)
+    table.add_row("win/tie/lose, %", *map(_outcomes, reports.values()), end_section=True)
     for label, metric, write in _ROWS:
         table.add_row(label, *(write(report.metrics[metric]) for report in reports.values()))
     return table
@@ -56,4 +59,4 @@ def _score(report: PolicyReport, reward: str) -> str:
 def _outcomes(report: PolicyReport) -> str:
     if report.outcomes is None:
         return "-"
-    return " / ".join(f"{100 * share:.0f}" for share in report.outcomes)
+    return "/".join(f"{100 * share:.0f}" for share in report.outcomes)

@@ -38,9 +38,9 @@ class World:
     harmful: float = 0.25
     skill: float = 0.72
     politeness: float = 0.06
-    preference_sharpness: float = 3.0
-    length_bias: float = 0.2
-    phrase_bias: float = 0.5
+    preference_sharpness: float = 3.5
+    length_bias: float = 0.4
+    phrase_bias: float = 0.3
     label_noise: float = 0.03
 
     def __post_init__(self) -> None:

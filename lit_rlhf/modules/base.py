@@ -120,10 +120,11 @@ class StageModule(LightningModule):
         """A count summed over ranks and divided by their number.
 
         Dividing a rank's sum by it gives, once gradients and logs are averaged over ranks, the mean
-        over all ranks' samples or tokens, however unevenly they are spread.
+        over all ranks' samples or tokens, however unevenly they are spread. A count that is 0
+        everywhere is taken as 1, so that what is divided by it is 0.
         """
         total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=self.device))
-        return total / self.trainer.world_size
+        return total.clamp(min=1.0) / self.trainer.world_size
 
     def networks_in_training(self) -> list[tuple[LightningOptimizer, LRScheduler]]:
         """Each network's optimizer with its schedule, as `configure_optimizers` lists them."""

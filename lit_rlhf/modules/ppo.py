@@ -130,10 +130,10 @@ class PPOModule(PPOUpdate):
         )
         self.policy = disable_dropout(load_causal_lm(model_path, self.options))
         self.reference = reference_policy(model_path, self.options)
+        self.reward = WeightedReward(rewards, self.options, self.tokenizer)
         self.critic = disable_dropout(
             initial_critic(critic_init, model_path, rewards, self.options, seed)
         )
-        self.reward = WeightedReward(rewards, self.options, self.tokenizer)
         self.gold = None if gold_reward is None else FunctionReward(gold_reward, self.tokenizer)
         self.score_moments = RunningMoments()
         self.timer = PhaseTimer()

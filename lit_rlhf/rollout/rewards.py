@@ -38,7 +38,7 @@ def load_function(path: str) -> Callable[..., Any]:
     module_name, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"reward function {path!r}: expected 'package.module:function'; {error}"
         ) from error
@@ -69,9 +69,14 @@ class FunctionReward(nn.Module):
         """
         responses = decoded_responses(rollouts, self.tokenizer)
         extra = {"terminated": rollouts.terminated.tolist()} if self.wants_terminated else {}
-        scores = torch.as_tensor(
-            self.function(list(prompts), responses, **extra), dtype=torch.float32
-        )
+        returned = self.function(list(prompts), responses, **extra)
+        try:
+            scores = torch.as_tensor(returned, dtype=torch.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"reward function {self.path!r}: expected {len(responses)} scores, one for each "
+                f"response, got {returned!r:.100}"
+            ) from error
         if scores.shape != (len(responses),):
             raise ValueError(
                 f"reward function {self.path!r}: expected {len(responses)} scores, one for each "

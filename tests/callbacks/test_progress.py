@@ -192,20 +192,34 @@ def test_manual_optimization_under_max_steps_says_that_its_total_is_an_estimate(
     ]
 
 
-def test_an_unknown_total_shows_no_total_and_no_time_left(clock: Clock, log: io.StringIO) -> None:
-    class StopAtTwelve(Module):
-        def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> int | None:
-            return -1 if batch_idx == 12 else None
+class Limited(Module):
+    """Ends an endless epoch after `limit` batches."""
 
+    limit = 0
+
+    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> int | None:
+        return -1 if batch_idx == self.limit else None
+
+
+def test_an_unknown_total_shows_no_total_and_no_time_left(clock: Clock, log: io.StringIO) -> None:
+    module = Limited(clock)
+    module.limit = 12
     bar = StageProgressBar("ppo", ["toy/loss", "toy/reward"])
-    trainer_with(bar).fit(StopAtTwelve(clock), DataLoader(Endless(), batch_size=1))
-    assert log.getvalue().splitlines()[:5] == [
+    trainer_with(bar).fit(module, DataLoader(Endless(), batch_size=1))
+    assert log.getvalue().splitlines() == [
         "ppo 1 00:02 elapsed, loss 1, reward -",
         "ppo 2 00:04 elapsed, loss 2, reward -",
         "ppo 5 00:10 elapsed, loss 5, reward -",
         "ppo 10 00:20 elapsed, loss 10, reward -",
         "ppo 12 00:24 elapsed, loss 12, reward -",
     ]
+
+
+def test_a_last_line_that_stands_there_is_not_repeated(clock: Clock, log: io.StringIO) -> None:
+    module = Limited(clock)
+    module.limit = 2
+    trainer_with(StageProgressBar("ppo")).fit(module, DataLoader(Endless(), batch_size=1))
+    assert log.getvalue().splitlines() == ["ppo 1 00:02 elapsed", "ppo 2 00:04 elapsed"]
 
 
 def test_a_fit_that_stops_early_ends_with_what_it_did(clock: Clock, log: io.StringIO) -> None:

@@ -109,6 +109,13 @@ BAD_CHATS: dict[str, tuple[Any, str, str]] = {
     "turn is a string": ({"messages": ["q"]}, "messages", "a turn is not an object"),
 }
 OTHERS: dict[str, tuple[RecordKind, dict[str, Any], dict[str, Any], str, str]] = {
+    "equal but for whitespace": (
+        "preference",
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": "q", "chosen": "a", "rejected": "a\n"},
+        "rejected",
+        "chosen and rejected are equal",
+    ),
     "instruction": (
         "demonstration",
         {"instruction": "q", "output": "a"},

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -219,10 +218,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert records[1].location == f"{path}:2"
 
 
-def test_folder_is_read_as_a_dataset(
-    tmp_path: Path, write_lines: Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_folder_is_read_as_a_dataset(tmp_path: Path, write_lines: Writer) -> None:
     (tmp_path / "folder").mkdir()
     write_lines({"prompt": "q"}, name="folder/train.jsonl")
     assert read("prompt", str(tmp_path / "folder")) == [PromptRecord((ASK,), "s")]

@@ -68,7 +68,7 @@ def test_last_turn_is_cut_on_the_left(tokenizer: PreTrainedTokenizerFast) -> Non
 def test_cut_prompt_leaves_the_last_response_to_train_on(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    coder = DialogueEncoder(tokenizer, "hh", 30)
+    coder = DialogueEncoder(tokenizer, "hh", 20)
     encoded = coder.encode_dialogue([*TURNS, ANSWER], "all")
     assert encoded.cut_tokens > 0
     assert encoded == coder.encode_dialogue([*TURNS, ANSWER], "last")

@@ -26,7 +26,15 @@ def global_batch(index: int) -> list[Tensor]:
     return [inputs, torch.randn(8, 6, generator=generator) + 1.0]
 
 
-def network(sizes: list[int], seed: int) -> nn.Sequential:
+class Network(nn.Sequential):
+    """Runs in the type of its weights, as a language model does, whose inputs are token ids."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(inputs.to(next(self.parameters()).dtype))
+        return outputs
+
+
+def network(sizes: list[int], seed: int) -> Network:
     """A tanh network with seeded weights."""
     generator = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = []
@@ -36,7 +44,7 @@ def network(sizes: list[int], seed: int) -> nn.Sequential:
             for parameter in layer.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
         layers += [layer, nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+    return Network(*layers[:-1])
 
 
 class TwoNetworks(LightningModule):

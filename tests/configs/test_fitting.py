@@ -1,0 +1,152 @@
+"""Every configuration that a CPU can run really fits, for a step or two on a tiny world."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_rlhf.data import TextContract
+from tests.configs.parsing import ABLATIONS, OVERLAYS, name_of
+from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, moved
+
+PPO_MAX = QUICKSTART / "ppo_max.yaml"
+
+
+def logged(folder: Path) -> dict[str, list[float]]:
+    """Values of each metric of a run, in order; all finite."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    keys = [key for key in events.Tags()["scalars"] if "/" in key]
+    values = {key: [event.value for event in events.Scalars(key)] for key in keys}
+    assert {key: v for key, v in values.items() if not all(map(math.isfinite, v))} == {}
+    return values
+
+
+def has_learned(folder: Path, start: Path) -> bool:
+    """Whether any weight differs from the model that the stage started from."""
+    before, after = (load_file(f / "model.safetensors") for f in (start, folder))
+    return any(not torch.equal(after[name], before[name]) for name in after.keys() & before)
+
+
+def fit_ppo(root: Path, folder: Path, *overlays: Path) -> dict[str, list[float]]:
+    """PPO-max with overlays, on the models of `root`; leaves everything in `folder`."""
+    moves = {RUNS: root, f"{RUNS}/ppo_max": folder / "ppo", f"{RUNS}/logs": folder / "logs"}
+    fit_stage("ppo", [PPO_MAX, *overlays], folder, moves)
+    return logged(folder / "logs" / "ppo_max")
+
+
+@pytest.mark.parametrize(
+    ("stage", "start", "metric"),
+    [
+        ("sft", "world/base", "sft/loss"),
+        ("reward", "sft", "reward/accuracy"),
+        ("ppo_max", "sft", "rollout/gold"),
+        ("ppo_vanilla", "sft", "rollout/gold"),
+    ],
+)
+def test_the_quickstarts_configurations_fit(
+    quickstart: Path, stage: str, start: str, metric: str
+) -> None:
+    metrics = logged(quickstart / "logs" / stage)
+
+    assert len(metrics[metric]) == 2
+    assert any(key.startswith("val/") for key in metrics)
+    assert has_learned(quickstart / stage, quickstart / start)
+
+
+def test_both_ppo_runs_start_from_the_same_responses(quickstart: Path) -> None:
+    runs = [logged(quickstart / "logs" / name) for name in ("ppo_max", "ppo_vanilla")]
+
+    for key in ("rollout/score", "rollout/gold", "rollout/response_length", "rollout/kl"):
+        assert runs[0][key][0] == runs[1][key][0]
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
+def test_an_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
+    metrics = fit_ppo(world, tmp_path, ablation)
+
+    pretraining = 0 if ablation.stem == "no_critic_pretraining" else 1
+    assert len(metrics["ppo/value_loss"]) == 2
+    assert len(metrics["ppo/policy_loss"]) == 2 - pretraining
+    start = world / ("world/base" if ablation.stem == "policy_from_base" else "sft")
+    assert has_learned(tmp_path / "ppo", start)
+
+
+@pytest.mark.parametrize(
+    "overlay", [o for o in OVERLAYS if o.stem not in ("chinese", "gpu")], ids=name_of
+)
+def test_an_overlay_fits_ppo(world: Path, tmp_path: Path, overlay: Path) -> None:
+    fit_ppo(world, tmp_path, overlay)
+
+    assert has_learned(tmp_path / "ppo", world / "sft")
+
+
+def test_lora_and_gradient_checkpointing_go_together(world: Path, tmp_path: Path) -> None:
+    overlays = CONFIGS / "overlays"
+    moves = {RUNS: world, f"{RUNS}/reward": tmp_path / "reward", f"{RUNS}/logs": tmp_path / "logs"}
+    configs = [QUICKSTART / "reward.yaml"]
+    configs += [overlays / "lora.yaml", overlays / "gradient_checkpointing.yaml"]
+
+    fit_stage("reward", configs, tmp_path, moves | {f"{RUNS}/sft": world / "sft"})
+
+    assert has_learned(tmp_path / "reward", world / "sft")
+
+
+def test_the_chinese_template_goes_into_the_sft_models_folder(world: Path, tmp_path: Path) -> None:
+    configs = [QUICKSTART / "sft.yaml", CONFIGS / "overlays" / "chinese.yaml"]
+    moves = {RUNS: world, f"{RUNS}/sft": tmp_path / "sft", f"{RUNS}/logs": tmp_path / "logs"}
+
+    fit_stage("sft", configs, tmp_path, moves)
+
+    assert "<|MOSS|>" in TextContract.load(tmp_path / "sft").chat_template
+
+
+def test_ppo_refuses_a_template_that_its_reward_model_does_not_read(
+    world: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="does not read what the policy writes"):
+        fit_ppo(world, tmp_path, CONFIGS / "overlays" / "chinese.yaml")
+
+
+@pytest.fixture(scope="module")
+def hh_root(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the base model and the data files that the HH-RLHF configurations name."""
+    root = tmp_path_factory.mktemp("hh")
+    (root / "runs").mkdir()
+    (root / "runs" / "base").symlink_to(world / "world" / "base")
+    lines = (world / "world" / "preferences.jsonl").read_text("utf-8").splitlines()
+    bad = json.dumps({"chosen": "", "rejected": "\n\nHuman: a\n\nAssistant: b"})
+    for name, part in (("helpful", lines[::2]), ("harmless", [*lines[1::2], bad])):
+        with gzip.open(root / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(part) + "\n")
+    return root
+
+
+def test_the_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path) -> None:
+    runs = hh_root / "runs"
+    moves = {"runs/hh": runs, "data/hh": hh_root}
+    for stage in ("sft", "reward", "ppo"):
+        fit_stage(stage, [CONFIGS / stage / "hh_cpu.yaml"], tmp_path, moves)
+
+    assert has_learned(runs / "sft", runs / "base")
+    assert has_learned(runs / "reward", runs / "sft")
+    assert has_learned(runs / "ppo", runs / "sft")
+    accuracies = logged(runs / "logs" / "reward").keys()
+    assert "val/reward/accuracy" in accuracies
+
+
+def test_moves_prefer_the_longest_path(tmp_path: Path) -> None:
+    config = tmp_path / "a" / "b.yaml"
+    config.parent.mkdir()
+    config.write_text("x: runs/quickstart/sft\ny: runs/quickstart/logs", "utf-8")
+
+    copy = moved(config, tmp_path, {"runs/quickstart": Path("/r"), "runs/quickstart/sft": Path("/s")})
+
+    assert copy.read_text("utf-8") == "x: /s\ny: /r/logs"

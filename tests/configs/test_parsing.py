@@ -1,0 +1,170 @@
+"""Every configuration parses, alone and together with what goes on top of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonargparse import ArgumentError
+
+from tests.configs.parsing import (
+    ABLATIONS,
+    BASES,
+    OVERLAYS,
+    changed_keys,
+    flat,
+    name_of,
+    parsed,
+    stage_of,
+)
+from tests.configs.tiny_runs import CONFIGS, QUICKSTART
+
+MODULES = {"sft": "SFTModule", "reward": "RewardModule", "ppo": "PPOModule"}
+DATA = {
+    "sft": "DemonstrationDataModule",
+    "reward": "PreferenceDataModule",
+    "ppo": "PromptDataModule",
+}
+PPO_MAX = QUICKSTART / "ppo_max.yaml"
+STAGES_OF_OVERLAY = {"chinese": {"sft"}}
+"""Stages that an overlay is for, where it is not for all."""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a configuration names is there."""
+    monkeypatch.chdir(tmp_path)
+
+
+def stages(overlay: Path) -> set[str]:
+    return STAGES_OF_OVERLAY.get(overlay.stem, set(MODULES))
+
+
+def written(config: Path) -> dict[str, Any]:
+    """What a file itself says, by dotted key."""
+    return flat(yaml.safe_load(config.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("config", BASES, ids=name_of)
+def test_every_configuration_parses(config: Path) -> None:
+    settings = parsed(config)
+
+    stage = stage_of(config)
+    assert settings["model.class_path"] == f"lit_rlhf.modules.{MODULES[stage]}"
+    assert settings["data.class_path"].endswith(f".{DATA[stage]}")
+    assert settings["seed_everything"] == 0
+    assert list(Path().iterdir()) == []
+
+
+def test_there_is_no_file_that_these_tests_pass_over() -> None:
+    known = {*BASES, *OVERLAYS, *ABLATIONS, QUICKSTART / "ppo_vanilla.yaml"}
+
+    assert set(CONFIGS.rglob("*.*")) - known == set()
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
+def test_an_ablation_changes_what_it_names_and_nothing_else(
+    ablation: Path
+) -> None:
+    before, after = parsed(PPO_MAX), parsed(PPO_MAX, ablation)
+
+    changed = changed_keys(before, after)
+    assert changed != set()
+    assert changed <= written(ablation).keys()
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
+def test_an_ablation_begins_with_the_number_of_its_trick(ablation: Path) -> None:
+    table = (CONFIGS.parent / "docs" / "tricks.md").read_text("utf-8").splitlines()
+    number = ablation.read_text("utf-8").removeprefix("# ").partition(".")[0]
+
+    (row,) = (line for line in table if f"`{ablation.stem}`" in line and line.startswith("| "))
+    assert row.startswith(f"| {number} |")
+
+
+def test_vanilla_switches_all_tricks_off() -> None:
+    settings = parsed(PPO_MAX, QUICKSTART / "ppo_vanilla.yaml")
+
+    off = {
+        "kl_coef": 0.0,
+        "reward_scaling": False,
+        "reward_normalization": False,
+        "reward_clip": None,
+        "advantage_normalization": False,
+        "advantage_clip": None,
+        "critic_pretrain_iterations": 0,
+        "value_clip": None,
+        "policy_objective": "unclipped",
+        "ptx_coef": 0.0,
+        "policy_grad_clip": None,
+        "critic_grad_clip": None,
+        "entropy_coef": 0.0,
+    }
+    assert {name: settings[f"model.init_args.{name}"] for name in off} == off
+
+
+def test_vanilla_differs_in_its_tricks_and_names_only() -> None:
+    vanilla = QUICKSTART / "ppo_vanilla.yaml"
+    before, after = parsed(PPO_MAX), parsed(PPO_MAX, vanilla)
+
+    changed = changed_keys(before, after)
+    assert changed <= written(vanilla).keys()
+    assert {key for key in changed if not key.startswith("model.init_args.")} == {
+        "trainer.callbacks",
+        "trainer.logger.init_args.name",
+    }
+
+
+@pytest.mark.parametrize(
+    ("overlay", "config"),
+    [
+        (overlay, config)
+        for overlay in OVERLAYS
+        for config in BASES
+        if stage_of(config) in stages(overlay)
+    ],
+    ids=name_of,
+)
+def test_an_overlay_fits_every_configuration_that_it_is_for(
+    overlay: Path, config: Path
+) -> None:
+    before, after = parsed(config), parsed(config, overlay)
+
+    wanted = written(overlay)
+    assert {key: after[key] for key in wanted} == wanted
+    changed = changed_keys(before, after)
+    assert changed <= wanted.keys()
+
+
+@pytest.mark.parametrize(
+    "overlay", [o for o in OVERLAYS if o.stem in STAGES_OF_OVERLAY], ids=name_of
+)
+def test_an_overlay_that_is_not_for_all_stages_says_so(overlay: Path) -> None:
+    head = overlay.read_text("utf-8").splitlines()[0].lower()
+
+    assert {stage for stage in MODULES if f"for {stage}" in head} == stages(overlay)
+
+
+@pytest.mark.parametrize(
+    # the other two name files of the quickstart's world
+    "ablation",
+    [a for a in ABLATIONS if a.stem not in ("policy_from_base", "ptx")],
+    ids=name_of,
+)
+def test_an_ablation_goes_on_top_of_any_ppo_configuration(
+    ablation: Path
+) -> None:
+    settings = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
+
+    wanted = written(ablation)
+    assert {key: settings[key] for key in wanted} == wanted
+
+
+def test_a_misspelt_option_is_refused(, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("model: {init_args: {kl_coeff: 0.1}}", "utf-8")
+
+    with pytest.raises((SystemExit, ArgumentError)):
+        parsed(PPO_MAX, wrong)

@@ -1,0 +1,132 @@
+"""The configurations on a tiny world: paths moved, sizes cut, otherwise as they are.
+
+A root holds what `runs/quickstart` holds after a quickstart: `world/` with its base model, and then
+`sft/`, `reward/`, `ppo_max/`, `ppo_vanilla/` and `logs/`, each trained for a step or two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from lit_rlhf.cli.main import main
+from lit_rlhf.data import CHAT_TEMPLATES
+from lit_rlhf.lab.artifacts import write_world
+from lit_rlhf.lab.preferences import is_usable, labelled_pair
+from lit_rlhf.lab.world import World, rendered_prompt
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs"
+QUICKSTART = CONFIGS / "quickstart"
+RUNS = "runs/quickstart"  # where the quickstart's configurations have everything
+
+TWO_STEPS: dict[str, Any] = {
+    "max_epochs": 1,
+    "limit_train_batches": 2,
+    "limit_val_batches": 1,
+    "log_every_n_steps": 1,
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "sft": {"trainer": TWO_STEPS, "data": {"init_args": {"batch_size": 4}}},
+    "reward": {"trainer": TWO_STEPS, "data": {"init_args": {"batch_size": 4}}},
+    # two iterations: the first trains the critic alone where a run has such a phase
+    "ppo": {
+        "trainer": TWO_STEPS,
+        "model": {
+            "init_args": {
+                "minibatch_size": 4,
+                "max_new_tokens": 4,
+                "critic_pretrain_iterations": 1,
+            }
+        },
+        "data": {"init_args": {"batch_size": 4, "samples_per_epoch": 8}},
+    },
+}
+"""By stage, an overlay that makes a run small. Overlays behind it win over it."""
+
+
+def moved(config: Path, folder: Path, moves: Mapping[str, Path]) -> Path:
+    """A copy of `config` in `folder`, in which paths have moved; the longest path wins."""
+    text = config.read_text("utf-8")
+    for before in sorted(moves, key=len, reverse=True):
+        text = text.replace(before, str(moves[before]))
+    copy = folder / f"{config.parent.name}_{config.name}"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(text, "utf-8")
+    return copy
+
+
+def overlay(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
+    """An overlay file; JSON is YAML too."""
+    path = folder / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content), "utf-8")
+    return path
+
+
+def run(*arguments: str) -> None:
+    """A `lit_rlhf` command in this process."""
+    with (
+        # LightningCLI looks at the test runner's own arguments otherwise
+        patch.object(sys, "argv", ["lit_rlhf"]),
+        # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
+        patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
+        warnings.catch_warnings(),
+    ):
+        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
+        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+        main(arguments)
+
+
+def fit(configs: Sequence[Path], *flags: str) -> None:
+    """`lit_rlhf fit` with these configurations, the last one winning."""
+    run("fit", *(part for config in configs for part in ("--config", str(config))), *flags)
+
+
+def fit_stage(stage: str, configs: Sequence[Path], folder: Path, moves: Mapping[str, Path]) -> None:
+    """Fit a stage of configurations, small; only the first is under the overlay that makes it so."""
+    first, *others = (moved(config, folder / "configs", moves) for config in configs)
+    fit([first, overlay(folder / "configs", f"small_{stage}", SMALL[stage]), *others])
+
+
+@cache
+def world_root(base: Path) -> Path:
+    """A root with the world, the SFT model and the reward model; read only."""
+    root = base / "tiny_quickstart"
+    world = World()
+    folder = write_world(root / "world", world, 0, CHAT_TEMPLATES["hh"], 48, 48, 8, 16)
+    write_preferences(folder / "preferences.jsonl", world, 24)
+    moves = {RUNS: root}
+    fit_stage("sft", [QUICKSTART / "sft.yaml"], root, moves)
+    fit_stage("reward", [QUICKSTART / "reward.yaml"], root, moves)
+    return root
+
+
+@cache
+def full_root(base: Path) -> Path:
+    """The same root with both PPO policies; read only."""
+    root = world_root(base)
+    ppo_max, vanilla = QUICKSTART / "ppo_max.yaml", QUICKSTART / "ppo_vanilla.yaml"
+    fit_stage("ppo", [ppo_max], root, {RUNS: root})
+    fit_stage("ppo", [ppo_max, vanilla], root, {RUNS: root})
+    return root
+
+
+def write_preferences(path: Path, world: World, pairs: int) -> None:
+    """Labelled pairs of two demonstrators' answers, where the quickstart samples from SFT."""
+    rng = random.Random(0)
+    records = []
+    for prompt in world.prompts(4 * pairs, seed=1):
+        a, b = world.demonstration(prompt, rng), world.demonstration(prompt, rng)
+        if is_usable(a, b) and len(records) < pairs:
+            text = rendered_prompt(prompt)
+            records.append(labelled_pair(text, a, b, True, True, world, rng))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")

@@ -1,0 +1,258 @@
+"""PPO before the update: sampling, values, rewards, advantages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.data import PromptBatch
+from lit_rlhf.models import position_ids_from_mask
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import Estimates, RolloutBatch
+from tests.modules.stages import first_batch, ppo_options, prompts
+
+# no whitening: advantages can be worked out by hand
+PLAIN = {"advantage_normalization": False, "reward_normalization": False, "reward_clip": None}
+
+
+@pytest.fixture(scope="module")
+def batch(root: Path) -> PromptBatch:
+    prompt_batch: PromptBatch = first_batch(prompts(root), root)
+    return prompt_batch
+
+
+def rollouts_of(batch: PromptBatch, terminated: list[bool], lengths: list[int]) -> RolloutBatch:
+    """Responses of given lengths to the first prompts; those that terminated end with EOS."""
+    n, width = len(lengths), max(lengths)
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(5, 280, (n, width), generator=generator)
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    for row, (ended, length) in enumerate(zip(terminated, lengths, strict=True)):
+        if ended:
+            ids[row, length - 1] = 2
+    return RolloutBatch(
+        batch.input_ids[:n],
+        batch.attention_mask[:n],
+        ids.masked_fill(~mask, 0),
+        mask,
+        torch.tensor(terminated),
+    )
+
+
+def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> Estimates:
+    """Arbitrary numbers, 0 behind the responses."""
+    generator = torch.Generator().manual_seed(seed)
+    shape, mask = rollouts.response_mask.shape, rollouts.response_mask
+
+    def numbers() -> Tensor:
+        return torch.randn(shape, generator=generator).masked_fill(~mask, 0.0)
+
+    after = torch.randn(shape[0], generator=generator)
+    return Estimates(-numbers().abs(), -numbers().abs(), numbers().abs(), numbers(), after)
+
+
+def test_values_are_read_before_the_token_in_rollout_and_update(
+    root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def positions(model: object, input_ids: Tensor, mask: Tensor) -> Tensor:
+        return position_ids_from_mask(mask).float()
+
+    monkeypatch.setattr("lit_rlhf.rollout.scoring.token_values", positions)
+    monkeypatch.setattr("lit_rlhf.models.forward.token_values", positions)
+    module = PPOModule(**ppo_options(root, value_clip=None, **PLAIN))
+    rollouts = rollouts_of(batch, [True, False, True], [4, 6, 1])
+    prompt_lengths = rollouts.prompt_mask.sum(1)
+    assert len(set(prompt_lengths.tolist())) == 3
+    values = module.estimate(rollouts)
+    # token t of a response stands at P + t; its value is read one place before
+    for row, length in enumerate([4, 6, 1]):
+        start = int(prompt_lengths[row]) - 1
+        assert values.values[row, :length].tolist() == list(range(start, start + length))
+        assert values.values[row, length:].abs().sum() == 0.0
+        assert float(values.next_values[row]) == start + length
+    experience = module.experience(rollouts, torch.zeros(3, 6), values)
+    # the update reads the same: against its own values as targets the loss is 0
+    same = experience.__class__(**{**vars(experience), "returns": experience.old_values})
+    loss = module.critic_loss(same, torch.tensor(11.0))["ppo/value_loss"]
+    assert float(loss.detach()) == 0.0
+
+
+def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> None:
+    module = PPOModule(**ppo_options(root))
+    one, again, other = (module.rollout(batch, seed=seed) for seed in (1, 1, 2))
+    for field, same in zip(one, again, strict=True):
+        assert torch.equal(field, same)
+    assert not torch.equal(one.response_ids[:, :1], other.response_ids[:, :1])
+
+
+def test_draws_depend_on_seed_iteration_and_rank(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(seed: int, iteration: int, rank: int) -> int:
+        module.hparams["seed"] = seed
+        module.iteration.fill_(iteration)
+        monkeypatch.setattr(PPOModule, "global_rank", rank)
+        return int(torch.randint(2**31, (), generator=module.generator()))
+
+    module = PPOModule(**ppo_options(root))
+    places = [(s, i, r) for s in range(3) for i in range(20) for r in range(8)]
+    draws = {place: draw(*place) for place in places}
+    assert len(set(draws.values())) == len(places)
+    assert draw(1, 2, 3) == draws[1, 2, 3]
+
+
+def test_scores_of_a_cut_off_response_miss_the_penalty(root: Path, batch: PromptBatch) -> None:
+    rollouts = rollouts_of(batch, [True, False, False], [3, 4, 1])
+    estimates, scores = estimates_of(rollouts), torch.tensor([1.0, 2.0, 3.0])
+    plain = PPOModule(**ppo_options(root, **PLAIN))
+    strict = PPOModule(**ppo_options(root, missing_eos_penalty=0.75, **PLAIN))
+    difference = plain.shape_rewards(rollouts, scores, estimates) - strict.shape_rewards(
+        rollouts, scores, estimates
+    )
+    expected = torch.zeros(3, 4)
+    expected[1, 3] = expected[2, 0] = 0.75
+    torch.testing.assert_close(difference, expected, rtol=0, atol=1e-6)
+
+
+def test_rewards_are_the_score_at_the_end_minus_kl_at_each_token(
+    root: Path, batch: PromptBatch
+) -> None:
+    rollouts = rollouts_of(batch, [True, False], [3, 2])
+    estimates, scores = estimates_of(rollouts), torch.tensor([1.0, -2.0])
+    module = PPOModule(**ppo_options(root, kl_coef=0.5, **PLAIN))
+    rewards = module.shape_rewards(rollouts, scores, estimates)
+    for row, length in enumerate((3, 2)):
+        for t in range(length):
+            gap = float(estimates.logprobs[row, t] - estimates.ref_logprobs[row, t])
+            score = float(scores[row]) if t == length - 1 else 0.0
+            assert float(rewards[row, t]) == pytest.approx(score - 0.5 * gap, abs=1e-6)
+    assert rewards[1, 2] == 0.0
+
+
+@pytest.mark.parametrize("rule", ["terminal", "bootstrap"])
+def test_what_follows_a_cut_off_response(root: Path, batch: PromptBatch, rule: str) -> None:
+    rollouts = rollouts_of(batch, [True, False, False], [3, 4, 1])
+    estimates = estimates_of(rollouts)
+    rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
+    module = PPOModule(**ppo_options(root, gamma=0.9, lam=0.8, truncation=rule, **PLAIN))
+    experience = module.experience(rollouts, rewards, estimates)
+    for row, length in enumerate((3, 4, 1)):
+        cut = row > 0 and rule == "bootstrap"
+        after = float(estimates.next_values[row]) if cut else 0.0
+        advantage = 0.0
+        for t in reversed(range(length)):
+            value = float(estimates.values[row, t])
+            delta = float(rewards[row, t]) + 0.9 * after - value
+            advantage = delta + 0.9 * 0.8 * advantage
+            after = value
+            assert float(experience.advantages[row, t]) == pytest.approx(advantage, abs=1e-5)
+            assert float(experience.returns[row, t]) == pytest.approx(advantage + value, abs=1e-5)
+    assert torch.equal(experience.loss_mask, rollouts.response_mask)
+
+
+def test_masked_truncation_leaves_cut_off_responses_out(root: Path, batch: PromptBatch) -> None:
+    rollouts = rollouts_of(batch, [True, False, True], [3, 4, 2])
+    estimates = estimates_of(rollouts)
+    rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
+    module = PPOModule(**ppo_options(root, truncation="mask"))
+    experience = module.experience(rollouts, rewards, estimates)
+    assert experience.loss_mask.sum(1).tolist() == [3, 0, 2]
+    kept = experience.advantages[experience.loss_mask].double()
+    # whitened over what is learned from
+    assert float(kept.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(kept.var(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
+    assert experience.advantages[1].abs().sum() == 0.0
+
+
+def test_advantages_are_whitened_then_clipped(root: Path, batch: PromptBatch) -> None:
+    rollouts = rollouts_of(batch, [True, False, True], [3, 4, 2])
+    estimates = estimates_of(rollouts)
+    rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
+    mask = rollouts.response_mask
+
+    def advantages(**options: Any) -> Tensor:
+        module = PPOModule(**ppo_options(root, **options))
+        return module.experience(rollouts, rewards, estimates).advantages
+
+    raw = advantages(advantage_normalization=False)[mask].double()
+    white = (raw - raw.mean()) / raw.std(unbiased=False)
+    torch.testing.assert_close(advantages()[mask].double(), white, rtol=1e-4, atol=1e-5)
+    bounded = advantages(advantage_clip=0.5)[mask].double()
+    torch.testing.assert_close(bounded, white.clamp(-0.5, 0.5), rtol=1e-4, atol=1e-5)
+    assert bounded.abs().max() == 0.5
+
+
+def test_the_ratio_is_taken_against_the_rollout_policy_or_the_reference(
+    root: Path, batch: PromptBatch
+) -> None:
+    rollouts = rollouts_of(batch, [True, False], [3, 2])
+    estimates, rewards = estimates_of(rollouts), torch.zeros(2, 3)
+    for old_policy, expected in (
+        ("rollout", estimates.logprobs),
+        ("reference", estimates.ref_logprobs),
+    ):
+        module = PPOModule(**ppo_options(root, old_policy=old_policy))
+        assert torch.equal(module.experience(rollouts, rewards, estimates).old_logprobs, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "divide", "center", "clip"),
+    [
+        ({"reward_clip": 0.8}, True, True, 0.8),
+        ({"reward_clip": None}, True, True, None),
+        ({"reward_normalization": False, "reward_scaling": True, "reward_clip": None}, 1, 0, None),
+        ({"reward_normalization": False, "reward_clip": 1.5}, False, False, 1.5),
+        ({"reward_normalization": False, "reward_clip": None}, False, False, None),
+    ],
+)
+def test_scores_are_reparameterized_by_the_moments_of_the_whole_stream(
+    root: Path, options: dict[str, Any], divide: bool, center: bool, clip: float | None
+) -> None:
+    module = PPOModule(**ppo_options(root, **options))
+    first, second = torch.tensor([1.0, 4.0, -2.0]), torch.tensor([7.0, 0.5])
+    module.reparameterize(first)
+    actual = module.reparameterize(second).tolist()
+    seen = [1.0, 4.0, -2.0, 7.0, 0.5]
+    mean = sum(seen) / 5
+    std = (sum((x - mean) ** 2 for x in seen) / 5) ** 0.5
+    for got, score in zip(actual, (7.0, 0.5), strict=True):
+        expected = (score - (mean if center else 0.0)) / (std if divide else 1.0)
+        if clip is not None:
+            expected = min(max(expected, -clip), clip)
+        assert got == pytest.approx(expected, rel=1e-6)
+    assert float(module.score_moments.count) == 5
+
+
+def test_a_single_response_has_a_reward(root: Path) -> None:
+    module = PPOModule(**ppo_options(root))
+    assert module.reparameterize(torch.tensor([3.0])).tolist() == [0.0]
+
+
+def test_the_adaptive_coefficient_follows_kl_to_its_target(root: Path) -> None:
+    module = PPOModule(**ppo_options(root, kl_coef=0.2, kl_target=4.0, kl_horizon=100))
+    module.adapt_kl_coef(4.4, 10)  # 10 % above
+    assert float(module.kl_coef) == pytest.approx(0.2 * (1 + 0.1 * 10 / 100), rel=1e-12)
+    before = float(module.kl_coef)
+    module.adapt_kl_coef(0.0, 10)  # far below: at most 20 %
+    assert float(module.kl_coef) == pytest.approx(before * (1 - 0.2 * 10 / 100), rel=1e-12)
+    fixed = PPOModule(**ppo_options(root, kl_coef=0.2))
+    fixed.adapt_kl_coef(100.0, 10)
+    assert float(fixed.kl_coef) == 0.2
+
+
+def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) -> None:
+    rollouts = rollouts_of(batch, [True] * 4, [1] * 4)
+    module = PPOModule(**ppo_options(root))
+    estimates = module.estimate(rollouts)
+    scores = module.score(rollouts, batch.texts[:4])
+    metrics = module.rollout_summary(rollouts, batch.texts[:4], scores, estimates)
+    rewards = module.shape_rewards(rollouts, scores, estimates)
+    experience = module.experience(rollouts, rewards, estimates)
+    policy, _ = module.policy_loss(experience, torch.tensor(4.0))
+    critic = module.critic_loss(experience, torch.tensor(4.0))["ppo/value_loss"]
+    assert torch.isfinite(torch.stack([policy, critic, *metrics.values()])).all()
+    assert float(metrics["rollout/response_length"]) == 1.0

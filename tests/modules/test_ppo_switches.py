@@ -1,0 +1,216 @@
+"""Each switch of PPO's tricks changes what it should and nothing else, bit by bit.
+
+One iteration is recorded phase by phase. Policy and reference differ from the start, so that KL and
+ratios are not trivial; minibatches and epochs make the clips act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.models import load_scalar_model, save_model_folder
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import Estimates, Experience, RolloutBatch
+from tests.modules.stages import (
+    causal_lm,
+    copied,
+    encoder_of,
+    fitted,
+    ppo_options,
+    prompts,
+)
+from tests.support.tiny_models import tiny_config, tiny_tokenizer
+
+Record = dict[str, Tensor]
+
+BASE: dict[str, Any] = {
+    "policy_lr": 2e-2,
+    "critic_lr": 2e-2,
+    "lam": 0.9,
+    "gamma": 0.99,
+    "kl_coef": 0.1,
+    "reward_clip": 3.0,
+    "policy_grad_clip": 0.5,
+    "critic_grad_clip": 0.5,
+    "value_clip": 0.05,
+    "ratio_clip": 0.05,
+}
+SHAPED = {"rewards", "advantages", "returns", "policy", "critic"}
+EVERYTHING = SHAPED | {
+    *("responses", "loss_mask", "scores", "logprobs", "ref_logprobs", "values", "old_logprobs")
+}
+
+# options on top of BASE (or of another set), and what differs from the run without them
+SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
+    ("1 KL penalty", {}, {"kl_coef": 0.0}, SHAPED | {"kl_coef_after"}),
+    ("1 KL estimator", {}, {"kl_estimator": "k3"}, SHAPED),
+    ("1 adaptive KL", {}, {"kl_target": 0.5, "kl_horizon": 50}, {"kl_coef_after"}),
+    (
+        "2 reward scaling",
+        {"reward_normalization": False},
+        {"reward_scaling": True},
+        SHAPED,
+    ),
+    ("3 reward normalization", {}, {"reward_normalization": False}, SHAPED),
+    ("3 reward clip", {}, {"reward_clip": 0.2}, SHAPED),
+    ("4 advantage normalization", {}, {"advantage_normalization": False}, {"advantages", "policy"}),
+    ("4 advantage clip", {}, {"advantage_clip": 0.3}, {"advantages", "policy"}),
+    (
+        "5 critic from the policy",
+        {},
+        {"critic_init": "policy"},
+        {"values", "advantages", "returns", "policy", "critic"},
+    ),
+    (
+        "5 random critic",
+        {},
+        {"critic_init": "random"},
+        {"values", "advantages", "returns", "policy", "critic"},
+    ),
+    ("5 critic pre-training", {}, {"critic_pretrain_iterations": 1}, {"policy"}),
+    ("6 value clip", {}, {"value_clip": None}, {"critic"}),
+    ("7 lambda", {}, {"lam": 1.0}, {"advantages", "returns", "policy", "critic"}),
+    ("7 gamma", {}, {"gamma": 0.5}, {"advantages", "returns", "policy", "critic"}),
+    ("8 another policy", {}, {"model_path": "other"}, EVERYTHING),
+    ("9 ratio clip", {}, {"ratio_clip": 0.5}, {"policy"}),
+    ("9 unclipped", {}, {"policy_objective": "unclipped"}, {"policy"}),
+    ("9 PPO-penalty", {}, {"policy_objective": "kl_penalty"}, {"policy"}),
+    (
+        "9 beta of PPO-penalty",
+        {"policy_objective": "kl_penalty"},
+        {"policy_kl_penalty": 5.0},
+        {"policy"},
+    ),
+    ("9 ptx", {}, {"ptx_coef": 0.5}, {"policy"}),
+    ("10 policy's gradient clip", {}, {"policy_grad_clip": None}, {"policy"}),
+    ("10 critic's gradient clip", {}, {"critic_grad_clip": None}, {"critic"}),
+    ("11 ratio to the reference", {}, {"old_policy": "reference"}, {"old_logprobs", "policy"}),
+    ("12 entropy bonus", {}, {"entropy_coef": 0.5}, {"policy"}),
+    ("12 entropy clip", {"entropy_coef": 0.5}, {"entropy_clip": 3.0}, {"policy"}),
+    ("missing-EOS penalty", {}, {"missing_eos_penalty": 1.0}, SHAPED),
+    (
+        "truncation bootstraps",
+        {},
+        {"truncation": "bootstrap"},
+        {"advantages", "returns", "policy", "critic"},
+    ),
+    (
+        "truncation masks",
+        {},
+        {"truncation": "mask"},
+        {"loss_mask", "advantages", "policy", "critic"},
+    ),
+    ("weight decay", {}, {"weight_decay": 0.5}, {"policy", "critic"}),
+    ("policy's learning rate", {}, {"policy_lr": 1e-2}, {"policy"}),
+    ("critic's learning rate", {}, {"critic_lr": 1e-2}, {"critic"}),
+    ("temperature", {}, {"temperature": 0.7}, EVERYTHING - {"loss_mask"}),
+    ("switches of what is off", {}, {"entropy_clip": 3.0, "policy_kl_penalty": 5.0}, set()),
+]
+
+
+class Recorded(PPOModule):
+    """Records its first iteration; its policy is a little off its reference from the start."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.record: Record = {}
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self.policy.parameters():
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+    def rollout(self, *arguments: Any, **options: Any) -> RolloutBatch:
+        rollouts = super().rollout(*arguments, **options)
+        self.record["responses"] = rollouts.response_ids
+        return rollouts
+
+    def score(self, *arguments: Any) -> Tensor:
+        self.record["scores"] = super().score(*arguments)
+        return self.record["scores"]
+
+    def estimate(self, rollouts: RolloutBatch) -> Estimates:
+        estimates = super().estimate(rollouts)
+        self.record |= {
+            "logprobs": estimates.logprobs,
+            "ref_logprobs": estimates.ref_logprobs,
+            "values": estimates.values,
+        }
+        return estimates
+
+    def shape_rewards(self, *arguments: Any) -> Tensor:
+        self.record["rewards"] = super().shape_rewards(*arguments)
+        return self.record["rewards"]
+
+    def experience(self, *arguments: Any) -> Experience:
+        experience = super().experience(*arguments)
+        for name in ("old_logprobs", "advantages", "returns", "loss_mask"):
+            self.record[name] = getattr(experience, name)
+        return experience
+
+    def on_train_batch_end(self, *_: object) -> None:
+        for name, network in (("policy", self.policy), ("critic", self.critic)):
+            self.record[name] = torch.cat([w.flatten() for w in copied(network).values()])
+        self.record["kl_coef_after"] = self.kl_coef.clone()
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[dict[str, Any]], Record]:
+    """The record of a run with the options given; equal options run once."""
+    other = tmp_path_factory.mktemp("other") / "policy"
+    tokenizer = tiny_tokenizer()
+    contract = encoder_of(tokenizer).contract
+    save_model_folder(causal_lm(tiny_config("llama"), 5), tokenizer, other, contract=contract)
+
+    @cache
+    def run(items: tuple[tuple[str, Any], ...]) -> Record:
+        options = ppo_options(root, **dict(items))
+        if options["model_path"] == "other":
+            options["model_path"] = str(other)
+        module = Recorded(**options)
+        fitted(module, prompts(root, ptx=True), tmp_path_factory.mktemp("run"))
+        return module.record
+
+    return lambda options: run(tuple(sorted((BASE | options).items())))
+
+
+@pytest.mark.parametrize(
+    ("before", "switch", "changed"),
+    [case[1:] for case in SWITCHES],
+    ids=[case[0].replace(" ", "-") for case in SWITCHES],
+)
+def test_a_switch_changes_what_it_should_and_nothing_else(
+    recorded: Callable[[dict[str, Any]], Record],
+    before: dict[str, Any],
+    switch: dict[str, Any],
+    changed: set[str],
+) -> None:
+    without, with_it = recorded(before), recorded(before | switch)
+    assert without.keys() == with_it.keys()
+    differing = {name for name in without if not torch.equal(without[name], with_it[name])}
+    assert differing == changed
+
+
+def test_the_same_options_give_the_same_iteration(
+    recorded: Callable[[dict[str, Any]], Record],
+) -> None:
+    one, again = recorded({}), recorded({"sampled_texts": 3})
+    assert all(torch.equal(one[name], again[name]) for name in one)
+
+
+def test_the_critic_starts_from_the_reward_model(root: Path) -> None:
+    module = PPOModule(**ppo_options(root))
+    reward = load_scalar_model(root / "reward")
+    for name, weight in reward.named_parameters():
+        assert torch.equal(module.critic.get_parameter(name), weight)
+    fresh = PPOModule(**ppo_options(root, critic_init="policy"))
+    for name, weight in fresh.policy.base_model.named_parameters():
+        assert torch.equal(fresh.critic.base_model.get_parameter(name), weight)

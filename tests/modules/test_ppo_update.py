@@ -1,0 +1,349 @@
+"""PPO's update: ratios, ptx, clip norms, critic pre-training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import Experience, RolloutBatch
+from tests.modules.stages import (
+    StepRecorder,
+    assert_equal_states,
+    copied,
+    distance,
+    first_batch,
+    fitted,
+    ppo_options,
+    prompts,
+    write_data,
+    write_models,
+)
+from tests.support.tiny_models import tiny_config
+
+
+class Recording(PPOModule):
+    """Keeps what each minibatch's first policy loss reported, and the iterations' metrics."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.policy_losses: list[dict[str, float]] = []
+        self.updates: list[dict[str, float]] = []
+
+    def policy_loss(
+        self, experience: Experience, tokens: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, shares = super().policy_loss(experience, tokens)
+        self.policy_losses.append({key: float(value.detach()) for key, value in shares.items()})
+        return loss, shares
+
+    def update(self, *arguments: Any) -> dict[str, Tensor]:
+        means = super().update(*arguments)
+        self.updates.append({key: float(value) for key, value in means.items()})
+        return means
+
+
+class HugeReturns(PPOModule):
+    """The critic's targets are absurd, the advantages as they were."""
+
+    def experience(self, *arguments: Any) -> Experience:
+        experience = super().experience(*arguments)
+        return Experience(**{**vars(experience), "returns": experience.returns * 1e8})
+
+
+def with_dropout(family: str) -> PreTrainedConfig:
+    config = tiny_config(family)
+    names = {
+        "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        "llama": ("attention_dropout",),
+        "opt": ("dropout", "attention_dropout"),
+    }
+    for name in names[family]:
+        assert hasattr(config, name)
+        setattr(config, name, 0.5)
+    return config
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama", "opt"])
+def dropout_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_data(tmp_path_factory.mktemp("dropout"))
+    return write_models(folder, with_dropout(request.param))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7},
+        {"temperature": 0.7, "gradient_checkpointing": True, "lora_rank": 2, "lora_dropout": 0.5},
+    ],
+)
+def test_the_first_ratio_is_one_and_the_first_kl_zero_despite_dropout(
+    dropout_root: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    module = Recording(**ppo_options(dropout_root, **options))
+    logged = fitted(module, prompts(dropout_root), tmp_path).callback_metrics
+    first, later = module.policy_losses[0], module.policy_losses[-1]
+    assert first["ppo/ratio"] == pytest.approx(1.0, abs=1e-5)
+    # exp(x) - 1 - x of every token's log ratio x: not an average that cancels
+    assert first["ppo/approx_kl"] < 1e-9
+    assert later["ppo/approx_kl"] > 1e-7
+    assert float(logged["ppo/ratio_first"]) == pytest.approx(1.0, abs=1e-5)
+    assert abs(float(logged["rollout/kl"])) < 1e-4
+
+
+def test_critic_pretraining_leaves_the_policy_alone_and_ends_by_count(
+    root: Path, tmp_path: Path
+) -> None:
+    module = Recording(**ppo_options(root, critic_pretrain_iterations=2))
+    start = copied(module.policy)
+    policies, states, steps, critics = [], [], [], []
+
+    class Watch(StepRecorder):
+        def on_train_batch_end(self, trainer: Any, *_: object) -> None:
+            policies.append(copied(module.policy))
+            critics.append(copied(module.critic))
+            states.append(len(trainer.optimizers[0].state))
+            steps.append(int(module.ppo_step))
+
+    watch = Watch()
+    fitted(module, prompts(root, batch_size=4), tmp_path, max_epochs=2, callbacks=[watch])
+    assert len(policies) == 4
+    for policy in policies[:2]:
+        assert_equal_states(policy, start)
+    assert states[:2] == [0, 0]  # no moments and no step counts
+    assert steps == [0, 0, 2, 4]
+    assert len(watch.steps["policy"]) == 4
+    assert distance(policies[2], start) > 0
+    assert distance(critics[1], critics[0]) > 0
+    assert len(watch.steps["critic"]) == 8
+    # what is not trained is not reported
+    assert "ppo/policy_loss" not in module.updates[0]
+    assert "ppo/policy_loss" in module.updates[2]
+
+
+def test_critic_pretraining_leaves_moments_and_step_counts_that_exist_alone(
+    root: Path, tmp_path: Path
+) -> None:
+    module = PPOModule(**ppo_options(root))
+    seen: list[list[dict[str, Tensor]]] = []
+
+    class Back(StepRecorder):
+        def on_train_batch_end(self, trainer: Any, *_: object) -> None:
+            state = trainer.optimizers[0].state
+            seen.append([{k: v.clone() for k, v in s.items()} for s in state.values()])
+            module.pretraining_done.fill_(False)  # the second iteration is critic pre-training
+            module.hparams["critic_pretrain_iterations"] = 99
+
+    fitted(module, prompts(root, batch_size=4), tmp_path, callbacks=[Back()])
+    assert len(seen) == 2
+    assert len(seen[0]) > 0
+    for before, after in zip(*seen, strict=True):
+        assert_equal_states(after, before)
+
+
+def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> None:
+    def run(target: float | None) -> Recording:
+        module = Recording(
+            **ppo_options(
+                root,
+                critic_pretrain_iterations=4,
+                critic_pretrain_value_loss=target,
+                critic_lr=1e-2,
+                value_clip=None,
+            )
+        )
+        fitted(module, prompts(root), tmp_path / str(target), max_epochs=5)
+        return module
+
+    slow = run(None)
+    assert [("ppo/policy_loss" in update) for update in slow.updates] == [False] * 4 + [True]
+    losses = [update["ppo/value_loss"] for update in slow.updates]
+    assert losses[2] < min(losses[:2])
+    quick = run(losses[2] * 1.0001)
+    assert [("ppo/policy_loss" in update) for update in quick.updates] == [False] * 3 + [True] * 2
+
+
+def test_the_policys_warmup_starts_after_critic_pretraining(root: Path, tmp_path: Path) -> None:
+    module = PPOModule(
+        **ppo_options(
+            root,
+            critic_pretrain_iterations=2,
+            lr_scheduler="constant_with_warmup",
+            warmup_ratio=0.5,
+            policy_lr=1.0,
+            critic_lr=1.0,
+            policy_grad_clip=1e-9,
+        )
+    )
+    rates: list[tuple[float, float]] = []
+
+    class Rates(StepRecorder):
+        def on_train_batch_start(self, trainer: Any, *_: object) -> None:
+            policy, critic = trainer.optimizers
+            rates.append((policy.param_groups[0]["lr"], critic.param_groups[0]["lr"]))
+
+        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    fitted(module, prompts(root), tmp_path, max_epochs=6, callbacks=[Rates()])
+    assert [rate[0] for rate in rates] == pytest.approx([0, 0, 0, 0.5, 1.0, 1.0])
+    assert [rate[1] for rate in rates] == pytest.approx([0, 1 / 3, 2 / 3, 1.0, 1.0, 1.0])
+
+
+def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: Path) -> None:
+    one_step = {
+        "minibatch_size": 8,
+        "ppo_epochs": 1,
+        "policy_grad_clip": None,
+        "micro_batch_size": 3,
+    }
+
+    def gradients(coef: float) -> tuple[dict[str, Tensor], PPOModule, float]:
+        module = PPOModule(**ppo_options(root, ptx_coef=coef, **one_step))
+        steps = StepRecorder()
+        run = fitted(
+            module, prompts(root, ptx=True), tmp_path / str(coef), callbacks=[steps]
+        )
+        (step,) = steps.steps["policy"]
+        assert int(module.ppo_step) == 1
+        counts = {int(state["step"]) for state in run.optimizers[0].state.values()}
+        assert counts == {1}
+        return step, module, float(run.callback_metrics.get("ppo/ptx_loss", torch.tensor(0.0)))
+
+    ppo, _, none = gradients(0.0)
+    both, _, loss = gradients(0.5)
+    assert none == 0.0
+    # the ptx gradient by itself, row by row without padding, over all its tokens
+    fresh = PPOModule(**ppo_options(root))
+    texts = first_batch(prompts(root, ptx=True), root).ptx
+    total, tokens = torch.zeros(()), int(texts.completion_mask.sum())
+    for ids, real, wanted in zip(*texts, strict=True):
+        logits = fresh.policy(input_ids=ids[real].unsqueeze(0), use_cache=False).logits[0, :-1]
+        losses = -logits.log_softmax(-1).gather(1, ids[real][1:, None])[:, 0]
+        total = total + losses[wanted[real][1:]].sum() / tokens
+    total.backward()
+    assert loss == pytest.approx(float(total.detach()), rel=1e-5)
+    expected = {f"policy.{name}": p.grad for name, p in fresh.policy.named_parameters()}
+    for name, gradient in both.items():
+        extra = expected[name]
+        assert extra is not None
+        torch.testing.assert_close(gradient, ppo[name] + 0.5 * extra, rtol=1e-3, atol=2e-5)
+
+
+def test_a_huge_critic_gradient_leaves_the_policys_step_unchanged(
+    root: Path, tmp_path: Path
+) -> None:
+    plain, huge = PPOModule(**ppo_options(root)), HugeReturns(**ppo_options(root))
+    recorders = StepRecorder(), StepRecorder()
+    runs = [
+        fitted(module, prompts(root), tmp_path / str(i), callbacks=[recorders[i]])
+        for i, module in enumerate((plain, huge))
+    ]
+    norms = [float(run.callback_metrics["ppo/critic_grad_norm"]) for run in runs]
+    assert norms[1] > 1e6 * norms[0]
+    assert_equal_states(copied(huge.policy), copied(plain.policy))
+    assert distance(copied(huge.critic), copied(plain.critic)) > 0
+    for network in ("policy", "critic"):
+        assert max(recorders[1].norms(network)) <= 1.0 + 1e-5
+    assert recorders[1].norms("critic") == pytest.approx([1.0] * 4, rel=1e-4)
+
+
+@pytest.mark.parametrize("bound", [None, 0.1])
+def test_each_network_is_clipped_by_its_own_bound(
+    root: Path, tmp_path: Path, bound: float | None
+) -> None:
+    steps = StepRecorder()
+    module = Recording(**ppo_options(root, policy_grad_clip=bound, critic_grad_clip=0.2))
+    fitted(module, prompts(root), tmp_path, callbacks=[steps])
+    (update,) = module.updates
+    assert steps.norms("critic") == pytest.approx([0.2] * 4, rel=1e-4)
+    assert update["ppo/critic_grad_norm"] > 0.3
+    if bound is not None:
+        assert steps.norms("policy") == pytest.approx([bound] * 4, rel=1e-4)
+    else:
+        mean = sum(steps.norms("policy")) / 4
+        assert update["ppo/policy_grad_norm"] == pytest.approx(mean, rel=1e-4)
+        assert mean > 0.2
+
+
+def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
+    pad_is_eos_root: Path,
+) -> None:
+    module = PPOModule(**ppo_options(pad_is_eos_root))
+    eos = module.tokenizer.eos_token_id
+    assert eos == module.tokenizer.pad_token_id
+    batch = first_batch(prompts(pad_is_eos_root), pad_is_eos_root)
+    rollouts = module.rollout(batch, seed=0)
+    ended = rollouts.terminated
+    assert 0 < int(ended.sum()) < 8
+    ends = rollouts.lengths - 1
+    assert rollouts.response_ids[ended, ends[ended]].eq(eos).all()
+    assert not rollouts.response_mask.all()
+    policy_logits, embedded = captured(module, rollouts)
+    mask = rollouts.response_mask
+    assert policy_logits.grad is not None
+    chosen = policy_logits.grad.gather(2, rollouts.response_ids[..., None])[..., 0]
+    assert (chosen[ended, ends[ended]].abs() > 1e-5).all()
+    assert policy_logits.grad[~mask].abs().max() == 0.0
+    # V is read before a token, so the critic sees what precedes EOS and never what follows it
+    assert embedded.grad is not None
+    assert embedded.grad[:, rollouts.prompt_ids.shape[1] :][~mask].abs().max() == 0.0
+
+
+def captured(module: PPOModule, rollouts: RolloutBatch) -> tuple[Tensor, Tensor]:
+    """The policy's response logits and the critic's embeddings, after both losses' backward."""
+    estimates = module.estimate(rollouts)
+    rewards = torch.ones_like(estimates.values).masked_fill(~rollouts.response_mask, 0.0)
+    experience = module.experience(rollouts, rewards, estimates)
+    kept: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_: object, __: object, output: Tensor) -> None:
+            output.retain_grad()
+            kept[name] = output
+
+        return hook
+
+    module.policy.lm_head.register_forward_hook(keep("logits"))
+    module.critic.get_input_embeddings().register_forward_hook(keep("embedded"))
+    tokens = rollouts.response_mask.sum().float()
+    loss, _ = module.policy_loss(experience, tokens)
+    (loss + module.critic_loss(experience, tokens)["ppo/value_loss"]).backward()
+    logits = kept["logits"]
+    assert logits.grad is not None
+    # the last of the kept positions predicts what follows the response
+    assert logits.grad[:, -1].abs().max() == 0.0
+    trimmed = logits[:, :-1].detach()
+    trimmed.grad = logits.grad[:, :-1]
+    return trimmed, kept["embedded"]
+
+
+def test_an_iteration_without_anything_to_learn_from_moves_nothing(
+    root: Path, tmp_path: Path
+) -> None:
+    class NothingEnds(Recording):
+        def rollout(self, *arguments: Any, **options: Any) -> RolloutBatch:
+            rollouts = super().rollout(*arguments, **options)
+            return rollouts._replace(terminated=torch.zeros_like(rollouts.terminated))
+
+    module = NothingEnds(**ppo_options(root, truncation="mask"))
+    start = copied(module.policy)
+    run = fitted(module, prompts(root), tmp_path)
+    assert_equal_states(copied(module.policy), start)
+    (update,) = module.updates
+    assert all(torch.isfinite(torch.tensor(value)) for value in update.values()), update
+    assert all(torch.isfinite(value) for value in run.callback_metrics.values())
+
+
+def test_minibatches_have_to_divide_the_rollouts(root: Path, tmp_path: Path) -> None:
+    module = PPOModule(**ppo_options(root, minibatch_size=3))
+    with pytest.raises(ValueError, match=r"minibatch_size: expected a divisor of the 8 rollouts"):
+        fitted(module, prompts(root), tmp_path)

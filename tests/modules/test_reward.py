@@ -1,0 +1,231 @@
+"""Reward modelling: the two losses, what they count, and the text that is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from lit_rlhf.data import DialogueEncoder, Message, PreferenceBatch
+from lit_rlhf.models import load_causal_lm, load_tokenizer
+from lit_rlhf.modules import RewardModule
+from lit_rlhf.rollout import ModelReward, RolloutBatch
+from tests.modules.stages import (
+    ANSWERS,
+    QUESTIONS,
+    StepRecorder,
+    fitted,
+    first_batch,
+    preferences,
+    prompts,
+    token_nll,
+    trainer,
+)
+
+
+def module(root: Path, **options: Any) -> RewardModule:
+    return RewardModule(str(root / "policy"), **options)
+
+
+def read_scores(model: RewardModule, batch: PreferenceBatch) -> Tensor:
+    """Scores `[B, 2]`, each read at the last token of one unpadded row."""
+    scores = []
+    for side in (batch.chosen, batch.rejected):
+        for ids, real, _ in zip(*side, strict=True):
+            hidden = model.model.base_model(input_ids=ids[real].unsqueeze(0), use_cache=False)
+            scores.append(model.model.score(hidden.last_hidden_state[0, -1])[0])
+    return torch.stack(scores).view(2, -1).T.detach().double()
+
+
+def lm_losses(model: RewardModule, batch: PreferenceBatch, policy: torch.nn.Module) -> Tensor:
+    """Loss of each chosen completion token under the language model it starts from, float64."""
+    return torch.cat(
+        [
+            token_nll(policy, ids[real])[wanted[real][1:]]
+            for ids, real, wanted in zip(*batch.chosen, strict=True)
+        ]
+    )
+
+
+def shares(model: RewardModule, batch: PreferenceBatch) -> dict[str, Tensor]:
+    pairs, tokens = torch.tensor(8.0), batch.chosen.completion_mask.sum().float()
+    metrics, _ = model(batch, pairs, tokens)
+    return dict(metrics)
+
+
+def test_losses_accuracy_and_margin_of_a_ragged_batch(root: Path) -> None:
+    model = module(root, lm_coef=0.3)
+    batch = first_batch(preferences(root, batch_size=8), root)
+    metrics = shares(model, batch)
+    scores = read_scores(model, batch)
+    difference = scores[:, 0] - scores[:, 1]
+    pairwise = -logsigmoid(difference).mean()
+    lm = lm_losses(model, batch, load_causal_lm(root / "policy")).mean()
+    for key, expected in (
+        ("reward/pairwise_loss", pairwise),
+        ("reward/lm_loss", lm),
+        ("reward/loss", pairwise + 0.3 * lm),
+        ("reward/accuracy", (difference > 0).double().mean()),
+        ("reward/margin", difference.mean()),
+    ):
+        value = float(metrics[key].detach())
+        assert value == pytest.approx(float(expected), rel=1e-5, abs=1e-6), key
+
+
+def test_a_margin_of_the_data_has_to_be_beaten(root: Path) -> None:
+    model = module(root, lm_coef=0.0)
+    batch = first_batch(preferences(root, batch_size=8), root)
+    margin = torch.linspace(0.0, 3.0, 8)
+    scores = read_scores(model, batch)
+    expected = -logsigmoid(scores[:, 0] - scores[:, 1] - margin).mean()
+    loss = shares(model, batch._replace(margin=margin))["reward/pairwise_loss"]
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_imitation_learns_from_chosen_tokens_alone(root: Path) -> None:
+    model = module(root)
+    batch = first_batch(preferences(root, batch_size=8), root)
+    seen: list[Tensor] = []
+
+    def keep(_: object, __: object, output: Tensor) -> None:
+        output.retain_grad()
+        seen.append(output)
+
+    assert model.lm_head is not None
+    model.lm_head.register_forward_hook(keep)
+    metrics = shares(model, batch)
+    metrics["reward/loss"].backward()
+    # one pass through the language-model head, on the chosen side
+    (logits,) = seen
+    assert logits.shape[:2] == batch.chosen.input_ids[:, 1:].shape
+    assert logits.grad is not None
+    trained = batch.chosen.completion_mask[:, 1:]
+    assert logits.grad[~trained].abs().max() == 0.0
+    assert (logits.grad[trained].abs().sum(-1) > 0).all()
+    # and other rejected responses change nothing in it
+    shuffled = batch._replace(
+        rejected=batch.rejected._replace(input_ids=batch.rejected.input_ids.flip(0))
+    )
+    other = shares(model, shuffled)
+    assert torch.equal(other["reward/lm_loss"], metrics["reward/lm_loss"])
+    assert not torch.equal(other["reward/pairwise_loss"], metrics["reward/pairwise_loss"])
+
+
+def test_imitation_can_be_left_out(root: Path, tmp_path: Path) -> None:
+    model = module(root, lm_coef=0.0)
+    assert model.lm_head is None
+    logged = fitted(model, preferences(root), tmp_path).callback_metrics
+    assert float(logged["reward/loss"]) == float(logged["reward/pairwise_loss"])
+    assert not any("lm_loss" in key for key in logged)
+    with pytest.raises(ValueError, match="lm_coef: expected a value >= 0, got -1"):
+        module(root, lm_coef=-1.0)
+
+
+def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -> None:
+    model = module(pad_is_eos_root)
+    eos = model.tokenizer.eos_token_id
+    assert eos == model.tokenizer.pad_token_id
+    batch = first_batch(preferences(pad_is_eos_root, batch_size=8), pad_is_eos_root)
+    embedded: list[Tensor] = []
+    logits: list[Tensor] = []
+
+    def keep(into: list[Tensor]) -> Any:
+        def hook(_: object, __: object, output: Tensor) -> None:
+            output.retain_grad()
+            into.append(output)
+
+        return hook
+
+    assert model.lm_head is not None
+    model.model.get_input_embeddings().register_forward_hook(keep(embedded))
+    model.lm_head.register_forward_hook(keep(logits))
+    shares(model, batch)["reward/loss"].backward()
+    rows = torch.arange(8)
+    for side, inputs in zip((batch.chosen, batch.rejected), embedded, strict=True):
+        ends = side.attention_mask.sum(1) - 1
+        assert side.input_ids[rows, ends].eq(eos).all()
+        assert not side.attention_mask.all()
+        # the score is read at EOS, and nothing behind it has a say
+        assert inputs.grad is not None
+        assert (inputs.grad[rows, ends].abs().sum(-1) > 0).all()
+        assert inputs.grad[~side.attention_mask].abs().max() == 0.0
+    ends = batch.chosen.attention_mask.sum(1) - 1
+    assert logits[0].grad is not None
+    assert logits[0].grad[rows, ends - 1, eos].max() < -1e-4
+
+
+def test_validation_reports_each_source_and_every_pair_alike(root: Path, tmp_path: Path) -> None:
+    model = module(root)
+    batch = first_batch(preferences(root, batch_size=8), root)
+    scores = read_scores(model, batch)
+    difference = scores[:, 0] - scores[:, 1]
+    run = trainer(tmp_path, limit_val_batches=None)
+    # batches of 3, 3 and 2 pairs
+    (logged,) = run.validate(model, datamodule=preferences(root, batch_size=3), verbose=False)
+    hits = (difference > 0).double()
+    assert logged["val/reward/accuracy"] == pytest.approx(float(hits.mean()))
+    assert logged["val/reward/accuracy/preferences"] == pytest.approx(float(hits.mean()))
+    assert logged["val/reward/margin"] == pytest.approx(float(difference.mean()), abs=1e-6)
+    loss = float(-logsigmoid(difference).mean())
+    assert logged["val/reward/pairwise_loss"] == pytest.approx(loss, rel=1e-5)
+    # confidence in the preferred response against how often it is right, in 15 bins
+    confidence = difference.abs().sigmoid()
+    bins = (confidence * 15).long()
+    error = sum(
+        float((confidence[bins == b].mean() - hits[bins == b].mean()).abs())
+        * float((bins == b).double().mean())
+        for b in bins.unique()
+    )
+    assert logged["val/reward/calibration_error"] == pytest.approx(error, rel=1e-4)
+
+
+def test_the_learning_rate_rises_over_the_first_tenth(root: Path, tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    class Rates(StepRecorder):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    data = preferences(root, batch_size=2)
+    fitted(module(root, learning_rate=1e-4), data, tmp_path, max_epochs=5, callbacks=[Rates()])
+    assert rates == pytest.approx([0.0, 0.5e-4, *[1e-4] * 18])
+
+
+def test_gradients_are_clipped_over_trunk_and_heads_together(root: Path, tmp_path: Path) -> None:
+    steps = StepRecorder()
+    model = module(root, grad_clip=0.25)
+    run = fitted(model, preferences(root), tmp_path, callbacks=[steps])
+    assert any(name.startswith("lm_head") for name in steps.steps["model"][0])
+    assert steps.norms("model") == pytest.approx([0.25, 0.25], rel=1e-4)
+    assert float(run.callback_metrics["reward/grad_norm"]) > 0.25
+
+
+def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(root: Path) -> None:
+    preferred = first_batch(preferences(root, batch_size=8), root)
+    prompted = first_batch(prompts(root), root)
+    encoder = DialogueEncoder(load_tokenizer(str(root / "policy")), "hh", 64)
+    reward = ModelReward(str(root / "reward"), module(root).options)
+    trained = RewardModule(str(root / "reward"), lm_coef=0.0)
+    for row, (question, answer) in enumerate(zip(QUESTIONS, ANSWERS, strict=True)):
+        said = encoder.encode_dialogue([Message("user", question), Message("assistant", answer)])
+        real = prompted.attention_mask[row]
+        prompt = prompted.input_ids[row][real]
+        response = torch.tensor(said.input_ids)[len(prompt) :]
+        rollouts = RolloutBatch(
+            prompted.input_ids[row : row + 1],
+            prompted.attention_mask[row : row + 1],
+            response.unsqueeze(0),
+            torch.ones(1, len(response), dtype=torch.bool),
+            torch.tensor([True]),
+        )
+        ids = rollouts.sequence_ids[rollouts.sequence_mask]
+        chosen = preferred.chosen.input_ids[row][preferred.chosen.attention_mask[row]]
+        assert ids.tolist() == chosen.tolist()
+        with torch.no_grad():
+            in_training = trained.predict_step(preferred, 0)[row, 0]
+        in_rollout = reward(rollouts, prompted.texts[row : row + 1], None)[0]
+        assert float(in_rollout) == pytest.approx(float(in_training), rel=1e-4)

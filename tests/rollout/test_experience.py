@@ -1,0 +1,82 @@
+"""The experience buffer: rows, and minibatches that cover it once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lit_rlhf.rollout import Experience, RolloutBatch, shuffled_minibatches
+
+
+def buffer() -> Experience:
+    """Responses of 5, 2 and 1 tokens to prompts of 1, 4 and 2; every number is its own."""
+    prompt_mask = torch.tensor([[0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 1, 1]]).bool()
+    response_mask = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]
+    numbers = torch.arange(15.0).view(3, 5)
+    loss_mask = response_mask & torch.tensor([True, False, True])[:, None]
+    return Experience(
+        RolloutBatch(
+            torch.arange(12).view(3, 4),
+            prompt_mask,
+            torch.arange(15).view(3, 5),
+            response_mask,
+            torch.tensor([False, True, True]),
+        ),
+        old_logprobs=numbers,
+        old_values=numbers + 100,
+        advantages=numbers + 200,
+        returns=numbers + 300,
+        loss_mask=loss_mask,
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "prompt", "response"),
+    [([0, 1, 2], 4, 5), ([1, 2], 4, 2), ([2], 2, 1), ([0], 1, 5), ([2, 0], 2, 5)],
+)
+def test_rows_keep_their_numbers_and_lose_padding_all_share(
+    index: list[int], prompt: int, response: int
+) -> None:
+    whole = buffer()
+    part = whole.rows(torch.tensor(index))
+    assert len(part) == len(index)
+    rollouts = part.rollouts
+    assert rollouts.prompt_ids.shape == rollouts.prompt_mask.shape == (len(index), prompt)
+    assert rollouts.response_ids.shape == rollouts.response_mask.shape == (len(index), response)
+    for new, old in enumerate(index):
+        real = rollouts.prompt_mask[new]
+        expected = whole.rollouts.prompt_ids[old][whole.rollouts.prompt_mask[old]]
+        assert torch.equal(rollouts.prompt_ids[new][real], expected)
+        kept = rollouts.response_mask[new]
+        mask = whole.rollouts.response_mask[old]
+        assert int(kept.sum()) == int(mask.sum())
+        assert torch.equal(rollouts.response_ids[new][kept], whole.rollouts.response_ids[old][mask])
+        for name in ("old_logprobs", "old_values", "advantages", "returns", "loss_mask"):
+            assert torch.equal(getattr(part, name)[new][kept], getattr(whole, name)[old][mask])
+        assert bool(rollouts.terminated[new]) == bool(whole.rollouts.terminated[old])
+
+
+def test_minibatches_cover_the_buffer_once_in_an_order_of_their_generator() -> None:
+    def drawn(seed: int) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        return [index.tolist() for index in shuffled_minibatches(12, 4, generator)]
+
+    assert [len(index) for index in drawn(0)] == [4, 4, 4]
+    assert sorted(sum(drawn(0), [])) == list(range(12))
+    assert drawn(0) == drawn(0) != drawn(1)
+
+
+def test_a_second_pass_draws_another_order() -> None:
+    generator = torch.Generator().manual_seed(0)
+    passes: list[Any] = [
+        torch.cat(list(shuffled_minibatches(12, 4, generator))).tolist() for _ in range(2)
+    ]
+    assert passes[0] != passes[1]
+
+
+@pytest.mark.parametrize("size", [0, 5, 24])
+def test_minibatches_have_to_divide_the_buffer(size: int) -> None:
+    with pytest.raises(ValueError, match=f"minibatch_size: expected a divisor of the 12.*{size}"):
+        list(shuffled_minibatches(12, size, torch.Generator()))

@@ -1,0 +1,106 @@
+"""The rollout metrics, against sums worked out by hand; `tests/invariant` runs two ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.rollout import (
+    Estimates,
+    RolloutBatch,
+    response_statistics,
+    rollout_metrics,
+    sampled_responses,
+)
+from lit_rlhf.rollout.generation import SamplingOptions
+from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm
+
+LENGTHS = (4, 1, 2)
+LOGPROBS = ((-1.0, -2.0, -0.5, -3.0), (-0.25,), (-1.5, -2.5))
+REF_LOGPROBS = ((-1.5, -2.0, -1.5, -2.0), (-0.25,), (-2.5, -4.0))
+ENTROPY = ((0.5, 1.0, 1.5, 2.0), (3.0,), (0.25, 0.75))
+SCORES = (1.0, -2.0, 4.0)
+JUNK = 999.0
+
+
+def padded(rows: Any) -> Tensor:
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[JUNK] * (width - len(row))] for row in rows])
+
+
+def batch(rows: slice = slice(None)) -> tuple[RolloutBatch, Estimates, Tensor]:
+    """Three responses, the second cut off; junk behind their ends."""
+    lengths = torch.tensor(LENGTHS[rows])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    ids = torch.tensor([[5, 6, 5, 6], [7, 0, 0, 0], [5, 6, 0, 0]])[rows, : mask.shape[1]]
+    ids = ids.masked_fill(~mask, 8)
+    n = len(lengths)
+    rollouts = RolloutBatch(
+        torch.full((n, 2), 9),
+        torch.ones(n, 2, dtype=torch.bool),
+        ids,
+        mask,
+        torch.tensor([True, False, True])[rows],
+    )
+    numbers = [padded(x[rows]) for x in (LOGPROBS, REF_LOGPROBS, ENTROPY)]
+    estimates = Estimates(*numbers, torch.full(mask.shape, JUNK), torch.full((n,), JUNK))
+    return rollouts, estimates, torch.tensor(SCORES[rows])
+
+
+def expected() -> dict[str, float]:
+    tokens = 7
+    logprob, ref = (sum(sum(row) for row in rows) for rows in (LOGPROBS, REF_LOGPROBS))
+    return {
+        "rollout/score": 1.0,
+        "rollout/kl": (logprob - ref) / 3,
+        "rollout/kl_per_token": (logprob - ref) / tokens,
+        "rollout/response_length": 7 / 3,
+        "rollout/truncation_rate": 1 / 3,
+        "rollout/perplexity": math.exp(-logprob / tokens),
+        "rollout/ref_perplexity": math.exp(-ref / tokens),
+        "rollout/entropy": sum(sum(row) for row in ENTROPY) / tokens,
+        # 5 6, 6 5, 5 6 and 5 6: two of four
+        "rollout/distinct_2": 0.5,
+    }
+
+
+def test_metrics_come_from_masked_tokens_alone() -> None:
+    metrics = rollout_metrics(*batch())
+    assert {key: float(value) for key, value in metrics.items()} == pytest.approx(
+        expected(), rel=1e-6
+    )
+    assert all(value.shape == () for value in metrics.values())
+
+
+def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
+    model = tiny_causal_lm()
+    ids = torch.randint(4, 280, (6, 5))
+    rollouts = sampled_responses(
+        model,
+        ids,
+        torch.ones_like(ids, dtype=torch.bool),
+        SamplingOptions(max_new_tokens=8),
+        [EOS_ID, *range(4, 40)],
+        PAD_ID,
+        seed=0,
+    )
+    lengths = rollouts.lengths
+    assert lengths.min() < lengths.max()
+    statistics = response_statistics(model, rollouts)
+    zeros = torch.zeros_like(statistics.logprobs)
+    same = Estimates(
+        statistics.logprobs, statistics.logprobs, statistics.entropy, zeros, zeros[:, 0]
+    )
+    metrics = rollout_metrics(rollouts, same, torch.zeros(6))
+    # equal policies have no KL, and entropies lie between 0 and that of a uniform choice
+    assert abs(float(metrics["rollout/kl"])) < 1e-6
+    assert abs(float(metrics["rollout/kl_per_token"])) < 1e-6
+    assert 0.0 <= float(metrics["rollout/entropy"]) <= math.log(288)
+    assert float(metrics["rollout/perplexity"]) >= 1.0
+    assert 1.0 <= float(metrics["rollout/response_length"]) <= 8.0
+    for key in ("rollout/truncation_rate", "rollout/distinct_2"):
+        assert 0.0 <= float(metrics[key]) <= 1.0

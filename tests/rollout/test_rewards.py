@@ -1,0 +1,154 @@
+"""Rewards: reward models, Python callables, weighted sums, and what goes wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
+from lit_rlhf.rollout import FunctionReward, ModelReward, RolloutBatch, WeightedReward, is_function
+from lit_rlhf.rollout.rewards import load_function
+from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
+
+FUNCTIONS = "tests.rollout.reward_functions"
+PROMPTS = ["first prompt", "second", "third one"]
+TEXTS = ["yes", "no way", ""]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("rewards")
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), root / "lm")
+    for seed in (1, 2):
+        model = load_scalar_model(root / "lm", head_seed=seed)
+        save_model_folder(model, tiny_tokenizer(), root / f"reward_{seed}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def rollouts() -> RolloutBatch:
+    """Responses that say TEXTS; the second is cut off, the others end with EOS."""
+    tokenizer = tiny_tokenizer()
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    ids = [[*ids[0], EOS_ID], ids[1], [*ids[2], EOS_ID]]
+    lengths = torch.tensor([len(row) for row in ids])
+    width = int(lengths.max())
+    padded = [row + [PAD_ID] * (width - len(row)) for row in ids]
+    prompt_mask = torch.tensor([[True] * 4, [False, True, True, True], [False, False, True, True]])
+    prompt_ids = torch.randint(4, 280, (3, 4)).masked_fill(~prompt_mask, PAD_ID)
+    return RolloutBatch(
+        prompt_ids,
+        prompt_mask,
+        torch.tensor(padded),
+        torch.arange(width) < lengths[:, None],
+        torch.tensor([True, False, True]),
+    )
+
+
+def scores(name: str, rollouts: RolloutBatch) -> list[float]:
+    reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer())
+    result = reward(rollouts, PROMPTS, None)
+    assert result.dtype == torch.float32
+    return result.tolist()  # type: ignore[no-any-return]
+
+
+def test_a_function_sees_prompts_and_decoded_responses(rollouts: RolloutBatch) -> None:
+    assert scores("length", rollouts) == [3.0, 6.0, 0.0]
+    assert scores("prompt_length", rollouts) == [12.0, 6.0, 9.0]
+
+
+def test_a_function_that_asks_is_told_which_responses_ended(rollouts: RolloutBatch) -> None:
+    assert scores("ended", rollouts) == [1.0, -1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("one_too_few", r"one_too_few': expected 3 scores, one for each response, got shape \(2,\)"),
+        ("a_column", r"a_column': expected 3 scores, one for each response, got shape \(3, 1\)"),
+        (
+            "not_a_number",
+            "not_a_number': expected finite scores, got nan for prompt 'second' and "
+            "response 'no way'",
+        ),
+        ("nothing", "nothing': expected 3 scores, one for each response, got None"),
+        ("words", r"words': expected 3 scores, one for each response, got \['good', 'bad'"),
+    ],
+)
+def test_a_function_with_a_wrong_answer_is_named(
+    rollouts: RolloutBatch, name: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        scores(name, rollouts)
+
+
+def test_a_functions_own_error_comes_through(rollouts: RolloutBatch) -> None:
+    with pytest.raises(RuntimeError, match="the scorer's own error"):
+        scores("fails", rollouts)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:score", "expected 'package.module:function'; No module named 'no_such"),
+        (f"{FUNCTIONS}:no_such_name", "expected 'package.module:function'; .*'no_such_name'"),
+        (f"{FUNCTIONS}:not_callable", "expected a callable, got int"),
+        (":score", "expected 'package.module:function'"),
+        (f"{FUNCTIONS}:", "expected 'package.module:function'"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(path: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"reward function '{path}': {message}"):
+        load_function(path)
+
+
+def test_a_model_scores_the_last_token_of_each_response(
+    folder: Path, rollouts: RolloutBatch
+) -> None:
+    reward = ModelReward(str(folder / "reward_1"), ModelOptions())
+    model = load_scalar_model(folder / "reward_1").eval()
+    expected = []
+    for row in range(3):
+        ids = rollouts.sequence_ids[row][rollouts.sequence_mask[row]].unsqueeze(0)
+        expected.append(float(model(input_ids=ids).logits[0, 0].detach()))
+    for batch_size in (None, 2):
+        assert reward(rollouts, PROMPTS, batch_size).tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_reward_model_is_frozen_and_never_gets_the_policys_adapters(folder: Path) -> None:
+    options = ModelOptions(lora_rank=2, gradient_checkpointing=True)
+    reward = ModelReward(str(folder / "reward_1"), options)
+    assert not any(p.requires_grad for p in reward.parameters())
+    assert not any(module.training for module in reward.model.modules())
+    assert not any("lora" in name for name, _ in reward.named_parameters())
+
+
+def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: RolloutBatch) -> None:
+    sources = [str(folder / "reward_1"), str(folder / "reward_2")]
+    first, second = (
+        ModelReward(source, ModelOptions())(rollouts, PROMPTS, None) for source in sources
+    )
+    length = torch.tensor([3.0, 6.0, 0.0])
+    weighted = WeightedReward(
+        {sources[0]: 2.0, f"{FUNCTIONS}:length": -0.1, sources[1]: 0.5},
+        ModelOptions(),
+        tiny_tokenizer(),
+    )
+    expected = 2.0 * first - 0.1 * length + 0.5 * second
+    torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
+    assert [source.path for source in weighted.models] == sources
+
+
+def test_a_reward_needs_a_source() -> None:
+    with pytest.raises(ValueError, match="rewards: expected at least one source.* got none"):
+        WeightedReward({}, ModelOptions(), tiny_tokenizer())
+
+
+def test_functions_are_told_from_folders(tmp_path: Path) -> None:
+    colon = tmp_path / "a:b"
+    colon.mkdir()
+    assert is_function("package.module:function")
+    assert not is_function(str(colon))
+    assert not is_function("owner/model")
