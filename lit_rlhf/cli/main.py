@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 # Each is `lit_rlhf.cli.<name>` with `main(argv)`; imported when called, so that `fit` starts fast.
 TOOLS = {
-    "evaluate": "compare two policies on the same prompts",
+    "evaluate": "compare policies on the same prompts",
     "lab": "write the built-in world, and label preferences in it",
     "plot": "draw how PPO runs went",
     "quickstart": "train and compare all stages on the built-in world",

@@ -2,7 +2,7 @@
 
 import logging
 
-from lightning_utilities.core.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
 
 def log_on_rank_zero(logger: logging.Logger, level: int, message: str) -> None:

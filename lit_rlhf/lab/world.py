@@ -39,8 +39,8 @@ class World:
     skill: float = 0.72
     politeness: float = 0.06
     preference_sharpness: float = 3.5
-    length_bias: float = 0.4
-    phrase_bias: float = 0.3
+    length_bias: float = 0.5
+    phrase_bias: float = 0.4
     label_noise: float = 0.03
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -25,6 +25,7 @@ from lit_rlhf.models import (
     load_tokenizer,
     save_model_folder,
 )
+from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, micro_batches
 from lit_rlhf.stats import global_sum
 
 
@@ -80,6 +81,7 @@ class StageModule(LightningModule):
             lora_targets=lora_targets,
             trust_remote_code=trust_remote_code,
         )
+        self._random_state: dict[str, Tensor] = {}
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             model_path, trust_remote_code=trust_remote_code
         )
@@ -124,7 +126,21 @@ class StageModule(LightningModule):
         everywhere is taken as 1, so that what is divided by it is 0.
         """
         total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=self.device))
-        return total.clamp(min=1.0) / self.trainer.world_size
+        return torch.maximum(total, torch.ones_like(total)) / self.trainer.world_size
+
+    def micro_batches(self, batch: BatchT, n_rows: int) -> Iterator[MicroBatch[BatchT]]:
+        """A rank's batch in parts of `micro_batch_size` rows, equally many on every rank.
+
+        Every backward waits for the other ranks, but the dynamic batches of Section 4.2 differ in
+        rows. A rank without rows left takes its first part again, with weight 0.
+        """
+        size = self.hparams["micro_batch_size"]
+        parts = list(micro_batches(batch, n_rows, size))
+        yield from (MicroBatch(part, 1.0) for part in parts)
+        if size is not None:
+            count = torch.tensor(len(parts), device=self.device)
+            most = int(self.trainer.strategy.reduce(count, reduce_op="max"))
+            yield from (MicroBatch(parts[0], 0.0) for _ in range(most - len(parts)))
 
     def networks_in_training(self) -> list[tuple[LightningOptimizer, LRScheduler]]:
         """Each network's optimizer with its schedule, as `configure_optimizers` lists them."""
@@ -155,6 +171,24 @@ class StageModule(LightningModule):
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger) and self.trainer.is_global_zero:
                 logger.experiment.add_text(key, text, step)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the random state: dropout draws from it."""
+        checkpoint["random_state"] = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            checkpoint["random_state"]["cuda"] = torch.cuda.get_rng_state(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take note of the random state that training goes on from."""
+        self._random_state = checkpoint.get("random_state", {})
+
+    def on_train_start(self) -> None:
+        """Go on from the random state of the checkpoint, if there is one."""
+        if "cpu" in self._random_state:
+            torch.set_rng_state(self._random_state["cpu"])
+        if "cuda" in self._random_state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(self._random_state["cuda"], self.device)
+        self._random_state = {}
 
     @property
     def encoder(self) -> DialogueEncoder | None:

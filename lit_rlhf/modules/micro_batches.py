@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
+
+
+class MicroBatch(NamedTuple, Generic[BatchT]):
+    """A part of a rank's batch.
+
+    Attributes:
+        rows: The part.
+        weight: 1, or 0 where the rank has no rows left and only keeps step with the others.
+    """
+
+    rows: BatchT
+    weight: float
 
 
 def sliced(batch: BatchT, rows: slice) -> BatchT:
@@ -42,3 +54,8 @@ def accumulate(totals: dict[str, Tensor], shares: Mapping[str, Tensor]) -> None:
     for key, share in shares.items():
         share = share.detach()
         totals[key] = totals[key] + share if key in totals else share
+
+
+def weighted(shares: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+    """All `shares` times the weight of their micro-batch."""
+    return {key: weight * share for key, share in shares.items()}

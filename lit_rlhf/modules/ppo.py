@@ -42,6 +42,7 @@ from lit_rlhf.stats import RunningMoments, global_masked_moments
 
 Truncation = Literal["terminal", "bootstrap", "mask"]
 OldPolicy = Literal["rollout", "reference"]
+FROZEN = ("reference.", "reward.")  # keys of the state dict that checkpoints leave out
 
 
 class PPOModule(PPOUpdate):
@@ -161,9 +162,9 @@ class PPOModule(PPOUpdate):
             estimates.values, experience.returns, rollouts.response_mask
         )
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
+        self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * self.trainer.world_size)
         with self.timer("update"):
             metrics |= self.update(experience, batch.ptx, generator)
-        self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * self.trainer.world_size)
         metrics |= self.timer.metrics(int(rollouts.response_mask.sum()))
         self.iteration += 1
         self.log_metrics(metrics, len(scores))
@@ -306,9 +307,15 @@ class PPOModule(PPOUpdate):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the frozen reference and reward models out: their folders hold them."""
-        frozen = ("reference.", "reward.")
+        super().on_save_checkpoint(checkpoint)
         state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {k: v for k, v in state.items() if not k.startswith(frozen)}
+        checkpoint["state_dict"] = {k: v for k, v in state.items() if not k.startswith(FROZEN)}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put them back, as loaded from their folders."""
+        super().on_load_checkpoint(checkpoint)
+        own = {k: v for k, v in self.state_dict().items() if k.startswith(FROZEN)}
+        checkpoint["state_dict"] = own | checkpoint["state_dict"]
 
     def on_train_end(self) -> None:
         """Leave the finished policy, and the critic beside it."""

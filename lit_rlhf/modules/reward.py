@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.functional.classification import binary_calibration_error
 
@@ -19,6 +19,7 @@ from lit_rlhf.functional import (
     token_logprobs,
 )
 from lit_rlhf.models import (
+    LanguageModel,
     head_logits,
     hidden_states,
     lm_head_of,
@@ -27,7 +28,7 @@ from lit_rlhf.models import (
     sequence_scores,
 )
 from lit_rlhf.modules.base import StageModule
-from lit_rlhf.modules.micro_batches import accumulate, micro_batches
+from lit_rlhf.modules.micro_batches import accumulate, weighted
 from lit_rlhf.strategies import backward, clipped_step
 
 
@@ -73,10 +74,24 @@ class RewardModule(StageModule):
         if lm_coef < 0:
             raise ValueError(f"lm_coef: expected a value >= 0, got {lm_coef}")
         super().__init__(model_path, **stage_options)
-        self.model = load_scalar_model(model_path, self.options, head_seed=head_seed)
-        self.lm_head = lm_head_of(model_path, self.options) if lm_coef > 0 else None
+        # One child for all that is trained: a DeepSpeed engine takes a child of this module.
+        self.network = nn.ModuleDict(
+            {"model": load_scalar_model(model_path, self.options, head_seed=head_seed)}
+        )
+        if lm_coef > 0:
+            self.network["lm_head"] = lm_head_of(model_path, self.options)
         self.pairwise_loss, self.lm_loss = MeanMetric(), MeanMetric()
         self.differences, self.sources = CatMetric(), CatMetric()
+
+    @property
+    def model(self) -> LanguageModel:
+        """The trunk with its scalar head."""
+        return cast(LanguageModel, self.network["model"])
+
+    @property
+    def lm_head(self) -> nn.Module | None:
+        """The output layer for the imitation loss; `None` if there is no such loss."""
+        return self.network["lm_head"] if self.hparams["lm_coef"] > 0 else None
 
     def forward(
         self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor
@@ -123,8 +138,9 @@ class RewardModule(StageModule):
         pairs = self.rank_share(len(batch.margin))
         tokens = self.rank_share(batch.chosen.completion_mask[:, 1:].sum())
         totals: dict[str, Tensor] = {}
-        for part in micro_batches(batch, len(batch.margin), self.hparams["micro_batch_size"]):
-            shares, _ = self(part, pairs, tokens)
+        for part in self.micro_batches(batch, len(batch.margin)):
+            metrics, _ = self(part.rows, pairs, tokens)
+            shares = weighted(metrics, part.weight)
             backward(self, shares["reward/loss"], optimizer)
             accumulate(totals, shares)
         totals["reward/grad_norm"] = clipped_step(optimizer, self.hparams["grad_clip"]).grad_norm
@@ -189,7 +205,7 @@ class RewardModule(StageModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW over trunk, scalar head and language-model head."""
         optimizer = torch.optim.AdamW(
-            (p for p in self.parameters() if p.requires_grad),
+            (p for p in self.network.parameters() if p.requires_grad),
             lr=self.hparams["learning_rate"],
             weight_decay=self.hparams["weight_decay"],
         )

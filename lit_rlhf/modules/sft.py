@@ -13,7 +13,7 @@ from lit_rlhf.data import TokenBatch
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
 from lit_rlhf.models import load_causal_lm, token_logits
 from lit_rlhf.modules.base import StageModule
-from lit_rlhf.modules.micro_batches import accumulate, micro_batches
+from lit_rlhf.modules.micro_batches import accumulate, weighted
 from lit_rlhf.strategies import backward, clipped_step
 
 
@@ -73,8 +73,8 @@ class SFTModule(StageModule):
         [(optimizer, schedule)] = self.networks_in_training()
         denominator = self.rank_share(batch.completion_mask[:, 1:].sum())
         totals: dict[str, Tensor] = {}
-        for part in micro_batches(batch, len(batch.input_ids), self.hparams["micro_batch_size"]):
-            shares = self(part, denominator)
+        for part in self.micro_batches(batch, len(batch.input_ids)):
+            shares = weighted(self(part.rows, denominator), part.weight)
             backward(self, shares["sft/loss"], optimizer)
             accumulate(totals, shares)
         norm = clipped_step(optimizer, self.hparams["grad_clip"]).grad_norm

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lit_rlhf.data import TextContract
 from tests.configs.parsing import ABLATIONS, OVERLAYS, name_of
-from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, moved
+from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, moved, overlay
 
 PPO_MAX = QUICKSTART / "ppo_max.yaml"
 
@@ -132,8 +132,9 @@ def hh_root(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path) -> None:
     runs = hh_root / "runs"
     moves = {"runs/hh": runs, "data/hh": hh_root}
-    for stage in ("sft", "reward", "ppo"):
-        fit_stage(stage, [CONFIGS / stage / "hh_cpu.yaml"], tmp_path, moves)
+    two_batches = overlay(tmp_path, "two_batches", {"data": {"init_args": {"tokens_per_batch": 512}}})
+    for stage, others in (("sft", [two_batches]), ("reward", [two_batches]), ("ppo", [])):
+        fit_stage(stage, [CONFIGS / stage / "hh_cpu.yaml", *others], tmp_path, moves)
 
     assert has_learned(runs / "sft", runs / "base")
     assert has_learned(runs / "reward", runs / "sft")

@@ -45,6 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
                 "minibatch_size": 4,
                 "max_new_tokens": 4,
                 "critic_pretrain_iterations": 1,
+                "warmup_ratio": 0.0,  # else the policy's one step would be of size 0
             }
         },
         "data": {"init_args": {"batch_size": 4, "samples_per_epoch": 8}},

@@ -1,0 +1,136 @@
+"""`lit_rlhf quickstart` from end to end, on copies of its configurations that train for two steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+import yaml
+
+from lit_rlhf.cli import main as cli
+from lit_rlhf.cli.quickstart import main
+from tests.configs.tiny_runs import QUICKSTART, SMALL
+
+SEED = "3"
+SMALL_TOOLS = {
+    "world": "--n_demonstrations 48 --n_train_prompts 48 --n_heldout_prompts 8 --n_texts 8",
+    "evaluate": "--max_prompts 6",
+}
+"""Flags that make the tools' commands small; the quickstart itself has none for these sizes."""
+
+
+class Quickstart(NamedTuple):
+    root: Path
+    commands: list[list[str]]  # what ran
+    printed: str
+
+
+def merged(config: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """`config` with the settings of `small` in it, branch by branch."""
+    both = {key for key in small if isinstance(config.get(key), dict)}
+    return config | {key: merged(config[key], v) if key in both else v for key, v in small.items()}
+
+
+def write_small_configs(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("sft", "reward", "ppo_max", "ppo_vanilla"):
+        config = yaml.safe_load((QUICKSTART / f"{name}.yaml").read_text("utf-8"))
+        small = {} if name == "ppo_vanilla" else SMALL[name.removesuffix("_max")]
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(merged(config, small)), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
+    folder = tmp_path_factory.mktemp("quickstart")
+    root, configs = folder / "run with a space", write_small_configs(folder / "configs")
+    commands: list[list[str]] = []
+    command = cli.main
+
+    def small_command(argv: Sequence[str]) -> None:
+        commands.append(list(argv))
+        tools = [flags.split() for name, flags in SMALL_TOOLS.items() if name in argv[:2]]
+        command([*argv, *(flag for flags in tools for flag in flags)])
+
+    printed = StringIO()
+    arguments = [*("--output_dir", str(root), "--configs", str(configs)), *("--seed", SEED)]
+    with (
+        patch.object(cli, "main", small_command),
+        # as the console script has it: LightningCLI looks at it
+        patch.object(sys, "argv", ["lit_rlhf", "quickstart", *arguments]),
+        # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
+        patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
+        redirect_stdout(printed),
+        warnings.catch_warnings(),
+    ):
+        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
+        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+        main([*arguments, "--pairs", "8"])
+    return Quickstart(root, commands, printed.getvalue())
+
+
+def test_every_model_is_there(done: Quickstart) -> None:
+    for name in ("world/base", "sft", "reward", "ppo_max", "ppo_max/critic", "ppo_vanilla"):
+        files = {path.name for path in (done.root / name).iterdir()}
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
+
+
+def test_the_evaluation_compares_both_policies_with_sft(done: Quickstart) -> None:
+    report = json.loads((done.root / "evaluation.json").read_text("utf-8"))
+
+    assert list(report["policies"]) == ["sft", "ppo_vanilla", "ppo_max"]
+    assert report["n_prompts"] == 6
+    assert report["settings"]["max_new_tokens"] == 48
+    assert report["settings"]["seed"] == int(SEED)
+    assert "win / tie / lose" in done.printed
+
+
+def test_the_curves_are_drawn(done: Quickstart) -> None:
+    assert (done.root / "collapse.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_reward_model_learns_from_as_many_pairs_as_asked_for(done: Quickstart) -> None:
+    lines = (done.root / "world" / "preferences.jsonl").read_text("utf-8").splitlines()
+
+    assert len(lines) == 8
+
+
+def test_the_printed_commands_are_what_ran(done: Quickstart) -> None:
+    lines = [line for line in done.printed.splitlines() if line.startswith("$ ")]
+
+    # as a shell reads them
+    assert [shlex.split(line)[2:] for line in lines] == done.commands
+    assert [words[0] for words in done.commands] == [
+        *("lab", "fit", "lab", "fit", "fit", "fit", "plot", "evaluate")
+    ]
+
+
+def test_everything_random_gets_the_seed(done: Quickstart) -> None:
+    for words in done.commands:
+        seeds = [i + 1 for i, word in enumerate(words) if re.search(r"seed(_everything)?$", word)]
+        assert {words[i] for i in seeds} == ({SEED} if words[0] != "plot" else set())
+
+
+def test_the_configurations_of_another_folder_are_copied_with_their_paths(
+    done: Quickstart,
+) -> None:
+    used = {word for words in done.commands for word in words if word.endswith(".yaml")}
+
+    assert {Path(file).parent for file in used} == {done.root / "configs"}
+    assert "runs/quickstart" not in "".join(Path(file).read_text("utf-8") for file in used)
+
+
+def test_without_its_configurations_it_says_where_to_run_it(tmp_path: Path) -> None:
+    with pytest.raises((FileNotFoundError, SystemExit), match="run from the project's root"):
+        main(["--configs", str(tmp_path)])

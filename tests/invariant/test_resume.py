@@ -1,0 +1,133 @@
+"""N + M iterations equal N, a kill, a resume and M: bit by bit on one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from tests.modules.stages import (
+    assert_equal_states,
+    copied,
+    demonstrations,
+    fitted,
+    ppo_options,
+    preferences,
+    prompts,
+    write_data,
+    write_models,
+)
+from tests.support.tiny_models import tiny_config
+
+BATCH = 2  # four steps an epoch
+STOPPED_AT = 3  # in the middle of an epoch
+
+
+@pytest.fixture(scope="module")
+def dropout_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GPT-2 with dropout, so that SFT and reward modelling draw random numbers at each step."""
+    config = tiny_config("gpt2")
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
+    return write_models(write_data(tmp_path_factory.mktemp("dropout")), config)
+
+
+def sft(root: Path) -> tuple[LightningModule, LightningDataModule]:
+    module = SFTModule(str(root / "policy"), learning_rate=1e-3)
+    return module, demonstrations(root, batch_size=BATCH)
+
+
+def reward(root: Path) -> tuple[LightningModule, LightningDataModule]:
+    module = RewardModule(str(root / "policy"), learning_rate=1e-3)
+    return module, preferences(root, batch_size=BATCH)
+
+
+def ppo(root: Path) -> tuple[LightningModule, LightningDataModule]:
+    options = ppo_options(
+        root,
+        minibatch_size=1,
+        lr_scheduler="cosine_with_min_lr",
+        critic_pretrain_iterations=1,
+        ptx_coef=0.3,
+        kl_target=0.5,
+        kl_horizon=50,
+    )
+    return PPOModule(**options), prompts(root, ptx=True, batch_size=BATCH, samples_per_epoch=10)
+
+
+STAGES = {"sft": sft, "reward": reward, "ppo": ppo}
+
+
+def run(stage: str, root: Path, folder: Path, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+    """Two epochs; the module at their end, and the optimizers' and schedules' states."""
+    module, data = STAGES[stage](root)
+    saving = ModelCheckpoint(
+        folder / "checkpoints", "{step}", save_top_k=-1, every_n_train_steps=1
+    )
+    run = fitted(
+        module,
+        data,
+        folder,
+        max_epochs=2,
+        callbacks=[saving],
+        enable_checkpointing=True,
+        **arguments,
+    )
+    optimizers = [optimizer.state_dict() for optimizer in run.optimizers]
+    schedules = [config.scheduler.state_dict() for config in run.lr_scheduler_configs]
+    return module, {"optimizers": optimizers, "schedules": schedules}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
+    dropout_root: Path, tmp_path: Path, stage: str
+) -> None:
+    torch.manual_seed(1)
+    whole, expected = run(stage, dropout_root, tmp_path)
+    checkpoint = sorted(
+        (tmp_path / "checkpoints").iterdir(), key=lambda path: int(path.stem.split("=")[1])
+    )[STOPPED_AT - 1]
+    torch.manual_seed(99)  # a new process stands elsewhere in its random stream
+    resumed, actual = run(stage, dropout_root, tmp_path / "resumed", ckpt_path=checkpoint)
+    assert_equal_states(copied(resumed), copied(whole))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    # the run went on after the checkpoint, and the checkpoint is not the end
+    saved = torch.load(checkpoint, weights_only=True)["state_dict"]
+    unlike = [name for name in saved if not torch.equal(saved[name], whole.state_dict()[name])]
+    assert len(unlike) > 10
+
+
+def test_a_checkpoint_of_ppo_holds_its_state_and_no_frozen_weights(
+    dropout_root: Path, tmp_path: Path
+) -> None:
+    module, data = ppo(dropout_root)
+    path = tmp_path / "ppo.ckpt"
+
+    class Save(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: object) -> None:
+            if trainer.fit_loop.total_batch_idx + 1 == STOPPED_AT:
+                trainer.save_checkpoint(path)
+
+    fitted(module, data, tmp_path, callbacks=[Save()])
+    saved = torch.load(path, weights_only=True)
+    state = saved["state_dict"]
+    assert not [name for name in state if name.startswith(("reference", "reward"))]
+    assert int(state["iteration"]) == 3
+    assert int(state["ppo_step"]) == 2 * 2 * 2  # two iterations, epochs and minibatches
+    assert bool(state["pretraining_done"])
+    assert float(state["kl_coef"]) != 0.05
+    assert float(state["score_moments.count"]) == 3 * BATCH
+    assert state["score_moments.mean"].dtype == torch.float64
+    assert len(saved["optimizer_states"]) == 2
+    # what is left out is loaded from the folders again, and nothing else may be missing
+    again = PPOModule.load_from_checkpoint(path, weights_only=True)
+    for name, weight in again.reference.state_dict().items():
+        assert torch.equal(weight, module.reference.state_dict()[name])
+    del saved["state_dict"]["kl_coef"]
+    torch.save(saved, tmp_path / "damaged.ckpt")
+    with pytest.raises(RuntimeError, match="Missing key.*kl_coef"):
+        PPOModule.load_from_checkpoint(tmp_path / "damaged.ckpt", weights_only=True)

@@ -1,0 +1,137 @@
+"""Short runs of the three stages and what came out of them, step by step.
+
+What a run is spread over (micro-batches, ranks, interruptions) must not show in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from torch import Tensor
+
+from lit_rlhf.data import PromptBatch
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.rollout import RolloutBatch
+from tests.modules.stages import (
+    copied,
+    demonstrations,
+    fitted,
+    ppo_options,
+    preferences,
+    prompts,
+)
+from tests.support.tiny_models import EOS_ID
+
+EPOCHS = 3
+SAMPLES = 8
+
+
+class Trajectory(NamedTuple):
+    """What a run logged at each step, and the weights and buffers that it ended with."""
+
+    metrics: list[dict[str, float]]
+    state: dict[str, Tensor]
+
+
+class Scripted(PPOModule):
+    """Responses of 1 to 6 tokens that depend on the prompt and the iteration alone.
+
+    Sampled ones depend on which prompts are sampled together.
+    """
+
+    def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
+        self.prompts_at_hand = batch.index
+        return super().training_step(batch, batch_idx)
+
+    def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
+        n = len(batch.index)
+        ids = torch.zeros(n, 6, dtype=torch.long)
+        mask = torch.zeros(n, 6, dtype=torch.bool)
+        for row, prompt in enumerate(batch.index.tolist()):
+            generator = torch.Generator().manual_seed(100 * int(self.iteration) + prompt)
+            length = 1 + (5 * prompt) % 6
+            ids[row, :length] = torch.randint(4, 280, (length,), generator=generator)
+            mask[row, :length] = True
+            if prompt % 2:
+                ids[row, length - 1] = EOS_ID
+        terminated = batch.index % 2 == 1
+        return RolloutBatch(batch.input_ids, batch.attention_mask, ids, mask, terminated)
+
+
+class Logged(Callback):
+    """The metrics of each step; times are left out."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: object
+    ) -> None:
+        self.steps.append(
+            {
+                key: float(value)
+                for key, value in trainer.callback_metrics.items()
+                if not key.startswith(("time/", "throughput/", "val/"))
+            }
+        )
+
+
+def stage_run(
+    stage: str, root: Path, batch_size: int = SAMPLES, **options: Any
+) -> tuple[LightningModule, LightningDataModule]:
+    """A module and its data; the batch size is that of one rank."""
+    model_path = str(root / "policy")
+    if stage == "sft":
+        sft = SFTModule(model_path, learning_rate=1e-3, warmup_ratio=0.0, **options)
+        return sft, demonstrations(root, batch_size=batch_size)
+    if stage == "reward":
+        reward = RewardModule(model_path, learning_rate=1e-3, warmup_ratio=0.0, **options)
+        return reward, preferences(root, batch_size=batch_size)
+    ppo = Scripted(
+        **ppo_options(
+            root,
+            **{
+                "minibatch_size": batch_size,
+                "critic_pretrain_iterations": 1,
+                "critic_init": "policy",
+                "ptx_coef": 0.3,
+                "entropy_coef": 0.01,
+                "truncation": "bootstrap",
+                "kl_target": 1.0,
+                "kl_horizon": 100,
+                **options,
+            },
+        )
+    )
+    return ppo, prompts(root, ptx=True, batch_size=batch_size)
+
+
+def trajectory(
+    stage: str, root: Path, folder: Path, batch_size: int = SAMPLES, **options: Any
+) -> Trajectory:
+    """Train for `EPOCHS` epochs; `trainer` among the options holds arguments of the Trainer."""
+    arguments = options.pop("trainer", {})
+    module, data = stage_run(stage, root, batch_size, **options)
+    logged = Logged()
+    fitted(
+        module, data, folder, **{"max_epochs": EPOCHS, "callbacks": [logged], **arguments}
+    )
+    return Trajectory(logged.steps, copied(module))
+
+
+def largest_gaps(actual: Trajectory, expected: Trajectory) -> tuple[float, float]:
+    """Largest relative difference of a metric, largest absolute difference of a weight."""
+    assert len(actual.metrics) == len(expected.metrics) == EPOCHS
+    gaps = []
+    for one, other in zip(actual.metrics, expected.metrics, strict=True):
+        assert one.keys() == other.keys()
+        gaps += [abs(one[key] - other[key]) / max(abs(other[key]), 1e-3) for key in other]
+    assert actual.state.keys() == expected.state.keys()
+    weights = [
+        float((actual.state[name].double() - tensor.double()).abs().max())
+        for name, tensor in expected.state.items()
+    ]
+    return max(gaps), max(weights)

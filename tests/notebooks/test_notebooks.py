@@ -1,0 +1,93 @@
+"""The notebooks run from top to bottom, and are kept without their outputs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="the notebooks run with the `test` extra only")
+nbformat = pytest.importorskip("nbformat", reason="the notebooks run with the `test` extra only")
+pytest.importorskip("ipykernel", reason="the notebooks run with the `test` extra only")
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nbformat.NotebookNode]:
+    """Each notebook with the outputs of a run in an empty folder."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
+        "IPYTHONDIR": str(folder / "ipython"),  # nobody's own start-up files
+        "OMP_NUM_THREADS": "1",
+    }
+    notebooks = {}
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        client = nbclient.NotebookClient(
+            notebook, timeout=600, resources={"metadata": {"path": str(folder)}}
+        )
+        notebooks[path.stem] = client.execute(env=environment)
+    return notebooks
+
+
+def text(notebook: nbformat.NotebookNode) -> str:
+    """All that the cells printed."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
+
+
+def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+
+    cells = code_cells(notebook)
+    assert [cell.outputs for cell in cells] == [[]] * len(cells)
+    assert {cell.execution_count for cell in cells} == {None}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_fast_unless_told_otherwise(path: Path) -> None:
+    first = code_cells(nbformat.read(path, as_version=4))[0]
+
+    assert first.source.splitlines()[0] == "FAST = True"
+
+
+def test_the_lab_notebook_compares_the_three_policies(
+    done: dict[str, nbformat.NotebookNode],
+) -> None:
+    printed = text(done["ppo_max_on_the_lab"])
+
+    assert "win / tie / lose" in printed
+    for name in ("sft", "vanilla", "ppo_max"):
+        assert f'"policy": "{name}"' in printed
+
+
+def test_the_lab_notebook_draws_the_signals_of_a_collapse(
+    done: dict[str, nbformat.NotebookNode],
+) -> None:
+    cells = code_cells(done["ppo_max_on_the_lab"])
+    images = [out for cell in cells for out in cell.outputs if "image/png" in out.get("data", {})]
+
+    assert len(images) == 1
+
+
+def test_no_cell_of_a_notebook_warns(done: dict[str, nbformat.NotebookNode]) -> None:
+    errors = [
+        output.text
+        for notebook in done.values()
+        for cell in code_cells(notebook)
+        for output in cell.outputs
+        if output.get("name") == "stderr"
+    ]
+
+    assert [line for line in "".join(errors).splitlines() if "Warning" in line] == []
