@@ -1,6 +1,6 @@
 """The three stages on HH-RLHF files, on a CPU, with a small Llama built from a config.
 
-    python benchmarks/hh_cpu.py --data FOLDER_WITH_HH_FILES --output_dir runs/hh
+    python benchmarks/hh_cpu.py FOLDER --output_dir runs/hh
 
 `FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`; 90 % of the prompts
 train, 10 % are held out, by seed. Trains a byte-level BPE tokenizer on the chosen dialogues, makes an

@@ -82,6 +82,7 @@ class StageModule(LightningModule):
             trust_remote_code=trust_remote_code,
         )
         self._random_state: dict[str, Tensor] = {}
+        self._loader_states: list[dict[str, Any]] = []
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             model_path, trust_remote_code=trust_remote_code
         )
@@ -179,11 +180,21 @@ class StageModule(LightningModule):
             checkpoint["random_state"]["cuda"] = torch.cuda.get_rng_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take note of the random state that training goes on from."""
+        """Take note of the random state and of the place in the data that training goes on from."""
         self._random_state = checkpoint.get("random_state", {})
+        fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
+        self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
 
     def on_train_start(self) -> None:
-        """Go on from the random state of the checkpoint, if there is one."""
+        """Go on from the random state and the place in the data of a checkpoint, if there is one.
+
+        Lightning (2.6.6) restores the place when it sets the loader up, but a schedule that asks
+        for `trainer.estimated_stepping_batches` has it set up before the place is known.
+        """
+        loader: Any = self.trainer.train_dataloader
+        if len(self._loader_states) == 1 and hasattr(loader, "load_state_dict"):
+            loader.load_state_dict(self._loader_states[0])
+        self._loader_states = []
         if "cpu" in self._random_state:
             torch.set_rng_state(self._random_state["cpu"])
         if "cuda" in self._random_state and self.device.type == "cuda":

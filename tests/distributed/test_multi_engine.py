@@ -16,12 +16,12 @@ Outcomes = Callable[..., dict[str, Any]]
 
 LIKE_SINGLE_DEVICE = [
     ("multi_deepspeed_stage_1", 2),
-    ("multi_deepspeed_stage_2", 1),
     ("multi_deepspeed_stage_2", 2),
-    ("multi_deepspeed_stage_2_offload", 2),
-    ("small_buckets", 2),
     ("small_buckets_offload", 2),
     ("ddp_find_unused_parameters_true", 2),
+    pytest.param("multi_deepspeed_stage_2", 1, marks=pytest.mark.slow),
+    pytest.param("multi_deepspeed_stage_2_offload", 2, marks=pytest.mark.slow),
+    pytest.param("small_buckets", 2, marks=pytest.mark.slow),
 ]
 TWO_ENGINES = ("multi_deepspeed_stage_2", 2)
 TRAINING = ("gan", "policy_and_critic", "pretraining", "clipping")

@@ -19,25 +19,26 @@ STAGE_2 = "multi_deepspeed_stage_2"
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """A run of two processes and the checkpoint that it left after 12 of 20 batches."""
     folder = tmp_path_factory.mktemp("two")
-    result = outcome(folder, STAGE_2, 2, "save", "disk_full")
+    result = outcome(folder, STAGE_2, 2, "save", "disk_full", "resume", "language_models")
     return result, folder / "saved" / "step=19.ckpt"
 
 
 @pytest.fixture(scope="module")
-def bf16(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """The same with one process, bf16 and offload."""
-    folder = tmp_path_factory.mktemp("bf16")
-    result = outcome(folder, f"{STAGE_2}_offload", 1, "save", precision="bf16-mixed")
-    return result, folder / "saved" / "step=19.ckpt"
-
-
-def resumed(
-    folder: Path, checkpoint: Path, devices: int, scenario: str = "resume", **arguments: str
+def one(
+    two: tuple[dict[str, Any], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    environment = {"RESUME_FROM": str(checkpoint)}
-    strategy = arguments.pop("strategy", STAGE_2)
-    result = outcome(folder, strategy, devices, scenario, environment=environment, **arguments)
-    return dict(result[scenario])
+    """What one process does with the checkpoint of two."""
+    scenarios = ("resume", "validate", "damaged")
+    folder = tmp_path_factory.mktemp("one")
+    return outcome(folder, STAGE_2, 1, *scenarios, environment={"RESUME_FROM": str(two[1])})
+
+
+@pytest.fixture(scope="module")
+def bf16(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A run of one process with bf16 and offload, and its checkpoint."""
+    folder = tmp_path_factory.mktemp("bf16")
+    result = outcome(folder, f"{STAGE_2}_offload", 1, "save", "resume", precision="bf16-mixed")
+    return result, folder / "saved" / "step=19.ckpt"
 
 
 def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
@@ -46,37 +47,35 @@ def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 
 def test_a_resumed_run_ends_as_the_uninterrupted_one_bit_for_bit(
-    two: tuple[dict[str, Any], Path], tmp_path: Path
+    two: tuple[dict[str, Any], Path],
 ) -> None:
-    result, checkpoint = two
-    again = resumed(tmp_path, checkpoint, 2)
-    assert same(again["state"], result["save"]["state"])
-    assert again["records"] == result["save"]["records"][12:]
-    assert again["global_step"] == 5 + 2 * 15
+    result, _ = two
+    assert same(result["resume"]["state"], result["save"]["state"])
+    assert result["resume"]["records"] == result["save"]["records"][12:]
+    assert result["resume"]["global_step"] == 5 + 2 * 15
 
 
 def test_a_run_of_two_processes_resumes_with_one(
-    two: tuple[dict[str, Any], Path], tmp_path: Path
+    two: tuple[dict[str, Any], Path], one: dict[str, Any]
 ) -> None:
-    result, checkpoint = two
-    again = resumed(tmp_path, checkpoint, 1)
-    for key, value in result["save"]["state"].items():
-        assert torch.allclose(again["state"][key], value, rtol=1e-5, atol=1e-6)
+    for key, value in two[0]["save"]["state"].items():
+        assert torch.allclose(one["resume"]["state"][key], value, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_are_there_when_fit_starts_as_under_other_strategies(
-    two: tuple[dict[str, Any], Path], tmp_path: Path
+    two: tuple[dict[str, Any], Path], one: dict[str, Any]
 ) -> None:
-    _, checkpoint = two
-    assert same(resumed(tmp_path, checkpoint, 1)["at_start"], plain_state_dict(checkpoint))
+    assert same(one["resume"]["at_start"], plain_state_dict(two[1]))
 
 
 def test_validation_reads_a_checkpoint_without_engines(
-    two: tuple[dict[str, Any], Path], tmp_path: Path
+    two: tuple[dict[str, Any], Path], one: dict[str, Any]
 ) -> None:
-    _, checkpoint = two
-    result = resumed(tmp_path, checkpoint, 1, "validate")
-    assert same(result["state"], plain_state_dict(checkpoint))
+    assert same(one["validate"]["state"], plain_state_dict(two[1]))
+
+
+def test_resuming_a_damaged_checkpoint_names_the_file(one: dict[str, Any]) -> None:
+    assert "copy.ckpt: second/rank_00001.safetensors is damaged" in one["damaged"]["told"]
 
 
 def test_the_last_checkpoint_holds_the_final_weights_of_both_networks(
@@ -91,6 +90,26 @@ def test_the_last_checkpoint_holds_the_final_weights_of_both_networks(
     }
 
 
+def test_tied_weights_are_kept_under_both_names(two: tuple[dict[str, Any], Path]) -> None:
+    result, checkpoint = two
+    state = plain_state_dict(checkpoint.parents[1] / "language_models.ckpt")
+    assert same(state, result["language_models"]["state"])
+    assert "first.lm_head.weight" in state
+
+
+def test_language_models_train_as_on_one_device(
+    two: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    actual = two[0]["language_models"]
+    expected = outcome(tmp_path, "auto", 1, "language_models")["language_models"]
+    for key, value in expected["state"].items():
+        error = (actual["state"][key] - value).abs().max()
+        assert error <= 1e-4 * value.abs().max(), key
+    norms = [step["norms"] for step in actual["records"]]
+    for pair, reference in zip(norms, expected["records"], strict=True):
+        assert pair == pytest.approx(reference["norms"], rel=1e-4)
+
+
 def test_a_rank_that_cannot_write_ends_the_save_and_the_old_checkpoint_stays(
     two: tuple[dict[str, Any], Path],
 ) -> None:
@@ -101,14 +120,10 @@ def test_a_rank_that_cannot_write_ends_the_save_and_the_old_checkpoint_stays(
     assert same(plain_state_dict(kept), result["disk_full"]["state"])
 
 
-def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(
-    bf16: tuple[dict[str, Any], Path], tmp_path: Path
-) -> None:
+def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(bf16: tuple[dict[str, Any], Path]) -> None:
     result, checkpoint = bf16
-    strategy = f"{STAGE_2}_offload"
-    again = resumed(tmp_path, checkpoint, 1, precision="bf16-mixed", strategy=strategy)
-    assert same(again["state"], result["save"]["state"])
-    assert again["records"] == result["save"]["records"][12:]
+    assert same(result["resume"]["state"], result["save"]["state"])
+    assert result["resume"]["records"] == result["save"]["records"][12:]
     masters = plain_state_dict(checkpoint)["first.0.weight"]
     assert masters.dtype == torch.float32
     assert not torch.equal(masters, masters.bfloat16().float())
@@ -118,23 +133,10 @@ def test_a_run_of_one_process_resumes_with_two(
     bf16: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     result, checkpoint = bf16
-    again = resumed(tmp_path, checkpoint, 2, precision="bf16-mixed")
+    environment = {"RESUME_FROM": str(checkpoint)}
+    again = outcome(
+        tmp_path, STAGE_2, 2, "resume", precision="bf16-mixed", environment=environment
+    )["resume"]
     for key, value in result["save"]["state"].items():
         # a bf16 weight may round the other way: one unit in the eighth binary digit
         assert torch.allclose(again["state"][key].float(), value.float(), rtol=2**-7, atol=1e-3)
-
-
-def test_resuming_a_damaged_checkpoint_names_the_file(
-    two: tuple[dict[str, Any], Path], tmp_path: Path
-) -> None:
-    damaged = "second/rank_00001.safetensors"
-    _, checkpoint = two
-    copy = tmp_path / "copy.ckpt"
-    for file in checkpoint.rglob("*"):
-        target = copy / file.relative_to(checkpoint)
-        if file.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.read_bytes())
-    (copy / damaged).write_bytes((copy / damaged).read_bytes()[:-10])
-    with pytest.raises(AssertionError, match=f"copy.ckpt: {damaged} is damaged"):
-        resumed(tmp_path, copy, 1)

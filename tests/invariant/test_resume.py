@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from tests.modules.stages import (
@@ -62,21 +61,21 @@ def ppo(root: Path) -> tuple[LightningModule, LightningDataModule]:
 STAGES = {"sft": sft, "reward": reward, "ppo": ppo}
 
 
+class SaveOnce(Callback):
+    """Leaves `stopped.ckpt` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "stopped.ckpt"
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == STOPPED_AT:
+            trainer.save_checkpoint(self.path)
+
+
 def run(stage: str, root: Path, folder: Path, **arguments: Any) -> tuple[Any, dict[str, Any]]:
     """Two epochs; the module at their end, and the optimizers' and schedules' states."""
     module, data = STAGES[stage](root)
-    saving = ModelCheckpoint(
-        folder / "checkpoints", "{step}", save_top_k=-1, every_n_train_steps=1
-    )
-    run = fitted(
-        module,
-        data,
-        folder,
-        max_epochs=2,
-        callbacks=[saving],
-        enable_checkpointing=True,
-        **arguments,
-    )
+    run = fitted(module, data, folder, max_epochs=2, callbacks=[SaveOnce(folder)], **arguments)
     optimizers = [optimizer.state_dict() for optimizer in run.optimizers]
     schedules = [config.scheduler.state_dict() for config in run.lr_scheduler_configs]
     return module, {"optimizers": optimizers, "schedules": schedules}
@@ -88,9 +87,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
 ) -> None:
     torch.manual_seed(1)
     whole, expected = run(stage, dropout_root, tmp_path)
-    checkpoint = sorted(
-        (tmp_path / "checkpoints").iterdir(), key=lambda path: int(path.stem.split("=")[1])
-    )[STOPPED_AT - 1]
+    checkpoint = tmp_path / "stopped.ckpt"
     torch.manual_seed(99)  # a new process stands elsewhere in its random stream
     resumed, actual = run(stage, dropout_root, tmp_path / "resumed", ckpt_path=checkpoint)
     assert_equal_states(copied(resumed), copied(whole))
@@ -105,14 +102,8 @@ def test_a_checkpoint_of_ppo_holds_its_state_and_no_frozen_weights(
     dropout_root: Path, tmp_path: Path
 ) -> None:
     module, data = ppo(dropout_root)
-    path = tmp_path / "ppo.ckpt"
-
-    class Save(Callback):
-        def on_train_batch_end(self, trainer: Any, *_: object) -> None:
-            if trainer.fit_loop.total_batch_idx + 1 == STOPPED_AT:
-                trainer.save_checkpoint(path)
-
-    fitted(module, data, tmp_path, callbacks=[Save()])
+    path = tmp_path / "stopped.ckpt"
+    fitted(module, data, tmp_path, callbacks=[SaveOnce(tmp_path)])
     saved = torch.load(path, weights_only=True)
     state = saved["state_dict"]
     assert not [name for name in state if name.startswith(("reference", "reward"))]

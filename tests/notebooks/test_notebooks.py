@@ -67,7 +67,7 @@ def test_the_lab_notebook_compares_the_three_policies(
 ) -> None:
     printed = text(done["ppo_max_on_the_lab"])
 
-    assert "win / tie / lose" in printed
+    assert "by gold_reward" in printed
     for name in ("sft", "vanilla", "ppo_max"):
         assert f'"policy": "{name}"' in printed
 

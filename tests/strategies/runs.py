@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from lightning.pytorch.strategies import Strategy
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward
-from tests.strategies.toy_modules import STEPS, Gan, PolicyAndCritic, Probe
+from tests.strategies.toy_modules import STEPS, Gan, LanguageModels, PolicyAndCritic, Probe
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_USED = (  # of DeepSpeed's ZeRO optimizer, by the strategy; one more only under offload
@@ -92,6 +93,17 @@ class Runs:
         self.trained(module)
         return {"state": module.state_dict(), "records": module.records}
 
+    def language_models(self) -> dict[str, Any]:
+        module = LanguageModels()
+        trainer = self.trainer()
+
+        def on_train_end() -> None:
+            trainer.save_checkpoint(self.folder / "language_models.ckpt")
+
+        module.on_train_end = on_train_end  # type: ignore[method-assign]
+        trainer.fit(module, batches(6))
+        return {"state": module.state_dict(), "records": module.records}
+
     def pretraining(self) -> dict[str, Any]:
         """Critic pre-training only; what the policy's optimizer holds then."""
         module = PolicyAndCritic(pretraining=STEPS)
@@ -150,9 +162,12 @@ class Runs:
         trainer.fit(module, batches())
         return {"state": module.state_dict(), "records": module.records}
 
+    def checkpoint(self) -> Path:
+        """The checkpoint half-way of another run, or of this one."""
+        return Path(os.environ.get("RESUME_FROM", self.folder / "saved" / "step=19.ckpt"))
+
     def resume(self) -> dict[str, Any]:
-        """Resume from the checkpoint that another run left half-way."""
-        path = Path(os.environ["RESUME_FROM"])
+        """Resume from the checkpoint half-way."""
         module = PolicyAndCritic()
         seen: dict[str, Any] = {}
 
@@ -161,7 +176,7 @@ class Runs:
 
         module.on_fit_start = on_fit_start  # type: ignore[method-assign]
         trainer = self.trainer()
-        trainer.fit(module, batches(), ckpt_path=str(path))
+        trainer.fit(module, batches(), ckpt_path=str(self.checkpoint()))
         return {
             "state": module.state_dict(),
             "at_start": seen,
@@ -177,8 +192,20 @@ class Runs:
                 """Nothing: the weights are looked at afterwards."""
 
         module = Validated()
-        self.trainer().validate(module, batches(1), ckpt_path=os.environ["RESUME_FROM"])
+        self.trainer().validate(module, batches(1), ckpt_path=str(self.checkpoint()))
         return {"state": module.state_dict()}
+
+    def damaged(self) -> dict[str, Any]:
+        """What is said of a checkpoint with a shard cut short."""
+        copy = self.folder / "copy.ckpt"
+        shutil.copytree(self.checkpoint(), copy)
+        shard = copy / "second" / "rank_00001.safetensors"
+        shard.write_bytes(shard.read_bytes()[:-10])
+        try:
+            self.trainer().fit(PolicyAndCritic(), batches(), ckpt_path=str(copy))
+        except ValueError as error:
+            return {"told": str(error)}
+        return {"told": ""}
 
     def disk_full(self) -> dict[str, Any]:
         """The last rank cannot write; what each rank is told, and what is left."""

@@ -10,9 +10,10 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import cross_entropy, softplus
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
 
@@ -30,8 +31,9 @@ class Network(nn.Sequential):
     """Runs in the type of its weights, as a language model does, whose inputs are token ids."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = super().forward(inputs.to(next(self.parameters()).dtype))
-        return outputs
+        for layer in self:
+            inputs = layer(inputs.to(next(self.parameters()).dtype))
+        return inputs
 
 
 def network(sizes: list[int], seed: int) -> Network:
@@ -55,8 +57,8 @@ class TwoNetworks(LightningModule):
     def __init__(self, first: list[int], second: list[int], max_norm: float | None = 0.5) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.first = network(first, 1)
-        self.second = network(second, 2)
+        self.first: nn.Module = network(first, 1)
+        self.second: nn.Module = network(second, 2)
         self.frozen = network(first, 3).requires_grad_(False)
         self.register_buffer("moments", torch.zeros((), dtype=torch.float64))
         self.max_norm = max_norm
@@ -192,3 +194,40 @@ class Probe(TwoNetworks):
     def moved(self) -> dict[str, Tensor]:
         """What the last step changed."""
         return {k: v.detach().cpu() - self.start[k] for k, v in self.state_dict().items()}
+
+
+class LanguageModels(TwoNetworks):
+    """A causal LM with tied embeddings and recomputed activations, and a scalar model."""
+
+    def __init__(self) -> None:
+        super().__init__([4, 4], [4, 4])
+        config = LlamaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+        )
+        config.num_labels = 1
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            policy = LlamaForCausalLM(config)
+            self.second = LlamaForSequenceClassification(config)  # type: ignore[no-untyped-call]
+        policy.gradient_checkpointing_enable()  # type: ignore[no-untyped-call]
+        self.first = policy
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        inputs, targets = self.local(batch_idx)
+        tokens = 1 + (inputs.repeat(1, 2).abs() * 7).long().clamp(max=30)
+        policy, critic = self.pair()
+        self.train()
+        for part in tokens.chunk(2):
+            logits = self.first(input_ids=part).logits[:, :-1].float()
+            loss = cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
+            backward(self, loss / tokens[:, 1:].numel(), policy)
+        values = self.second(input_ids=tokens).logits[:, 0].float()
+        backward(self, (values - targets.sum(1)).square().mean(), critic)
+        self.finish(clipped_step(policy, self.max_norm), clipped_step(critic, self.max_norm))

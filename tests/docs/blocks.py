@@ -1,0 +1,95 @@
+"""The fenced blocks of the project's documents, and the commands in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "callbacks" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+SHELLS = ("", "bash", "sh", "console")
+_FENCE = re.compile(r"```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?")
+_ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
+
+
+class Block(NamedTuple):
+    """A fenced block.
+
+    Attributes:
+        document: The file that it stands in.
+        line: Line of its fence, from 1.
+        language: What the fence says, or nothing.
+        title: Name of the file that a reader is to make of it, or nothing.
+        text: Its lines.
+    """
+
+    document: Path
+    line: int
+    language: str
+    title: str
+    text: str
+
+
+class Command(NamedTuple):
+    """A command line in a block, as a shell reads it, without variables set before it."""
+
+    block: Block
+    words: list[str]
+
+
+def blocks(document: Path) -> list[Block]:
+    """The fenced blocks of a document, in order.
+
+    Raises:
+        ValueError: If a fence is not understood or not closed.
+    """
+    found: list[Block] = []
+    opened: tuple[int, str, str] | None = None
+    lines: list[str] = []
+    for number, line in enumerate(document.read_text("utf-8").splitlines(), 1):
+        if not line.startswith("```"):
+            lines.append(line)
+        elif opened is None:
+            fence = _FENCE.fullmatch(line.strip())
+            if fence is None:
+                raise ValueError(f"{document}:{number}: expected ```language, got {line!r}")
+            opened, lines = (number, fence["language"], fence["title"] or ""), []
+        else:
+            found.append(Block(document, *opened, text="\n".join(lines) + "\n"))
+            opened = None
+    if opened is not None:
+        raise ValueError(f"{document}:{opened[0]}: the fence is not closed")
+    return found
+
+
+def commands(block: Block) -> Iterator[Command]:
+    """The commands of a shell block; anything else in it is taken for output."""
+    if block.language not in SHELLS:
+        return
+    for line in block.text.replace("\\\n", " ").splitlines():
+        try:
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+        except ValueError:  # an apostrophe in a program's output
+            continue
+        while words and _ASSIGNMENT.fullmatch(words[0]):
+            del words[0]
+        if words:
+            yield Command(block, words)
+
+
+def all_blocks() -> list[Block]:
+    """The blocks of all documents."""
+    return [block for document in DOCUMENTS for block in blocks(document)]
+
+
+def place(block: Block) -> str:
+    """For test ids: `docs/data.md:12`."""
+    return f"{block.document.relative_to(ROOT)}:{block.line}"

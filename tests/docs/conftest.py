@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.configs.tiny_runs import full_root
+from tests.docs.workspace import make_workspace, standing_in
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with all models of a quickstart; read only."""
+    return full_root(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def workspace(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The current folder of a module's tests, see `make_workspace`."""
+    folder = make_workspace(tmp_path_factory.mktemp("docs") / "workspace", quickstart)
+    with standing_in(folder):
+        yield folder
+
+
+@pytest.fixture
+def fresh_workspace(quickstart: Path, tmp_path: Path) -> Iterator[Path]:
+    """The same for a single test that writes to it."""
+    folder = make_workspace(tmp_path / "workspace", quickstart)
+    with standing_in(folder):
+        yield folder

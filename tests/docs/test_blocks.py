@@ -1,0 +1,134 @@
+"""Every code block of the documents runs, and every command in them is one."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import jsonargparse
+import pytest
+import yaml
+
+from lit_rlhf.cli.main import TOOLS, main
+from tests.configs.parsing import cli_parser
+from tests.configs.tiny_runs import CONFIGS
+from tests.docs.blocks import DOCUMENTS, ROOT, Block, Command, all_blocks, commands, place
+
+STAGES = ("fit", "validate", "test", "predict")
+PYTHON: dict[Path, list[Block]] = defaultdict(list)
+for _block in all_blocks():
+    if _block.language == "python" and not _block.title:
+        PYTHON[_block.document].append(_block)
+COMMANDS = [command for block in all_blocks() for command in commands(block)]
+
+
+def starting_with(*heads: str) -> list[Command]:
+    return [command for command in COMMANDS if command.words[0] in heads]
+
+
+def command_id(command: Command) -> str:
+    return f"{place(command.block)} {' '.join(command.words[:2])}"
+
+
+class _ParsedError(Exception):
+    """Raised in place of running a command whose arguments are good."""
+
+
+def parse(words: list[str]) -> None:
+    """Parse the arguments of `lit_rlhf`, without running it.
+
+    Raises:
+        SystemExit: If there is no such command or argument, or a configuration is missing.
+    """
+    assert words[0] in (*STAGES, *TOOLS), f"lit_rlhf has no command {words[0]!r}"
+    if words[0] in STAGES:
+        cli_parser().parse_args(words)
+        return
+    original = jsonargparse.ArgumentParser.parse_args
+
+    def stop(self: jsonargparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        raise _ParsedError
+
+    with (
+        patch.object(jsonargparse.ArgumentParser, "parse_args", stop),
+        pytest.raises(_ParsedError),
+    ):
+        main(words)
+
+
+@pytest.mark.parametrize("document", PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_blocks_run_one_after_the_other(document: Path, workspace: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "docs"}
+    with warnings.catch_warnings():
+        # what a short run on little data makes Lightning say
+        warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty")
+        for block in PYTHON[document]:
+            code = compile("\n" * block.line + block.text, str(document), "exec")
+            exec(code, namespace)
+
+
+@pytest.mark.parametrize("command", starting_with("lit_rlhf"), ids=command_id)
+def test_a_command_parses(command: Command, workspace: Path) -> None:
+    parse(command.words[1:])
+
+
+@pytest.mark.parametrize("config", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_a_command_in_a_configurations_comment_parses(config: Path, workspace: Path) -> None:
+    lines = re.findall(r"^#\s+(lit_rlhf .*)$", config.read_text("utf-8"), re.MULTILINE)
+
+    for line in lines:
+        parse(line.split()[1:])
+
+
+@pytest.mark.parametrize("command", starting_with("make"), ids=command_id)
+def test_make_has_the_target(command: Command) -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+
+    targets = [word for word in command.words[1:] if "=" not in word]
+    variables = [word.partition("=")[0] for word in command.words[1:] if "=" in word]
+    assert [t for t in targets if not re.search(rf"^{t}:.*##", makefile, re.MULTILINE)] == []
+    assert [v for v in variables if not re.search(rf"^{v} \?=", makefile, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("command", starting_with("python", "python3", "pip"), ids=command_id)
+def test_the_files_of_a_python_command_are_there(command: Command) -> None:
+    files = [word for word in command.words[1:] if word.startswith("./") or word.endswith(".py")]
+
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [c for c in starting_with("lit_rlhf") if c.words[1] == "plot"],
+    ids=command_id,
+)
+def test_a_plot_is_drawn(command: Command, workspace: Path) -> None:
+    main(command.words[1:])
+
+
+@pytest.mark.parametrize("block", [b for b in all_blocks() if b.language == "yaml"], ids=place)
+def test_yaml_blocks_are_yaml(block: Block) -> None:
+    assert isinstance(yaml.safe_load(block.text), dict)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_within_the_project_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text("utf-8"))
+
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_line_waits_to_be_filled_in(document: Path) -> None:
+    assert re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", _without_code(document)) == []
+
+
+def _without_code(document: Path) -> str:
+    text = re.sub(r"^```.*?^```", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`]*`", "", text)

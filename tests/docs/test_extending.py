@@ -1,0 +1,123 @@
+"""The examples of docs/extending.md, run from the command line and looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_rlhf.data import TextContract
+from tests.configs.tiny_runs import SMALL, overlay, run
+from tests.docs.blocks import ROOT, blocks, commands
+
+PAGE = ROOT / "docs" / "extending.md"
+COMMANDS = [c.words for block in blocks(PAGE) for c in commands(block) if c.words[0] == "lit_rlhf"]
+
+
+def command_with(word: str) -> list[str]:
+    """The page's command that has a word, without the program's name."""
+    (words,) = (words for words in COMMANDS if word in words)
+    return words[1:]
+
+
+def run_small(words: list[str], folder: Path) -> None:
+    """Run a `fit` command, with an overlay behind its base configuration that makes it small."""
+    base = words.index("--config") + 2
+    stage = "sft" if words[base - 1].endswith("sft.yaml") else "ppo"
+    small = overlay(folder, f"small_{stage}", SMALL[stage])
+    run(*words[:base], "--config", str(small), *words[base:])
+
+
+def logged(folder: Path, key: str) -> list[float]:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [event.value for event in events.Scalars(key)]
+
+
+def settings(run_folder: Path) -> dict[str, dict[str, object]]:
+    """The configuration that a run has kept."""
+    content: dict[str, dict[str, object]] = yaml.safe_load((run_folder / "config.yaml").read_text())
+    return content
+
+
+@pytest.fixture
+def logs(fresh_workspace: Path) -> Path:
+    """Where the quickstart's configurations log; empty."""
+    folder = fresh_workspace / "runs" / "quickstart" / "logs"
+    for stage in ("sft", "ppo_max"):
+        for file in (folder / stage).iterdir():
+            file.unlink()
+    return folder
+
+
+def test_all_commands_of_the_page_are_tested_here() -> None:
+    words = ("brevity.yaml", "frugal.yaml", "my_optimizers.AdafactorSFT", "sums.yaml")
+
+    assert len(COMMANDS) == len([command_with(word) for word in (*words, "watched.yaml")])
+
+
+def test_a_function_adds_to_the_reward_models_score(
+    fresh_workspace: Path, logs: Path, quickstart: Path
+) -> None:
+    run_small(command_with("brevity.yaml"), fresh_workspace)
+
+    from my_rewards import brevity  # type: ignore[import-not-found]
+
+    assert brevity(["", ""], ["a b", "a b c d"], [True, False]) == pytest.approx([0.9, -0.2])
+    rewards = settings(logs / "ppo_max")["model"]["init_args"]["rewards"]  # type: ignore[index]
+    assert rewards == {"runs/quickstart/reward": 1.0, "my_rewards:brevity": 0.5}
+    # the same first responses, scored otherwise
+    before = logged(quickstart / "logs" / "ppo_max", "rollout/score")
+    assert logged(logs / "ppo_max", "rollout/score")[0] != before[0]
+
+
+def test_an_overridden_phase_takes_part_in_the_run(
+    fresh_workspace: Path, logs: Path, quickstart: Path
+) -> None:
+    run_small(command_with("frugal.yaml"), fresh_workspace)
+
+    assert settings(logs / "ppo_max")["model"]["class_path"] == "my_ppo.FrugalPPO"
+    base = quickstart / "logs" / "ppo_max"
+    length = logged(base, "rollout/response_length")[0]
+    expected = logged(base, "rollout/reward")[0] - 0.02 * length
+    assert logged(logs / "ppo_max", "rollout/reward")[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_own_optimizer_trains_with_the_stages_schedule(
+    fresh_workspace: Path, logs: Path, quickstart: Path
+) -> None:
+    run_small(command_with("my_optimizers.AdafactorSFT"), fresh_workspace)
+
+    # the first of two steps of the warm-up has length 0 for any optimizer
+    losses = [logged(folder / "sft", "val/sft/loss")[-1] for folder in (logs, quickstart / "logs")]
+    assert losses[0] != pytest.approx(losses[1], abs=1e-4)
+
+
+def test_own_data_train_a_model_that_keeps_their_contract(
+    fresh_workspace: Path, logs: Path
+) -> None:
+    run_small(command_with("sums.yaml"), fresh_workspace)
+
+    data = settings(logs / "sft")["data"]
+    assert data == {"class_path": "my_data.SumsDataModule", "init_args": {"largest": 12, "batch_size": 4}}
+    assert len(logged(logs / "sft", "sft/loss")) == 2
+    assert TextContract.load("runs/quickstart/sft").max_length == 64
+
+
+@pytest.mark.parametrize(("longest", "iterations"), [(40, 2), (1, 1)])
+def test_an_own_callback_ends_a_run(
+    fresh_workspace: Path, logs: Path, longest: int, iterations: int
+) -> None:
+    watched = fresh_workspace / "watched.yaml"
+    watched.write_text(watched.read_text().replace("longest: 40", f"longest: {longest}"))
+
+    run_small(command_with("watched.yaml"), fresh_workspace)
+
+    assert len(logged(logs / "ppo_max", "rollout/score")) == iterations
+    callbacks = settings(logs / "ppo_max")["trainer"]["callbacks"]
+    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == [  # type: ignore[attr-defined]
+        "StageProgressBar",
+        "LongAnswerWatch",
+    ]

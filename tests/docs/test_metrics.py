@@ -1,0 +1,54 @@
+"""docs/metrics.md lists the keys that the stages log: all of them, and no others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage
+from tests.docs.blocks import ROOT
+
+
+def documented() -> set[str]:
+    """Keys in the first column of the table."""
+    lines = (ROOT / "docs" / "metrics.md").read_text("utf-8").splitlines()
+    cells = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    return {key for cell in cells for key in re.findall(r"`([^`]+)`", cell)}
+
+
+def logged(folder: Path) -> set[str]:
+    """Keys of a run, as in training; agreement per source is one key."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    keys = [key for key in events.Tags()["scalars"] if "/" in key]
+    bare = [key.removeprefix("val/").removeprefix("test/") for key in keys]
+    return {"/".join(key.split("/")[:2]) for key in bare}
+
+
+@pytest.fixture(scope="module")
+def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What the three stages log, PPO with everything that adds a key."""
+    folder = tmp_path_factory.mktemp("everything")
+    moves = {RUNS: quickstart, f"{RUNS}/ppo_max": folder / "ppo", f"{RUNS}/logs": folder}
+    overlays = [CONFIGS / "ablations" / f"{name}.yaml" for name in ("ptx", "entropy_bonus")]
+    fit_stage("ppo", [QUICKSTART / "ppo_max.yaml", *overlays], folder, moves)
+    runs = [quickstart / "logs" / "sft", quickstart / "logs" / "reward", folder / "ppo_max"]
+    return set().union(*(logged(run) for run in runs))
+
+
+def test_every_documented_key_is_logged(keys: set[str]) -> None:
+    assert documented() - keys == set()
+
+
+def test_every_logged_key_is_documented(keys: set[str]) -> None:
+    assert keys - documented() == set()
+
+
+def test_agreement_per_source_is_logged_in_validation(quickstart: Path) -> None:
+    events = EventAccumulator(str(quickstart / "logs" / "reward"))
+    events.Reload()
+
+    assert "val/reward/accuracy/preferences" in events.Tags()["scalars"]

@@ -1,0 +1,89 @@
+"""What docs/models.md says of model folders is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_rlhf.data import DialogueEncoder, Message, TextContract
+from lit_rlhf.models import (
+    ModelOptions,
+    load_causal_lm,
+    load_scalar_model,
+    load_tokenizer,
+    sequence_scores,
+)
+from lit_rlhf.modules import RewardModule
+from tests.docs.blocks import ROOT, blocks
+
+PAGE = ROOT / "docs" / "models.md"
+
+
+def executed(word: str) -> dict[str, Any]:
+    """Names after the page's Python block that has a word."""
+    (block,) = (b for b in blocks(PAGE) if b.language == "python" and not b.title and word in b.text)
+    namespace: dict[str, Any] = {}
+    exec(compile(block.text, "models.md", "exec"), namespace)
+    return namespace
+
+
+def score(folder: str | Path, dialogue: tuple[Message, ...]) -> float:
+    """Score of a dialogue that the model's own template renders."""
+    encoder = DialogueEncoder(load_tokenizer(folder), max_length=128)
+    ids = torch.tensor([encoder.encode_dialogue(dialogue).input_ids])
+    model = load_scalar_model(folder)
+    with torch.no_grad():
+        return float(sequence_scores(model, ids, torch.ones_like(ids, dtype=torch.bool))[0])
+
+
+@pytest.mark.parametrize(("name", "scalar"), [("sft", False), ("reward", True), ("ppo_max", False)])
+def test_a_folder_holds_the_files_of_the_table(
+    quickstart: Path, name: str, scalar: bool
+) -> None:
+    rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    named = {file for row in rows for file in re.findall(r"`([\w.]+\.\w+)`", row)}
+    table = {file for file in named if "." in file and not file.startswith("trainer.")}
+
+    files = {path.name for path in (quickstart / name).iterdir() if path.is_file()}
+    assert files == table - ({"generation_config.json"} if scalar else set())
+
+
+def test_transformers_score_is_the_stages_score(workspace: Path) -> None:
+    names = executed("AutoModelForCausalLM")
+
+    dialogue = (Message("user", "name two metals."), Message("assistant", "iron and zinc."))
+    assert names["score"] == pytest.approx(score("runs/quickstart/reward", dialogue), abs=1e-5)
+    assert isinstance(names["response"], str)
+
+
+def test_the_authors_reward_model_is_converted(workspace: Path) -> None:
+    executed("converted")
+
+    contract = TextContract.load("runs/reward_en")
+    assert contract.rendered(({"role": "user", "content": "a"},)) == f"Human:a{contract.eos_token}"
+    # the same weights under other names: the same scores of the same ids
+    ids = torch.arange(2, 14).reshape(2, 6)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    with torch.no_grad():
+        before, after = (
+            sequence_scores(load_scalar_model(folder), ids, mask)
+            for folder in ("runs/quickstart/reward", "runs/reward_en")
+        )
+    assert torch.equal(before, after)
+
+
+def test_adapters_stay_in_float32_on_bfloat16_weights(quickstart: Path) -> None:
+    model = load_causal_lm(quickstart / "sft", ModelOptions(dtype="bfloat16", lora_rank=2))
+
+    types = {(".lora_" in name, p.dtype) for name, p in model.named_parameters()}
+    assert types == {(True, torch.float32), (False, torch.bfloat16)}
+
+
+def test_a_reward_model_is_trained_on_without_the_language_models_loss(quickstart: Path) -> None:
+    assert RewardModule(str(quickstart / "reward"), lm_coef=0.0).lm_head is None
+    with pytest.raises(ValueError, match="expected a causal language model"):
+        RewardModule(str(quickstart / "reward"))

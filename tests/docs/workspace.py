@@ -1,0 +1,63 @@
+"""A folder in which a reader of the documents could stand, behind a (tiny) quickstart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.docs.blocks import ROOT, all_blocks
+
+
+def make_workspace(folder: Path, quickstart: Path) -> Path:
+    """`configs/`, `runs/quickstart/`, the files that blocks tell to make, and a foreign model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    shutil.copytree(quickstart, folder / "runs" / "quickstart")
+    for block in all_blocks():
+        if block.title and "." in block.title:
+            (folder / block.title).write_text(block.text, "utf-8")
+    write_foreign_reward(quickstart / "reward", folder / "downloads" / "reward_en")
+    return folder
+
+
+@contextmanager
+def standing_in(folder: Path) -> Iterator[None]:
+    """The folder is the current one and on the path; modules of the documents are made anew."""
+    own = {block.title.removesuffix(".py") for block in all_blocks() if block.language == "python"}
+    with pytest.MonkeyPatch.context() as patches:
+        patches.chdir(folder)
+        patches.syspath_prepend(str(folder))
+        for name in own & sys.modules.keys():
+            patches.delitem(sys.modules, name)
+        yield
+        for name in own & sys.modules.keys():
+            del sys.modules[name]
+
+
+def write_foreign_reward(reward: Path, folder: Path) -> None:
+    """The reward model as the paper's authors keep theirs: a language model with `reward_head`."""
+    from safetensors.torch import load_file
+
+    weights = load_file(reward / "model.safetensors")
+    weights["reward_head.weight"] = weights.pop("score.weight")
+    weights["lm_head.weight"] = torch.zeros_like(weights["model.embed_tokens.weight"])
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    folder.mkdir(parents=True)
+    config = json.loads((reward / "config.json").read_text("utf-8"))
+    for key in ("id2label", "label2id", "num_labels"):
+        config.pop(key, None)
+    config["architectures"] = ["LlamaRewardModel"]
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    names = sorted(weights)
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        shard = {name: weights[name] for name in part}
+        torch.save(shard, folder / f"pytorch_model-0000{number}-of-00002.bin")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(reward / name, folder / name)

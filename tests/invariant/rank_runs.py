@@ -1,0 +1,150 @@
+"""What each of two ranks runs: all stages under DDP and with one DeepSpeed engine per network.
+
+One spawn does everything, since importing takes longer than the runs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from lit_rlhf.modules import RewardModule, SFTModule
+from lit_rlhf.rollout import Experience, rollout_metrics
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
+from tests.invariant.trajectories import SAMPLES, Scripted, trajectory
+from tests.modules.stages import (
+    StepRecorder,
+    copied,
+    demonstrations,
+    fitted,
+    ppo_options,
+    preferences,
+    prompts,
+)
+from tests.rollout.test_metrics import batch
+
+STAGES = ("sft", "reward", "ppo")
+RANKS = 2
+
+
+def strategy(name: str) -> DDPStrategy:
+    if name == "ddp":
+        return DDPStrategy(find_unused_parameters=True)
+    return MultiEngineDeepSpeedStrategy(stage=2)
+
+
+class HugeReturns(Scripted):
+    """The critic's targets are absurd, the advantages as they were."""
+
+    def experience(self, *arguments: Any) -> Experience:
+        experience = super().experience(*arguments)
+        return Experience(**{**vars(experience), "returns": experience.returns * 1e8})
+
+
+class UnlikeLosses(Scripted):
+    """Reports a value loss of 0 on rank 0 and of 8 on rank 1."""
+
+    def train_critic(self, *arguments: Any) -> dict[str, Tensor]:
+        totals = super().train_critic(*arguments)
+        return totals | {"ppo/value_loss": torch.tensor(8.0 * self.global_rank)}
+
+
+class Batches(Callback):
+    """The batches that this rank is given, as lists of (ids, completion mask) of its rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[tuple[Tensor, Tensor]]] = []
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        side = getattr(batch, "chosen", batch)
+        self.rows.append(
+            [
+                (ids[real].clone(), wanted[real].clone())
+                for ids, real, wanted in zip(*side, strict=True)
+            ]
+        )
+
+
+def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
+    """Everything that this rank saw; by scenario."""
+    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    shared = {"devices": RANKS, "use_distributed_sampler": False}
+    results: dict[str, Any] = {"metrics": {}}
+    for name in ("ddp", "deepspeed"):
+        for stage in STAGES:
+            arguments = {"strategy": strategy(name), **shared}
+            results[f"{name} {stage}"] = trajectory(
+                stage, root, folder / name / stage, SAMPLES // RANKS, trainer=arguments
+            )
+    for module_class in (Scripted, HugeReturns):
+        recorder = StepRecorder()
+        module = module_class(**ppo_options(root))
+        run = fitted(
+            module,
+            prompts(root, batch_size=4),
+            folder / module_class.__name__,
+            callbacks=[recorder],
+            strategy=strategy("ddp"),
+            **shared,
+        )
+        results[module_class.__name__] = {
+            "policy": copied(module.policy),
+            "norms": {name: recorder.norms(name) for name in ("policy", "critic")},
+            "logged": {key: float(value) for key, value in run.callback_metrics.items()},
+        }
+    results["dynamic"] = dynamic_batches(root, folder, shared)
+    results["pretraining"] = pretraining(root, folder, shared)
+    rows = (slice(0, 1), slice(1, 3))[rank]
+    results["metrics"] = {k: float(v) for k, v in rollout_metrics(*batch(rows)).items()}
+    return results
+
+
+def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
+    """First step's gradients on batches of unlike numbers of rows, in micro-batches of one."""
+    sizes = {"batch_size": 1, "tokens_per_batch": 90}
+    seen = {}
+    for name, module, data in (
+        ("sft", SFTModule, demonstrations(root, **sizes)),
+        ("reward", RewardModule, preferences(root, **sizes)),
+    ):
+        recorder, batches = StepRecorder(), Batches()
+        fitted(
+            module(str(root / "policy"), micro_batch_size=1, grad_clip=None),
+            data,
+            folder / f"dynamic {name}",
+            callbacks=[recorder, batches],
+            strategy=strategy("ddp"),
+            **shared,
+        )
+        (steps,) = recorder.steps.values()
+        seen[name] = {"gradients": steps[0], "rows": batches.rows}
+    return seen
+
+
+def pretraining(root: Path, folder: Path, shared: dict[str, Any]) -> list[bool]:
+    """Whether the critic is still in pre-training after each of three iterations."""
+    states: list[bool] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
+            states.append(pl_module.in_critic_pretraining())
+
+    options = {"critic_pretrain_iterations": 3, "critic_pretrain_value_loss": 1.0}
+    fitted(
+        UnlikeLosses(**ppo_options(root, **options)),
+        prompts(root, batch_size=4),
+        folder / "pretraining",
+        max_epochs=3,
+        callbacks=[Watch()],
+        strategy=strategy("ddp"),
+        **shared,
+    )
+    return states

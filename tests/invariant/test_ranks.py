@@ -1,0 +1,80 @@
+"""Two ranks with half of the batch each follow one with all of it: DDP, and DeepSpeed engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_rlhf.models import load_causal_lm
+from tests.invariant.rank_runs import RANKS, STAGES, on_a_rank
+from tests.invariant.trajectories import SAMPLES, largest_gaps, trajectory
+from tests.rollout.test_metrics import expected
+from tests.support.ranks import run_on_ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        folder = tmp_path_factory.mktemp("ranks")
+        return run_on_ranks(on_a_rank, RANKS, folder, root, folder)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+def test_two_ranks_follow_one(
+    root: Path, tmp_path: Path, ranks: list[dict[str, Any]], strategy: str, stage: str
+) -> None:
+    alone = trajectory(stage, root, tmp_path, SAMPLES)
+    for rank in ranks:
+        metrics, weights = largest_gaps(rank[f"{strategy} {stage}"], alone)
+        assert metrics < 1e-3
+        assert weights < 2e-5
+
+
+def test_clip_norms_hold_for_the_gradient_of_both_ranks(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        huge, plain = rank["HugeReturns"], rank["Scripted"]
+        assert huge["logged"]["ppo/critic_grad_norm"] > 1e6
+        assert huge["norms"]["critic"] == pytest.approx([1.0] * 4, rel=1e-4)
+        assert max(huge["norms"]["policy"]) <= 1.0 + 1e-5
+        for name, weight in plain["policy"].items():
+            assert torch.equal(huge["policy"][name], weight)
+
+
+def test_dynamic_batches_may_differ_in_rows(root: Path, ranks: list[dict[str, Any]]) -> None:
+    for stage in ("sft", "reward"):
+        seen = [rank["dynamic"][stage] for rank in ranks]
+        rows = [rank["rows"][0] for rank in seen]
+        assert any(len(a) != len(b) for a, b in zip(*(r["rows"] for r in seen), strict=True))
+        for name, gradient in seen[0]["gradients"].items():
+            assert torch.equal(gradient, seen[1]["gradients"][name])
+        if stage == "reward":
+            continue
+        # the token mean over the rows of both ranks
+        model = load_causal_lm(root / "policy")
+        losses = []
+        for ids, wanted in rows[0] + rows[1]:
+            logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1]
+            nll = -logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+            losses.append(nll[wanted[1:]])
+        torch.cat(losses).mean().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(
+                seen[0]["gradients"][f"model.{name}"], parameter.grad, rtol=1e-3, atol=1e-5
+            )
+
+
+def test_ranks_agree_on_when_critic_pretraining_ends(ranks: list[dict[str, Any]]) -> None:
+    # a mean of 4 is above the target of 1, though rank 0 alone is below it
+    assert [rank["pretraining"] for rank in ranks] == [[True, True, False]] * 2
+
+
+def test_rollout_metrics_are_those_of_both_ranks(ranks: list[dict[str, Any]]) -> None:
+    wanted = {key: value for key, value in expected().items() if key != "rollout/distinct_2"}
+    for rank in ranks:
+        assert {key: rank["metrics"][key] for key in wanted} == pytest.approx(wanted, rel=1e-6)
