@@ -28,7 +28,7 @@ FILES = {"helpful": "helpful_base_test.jsonl.gz", "harmless": "harmless_base_tes
 
 
 def write_base(folder: Path, texts: list[str], seed: int) -> None:
-    """A tokenizer trained on `texts` and a Llama of about 3 million untrained parameters."""
+    """A tokenizer trained on `texts` and a Llama of about 1 million untrained parameters."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -44,11 +44,11 @@ def write_base(folder: Path, texts: list[str], seed: int) -> None:
     )
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=576,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=6,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
         max_position_embeddings=512,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -341,4 +341,4 @@ def _batches_of(optimizer_steps: int, per_epoch: float, accumulated: int) -> flo
         return optimizer_steps * accumulated
     steps_per_epoch = math.ceil(per_epoch / accumulated)
     epochs, rest = divmod(optimizer_steps, max(1, steps_per_epoch))
-    return epochs * per_epoch + min(rest * accumulated, per_epoch)
+    return epochs * per_epoch + rest * accumulated

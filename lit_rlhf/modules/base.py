@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -129,19 +129,19 @@ class StageModule(LightningModule):
         total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=self.device))
         return torch.maximum(total, torch.ones_like(total)) / self.trainer.world_size
 
-    def micro_batches(self, batch: BatchT, n_rows: int) -> Iterator[MicroBatch[BatchT]]:
+    def micro_batches(self, batch: BatchT, n_rows: int) -> list[MicroBatch[BatchT]]:
         """A rank's batch in parts of `micro_batch_size` rows, equally many on every rank.
 
         Every backward waits for the other ranks, but the dynamic batches of Section 4.2 differ in
         rows. A rank without rows left takes its first part again, with weight 0.
         """
         size = self.hparams["micro_batch_size"]
-        parts = list(micro_batches(batch, n_rows, size))
-        yield from (MicroBatch(part, 1.0) for part in parts)
+        parts = [MicroBatch(part, 1.0) for part in micro_batches(batch, n_rows, size)]
         if size is not None:
             count = torch.tensor(len(parts), device=self.device)
             most = int(self.trainer.strategy.reduce(count, reduce_op="max"))
-            yield from (MicroBatch(parts[0], 0.0) for _ in range(most - len(parts)))
+            parts += [MicroBatch(parts[0].rows, 0.0)] * (most - len(parts))
+        return parts
 
     def networks_in_training(self) -> list[tuple[LightningOptimizer, LRScheduler]]:
         """Each network's optimizer with its schedule, as `configure_optimizers` lists them."""

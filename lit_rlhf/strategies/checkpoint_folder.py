@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -39,9 +41,24 @@ def publish(path: Path, engines: dict[str, Any]) -> None:
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     remove(replaced)
     if path.exists():
+        if swapped(partial, path):
+            remove(partial)
+            return
         path.rename(replaced)
     partial.rename(path)
     remove(replaced)
+
+
+def swapped(first: Path, second: Path) -> bool:
+    """Swap two names at once, so that there is no moment without a checkpoint.
+
+    Returns:
+        False where the system (other than Linux) or the file system cannot.
+    """
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    names = os.fsencode(first), os.fsencode(second)
+    return rename is not None and rename(here, names[0], here, names[1], exchange) == 0
 
 
 def remove(path: Path) -> None:

@@ -45,7 +45,8 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
     `lit_rlhf.strategies.optimization`; schedules act on its optimizers as ever.
 
     Under bf16 the parameters of all networks are bf16, so that equal weights give equal outputs;
-    engines keep fp32 master weights and moments, and buffers keep their type.
+    engines keep fp32 master weights and moments, and buffers keep their type. Under 32-true,
+    networks without an engine keep the type they were loaded in.
 
     A checkpoint is a folder: Lightning's own state, and one folder of shards per engine. It resumes
     with any number of processes; `plain_state_dict` reads it without DeepSpeed.
@@ -177,15 +178,16 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
         assert self.accelerator is not None
         assert self.lightning_module is not None
         self.accelerator.setup(trainer)
-        self.model_to_device()
         for name, network in self.lightning_module.named_children():
-            cast_parameters(network, self.network_dtype(name))
+            if self.network_dtype(name) == torch.bfloat16:
+                cast_parameters(network, torch.bfloat16)  # before the move, which is then smaller
+        self.model_to_device()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
         self.barrier()
 
     def network_dtype(self, name: str) -> torch.dtype:
-        """Type of a network's weights."""
+        """Type of the weights of a network that has an engine."""
         if name in self.fp32_networks:
             return torch.float32
         assert isinstance(self.precision_plugin, EnginePrecision)
@@ -227,6 +229,7 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
 
         assert self.lightning_module is not None
         network = self.lightning_module.get_submodule(name)
+        cast_parameters(network, self.network_dtype(name))
         groups = trained_parameters(optimizer)
         config = engine_config(
             self.stage,

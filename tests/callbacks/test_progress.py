@@ -182,9 +182,9 @@ def test_manual_optimization_counts_batches_and_not_optimizer_steps(
 def test_manual_optimization_under_max_steps_says_that_its_total_is_an_estimate(
     clock: Clock, log: io.StringIO
 ) -> None:
-    # 3 steps in each batch: 12 steps are 4 batches
+    # 3 steps in each batch: 11 steps are made within the fourth
     bar = StageProgressBar("ppo")
-    trainer_with(bar, max_epochs=-1, max_steps=12).fit(Module(clock, manual=True), zeros(10))
+    trainer_with(bar, max_epochs=-1, max_steps=11).fit(Module(clock, manual=True), zeros(10))
     assert log.getvalue().splitlines() == [
         "ppo 1/~4 25% 00:02 elapsed, 00:06 left",
         "ppo 2/~4 50% 00:04 elapsed, 00:04 left",

@@ -146,6 +146,12 @@ def test_bf16_follows_fp32_and_keeps_masters_moments_and_buffers(outcomes: Outco
     assert set(result["names"]["state"]) == {torch.float32}
 
 
+def test_fp32_leaves_a_frozen_network_in_the_type_it_was_loaded_in(outcomes: Outcomes) -> None:
+    types = outcomes(*TWO_ENGINES)["names"]["dtypes"]
+    assert {v for k, v in types.items() if k.startswith("frozen")} == {torch.bfloat16}
+    assert {v for k, v in types.items() if k.startswith(("first", "second"))} == {torch.float32}
+
+
 def test_a_network_stays_in_fp32_on_request(outcomes: Outcomes) -> None:
     types = outcomes("second_in_fp32", 1, "bf16-mixed")["names"]["dtypes"]
     assert {v for k, v in types.items() if k.startswith("second")} == {torch.float32}

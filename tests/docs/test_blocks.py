@@ -65,8 +65,8 @@ def parse(words: list[str]) -> None:
 def test_python_blocks_run_one_after_the_other(document: Path, workspace: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "docs"}
     with warnings.catch_warnings():
-        # what a short run on little data makes Lightning say
-        warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty")
+        # Lightning's remark on a run without validation data
+        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
         for block in PYTHON[document]:
             code = compile("\n" * block.line + block.text, str(document), "exec")
             exec(code, namespace)
@@ -100,15 +100,6 @@ def test_the_files_of_a_python_command_are_there(command: Command) -> None:
     files = [word for word in command.words[1:] if word.startswith("./") or word.endswith(".py")]
 
     assert [file for file in files if not (ROOT / file).exists()] == []
-
-
-@pytest.mark.parametrize(
-    "command",
-    [c for c in starting_with("lit_rlhf") if c.words[1] == "plot"],
-    ids=command_id,
-)
-def test_a_plot_is_drawn(command: Command, workspace: Path) -> None:
-    main(command.words[1:])
 
 
 @pytest.mark.parametrize("block", [b for b in all_blocks() if b.language == "yaml"], ids=place)

@@ -86,10 +86,12 @@ def shown(cell: str) -> str:
 
 
 def test_the_yaml_blocks_go_on_top_of_a_configuration(workspace: Path) -> None:
-    for title in ("sources.yaml", "dynamic.yaml"):
-        flags = ["--config", "configs/sft/hh_cpu.yaml", "--config", title]
-        settings = cli_parser().parse_args(["fit", *flags])
-    assert settings.fit.data.init_args.max_samples == 64
+    files = ("configs/sft/hh_cpu.yaml", "sources.yaml", "dynamic.yaml")
+    flags = [part for file in files for part in ("--config", file)]
+    data = cli_parser().parse_args(["fit", *flags]).fit.data.init_args
+
+    assert [source.weight for source in data.train_sources] == [1.0, 2.5, 1.0]
+    assert data.max_samples == 64
 
 
 def test_bad_records_are_reported_as_the_page_shows(

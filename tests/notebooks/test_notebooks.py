@@ -36,9 +36,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nbformat.Noteboo
 
 
 def text(notebook: nbformat.NotebookNode) -> str:
-    """All that the cells printed."""
+    """All that the cells printed or showed as text."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
+    texts = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs)
+    return "".join(texts)
 
 
 def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:

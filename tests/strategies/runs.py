@@ -129,6 +129,7 @@ class Runs:
     def names(self) -> dict[str, Any]:
         """Which of the names that the strategy uses are there."""
         module = Gan()
+        module.frozen.bfloat16()  # a reference model may be loaded in bf16 to save memory
         trainer = self.trainer()
         found: dict[str, Any] = {}
 

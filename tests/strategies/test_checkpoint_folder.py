@@ -15,6 +15,7 @@ from lit_rlhf.strategies.checkpoint_folder import (
     partial_folder,
     publish,
     replaced_folder,
+    swapped,
 )
 from lit_rlhf.strategies.engine_shards import STATE_FILE, ShardReader, shard_file
 
@@ -80,6 +81,16 @@ def test_a_new_checkpoint_replaces_the_old_one(tmp_path: Path) -> None:
     write(tmp_path / "last.ckpt", value=5.0)
     assert plain_state_dict(tmp_path / "last.ckpt")["policy.b"].tolist() == [9.0, 10.0, 11.0]
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_names_are_swapped_at_once_or_the_old_one_waits_aside(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("1")
+    second.mkdir()
+    if swapped(first, second):  # not on every file system
+        assert first.is_dir()
+        assert second.read_text() == "1"
+    assert not swapped(tmp_path / "none", second)
 
 
 def test_a_checkpoint_that_was_being_replaced_is_found_again(tmp_path: Path) -> None:
