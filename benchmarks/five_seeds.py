@@ -29,8 +29,10 @@ def run_seed(root: Path, seed: int) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("w") as log:
             subprocess.run(
-                [sys.executable, "-m", "lit_rlhf.cli.main", "quickstart"]
-                + ["--output_dir", str(folder), "--seed", str(seed)],
+                [
+                    *(sys.executable, "-m", "lit_rlhf.cli.main", "quickstart"),
+                    *("--output_dir", str(folder), "--seed", str(seed)),
+                ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -106,8 +108,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines += [
         "",
         f"PPO-max gains at least 0.3 SFT standard deviations of gold and wins more often than it "
-        f"loses in {improves} of {len(rows)} seeds. Vanilla PPO ends below SFT in gold with a higher "
-        f"reward-model score than PPO-max in {cheats} of {len(rows)}.",
+        f"loses in {improves} of {len(rows)} seeds. Vanilla PPO ends below SFT in gold with a "
+        f"higher reward-model score than PPO-max in {cheats} of {len(rows)}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -3,8 +3,8 @@
     python benchmarks/hh_cpu.py FOLDER --output_dir runs/hh
 
 `FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`; 90 % of the prompts
-train, 10 % are held out, by seed. Trains a byte-level BPE tokenizer on the chosen dialogues, makes an
-untrained Llama, runs `lit_rlhf fit` for the three stages, and reports the reward model's held-out
+train, 10 % are held out, by seed. Trains a byte-level BPE tokenizer on the chosen dialogues, makes
+an untrained Llama, runs `lit_rlhf fit` for the three stages, and reports the reward model's held-out
 accuracy next to two baselines that look at lengths only.
 """
 
@@ -106,8 +106,10 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(config.replace("runs/hh/", f"{root}/"), "utf-8")
         lit_rlhf(
-            ["fit", "--config", str(copy), "--seed_everything", str(seed)]
-            + ["--data.init_args.train_sources", given, "--data.init_args.seed", str(seed)]
+            [
+                *("fit", "--config", str(copy), "--seed_everything", str(seed)),
+                *("--data.init_args.train_sources", given, "--data.init_args.seed", str(seed)),
+            ]
         )
     report = {stage: last_scalars(root / "logs" / stage) for stage in ("sft", "reward", "ppo")}
     report["length baselines"] = length_baselines(split_records(records, 0.1, 0.0, seed).val)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,8 +82,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments[0] in TOOLS:
         importlib.import_module(f"lit_rlhf.cli.{arguments[0]}").main(arguments[1:])
     else:
-        # LightningCLI reads sys.argv by itself, and warns when it is given arguments beside it.
-        run_cli(None if argv is None else arguments)
+        # LightningCLI warns of arguments beside sys.argv; a tool that calls us means its own.
+        warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
+        run_cli(arguments)
 
 
 def usage() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def quickstart(
     root, start = Path(output_dir), time.perf_counter()
 
     def run(*arguments: str) -> None:
-        print(f"\n$ lit_rlhf {' '.join(arguments)}", flush=True)
+        print(f"\n$ {shlex.join(['lit_rlhf', *arguments])}", flush=True)
         command(arguments)
 
     def fit(*names: str, seeded: Sequence[str] = ("--data.init_args.seed",)) -> None:

@@ -175,7 +175,8 @@ def _draw_run(axis: Axes, series: Scalars, color: str) -> Line2D:
 
 
 def _format_panel(axis: Axes, key: str) -> None:
-    if key in _SIGNED_LOG:
+    # below a few units a logarithmic axis has no room for ticks
+    if key in _SIGNED_LOG and axis.dataLim.y1 > 3.0:
         lowest = axis.dataLim.y0
         axis.set_yscale("symlog", linthresh=1.0)
         axis.yaxis.set_major_formatter("{x:g}")
@@ -193,8 +194,9 @@ def _read(log: EventAccumulator, key: str, folder: str | Path) -> Scalars:
     there = sorted(log.Tags()[SCALARS])
     if key not in there:
         raise ValueError(f"key: expected one that {folder} has ({', '.join(there)}), got {key!r}")
-    # a resumed run logs some steps twice: the later value counts
-    latest = {event.step: event.value for event in log.Scalars(key)}
+    # a resumed run logs some steps twice: the later value counts, in whatever order files are read
+    events = sorted(log.Scalars(key), key=lambda event: event.wall_time)
+    latest = {event.step: event.value for event in events}
     steps = sorted(latest)
     return Scalars(np.array(steps, dtype=np.int64), np.array([latest[step] for step in steps]))
 

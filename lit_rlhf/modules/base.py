@@ -129,6 +129,10 @@ class StageModule(LightningModule):
         total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=self.device))
         return torch.maximum(total, torch.ones_like(total)) / self.trainer.world_size
 
+    def mean_over_ranks(self, value: Tensor) -> Tensor:
+        """The mean of every rank's `value`, 0-dim, without a graph."""
+        return global_sum(value) / self.trainer.world_size
+
     def micro_batches(self, batch: BatchT, n_rows: int) -> list[MicroBatch[BatchT]]:
         """A rank's batch in parts of `micro_batch_size` rows, equally many on every rank.
 

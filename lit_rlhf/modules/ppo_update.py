@@ -26,7 +26,6 @@ from lit_rlhf.models import LanguageModel, response_logits, response_values, tok
 from lit_rlhf.modules.base import StageModule
 from lit_rlhf.modules.micro_batches import accumulate, micro_batches
 from lit_rlhf.rollout import Experience, shuffled_minibatches
-from lit_rlhf.stats import global_sum
 from lit_rlhf.strategies import backward, clipped_step
 
 PolicyObjective = Literal["clip", "kl_penalty", "unclipped", "policy_gradient"]
@@ -152,8 +151,7 @@ class PPOUpdate(StageModule):
         means = {key: torch.stack([m[key] for m in history]).mean() for key in history[0]}
         if pretraining:
             # over all ranks: they have to agree on when the phase ends
-            everywhere = global_sum(means["ppo/value_loss"]) / self.trainer.world_size
-            self.watch_critic_pretraining(float(everywhere))
+            self.watch_critic_pretraining(float(self.mean_over_ranks(means["ppo/value_loss"])))
         else:
             policy_schedule.step()
             means["ppo/ratio_first"] = history[0]["ppo/ratio"]

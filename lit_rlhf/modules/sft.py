@@ -79,7 +79,8 @@ class SFTModule(StageModule):
             accumulate(totals, shares)
         norm = clipped_step(optimizer, self.hparams["grad_clip"]).grad_norm
         schedule.step()
-        totals["sft/perplexity"] = loss_perplexity(totals["sft/loss"])
+        # of the loss over all ranks: a mean of perplexities would be another number
+        totals["sft/perplexity"] = loss_perplexity(self.mean_over_ranks(totals["sft/loss"]))
         totals["sft/grad_norm"] = norm
         self.log_metrics(totals, len(batch.input_ids))
 

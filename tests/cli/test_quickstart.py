@@ -1,4 +1,4 @@
-"""`lit_rlhf quickstart` from end to end, on copies of its configurations that train for two steps."""
+"""`lit_rlhf quickstart` from end to end, on copies of its configurations with two steps each."""
 
 from __future__ import annotations
 
@@ -108,7 +108,6 @@ def test_the_reward_model_learns_from_as_many_pairs_as_asked_for(done: Quickstar
     assert len(lines) == 8
 
 
-@pytest.mark.xfail(reason="the commands are printed without quotes", strict=True)
 def test_the_printed_commands_are_what_ran(done: Quickstart) -> None:
     lines = [line for line in done.printed.splitlines() if line.startswith("$ ")]
 
@@ -119,7 +118,6 @@ def test_the_printed_commands_are_what_ran(done: Quickstart) -> None:
     ]
 
 
-@pytest.mark.xfail(reason="LightningCLI warns of arguments beside sys.argv", strict=True)
 def test_its_user_is_not_warned_of_how_it_is_made(done: Quickstart) -> None:
     assert done.warned == []
 

@@ -70,7 +70,9 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def stage_of(config: Path) -> str:
     """`sft`, `reward` or `ppo`."""
-    return config.stem.partition("_")[0] if config.parent.name == "quickstart" else config.parent.name
+    return (
+        config.stem.partition("_")[0] if config.parent.name == "quickstart" else config.parent.name
+    )
 
 
 def name_of(config: Path) -> str:

@@ -65,9 +65,7 @@ def test_there_is_no_file_that_these_tests_pass_over() -> None:
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
-def test_an_ablation_changes_what_it_names_and_nothing_else(
-    ablation: Path
-) -> None:
+def test_an_ablation_changes_what_it_names_and_nothing_else(ablation: Path) -> None:
     before, after = parsed(PPO_MAX), parsed(PPO_MAX, ablation)
 
     changed = changed_keys(before, after)
@@ -127,9 +125,7 @@ def test_vanilla_differs_in_its_tricks_and_names_only() -> None:
     ],
     ids=name_of,
 )
-def test_an_overlay_fits_every_configuration_that_it_is_for(
-    overlay: Path, config: Path
-) -> None:
+def test_an_overlay_fits_every_configuration_that_it_is_for(overlay: Path, config: Path) -> None:
     before, after = parsed(config), parsed(config, overlay)
 
     wanted = written(overlay)
@@ -153,16 +149,14 @@ def test_an_overlay_that_is_not_for_all_stages_says_so(overlay: Path) -> None:
     [a for a in ABLATIONS if a.stem not in ("policy_from_base", "ptx")],
     ids=name_of,
 )
-def test_an_ablation_goes_on_top_of_any_ppo_configuration(
-    ablation: Path
-) -> None:
+def test_an_ablation_goes_on_top_of_any_ppo_configuration(ablation: Path) -> None:
     settings = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
 
     wanted = written(ablation)
     assert {key: settings[key] for key in wanted} == wanted
 
 
-def test_a_misspelt_option_is_refused(, tmp_path: Path) -> None:
+def test_a_misspelt_option_is_refused(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("model: {init_args: {kl_coeff: 0.1}}", "utf-8")
 

@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
+
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.lab.artifacts import write_world
@@ -93,9 +97,17 @@ def fit(configs: Sequence[Path], *flags: str) -> None:
 
 
 def fit_stage(stage: str, configs: Sequence[Path], folder: Path, moves: Mapping[str, Path]) -> None:
-    """Fit a stage of configurations, small; only the first is under the overlay that makes it so."""
+    """Fit a stage, small: the overlay that makes it so goes behind the first configuration."""
     first, *others = (moved(config, folder / "configs", moves) for config in configs)
     fit([first, overlay(folder / "configs", f"small_{stage}", SMALL[stage]), *others])
+
+
+def logged(run: Path) -> dict[str, list[float]]:
+    """Values of each metric that a run has logged, in order."""
+    events = EventAccumulator(str(run))
+    events.Reload()
+    keys = [key for key in events.Tags()["scalars"] if "/" in key]
+    return {key: [event.value for event in events.Scalars(key)] for key in keys}
 
 
 @cache
@@ -124,7 +136,7 @@ def full_root(base: Path) -> Path:
 def write_preferences(path: Path, world: World, pairs: int) -> None:
     """Labelled pairs of two demonstrators' answers, where the quickstart samples from SFT."""
     rng = random.Random(0)
-    records = []
+    records: list[dict[str, str]] = []
     for prompt in world.prompts(4 * pairs, seed=1):
         a, b = world.demonstration(prompt, rng), world.demonstration(prompt, rng)
         if is_usable(a, b) and len(records) < pairs:

@@ -114,8 +114,6 @@ def test_the_encoding_example_trains_on_the_response_and_eos(
     exec(compile(block.text, "data.md", "exec"), {})
 
     text, counts = capsys.readouterr().out.splitlines()
-    assert text == repr(
-        "\n\nHuman: name two metals.\n\nAssistant: iron and zinc.<|endoftext|>"
-    )
+    assert text == repr("\n\nHuman: name two metals.\n\nAssistant: iron and zinc.<|endoftext|>")
     # " iron", " and", " zinc", "." and EOS
     assert counts.startswith("5 of ")

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_rlhf.data import TextContract
-from tests.configs.tiny_runs import SMALL, overlay, run
+from tests.configs.tiny_runs import SMALL, logged, overlay, run
 from tests.docs.blocks import ROOT, blocks, commands
 
 PAGE = ROOT / "docs" / "extending.md"
@@ -28,12 +27,6 @@ def run_small(words: list[str], folder: Path) -> None:
     stage = "sft" if words[base - 1].endswith("sft.yaml") else "ppo"
     small = overlay(folder, f"small_{stage}", SMALL[stage])
     run(*words[:base], "--config", str(small), *words[base:])
-
-
-def logged(folder: Path, key: str) -> list[float]:
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return [event.value for event in events.Scalars(key)]
 
 
 def settings(run_folder: Path) -> dict[str, dict[str, object]]:
@@ -69,8 +62,8 @@ def test_a_function_adds_to_the_reward_models_score(
     rewards = settings(logs / "ppo_max")["model"]["init_args"]["rewards"]  # type: ignore[index]
     assert rewards == {"runs/quickstart/reward": 1.0, "my_rewards:brevity": 0.5}
     # the same first responses, scored otherwise
-    before = logged(quickstart / "logs" / "ppo_max", "rollout/score")
-    assert logged(logs / "ppo_max", "rollout/score")[0] != before[0]
+    before = logged(quickstart / "logs" / "ppo_max")["rollout/score"]
+    assert logged(logs / "ppo_max")["rollout/score"][0] != before[0]
 
 
 def test_an_overridden_phase_takes_part_in_the_run(
@@ -80,9 +73,9 @@ def test_an_overridden_phase_takes_part_in_the_run(
 
     assert settings(logs / "ppo_max")["model"]["class_path"] == "my_ppo.FrugalPPO"
     base = quickstart / "logs" / "ppo_max"
-    length = logged(base, "rollout/response_length")[0]
-    expected = logged(base, "rollout/reward")[0] - 0.02 * length
-    assert logged(logs / "ppo_max", "rollout/reward")[0] == pytest.approx(expected, abs=1e-5)
+    length = logged(base)["rollout/response_length"][0]
+    expected = logged(base)["rollout/reward"][0] - 0.02 * length
+    assert logged(logs / "ppo_max")["rollout/reward"][0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_own_optimizer_trains_with_the_stages_schedule(
@@ -91,7 +84,7 @@ def test_an_own_optimizer_trains_with_the_stages_schedule(
     run_small(command_with("my_optimizers.AdafactorSFT"), fresh_workspace)
 
     # the first of two steps of the warm-up has length 0 for any optimizer
-    losses = [logged(folder / "sft", "val/sft/loss")[-1] for folder in (logs, quickstart / "logs")]
+    losses = [logged(folder / "sft")["val/sft/loss"][-1] for folder in (logs, quickstart / "logs")]
     assert losses[0] != pytest.approx(losses[1], abs=1e-4)
 
 
@@ -101,8 +94,11 @@ def test_own_data_train_a_model_that_keeps_their_contract(
     run_small(command_with("sums.yaml"), fresh_workspace)
 
     data = settings(logs / "sft")["data"]
-    assert data == {"class_path": "my_data.SumsDataModule", "init_args": {"largest": 12, "batch_size": 4}}
-    assert len(logged(logs / "sft", "sft/loss")) == 2
+    assert data == {
+        "class_path": "my_data.SumsDataModule",
+        "init_args": {"largest": 12, "batch_size": 4},
+    }
+    assert len(logged(logs / "sft")["sft/loss"]) == 2
     assert TextContract.load("runs/quickstart/sft").max_length == 64
 
 
@@ -115,7 +111,7 @@ def test_an_own_callback_ends_a_run(
 
     run_small(command_with("watched.yaml"), fresh_workspace)
 
-    assert len(logged(logs / "ppo_max", "rollout/score")) == iterations
+    assert len(logged(logs / "ppo_max")["rollout/score"]) == iterations
     callbacks = settings(logs / "ppo_max")["trainer"]["callbacks"]
     assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == [  # type: ignore[attr-defined]
         "StageProgressBar",

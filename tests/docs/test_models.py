@@ -25,7 +25,9 @@ PAGE = ROOT / "docs" / "models.md"
 
 def executed(word: str) -> dict[str, Any]:
     """Names after the page's Python block that has a word."""
-    (block,) = (b for b in blocks(PAGE) if b.language == "python" and not b.title and word in b.text)
+    (block,) = (
+        b for b in blocks(PAGE) if b.language == "python" and not b.title and word in b.text
+    )
     namespace: dict[str, Any] = {}
     exec(compile(block.text, "models.md", "exec"), namespace)
     return namespace
@@ -41,9 +43,7 @@ def score(folder: str | Path, dialogue: tuple[Message, ...]) -> float:
 
 
 @pytest.mark.parametrize(("name", "scalar"), [("sft", False), ("reward", True), ("ppo_max", False)])
-def test_a_folder_holds_the_files_of_the_table(
-    quickstart: Path, name: str, scalar: bool
-) -> None:
+def test_a_folder_holds_the_files_of_the_table(quickstart: Path, name: str, scalar: bool) -> None:
     rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     named = {file for row in rows for file in re.findall(r"`([\w.]+\.\w+)`", row)}
     table = {file for file in named if "." in file and not file.startswith("trainer.")}

@@ -100,7 +100,6 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             "norms": {name: recorder.norms(name) for name in ("policy", "critic")},
             "logged": {key: float(value) for key, value in run.callback_metrics.items()},
         }
-    print(rank, "dynamic", flush=True)
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)
     rows = (slice(0, 1), slice(1, 3))[rank]

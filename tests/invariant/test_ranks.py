@@ -10,9 +10,12 @@ import torch
 
 from lit_rlhf.models import load_causal_lm
 from tests.invariant.rank_runs import RANKS, STAGES, on_a_rank
-from tests.invariant.trajectories import SAMPLES, largest_gaps, trajectory
+from tests.invariant.trajectories import SAMPLES, assert_same_trajectory, trajectory
 from tests.rollout.test_metrics import expected
 from tests.support.ranks import run_on_ranks
+
+# defined for the responses of one rank, and averaged
+OF_A_RANK = ("rollout/distinct_2", "ppo/explained_variance")
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +33,14 @@ def test_two_ranks_follow_one(
 ) -> None:
     alone = trajectory(stage, root, tmp_path, SAMPLES)
     for rank in ranks:
-        metrics, weights = largest_gaps(rank[f"{strategy} {stage}"], alone)
-        assert metrics < 1e-3
-        assert weights < 2e-5
+        assert_same_trajectory(rank[f"{strategy} {stage}"], alone, OF_A_RANK)
 
 
 def test_clip_norms_hold_for_the_gradient_of_both_ranks(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         huge, plain = rank["HugeReturns"], rank["Scripted"]
         assert huge["logged"]["ppo/critic_grad_norm"] > 1e6
-        assert huge["norms"]["critic"] == pytest.approx([1.0] * 4, rel=1e-4)
+        assert huge["norms"]["critic"] == pytest.approx([1.0] * 2, rel=1e-4)
         assert max(huge["norms"]["policy"]) <= 1.0 + 1e-5
         for name, weight in plain["policy"].items():
             assert torch.equal(huge["policy"][name], weight)

@@ -120,5 +120,5 @@ def test_a_checkpoint_of_ppo_holds_its_state_and_no_frozen_weights(
         assert torch.equal(weight, module.reference.state_dict()[name])
     del saved["state_dict"]["kl_coef"]
     torch.save(saved, tmp_path / "damaged.ckpt")
-    with pytest.raises(RuntimeError, match="Missing key.*kl_coef"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*kl_coef"):
         PPOModule.load_from_checkpoint(tmp_path / "damaged.ckpt", weights_only=True)

@@ -31,9 +31,7 @@ from tests.modules.stages import fitted, ppo_options, prompts
         ),
     ],
 )
-def test_an_option_out_of_range_is_named(
-    root: Path, options: dict[str, Any], message: str
-) -> None:
+def test_an_option_out_of_range_is_named(root: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PPOModule(**ppo_options(root, **options))
 

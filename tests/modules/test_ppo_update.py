@@ -209,9 +209,7 @@ def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: P
     def gradients(coef: float) -> tuple[dict[str, Tensor], PPOModule, float]:
         module = PPOModule(**ppo_options(root, ptx_coef=coef, **one_step))
         steps = StepRecorder()
-        run = fitted(
-            module, prompts(root, ptx=True), tmp_path / str(coef), callbacks=[steps]
-        )
+        run = fitted(module, prompts(root, ptx=True), tmp_path / str(coef), callbacks=[steps])
         (step,) = steps.steps["policy"]
         assert int(module.ppo_step) == 1
         counts = {int(state["step"]) for state in run.optimizers[0].state.values()}

@@ -103,9 +103,7 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
     assert gradient[~trained].abs().max() == 0.0
 
 
-def test_the_schedule_warms_up_and_falls_to_a_tenth_of_the_peak(
-    root: Path, tmp_path: Path
-) -> None:
+def test_the_schedule_warms_up_and_falls_to_a_tenth_of_the_peak(root: Path, tmp_path: Path) -> None:
     model = module(root, learning_rate=1.0, warmup_ratio=0.2, grad_clip=None)
     rates: list[float] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nbformat.NotebookNode]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Each notebook with the outputs of a run in an empty folder."""
     folder = tmp_path_factory.mktemp("notebooks")
     environment = {
@@ -35,14 +36,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nbformat.Noteboo
     return notebooks
 
 
-def text(notebook: nbformat.NotebookNode) -> str:
+def text(notebook: Any) -> str:
     """All that the cells printed or showed as text."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     texts = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs)
     return "".join(texts)
 
 
-def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -64,17 +65,17 @@ def test_a_notebook_is_fast_unless_told_otherwise(path: Path) -> None:
 
 
 def test_the_lab_notebook_compares_the_three_policies(
-    done: dict[str, nbformat.NotebookNode],
+    done: dict[str, Any],
 ) -> None:
     printed = text(done["ppo_max_on_the_lab"])
 
     assert "by gold_reward" in printed
     for name in ("sft", "vanilla", "ppo_max"):
-        assert f'"policy": "{name}"' in printed
+        assert f"    {name}, gold " in printed
 
 
 def test_the_lab_notebook_draws_the_signals_of_a_collapse(
-    done: dict[str, nbformat.NotebookNode],
+    done: dict[str, Any],
 ) -> None:
     cells = code_cells(done["ppo_max_on_the_lab"])
     images = [out for cell in cells for out in cell.outputs if "image/png" in out.get("data", {})]
@@ -82,7 +83,9 @@ def test_the_lab_notebook_draws_the_signals_of_a_collapse(
     assert len(images) == 1
 
 
-def test_no_cell_of_a_notebook_warns(done: dict[str, nbformat.NotebookNode]) -> None:
+def test_nothing_but_progress_goes_to_standard_error(
+    done: dict[str, Any],
+) -> None:
     errors = [
         output.text
         for notebook in done.values()
@@ -91,4 +94,6 @@ def test_no_cell_of_a_notebook_warns(done: dict[str, nbformat.NotebookNode]) -> 
         if output.get("name") == "stderr"
     ]
 
-    assert [line for line in "".join(errors).splitlines() if "Warning" in line] == []
+    lines = [line for line in "".join(errors).splitlines() if line.strip()]
+    # "sft 4/16 25% 00:00 elapsed ...": all that is to be there is progress
+    assert [line for line in lines if "elapsed" not in line] == []

@@ -74,9 +74,7 @@ def test_a_policy_without_adapters_needs_a_reference(rollouts: RolloutBatch) -> 
         reference_logprobs(tiny_causal_lm(), None, rollouts, 1.0, None)
 
 
-def test_parts_of_a_rollout_give_what_the_whole_gives(
-    folder: Path, rollouts: RolloutBatch
-) -> None:
+def test_parts_of_a_rollout_give_what_the_whole_gives(folder: Path, rollouts: RolloutBatch) -> None:
     critic, policy = load_scalar_model(folder), tiny_causal_lm()
     whole = rollout_estimates(policy, policy, critic, rollouts)
     parts = rollout_estimates(policy, policy, critic, rollouts, batch_size=1)

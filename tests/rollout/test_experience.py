@@ -64,7 +64,7 @@ def test_minibatches_cover_the_buffer_once_in_an_order_of_their_generator() -> N
         return [index.tolist() for index in shuffled_minibatches(12, 4, generator)]
 
     assert [len(index) for index in drawn(0)] == [4, 4, 4]
-    assert sorted(sum(drawn(0), [])) == list(range(12))
+    assert sorted(row for index in drawn(0) for row in index) == list(range(12))
     assert drawn(0) == drawn(0) != drawn(1)
 
 

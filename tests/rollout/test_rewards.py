@@ -66,7 +66,7 @@ def test_a_function_that_asks_is_told_which_responses_ended(rollouts: RolloutBat
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("one_too_few", r"one_too_few': expected 3 scores, one for each response, got shape \(2,\)"),
+        ("one_too_few", r"expected 3 scores, one for each response, got shape \(2,\)"),
         ("a_column", r"a_column': expected 3 scores, one for each response, got shape \(3, 1\)"),
         (
             "not_a_number",
@@ -142,7 +142,7 @@ def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: Rollout
 
 
 def test_a_reward_needs_a_source() -> None:
-    with pytest.raises(ValueError, match="rewards: expected at least one source.* got none"):
+    with pytest.raises(ValueError, match=r"rewards: expected at least one source.* got none"):
         WeightedReward({}, ModelOptions(), tiny_tokenizer())
 
 
