@@ -4,8 +4,8 @@
 
 `FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`; 90 % of the prompts
 train, 10 % are held out, by seed. Trains a byte-level BPE tokenizer on the chosen dialogues, makes
-an untrained Llama, runs `lit_rlhf fit` for the three stages, and reports the reward model's held-out
-accuracy next to two baselines that look at lengths only.
+an untrained Llama, runs `lit_rlhf fit` for the three stages, and reports the reward model's
+held-out accuracy next to two baselines that look at lengths only.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(usage())
         return
     # Loading and saving take no time worth a bar; the terminal belongs to the stages' own.
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
     if arguments[0] in TOOLS:
         importlib.import_module(f"lit_rlhf.cli.{arguments[0]}").main(arguments[1:])
     else:

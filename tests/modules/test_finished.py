@@ -1,0 +1,129 @@
+"""The folders that stages leave: plain transformers and the next stage load them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
+
+from lit_rlhf.data import TextContract
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from tests.modules.stages import (
+    demonstrations,
+    first_batch,
+    fitted,
+    ppo_options,
+    preferences,
+    prompts,
+)
+
+
+@pytest.fixture(scope="module", params=["all weights", "LoRA"])
+def chain(
+    request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The three stages one after the other, each from the folders of those before."""
+    folder = tmp_path_factory.mktemp("chain")
+    lora = {"lora_rank": 2} if request.param == "LoRA" else {}
+    sft = SFTModule(str(root / "policy"), str(folder / "sft"), learning_rate=1e-2, **lora)
+    fitted(sft, demonstrations(root), folder)
+    reward = RewardModule(
+        str(folder / "sft"), output_dir=str(folder / "reward"), learning_rate=1e-2, **lora
+    )
+    # its tokenizer carries the template now
+    fitted(reward, preferences(root, chat_template="tokenizer"), folder)
+    ppo = PPOModule(
+        **ppo_options(
+            root,
+            model_path=str(folder / "sft"),
+            rewards={str(folder / "reward"): 1.0},
+            output_dir=str(folder / "ppo"),
+            temperature=0.7,
+            policy_lr=1e-2,
+            **lora,
+        )
+    )
+    fitted(ppo, prompts(root, chat_template="tokenizer"), folder)
+    return {"folder": folder, "sft": sft, "reward": reward, "ppo": ppo}
+
+
+def test_language_models_load_in_plain_transformers(chain: dict[str, Any], root: Path) -> None:
+    batch = first_batch(demonstrations(root, batch_size=8), root)
+    ids = batch.input_ids[0][batch.attention_mask[0]].unsqueeze(0)
+    start = AutoModelForCausalLM.from_pretrained(root / "policy")
+    for name, model in (("sft", chain["sft"].model), ("ppo", chain["ppo"].policy)):
+        plain = AutoModelForCausalLM.from_pretrained(chain["folder"] / name)
+        with torch.no_grad():
+            logits, expected = plain(input_ids=ids).logits, model(input_ids=ids).logits
+            before = start(input_ids=ids).logits
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        assert (logits - before).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["reward", "ppo/critic"])
+def test_scalar_models_load_in_plain_transformers(
+    chain: dict[str, Any], root: Path, name: str
+) -> None:
+    plain = AutoModelForSequenceClassification.from_pretrained(chain["folder"] / name)
+    assert plain.config.num_labels == 1
+    module = chain["reward"].model if name == "reward" else chain["ppo"].critic
+    batch = first_batch(preferences(root, batch_size=8), root).chosen
+    ids = batch.input_ids[0][batch.attention_mask[0]].unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            plain(input_ids=ids).logits, module(input_ids=ids).logits, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, Any]) -> None:
+    for name in ("sft", "reward", "ppo", "ppo/critic"):
+        folder = chain["folder"] / name
+        files = {path.name for path in folder.iterdir()}
+        wanted = {"model.safetensors", "tokenizer.json", "text_contract.json", "README.md"}
+        assert wanted <= files
+        assert not any(file.endswith((".bin", ".pt", ".pkl")) for file in files)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        contract = TextContract.load(folder)
+        assert tokenizer.chat_template == contract.chat_template
+        turns = [{"role": "user", "content": "hi"}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        assert text == "\n\nHuman: hi\n\nAssistant:"
+    contracts = [TextContract.load(chain["folder"] / name) for name in ("sft", "reward", "ppo")]
+    assert contracts[0].mismatch(contracts[1]) is None
+    assert contracts[0].mismatch(contracts[2]) is None
+
+
+def test_the_policys_folder_samples_as_the_rollouts_did(chain: dict[str, Any]) -> None:
+    settings = GenerationConfig.from_pretrained(chain["folder"] / "ppo")
+    assert settings.do_sample is True
+    assert settings.temperature == 0.7
+    assert settings.eos_token_id == 2
+
+
+def test_cards_say_how_the_model_was_made(chain: dict[str, Any]) -> None:
+    card = (chain["folder"] / "ppo/README.md").read_text("utf-8")
+    assert str(chain["folder"] / "sft") in card
+    assert "rollout/score" in card
+    assert "policy_lr" in card
+    assert "0.01" in card
+
+
+def test_adapters_are_merged(chain: dict[str, Any]) -> None:
+    for name in ("sft", "reward", "ppo"):
+        config = json.loads((chain["folder"] / name / "config.json").read_text())
+        assert config["model_type"] == "llama"
+        assert not (chain["folder"] / name / "adapter_config.json").exists()
+
+
+def test_the_log_folder_is_the_default_place(root: Path, tmp_path: Path) -> None:
+    fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
+    assert (tmp_path / "model/config.json").is_file()

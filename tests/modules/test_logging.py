@@ -1,0 +1,142 @@
+"""What TensorBoard shows: every documented key, against the module's own step, and sample text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
+
+ROLLOUT = {
+    "rollout/score",
+    "rollout/kl",
+    "rollout/kl_per_token",
+    "rollout/response_length",
+    "rollout/truncation_rate",
+    "rollout/perplexity",
+    "rollout/ref_perplexity",
+    "rollout/entropy",
+    "rollout/distinct_2",
+    "rollout/gold",
+}
+CRITIC = {
+    "ppo/value_loss",
+    "ppo/value_clip_fraction",
+    "ppo/explained_variance",
+    "ppo/critic_grad_norm",
+    "ppo/kl_coef",
+}
+POLICY = {
+    "ppo/policy_loss",
+    "ppo/ptx_loss",
+    "ppo/entropy_loss",
+    "ppo/approx_kl",
+    "ppo/ratio",
+    "ppo/ratio_first",
+    "ppo/clip_fraction",
+    "ppo/policy_grad_norm",
+}
+TIMES = {
+    "time/rollout",
+    "time/score",
+    "time/update",
+    "time/iteration",
+    "throughput/response_tokens_per_second",
+}
+REWARD = {
+    "reward/loss",
+    "reward/pairwise_loss",
+    "reward/lm_loss",
+    "reward/accuracy",
+    "reward/margin",
+}
+SFT = {"sft/loss", "sft/perplexity", "sft/token_accuracy"}
+
+
+def logged(module: Any, data: Any, folder: Path) -> EventAccumulator:
+    """The events of a fit with validation."""
+    logger = TensorBoardLogger(folder, name="", version="")
+    fitted(module, data, folder, logger=logger, limit_val_batches=None, max_epochs=2)
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    return events
+
+
+def steps(events: EventAccumulator, key: str) -> list[int]:
+    return [event.step for event in events.Scalars(key)]
+
+
+@pytest.fixture(scope="module")
+def ppo_events(root: Path, tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
+    """Four iterations, the first of them critic pre-training."""
+    module = PPOModule(
+        **ppo_options(
+            root,
+            gold_reward="tests.rollout.reward_functions:length",
+            critic_pretrain_iterations=1,
+            ptx_coef=0.1,
+            entropy_coef=0.01,
+            sampled_texts=3,
+        )
+    )
+    data = prompts(root, ptx=True, batch_size=4)
+    return logged(module, data, tmp_path_factory.mktemp("ppo"))
+
+
+def test_ppo_logs_every_key_at_every_iteration(ppo_events: EventAccumulator) -> None:
+    for key in ROLLOUT | {"rollout/reward"} | CRITIC | TIMES:
+        assert steps(ppo_events, key) == [1, 2, 3, 4], key
+    for key in POLICY:
+        assert steps(ppo_events, key) == [2, 3, 4], key
+
+
+def test_ppo_validates_by_generating_and_scoring(ppo_events: EventAccumulator) -> None:
+    for key in ROLLOUT:
+        # after each epoch of two iterations
+        assert steps(ppo_events, f"val/{key}") == [2, 4], key
+    lengths = [event.value for event in ppo_events.Scalars("val/rollout/response_length")]
+    assert all(1 <= length <= 6 for length in lengths)
+
+
+def test_ppo_shows_sample_responses_with_reward_kl_and_length(
+    ppo_events: EventAccumulator,
+) -> None:
+    events = ppo_events.Tensors("val/samples/text_summary")
+    assert [event.step for event in events] == [2, 4]
+    for event in events:
+        lines = event.tensor_proto.string_val[0].decode().split("\n")
+        assert lines[0] == "| score | KL, nats | tokens | ended | prompt | response |"
+        assert len(lines) == 2 + 3
+        assert [line.count(" | ") for line in lines[2:]] == [5] * 3
+        # the same held-out prompts each time
+        assert ["Human: hi" in lines[2], "Human: how are you today" in lines[3]] == [True] * 2
+
+
+def test_no_key_is_logged_that_is_not_documented(ppo_events: EventAccumulator) -> None:
+    keys = ROLLOUT | {"rollout/reward"} | CRITIC | POLICY | TIMES
+    documented = keys | {f"val/{key}" for key in ROLLOUT} | {"epoch", "hp_metric"}
+    assert set(ppo_events.Tags()["scalars"]) - documented == set()
+    table = Path(__file__).parents[2] / "docs/metrics.md"
+    for key in keys | REWARD | SFT:
+        assert f"`{key}`" in table.read_text("utf-8"), key
+
+
+def test_sft_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> None:
+    events = logged(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
+    for key in SFT | {"sft/grad_norm"}:
+        assert steps(events, key) == [0, 1, 2, 3], key
+    for key in SFT:
+        assert len(steps(events, f"val/{key}")) == 2, key
+
+
+def test_reward_modelling_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> None:
+    events = logged(RewardModule(str(root / "policy")), preferences(root), tmp_path)
+    for key in REWARD | {"reward/grad_norm"}:
+        assert steps(events, key) == [0, 1, 2, 3], key
+    for key in REWARD | {"reward/calibration_error", "reward/accuracy/preferences"}:
+        assert len(steps(events, f"val/{key}")) == 2, key

@@ -1,0 +1,126 @@
+"""LoRA, bf16 and gradient checkpointing in all three stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+
+from lit_rlhf.models import unwrapped
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from tests.modules.stages import (
+    copied,
+    demonstrations,
+    distance,
+    fitted,
+    ppo_options,
+    preferences,
+    prompts,
+)
+
+LOSSES = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/value_loss"}
+STAGES = tuple(LOSSES)
+
+
+def stage(name: str, root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
+    if name == "sft":
+        sft = SFTModule(str(root / "policy"), learning_rate=1e-2, warmup_ratio=0.0, **options)
+        return sft, demonstrations(root, batch_size=8)
+    if name == "reward":
+        reward = RewardModule(str(root / "policy"), learning_rate=1e-2, warmup_ratio=0.0, **options)
+        return reward, preferences(root, batch_size=8)
+    # one minibatch: what is logged does not depend on a step
+    options = {"minibatch_size": 8, "ppo_epochs": 1, "policy_lr": 1e-2, "critic_lr": 1e-2} | options
+    return PPOModule(**ppo_options(root, **options)), prompts(root)
+
+
+def networks(module: LightningModule) -> list[torch.nn.Module]:
+    if isinstance(module, PPOModule):
+        return [module.policy, module.critic]
+    return [module.model]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: str) -> None:
+    module, data = stage(name, root, lora_rank=2)
+    before = copied(module)
+    run = fitted(module, data, tmp_path, max_epochs=2)
+    moved = {key for key, value in copied(module).items() if not torch.equal(value, before[key])}
+    weights = {key for key in moved if key in dict(module.named_parameters())}
+    assert weights
+    assert all(".lora_" in key or "score.modules_to_save" in key for key in weights)
+    for network in networks(module):
+        assert any(".lora_B" in key for key, _ in network.named_parameters())
+    assert torch.isfinite(run.callback_metrics[LOSSES[name]])
+    if isinstance(module, PPOModule):
+        assert module.reference is None
+        assert {key.partition(".")[0] for key in weights} == {"policy", "critic"}
+        # the reference is where the policy started
+        assert float(run.callback_metrics["rollout/kl"]) != 0.0
+        assert any("score" in key for key in weights)
+
+
+def test_the_reference_of_lora_is_that_of_full_training(root: Path, tmp_path: Path) -> None:
+    first = []
+    for rank in (0, 2):
+        module, data = stage("ppo", root, lora_rank=rank)
+        run = fitted(module, data, tmp_path / str(rank))
+        first.append({k: float(v) for k, v in run.callback_metrics.items()})
+    for key in ("rollout/ref_perplexity", "rollout/score", "rollout/response_length"):
+        assert first[0][key] == pytest.approx(first[1][key], rel=1e-5)
+    assert abs(first[1]["rollout/kl"]) < 1e-4
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_gradient_checkpointing_changes_memory_alone(root: Path, tmp_path: Path, name: str) -> None:
+    runs = []
+    for on in (False, True):
+        module, data = stage(name, root, gradient_checkpointing=on)
+        for network in networks(module):
+            assert unwrapped(network).is_gradient_checkpointing is on
+            assert network.training
+        fitted(module, data, tmp_path / str(on))
+        runs.append(copied(module))
+        for network in networks(module):
+            assert network.training  # rollouts put the mode back: it acts in training mode only
+    assert distance(*runs) < 1e-6
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
+    losses = []
+    for precision in ("32-true", "bf16-mixed"):
+        module, data = stage(name, root)
+        run = fitted(module, data, tmp_path / precision, precision=precision)
+        losses.append(float(run.callback_metrics[LOSSES[name]]))
+        assert all(p.dtype == torch.float32 for p in module.parameters())
+        if isinstance(module, PPOModule):
+            assert module.score_moments.count.dtype == torch.float64
+            assert float(run.callback_metrics["ppo/ratio_first"]) == pytest.approx(1.0, abs=0.02)
+    # rollouts of bf16 are other draws: PPO's loss is of the same size only
+    assert losses[1] == pytest.approx(losses[0], rel=0.5 if name == "ppo" else 0.02)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
+    module, data = stage(name, root, dtype="bfloat16")
+    before = copied(module)
+    run = fitted(module, data, tmp_path)
+    for network in networks(module):
+        assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
+    assert distance(copied(module), before) > 0
+    assert torch.isfinite(run.callback_metrics[LOSSES[name]])
+
+
+def test_half_precision_with_a_loss_scale_is_refused(root: Path, tmp_path: Path) -> None:
+    from unittest.mock import PropertyMock, patch
+
+    from lightning.pytorch import Trainer
+
+    module, data = stage("sft", root)
+    scaler = patch.object(Trainer, "scaler", PropertyMock(return_value=object()))
+    with scaler, pytest.raises(ValueError, match="precision: expected 32-true, bf16-mixed"):
+        fitted(module, data, tmp_path)
