@@ -284,6 +284,8 @@ class PPOModule(PPOUpdate):
         scores, estimates = self.score(rollouts, batch.texts), self.estimate(rollouts)
         metrics = self.rollout_summary(rollouts, batch.texts, scores, estimates)
         self.log_metrics(metrics, len(scores), prefix)
+        # The logger's x axis; Lightning's own count of batches is one behind at validation.
+        self.log("step", self.iteration.float(), batch_size=len(scores))
         if batch_idx == 0:
             table = sample_table(
                 batch.texts,

@@ -168,8 +168,12 @@ class RewardModule(StageModule):
                 preference_probability(differences.abs()), hits.long()
             ),
         }
+        lm_loss = metrics["reward/pairwise_loss"].new_zeros(())
         if self.lm_head is not None:
-            metrics["reward/lm_loss"] = self.lm_loss.compute()
+            lm_loss = metrics["reward/lm_loss"] = self.lm_loss.compute()
+        metrics["reward/loss"] = reward_model_loss(
+            metrics["reward/pairwise_loss"], lm_loss, self.hparams["lm_coef"]
+        )
         # Lightning sets `trainer.datamodule` without declaring it.
         names = getattr(getattr(self.trainer, "datamodule", None), "source_names", [])
         for index, name in enumerate(names):

@@ -43,10 +43,6 @@ class Scripted(PPOModule):
     Sampled ones depend on which prompts are sampled together.
     """
 
-    def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
-        self.prompts_at_hand = batch.index
-        return super().training_step(batch, batch_idx)
-
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
         n = len(batch.index)
         ids = torch.zeros(n, 6, dtype=torch.long)
@@ -58,8 +54,14 @@ class Scripted(PPOModule):
             mask[row, :length] = True
             if prompt % 2:
                 ids[row, length - 1] = EOS_ID
-        terminated = batch.index % 2 == 1
-        return RolloutBatch(batch.input_ids, batch.attention_mask, ids, mask, terminated)
+        device = batch.input_ids.device
+        return RolloutBatch(
+            batch.input_ids,
+            batch.attention_mask,
+            ids.to(device),
+            mask.to(device),
+            (batch.index % 2 == 1).to(device),
+        )
 
 
 class Logged(Callback):

@@ -34,7 +34,9 @@ def chain(
     """The three stages one after the other, each from the folders of those before."""
     folder = tmp_path_factory.mktemp("chain")
     lora = {"lora_rank": 2} if request.param == "LoRA" else {}
-    sft = SFTModule(str(root / "policy"), str(folder / "sft"), learning_rate=1e-2, **lora)
+    sft = SFTModule(
+        str(root / "policy"), output_dir=str(folder / "sft"), learning_rate=1e-2, **lora
+    )
     fitted(sft, demonstrations(root), folder)
     reward = RewardModule(
         str(folder / "sft"), output_dir=str(folder / "reward"), learning_rate=1e-2, **lora

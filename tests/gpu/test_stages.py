@@ -1,0 +1,83 @@
+"""The three lab stages in bf16 on one CUDA device, and fp32 there against the CPU."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.configs.tiny_runs import QUICKSTART, RUNS, fit, logged, moved, overlay
+from tests.invariant.trajectories import Trajectory, trajectory
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+STAGES = ("sft", "reward", "ppo")
+LAST = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/policy_loss"}
+
+
+def small(stage: str) -> dict[str, Any]:
+    """An overlay: a few steps of a stage in bf16 on one GPU."""
+    model = (
+        {"minibatch_size": 8, "max_new_tokens": 12, "critic_pretrain_iterations": 1}
+        if stage == "ppo"
+        else {}
+    )
+    return {
+        "trainer": {
+            "accelerator": "gpu",
+            "devices": 1,
+            "precision": "bf16-mixed",
+            "max_epochs": 1,
+            "limit_train_batches": 3,
+            "limit_val_batches": 1,
+            "log_every_n_steps": 1,
+        },
+        "model": {"init_args": model},
+        "data": {"init_args": {"batch_size": 16}},
+    }
+
+
+def test_the_lab_stages_run_in_bf16_one_after_the_other(world: Path, tmp_path: Path) -> None:
+    for stage, name in (("sft", "sft"), ("reward", "reward"), ("ppo", "ppo_max")):
+        # each stage starts from the folders that those before left here
+        moves = {RUNS: tmp_path, f"{RUNS}/world": world / "world"}
+        config = moved(QUICKSTART / f"{name}.yaml", tmp_path / "configs", moves)
+        fit([config, overlay(tmp_path / "configs", stage, small(stage))])
+        metrics = logged(tmp_path / "logs" / name)
+        assert all(math.isfinite(value) for values in metrics.values() for value in values)
+        assert len(metrics[LAST[stage]]) == (2 if stage == "ppo" else 3)
+        assert (tmp_path / name / "model.safetensors").is_file()
+        if stage == "ppo":
+            assert metrics["ppo/ratio_first"] == pytest.approx([1.0, 1.0], abs=0.05)
+
+
+@pytest.fixture(scope="module")
+def without_tf32() -> Any:
+    """Full float32 products, as the CPU has them."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.usefixtures("without_tf32")
+def test_fp32_on_the_gpu_follows_the_cpu(root: Path, tmp_path: Path, stage: str) -> None:
+    def run(accelerator: str) -> Trajectory:
+        arguments = {"accelerator": accelerator, "devices": 1}
+        return trajectory(stage, root, tmp_path / accelerator, trainer=arguments)
+
+    on_gpu, on_cpu = run("gpu"), run("cpu")
+    assert len(on_gpu.metrics) == len(on_cpu.metrics)
+    for gpu, cpu in zip(on_gpu.metrics, on_cpu.metrics, strict=True):
+        assert gpu.keys() == cpu.keys()
+        losses = [key for key in cpu if key.endswith("loss")]
+        assert len(losses) >= (2 if stage == "ppo" else 1)
+        for key in losses:
+            assert gpu[key] == pytest.approx(cpu[key], rel=1e-3, abs=1e-3), key
