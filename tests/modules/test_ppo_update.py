@@ -345,3 +345,13 @@ def test_minibatches_have_to_divide_the_rollouts(root: Path, tmp_path: Path) -> 
     module = PPOModule(**ppo_options(root, minibatch_size=3))
     with pytest.raises(ValueError, match=r"minibatch_size: expected a divisor of the 8 rollouts"):
         fitted(module, prompts(root), tmp_path)
+
+
+def test_a_function_can_be_the_only_reward(root: Path, tmp_path: Path) -> None:
+    reward = "tests.rollout.reward_functions:ended"
+    options = {"rewards": {reward: 2.0}, "critic_init": "policy", "max_new_tokens": 12}
+    module = PPOModule(**ppo_options(root, **options))
+    logged = fitted(module, prompts(root), tmp_path).callback_metrics
+    cut_off = float(logged["rollout/truncation_rate"])
+    assert 0.0 < cut_off < 1.0
+    assert float(logged["rollout/score"]) == pytest.approx(2.0 * (1.0 - 2.0 * cut_off))
