@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,12 @@ import torch
 
 # Tiny tensors lose more to waiting threads than they gain from them.
 torch.set_num_threads(1)
+
+# What `datasets` writes stays out of the user's cache, in processes that tests start too. It reads
+# the variable when it is imported, which no fixture comes before.
+_datasets_cache = tempfile.TemporaryDirectory(prefix="datasets_cache_")
+atexit.register(_datasets_cache.cleanup)
+os.environ["HF_DATASETS_CACHE"] = _datasets_cache.name
 
 SHARED_DATA = Path(__file__).resolve().parents[1] / "../shared/data"
 

@@ -5,12 +5,91 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from jsonargparse import auto_cli
 
 DEFAULT_DIR = "runs/quickstart"
+
+
+@dataclass
+class Stages:
+    """The steps of the quickstart, each a command of `lit_rlhf` that is printed before it runs.
+
+    Attributes:
+        root: Folder for everything that is made.
+        seed: Of the world, the weights, the data order and the rollouts.
+        language: Of the world.
+        configs: Folder with the stages' configurations.
+        pairs: Preferences that the reward model learns from.
+    """
+
+    root: Path
+    seed: int = 0
+    language: str = "en"
+    configs: Path = Path("configs/quickstart")
+    pairs: int = 13000
+
+    def __post_init__(self) -> None:
+        """Check that the configurations are there."""
+        if not (self.configs / "sft.yaml").is_file():
+            raise FileNotFoundError(
+                f"configs: expected a folder with sft.yaml, got {self.configs}; run from the "
+                "project's root"
+            )
+
+    def prepare(self) -> None:
+        """World, SFT model, preferences and reward model."""
+        root, world, seed = self.root, f"{self.root}/world", str(self.seed)
+        run(
+            *("lab", "world", "--output_dir", world, "--seed", seed, "--language", self.language),
+            *("--n_heldout_prompts", "512"),
+        )
+        self.fit(["sft.yaml"], seeded=["--data.init_args.seed"])
+        run(
+            *("lab", "preferences", "--policy", f"{root}/sft", "--world", world),
+            *("--output", f"{world}/preferences.jsonl", "--pairs", str(self.pairs)),
+            *("--seed", seed),
+        )
+        self.fit(["reward.yaml"], seeded=["--data.init_args.seed", "--model.init_args.head_seed"])
+
+    def ppo(self, configs: Sequence[str | Path], *options: str) -> None:
+        """A PPO run from the configurations, given by name or path, and further options."""
+        self.fit(configs, *options, seeded=["--data.init_args.seed", "--model.init_args.seed"])
+
+    def fit(self, configs: Sequence[str | Path], *options: str, seeded: Sequence[str]) -> None:
+        """Train with the configurations on top of each other and the seed in every flag for it."""
+        files = [
+            relocated(c if isinstance(c, Path) else self.configs / c, self.root) for c in configs
+        ]
+        run(
+            "fit",
+            *(part for file in files for part in ("--config", str(file))),
+            *("--seed_everything", str(self.seed)),
+            *(part for flag in seeded for part in (flag, str(self.seed))),
+            *options,
+        )
+
+    def evaluate(self, *policies: str) -> None:
+        """Compare policies, given by the names of their folders, on the held-out prompts."""
+        root = self.root
+        run(
+            *("evaluate", "--policies", *(f"{root}/{policy}" for policy in policies)),
+            *("--prompts", f"{root}/world/prompts_heldout.jsonl"),
+            *("--rewards", f"{{lit_rlhf.lab.gold:gold_reward: 1.0, {root}/reward: 1.0}}"),
+            *("--output", f"{root}/evaluation.json"),
+            *("--max_new_tokens", "48", "--seed", str(self.seed)),
+        )
+
+
+def run(*arguments: str) -> None:
+    """Print a command of `lit_rlhf` and run it."""
+    from lit_rlhf.cli.main import main as command
+
+    print(f"\n$ {shlex.join(['lit_rlhf', *arguments])}", flush=True)
+    command(arguments)
 
 
 def quickstart(
@@ -31,52 +110,16 @@ def quickstart(
         configs: Folder with the stages' configurations.
         pairs: Preferences that the reward model learns from.
     """
-    from lit_rlhf.cli.main import main as command
-
-    folder = Path(configs)
-    if not (folder / "sft.yaml").is_file():
-        raise FileNotFoundError(
-            f"configs: expected a folder with sft.yaml, got {folder}; run from the project's root"
-        )
     root, start = Path(output_dir), time.perf_counter()
-
-    def run(*arguments: str) -> None:
-        print(f"\n$ {shlex.join(['lit_rlhf', *arguments])}", flush=True)
-        command(arguments)
-
-    def fit(*names: str, seeded: Sequence[str] = ("--data.init_args.seed",)) -> None:
-        files = [relocated(folder / name, root) for name in names]
-        run(
-            "fit",
-            *(part for file in files for part in ("--config", str(file))),
-            *("--seed_everything", str(seed)),
-            *(part for flag in seeded for part in (flag, str(seed))),
-        )
-
-    world = f"{root}/world"
-    run(
-        *("lab", "world", "--output_dir", world, "--seed", str(seed), "--language", language),
-        *("--n_heldout_prompts", "512"),
-    )
-    fit("sft.yaml")
-    run(
-        *("lab", "preferences", "--policy", f"{root}/sft", "--world", world),
-        *("--output", f"{world}/preferences.jsonl", "--pairs", str(pairs), "--seed", str(seed)),
-    )
-    fit("reward.yaml", seeded=("--data.init_args.seed", "--model.init_args.head_seed"))
-    ppo = ("--data.init_args.seed", "--model.init_args.seed")
-    fit("ppo_max.yaml", "ppo_vanilla.yaml", seeded=ppo)
-    fit("ppo_max.yaml", seeded=ppo)
+    stages = Stages(root, seed, language, Path(configs), pairs)
+    stages.prepare()
+    stages.ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
+    stages.ppo(["ppo_max.yaml"])
     run(
         *("plot", "--runs", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
         *("--output", f"{root}/collapse.png"),
     )
-    run(
-        *("evaluate", "--policies", f"{root}/sft", f"{root}/ppo_vanilla", f"{root}/ppo_max"),
-        *("--prompts", f"{world}/prompts_heldout.jsonl"),
-        *("--rewards", f"{{lit_rlhf.lab.gold:gold_reward: 1.0, {root}/reward: 1.0}}"),
-        *("--output", f"{root}/evaluation.json", "--max_new_tokens", "48", "--seed", str(seed)),
-    )
+    stages.evaluate("sft", "ppo_vanilla", "ppo_max")
     print(
         f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes. Curves: {root}/collapse.png,"
     )

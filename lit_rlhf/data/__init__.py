@@ -8,6 +8,7 @@ from lit_rlhf.data.datamodules import (
     PromptDataModule,
 )
 from lit_rlhf.data.encoding import DialogueEncoder, Encoded, EncodedPair, EncodingError
+from lit_rlhf.data.prompts import encoded_prompts
 from lit_rlhf.data.records import (
     DemonstrationRecord,
     Message,
@@ -42,6 +43,7 @@ __all__ = [
     "TextRecord",
     "TokenBatch",
     "TokenBudgetBatchSampler",
+    "encoded_prompts",
     "load_records",
     "resolved_template",
 ]

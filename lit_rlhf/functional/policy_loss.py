@@ -176,9 +176,6 @@ def entropy_loss(
     too narrow. The bound acts per token and not on the batch's mean so that micro-batches add up to
     the whole batch.
 
-    The authors' code takes |mean entropy - clip|, with 35 nats by default. No vocabulary below e^35
-    tokens reaches that, so at its default it is this bonus without a bound.
-
     Args:
         entropy: `[B, T]` nats, with a graph.
         mask: Tokens that are trained on, `[B, T]` bool.

@@ -22,7 +22,6 @@ from lit_rlhf.models.loading import (
 )
 from lit_rlhf.models.networks import (
     LanguageModel,
-    adapters_off,
     disable_dropout,
     evaluating,
     frozen,
@@ -35,7 +34,6 @@ __all__ = [
     "LanguageModel",
     "ModelCardInfo",
     "ModelOptions",
-    "adapters_off",
     "disable_dropout",
     "evaluating",
     "frozen",

@@ -32,7 +32,7 @@ from lit_rlhf.models.networks import LanguageModel
 from lit_rlhf.models.options import ModelOptions
 
 AutoClass: TypeAlias = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
 
 def load_causal_lm(path: str | Path, options: ModelOptions | None = None) -> LanguageModel:
@@ -167,13 +167,18 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
 
 
 def _check_path(path: str | Path) -> None:
+    """Refuse a mistyped folder here: transformers would ask the network for it, several times."""
     if path != "" and Path(path).is_dir():
         return
+    expected = (
+        "path: expected a folder with a model or a hub id (name or owner/name), got "
+        f"{str(path)!r}, which is no folder here and "
+    )
     if isinstance(path, Path) or Path(path).exists() or HUB_ID.fullmatch(path) is None:
-        raise ValueError(
-            "path: expected a folder with a model or a hub id (name or owner/name), got "
-            f"{str(path)!r}, which is no folder here and has no hub id's form"
-        )
+        raise ValueError(expected + "has no hub id's form")
+    owner, _, name = path.partition("/")
+    if name and Path(owner).is_dir():
+        raise ValueError(expected + f"no hub id either, as {owner!r} is a folder without {name!r}")
 
 
 def _config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:

@@ -84,19 +84,6 @@ def disable_dropout(model: ModuleT) -> ModuleT:
 
 
 @contextmanager
-def adapters_off(model: LanguageModel) -> Iterator[None]:
-    """The model without its LoRA adapters inside the context: the reference of a policy with them.
-
-    Raises:
-        ValueError: If `model` has no adapters.
-    """
-    if not isinstance(model, PeftModel):
-        raise ValueError(f"model: expected one with LoRA adapters, got {type(model).__name__}")
-    with model.disable_adapter():
-        yield
-
-
-@contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the context; after it every submodule has the mode it had before."""
     training = [module for module in model.modules() if module.training]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_rlhf.data import PromptBatch
+from lit_rlhf.data import PromptBatch, encoded_prompts
 from lit_rlhf.functional import (
     KLEstimator,
     adaptive_kl_coef,
@@ -32,20 +32,20 @@ from lit_rlhf.rollout import (
     RolloutBatch,
     SamplingOptions,
     WeightedReward,
-    decoded_responses,
+    response_records,
     rollout_estimates,
     rollout_metrics,
     sample_table,
     sampled_responses,
 )
-from lit_rlhf.stats import RunningMoments, global_masked_moments
+from lit_rlhf.stats import RunningMoments, UncastBuffers, global_masked_moments
 
 Truncation = Literal["terminal", "bootstrap", "mask"]
 OldPolicy = Literal["rollout", "reference"]
 FROZEN = ("reference.", "reward.")  # keys of the state dict that checkpoints leave out
 
 
-class PPOModule(PPOUpdate):
+class PPOModule(UncastBuffers, PPOUpdate):
     """One iteration of PPO-max per `training_step`: rollout, score, estimate, shape, update.
 
     Each phase is a method of that name; override one to change it. The defaults are PPO-max with
@@ -287,25 +287,41 @@ class PPOModule(PPOUpdate):
         # The logger's x axis; Lightning's own count of batches is one behind at validation.
         self.log("step", self.iteration.float(), batch_size=len(scores))
         if batch_idx == 0:
-            table = sample_table(
-                batch.texts,
-                rollouts,
-                scores,
-                estimates,
-                self.tokenizer,
-                self.hparams["sampled_texts"],
-            )
+            records = response_records(rollouts, scores, estimates, self.tokenizer)
+            n_rows = self.hparams["sampled_texts"]
+            table = sample_table(batch.texts[:n_rows], records[:n_rows])
             self.log_text(f"{prefix}samples", table, int(self.iteration))
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """Responses to prompts with their scores, as records."""
-        rollouts = self.rollout(batch, seed=self.hparams["seed"] + batch_idx)
-        scores = self.score(rollouts, batch.texts).tolist()
-        responses = decoded_responses(rollouts, self.tokenizer)
+        """Rendered prompts with their `response_records`."""
+        records = self._answers(batch, seed=self.hparams["seed"] + batch_idx)
         return [
-            {"prompt": prompt, "response": response, "score": score}
-            for prompt, response, score in zip(batch.texts, responses, scores, strict=True)
+            {"prompt": prompt, **record}
+            for prompt, record in zip(batch.texts, records, strict=True)
         ]
+
+    def sample(self, prompts: list[str]) -> list[dict[str, Any]]:
+        """One record per prompt (see `response_records`), with the same draws at every call.
+
+        Args:
+            prompts: As in the field `prompt` of a data file; they are rendered as the datamodule
+                renders its own.
+
+        Raises:
+            RuntimeError: Without a datamodule of this project, after its setup.
+            ValueError: If there is no prompt, or one cannot be used.
+        """
+        if self.encoder is None:
+            raise RuntimeError("sample: the trainer has no datamodule that has set up an encoder")
+        batch = encoded_prompts(prompts, self.encoder)
+        batch = self.transfer_batch_to_device(batch, self.device, dataloader_idx=0)
+        return self._answers(batch, seed=self.hparams["seed"])
+
+    @torch.no_grad()
+    def _answers(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
+        rollouts = self.rollout(batch, seed)
+        scores, estimates = self.score(rollouts, batch.texts), self.estimate(rollouts)
+        return response_records(rollouts, scores, estimates, self.tokenizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the frozen reference and reward models out: their folders hold them."""

@@ -6,7 +6,7 @@ from lit_rlhf.rollout.experience import Experience, shuffled_minibatches
 from lit_rlhf.rollout.generation import SamplingOptions, sampled_responses
 from lit_rlhf.rollout.metrics import rollout_metrics
 from lit_rlhf.rollout.rewards import FunctionReward, ModelReward, WeightedReward, is_function
-from lit_rlhf.rollout.samples import decoded_responses, sample_table
+from lit_rlhf.rollout.samples import decoded_responses, response_records, sample_table
 from lit_rlhf.rollout.scoring import (
     ResponseStatistics,
     ResponseValues,
@@ -29,6 +29,7 @@ __all__ = [
     "is_function",
     "reference_logprobs",
     "response_logprobs",
+    "response_records",
     "response_statistics",
     "response_value_estimates",
     "rollout_estimates",

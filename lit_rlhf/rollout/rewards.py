@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data import TextContract
-from lit_rlhf.models import ModelOptions, frozen, load_scalar_model, sequence_scores
+from lit_rlhf.data.contract import CONTRACT_FILE, tokenizer_hash
+from lit_rlhf.models import (
+    ModelOptions,
+    frozen,
+    load_scalar_model,
+    load_tokenizer,
+    sequence_scores,
+)
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.samples import decoded_responses
 
@@ -100,6 +108,7 @@ class ModelReward(nn.Module):
         # The policy's adapters and checkpointing are for training; a reward model is used as it is.
         plain = replace(options, lora_rank=0, gradient_checkpointing=False)
         self.model = frozen(load_scalar_model(path, plain))
+        self.trust_remote_code = options.trust_remote_code
 
     @torch.no_grad()
     def forward(
@@ -116,16 +125,41 @@ class ModelReward(nn.Module):
     def check_contract(self, policy: TextContract) -> None:
         """Refuse a reward model that was trained on differently rendered text than the policy's.
 
+        Without a contract there is only the tokenizer to compare, and a warning says so.
+
         Raises:
-            ValueError: With both renderings, when they differ.
+            ValueError: With both renderings, when they differ; for another tokenizer.
         """
-        if not (Path(self.path) / "text_contract.json").is_file():
-            return
-        mismatch = TextContract.load(Path(self.path)).mismatch(policy)
+        has_contract = (Path(self.path) / CONTRACT_FILE).is_file()
+        if has_contract:
+            mismatch = TextContract.load(self.path).mismatch(policy)
+        else:
+            mismatch = self.tokenizer_mismatch(policy)
         if mismatch is not None:
             raise ValueError(
                 f"reward model {self.path!r} does not read what the policy writes: {mismatch}"
             )
+        if not has_contract:
+            rank_zero_warn(
+                f"reward model {self.path!r} has no {CONTRACT_FILE}: its tokenizer is the "
+                "policy's, but whether it was trained with the policy's chat template cannot be "
+                f"checked. The policy writes {policy.rendered()!r}",
+                category=UserWarning,
+            )
+
+    def tokenizer_mismatch(self, policy: TextContract) -> str | None:
+        """How the tokenizer in the model's folder differs from the policy's, in words.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        tokenizer = load_tokenizer(self.path, self.trust_remote_code)
+        if tokenizer_hash(tokenizer) == policy.tokenizer_hash:
+            return None
+        return (
+            f"it has another tokenizer, of {len(tokenizer)} tokens here and {policy.vocab_size} "
+            "there, which differ in the vocabulary or split text differently"
+        )
 
 
 class WeightedReward(nn.Module):

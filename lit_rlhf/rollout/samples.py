@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.functional import kl_estimate
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.estimates import Estimates
 
@@ -19,34 +21,56 @@ def decoded_responses(rollouts: RolloutBatch, tokenizer: PreTrainedTokenizerBase
     ]
 
 
-def sample_table(
-    prompts: Sequence[str],
+def response_records(
     rollouts: RolloutBatch,
     scores: Tensor,
     estimates: Estimates,
     tokenizer: PreTrainedTokenizerBase,
-    n_rows: int,
-) -> str:
-    """A Markdown table of `n_rows` responses beside score, KL (nats) and length (tokens)."""
-    kl = (estimates.logprobs - estimates.ref_logprobs).sum(1)
-    responses = decoded_responses(rollouts, tokenizer)
+) -> list[dict[str, Any]]:
+    """What is told of each response.
+
+    Args:
+        rollouts: Prompts and `B` responses.
+        scores: Raw reward, `[B]`.
+        estimates: What policy and reference make of them.
+        tokenizer: The policy's.
+
+    Returns:
+        `B` records of `response` (text without special tokens), `score`, `kl` (nats, k1: it can be
+        negative), `length` (tokens, EOS included) and `truncated` (cut off before it ended).
+    """
+    kl = kl_estimate(estimates.logprobs, estimates.ref_logprobs).sum(1)
+    return [
+        {
+            "response": response,
+            "score": score,
+            "kl": nats,
+            "length": length,
+            "truncated": not ended,
+        }
+        for response, score, nats, length, ended in zip(
+            decoded_responses(rollouts, tokenizer),
+            scores.tolist(),
+            kl.tolist(),
+            rollouts.lengths.tolist(),
+            rollouts.terminated.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def sample_table(prompts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of `response_records` beside their prompts."""
     rows = [
         "| score | KL, nats | tokens | ended | prompt | response |",
         "|---|---|---|---|---|---|",
     ]
-    rows += [
-        f"| {score:.2f} | {nats:.2f} | {length} | {'yes' if ended else 'no'} "
-        f"| {cell(prompt)} | {cell(response)} |"
-        for score, nats, length, ended, prompt, response in zip(
-            scores.tolist()[:n_rows],
-            kl.tolist(),
-            rollouts.lengths.tolist(),
-            rollouts.terminated.tolist(),
-            prompts,
-            responses,
-            strict=False,
+    for prompt, record in zip(prompts, records, strict=True):
+        ended = "no" if record["truncated"] else "yes"
+        rows.append(
+            f"| {record['score']:.2f} | {record['kl']:.2f} | {record['length']} | {ended} "
+            f"| {cell(prompt)} | {cell(record['response'])} |"
         )
-    ]
     return "\n".join(rows)
 
 

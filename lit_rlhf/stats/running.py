@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Self
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_rlhf.functional import Moments, merged_moments
+from lit_rlhf.stats.buffers import UncastBuffers
 from lit_rlhf.stats.distributed import global_masked_moments
 
 
-class RunningMoments(nn.Module):
+class RunningMoments(UncastBuffers):
     """Mean and variance of all numbers that were ever seen, on all ranks (for Eq. 18).
 
-    The state is three float64 buffers, so checkpoints hold it and it follows the module to a
-    device. Casts of the module (`.bfloat16()`, Lightning's true half precision) leave their dtype
-    alone: a bfloat16 count stops at 256.
+    The state is three float64 buffers, so checkpoints hold it.
 
     Attributes:
         mean: Mean, 0-dim float64; 0 before the first number.
@@ -71,9 +67,3 @@ class RunningMoments(nn.Module):
     def sample_std(self) -> Tensor:
         """Standard deviation with the count less one, 0-dim float64; 0 before the second number."""
         return (self.m2 / (self.count - 1).clamp(min=1)).sqrt()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        device = fn(self.count).device
-        for name, buffer in list(self.named_buffers()):
-            setattr(self, name, buffer.to(device))
-        return self

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import Tensor
 from torch.optim import Optimizer
@@ -51,7 +50,7 @@ class EngineCheckpoints(DeepSpeedStrategy):
         return optimizer.state_dict()
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: object = None
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: object = None
     ) -> None:
         """Write a checkpoint folder; it takes its name when it is complete on all ranks.
 
@@ -114,7 +113,7 @@ class EngineCheckpoints(DeepSpeedStrategy):
         return {key: value for key, value in state_dict.items() if key not in trained}
 
     def load_checkpoint(
-        self, checkpoint_path: _PATH, weights_only: bool | None = None
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read Lightning's state from a checkpoint folder, or a whole single-file checkpoint.
 

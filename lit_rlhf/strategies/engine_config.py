@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 
@@ -51,15 +51,12 @@ def checked_precision(precision: str) -> EnginePrecisionName:
     Raises:
         ValueError: For one that engines do not run in.
     """
-    for name in get_args(EnginePrecisionName):
-        if name == precision:
-            return cast("EnginePrecisionName", name)
-    raise ValueError(
-        f"precision: expected one of {get_args(EnginePrecisionName)}, got {precision!r}"
-    )
+    if precision not in PRECISION_DTYPES:
+        raise ValueError(f"precision: expected one of {list(PRECISION_DTYPES)}, got {precision!r}")
+    return cast("EnginePrecisionName", precision)
 
 
-def checked_overrides(config: Mapping[str, Any], name: str = "config") -> dict[str, Any]:
+def checked_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
     """A user's DeepSpeed keys.
 
     Raises:
@@ -67,8 +64,12 @@ def checked_overrides(config: Mapping[str, Any], name: str = "config") -> dict[s
     """
     for key in config:
         if key in OWNED_KEYS:
-            raise ValueError(f"{name}: {key!r} is not accepted: {OWNED_KEYS[key]}")
-    checked_stage(config.get("zero_optimization", {}).get("stage", 2))
+            raise ValueError(f"config: {key!r} is not accepted: {OWNED_KEYS[key]}")
+    if "stage" in config.get("zero_optimization", {}):
+        # other settings follow from the stage, and would be those of another one
+        raise ValueError(
+            "config: 'stage' of 'zero_optimization' is not accepted: pass stage to the strategy"
+        )
     return dict(config)
 
 

@@ -103,7 +103,7 @@ class ShardReader:
         """Close the files."""
         self.stack.close()
 
-    def range(self, key: str, start: int, stop: int) -> Tensor:
+    def elements(self, key: str, start: int, stop: int) -> Tensor:
         """Elements `start` to `stop` of a flat tensor; zeros past its end."""
         pieces, offset = [], 0
         for shard in self.shards:
@@ -119,7 +119,7 @@ class ShardReader:
     def weights(self) -> dict[str, Tensor]:
         """All trained weights, fp32, by parameter name."""
         return {
-            name: self.range(f"{index}.{WEIGHTS}", start, stop).view(shape)
+            name: self.elements(f"{index}.{WEIGHTS}", start, stop).view(shape)
             for index in range(len(self.groups))
             for name, shape, start, stop in self.positions(index)
         }
@@ -147,7 +147,7 @@ class ShardReader:
                 if parameter is None or list(parameter.shape) != shape:
                     got = "none of that name" if parameter is None else list(parameter.shape)
                     raise ValueError(f"checkpoint: parameter {name}: expected {shape}, got {got}")
-                parameter.copy_(self.range(f"{index}.{WEIGHTS}", start, stop).view(shape))
+                parameter.copy_(self.elements(f"{index}.{WEIGHTS}", start, stop).view(shape))
 
     @torch.no_grad()
     def load_optimizer(
@@ -173,7 +173,7 @@ class ShardReader:
         for index, (master, _) in enumerate(group_states(optimizer)):
             start = rank * master.numel()
             ranges = {
-                key.partition(".")[2]: self.range(key, start, start + master.numel())
+                key.partition(".")[2]: self.elements(key, start, start + master.numel())
                 for key in self.keys
                 if key.partition(".")[0] == str(index)
             }

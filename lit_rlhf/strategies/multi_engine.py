@@ -108,8 +108,6 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
         )
         require_deepspeed()
 
-    # ------------------------------------------------------------------------------------ processes
-
     def setup_environment(self) -> None:
         """Set up the device and the process group, on CUDA or CPU.
 
@@ -148,8 +146,6 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
     def model_sharded_context(self) -> Generator[None, None, None]:
         """Nothing to do: weights are never partitioned."""
         yield
-
-    # ---------------------------------------------------------------------------------- the engines
 
     @property
     def precision_plugin(self) -> Precision:

@@ -28,7 +28,7 @@ def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> li
     for index, optimizer in enumerate(optimizers):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         found = [owners.get(id(p), set()) for p in parameters]
-        networks = set().union(*found) if found else set()
+        networks = set[str]().union(*found)
         if len(networks) != 1 or not all(found):
             where = ", ".join(sorted(networks)) or "no child"
             outside = sum(not owner for owner in found)

@@ -78,13 +78,12 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
         engine_optimizer.clip_next_step(max_norm)
         optimizer.step()
         return OptimizerStep(engine_optimizer.grad_norm, engine_optimizer.step_was_applied)
-    norm = gradient_norm(p for group in optimizer.param_groups for p in group["params"])
+    parameters = network_parameters(optimizer)
+    norm = gradient_norm(parameters)
     applied = bool(torch.isfinite(norm))
     if applied:
         if max_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(
-                [p for group in optimizer.param_groups for p in group["params"]], max_norm, norm
-            )
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         optimizer.step()
     optimizer.zero_grad()
     return OptimizerStep(norm, applied)
@@ -97,6 +96,9 @@ def gradients_for(
     """Keep the backward inside from giving gradients to what the module's other optimizers train.
 
     A leaf that does not require a gradient when the backward reaches it receives none.
+
+    Raises:
+        ValueError: If the optimizer is not the module's.
     """
     optimizers = module.optimizers()
     optimizers = optimizers if isinstance(optimizers, list) else [optimizers]

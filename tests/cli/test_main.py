@@ -101,7 +101,8 @@ def test_validate_test_and_predict_take_the_checkpoint_of_a_fit(
     predicted: Any = command("predict", *flags).trainer.predict_loop.predictions
     assert len(predicted) > 0
     if stage == "ppo":
-        assert set(predicted[0][0]) == {"prompt", "response", "score"}
+        told = {"prompt", "response", "score", "kl", "length", "truncated"}
+        assert set(predicted[0][0]) == told
         assert predicted[0][0]["prompt"].endswith("\n\nAssistant:")
     else:
         assert all(torch.isfinite(batch).all() for batch in predicted)

@@ -5,18 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what ``datasets`` writes out of the user's cache."""
-    cache = tmp_path_factory.getbasetemp() / "datasets_cache"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
 
 
 @pytest.fixture(

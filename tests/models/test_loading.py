@@ -153,13 +153,61 @@ def test_models_come_in_training_mode(causal_folder: Folder, scalar_folder: Fold
         assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("path", ["./missing", "runs/sft/model", "/no/such/model", "a b", ""])
-@pytest.mark.parametrize("load", [load_causal_lm, load_scalar_model, load_tokenizer])
+@pytest.fixture
+def hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths that transformers is called with; none is looked up."""
+    asked: list[str] = []
+
+    def look_up(path: str, **_: object) -> None:
+        asked.append(path)
+        raise OSError("not looked up")
+
+    monkeypatch.setattr("lit_rlhf.models.loading.AutoConfig.from_pretrained", look_up)
+    monkeypatch.setattr("lit_rlhf.models.loading.AutoTokenizer.from_pretrained", look_up)
+    return asked
+
+
+LOADERS = [load_causal_lm, load_scalar_model, random_scalar_model, load_tokenizer]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("./missing", "../missing", "runs/sft/model", "/no/such/model", "no/such/", "such/"),
+        *("~/model", "a b", "model_ü", "a/-b", "model.", ""),
+    ],
+)
+@pytest.mark.parametrize("load", LOADERS)
 def test_a_path_that_is_neither_folder_nor_hub_id_is_refused(
-    path: str, load: Callable[[str], object]
+    path: str, load: Callable[[str], object], hub_is_asked: list[str]
 ) -> None:
-    with pytest.raises(ValueError, match="path: expected a folder with a model or a hub id"):
+    with pytest.raises(ValueError, match=r"path: expected a folder .* has no hub id's form"):
         load(path)
+    assert hub_is_asked == []
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_folder_that_is_missing_in_one_that_is_there_is_no_hub_id(
+    load: Callable[[str], object],
+    hub_is_asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "runs" / "sft").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"got 'runs/sft_'.* 'runs' is a folder without 'sft_'"):
+        load("runs/sft_")
+    assert hub_is_asked == []
+
+
+@pytest.mark.parametrize("path", ["gpt2", "Qwen/Qwen3-0.6B", "a/b_c", "_a/b.c-d"])
+@pytest.mark.parametrize("load", LOADERS)
+def test_what_may_be_a_hub_id_is_looked_up(
+    path: str, load: Callable[[str], object], hub_is_asked: list[str]
+) -> None:
+    with pytest.raises(ValueError, match="not looked up"):
+        load(path)
+    assert hub_is_asked == [path]
 
 
 def test_a_path_object_is_never_taken_for_a_hub_id() -> None:

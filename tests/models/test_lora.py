@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from lit_rlhf.models import (
     LanguageModel,
     ModelOptions,
-    adapters_off,
     load_causal_lm,
     load_scalar_model,
     save_model_folder,
@@ -51,7 +51,8 @@ def test_with_the_adapter_off_the_policy_is_its_reference(
     model = trained(load_causal_lm(causal_folder(family), LORA))
     base = logits(tiny_causal_lm(family))
     assert not torch.allclose(logits(model), base, atol=1e-2)
-    with adapters_off(model):
+    assert isinstance(model, PeftModel)
+    with model.disable_adapter():
         assert torch.equal(logits(model), base)
 
 

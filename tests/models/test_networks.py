@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from lit_rlhf.models import (
     LanguageModel,
     ModelOptions,
-    adapters_off,
     disable_dropout,
     evaluating,
     frozen,
@@ -97,11 +96,3 @@ def test_evaluating_gives_modes_back_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="stop"), evaluating(model):
         raise RuntimeError("stop")
     assert model.training
-
-
-def test_a_model_without_adapters_cannot_take_them_off() -> None:
-    with (
-        pytest.raises(ValueError, match="model: expected one with LoRA adapters"),
-        adapters_off(tiny_causal_lm()),
-    ):
-        pass

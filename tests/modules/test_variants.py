@@ -115,6 +115,23 @@ def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
     assert torch.isfinite(run.callback_metrics[LOSSES[name]])
 
 
+def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path) -> None:
+    options = ppo_options(root, kl_coef=0.1, kl_target=0.5, kl_horizon=10_000)
+    module = PPOModule(**options)
+    module.iteration.fill_(256)  # bf16 goes on with 258
+    run = fitted(module, prompts(root), tmp_path, precision="bf16-true")
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+    assert int(module.iteration) == 257
+    # eight rollouts move it by at most 20 % * 8 / 10,000; the next number of bf16 is 0.5 % away
+    change = abs(float(module.kl_coef) / 0.1 - 1)
+    assert 1e-12 < change < 0.2 * 8 / 10_000 + 1e-12
+
+    run.save_checkpoint(tmp_path / "ppo.ckpt")
+    again = PPOModule.load_from_checkpoint(tmp_path / "ppo.ckpt", weights_only=True)
+    assert again.state_dict()["kl_coef"].dtype == torch.float64
+    assert float(again.kl_coef) == float(module.kl_coef)
+
+
 def test_half_precision_with_a_loss_scale_is_refused(root: Path, tmp_path: Path) -> None:
     from unittest.mock import PropertyMock, patch
 

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -19,15 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = {"root": ROOT / "pyproject.toml", "callbacks": ROOT / "callbacks" / "pyproject.toml"}
 
 
-def project(name: str) -> dict[str, object]:
-    return tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))["project"]  # type: ignore[no-any-return]
+def project(name: str) -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))["project"]
+    return table
 
 
 def requirements(name: str, extras: bool = True) -> list[Requirement]:
     table = project(name)
-    lines = list(table["dependencies"])  # type: ignore[call-overload]
+    lines = list(table["dependencies"])
     if extras:
-        for extra in table.get("optional-dependencies", {}).values():  # type: ignore[attr-defined]
+        for extra in table.get("optional-dependencies", {}).values():
             lines += extra
     return [Requirement(line) for line in lines]
 

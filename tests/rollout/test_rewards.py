@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
+from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
 from lit_rlhf.rollout import FunctionReward, ModelReward, RolloutBatch, WeightedReward, is_function
 from lit_rlhf.rollout.rewards import load_function
@@ -123,6 +126,47 @@ def test_a_reward_model_is_frozen_and_never_gets_the_policys_adapters(folder: Pa
     assert not any(p.requires_grad for p in reward.parameters())
     assert not any(module.training for module in reward.model.modules())
     assert not any("lora" in name for name, _ in reward.named_parameters())
+
+
+def contract(
+    template: str = "hh", tokenizer: PreTrainedTokenizerFast | None = None
+) -> TextContract:
+    return DialogueEncoder(tokenizer or tiny_tokenizer(), template, max_length=64).contract
+
+
+def test_a_reward_model_without_a_contract_is_compared_by_its_tokenizer(folder: Path) -> None:
+    path = str(folder / "reward_1")
+    reward = ModelReward(path, ModelOptions())
+    with pytest.warns(UserWarning, match="whether it was trained with the policy's chat") as shown:
+        reward.check_contract(contract())
+    assert f"reward model {path!r} has no text_contract.json" in str(shown[0].message)
+    assert r"Human: first question\n\nAssistant: first answer" in str(shown[0].message)
+
+
+def test_a_reward_model_with_another_tokenizer_and_no_contract_is_refused(folder: Path) -> None:
+    reward = ModelReward(str(folder / "reward_1"), ModelOptions())
+    # as many tokens, one of them written otherwise
+    other = contract(tokenizer=tiny_tokenizer("</s>", special_pad=False))
+    assert other.vocab_size == contract().vocab_size
+    with pytest.raises(ValueError, match=r"reward_1' does not read what .* another tokenizer"):
+        reward.check_contract(other)
+
+
+def test_a_reward_model_without_tokenizer_and_contract_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    ModelReward(str(folder / "reward_1"), ModelOptions()).model.save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=f"expected a tokenizer at {re.escape(str(tmp_path))}"):
+        ModelReward(str(tmp_path), ModelOptions()).check_contract(contract())
+
+
+def test_a_contract_says_more_than_the_tokenizer(folder: Path, tmp_path: Path) -> None:
+    model = load_scalar_model(folder / "reward_1")
+    save_model_folder(model, tiny_tokenizer(), tmp_path / "reward", contract=contract("hh"))
+    reward = ModelReward(str(tmp_path / "reward"), ModelOptions())
+    reward.check_contract(contract("hh"))  # and no warning
+    with pytest.raises(ValueError, match="the chat templates differ"):
+        reward.check_contract(contract("paper-en"))
 
 
 def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: RolloutBatch) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from lit_rlhf.rollout import Estimates, RolloutBatch, decoded_responses, sample_table
+from lit_rlhf.rollout import (
+    Estimates,
+    RolloutBatch,
+    decoded_responses,
+    response_records,
+    sample_table,
+)
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_tokenizer
 
 TEXTS = ("a|b", "two\nlines ", "铁")
@@ -31,25 +37,34 @@ def test_responses_are_decoded_without_special_tokens_and_padding() -> None:
     assert decoded_responses(batch(), tiny_tokenizer()) == list(TEXTS)
 
 
-def test_the_table_shows_each_response_beside_its_numbers_and_stays_a_table() -> None:
+def test_a_record_tells_text_score_kl_length_and_end() -> None:
     rollouts = batch()
-    logprobs = torch.full(rollouts.response_ids.shape, -1.0).masked_fill(
-        ~rollouts.response_mask, 0.0
-    )
+    # nats per token: policy -1, reference -1.5; behind a response 0
+    logprobs = -rollouts.response_mask.float()
     estimates = Estimates(logprobs, 1.5 * logprobs, logprobs, logprobs, logprobs[:, 0])
-    table = sample_table(
-        ["say | it", "\n\nHuman: hi", "third"],
-        rollouts,
-        torch.tensor([0.125, -2.0, 3.0]),
-        estimates,
-        tiny_tokenizer(),
-        2,
+    records = response_records(
+        rollouts, torch.tensor([0.125, -2.0, 3.0]), estimates, tiny_tokenizer()
     )
-    lines = table.split("\n")
-    lengths = rollouts.lengths.tolist()
-    assert lines == [
+    tokenizer = tiny_tokenizer()
+    counts = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in TEXTS]
+    assert records == [
+        {"response": text, "score": score, "kl": 0.5 * n, "length": n, "truncated": truncated}
+        for text, score, n, truncated in [
+            (TEXTS[0], 0.125, counts[0] + 1, False),
+            (TEXTS[1], -2.0, counts[1], True),
+            (TEXTS[2], 3.0, counts[2] + 1, False),
+        ]
+    ]
+
+
+def test_the_table_shows_each_response_beside_its_numbers_and_stays_a_table() -> None:
+    records = [
+        {"response": "a|b", "score": 0.125, "kl": 2.0, "length": 4, "truncated": False},
+        {"response": "two\nlines ", "score": -2.0, "kl": -0.5, "length": 9, "truncated": True},
+    ]
+    assert sample_table(["say | it", "\n\nHuman: hi"], records).split("\n") == [
         "| score | KL, nats | tokens | ended | prompt | response |",
         "|---|---|---|---|---|---|",
-        f"| 0.12 | {lengths[0] / 2:.2f} | {lengths[0]} | yes | say \\| it | a\\|b |",
-        f"| -2.00 | {lengths[1] / 2:.2f} | {lengths[1]} | no | Human: hi | two<br>lines |",
+        "| 0.12 | 2.00 | 4 | yes | say \\| it | a\\|b |",
+        "| -2.00 | -0.50 | 9 | no | Human: hi | two<br>lines |",
     ]

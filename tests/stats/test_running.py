@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_rlhf.stats import RunningMoments, global_masked_moments, global_sum
+from lit_rlhf.stats import RunningMoments, UncastBuffers, global_masked_moments, global_sum
 
 STREAM = [3.0, -1.5, 100.25, 7.0, 0.0, 2.5, -40.0]
 
@@ -97,6 +97,19 @@ def test_a_cast_of_the_model_leaves_the_statistics_in_double_precision(cast: str
     getattr(parent, cast)()
     assert moments.state_dict() == before
     assert {x.dtype for x in moments.state_dict().values()} == {torch.float64}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.long, torch.bool])
+def test_buffers_keep_their_type_beside_weights_that_are_cast(dtype: torch.dtype) -> None:
+    class Layer(UncastBuffers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+            self.register_buffer("state", torch.ones((), dtype=dtype))
+
+    layer = Layer().type(torch.bfloat16)
+    assert (layer.weight.dtype, layer.get_buffer("state").dtype) == (torch.bfloat16, dtype)
+    assert {x.device.type for x in layer.to("meta").state_dict().values()} == {"meta"}
 
 
 def test_the_statistics_follow_the_model_to_a_device() -> None:

@@ -69,7 +69,7 @@ def test_partitions_of_any_number_of_ranks_can_be_read(tmp_path: Path, world_siz
     path = write(tmp_path / "last.ckpt")
     size = -(-7 // world_size)
     with ShardReader(path / "policy", LAYOUT) as reader:
-        parts = [reader.range("0.exp_avg", r * size, (r + 1) * size) for r in range(world_size)]
+        parts = [reader.elements("0.exp_avg", r * size, (r + 1) * size) for r in range(world_size)]
     assert {len(part) for part in parts} == {size}
     joined = torch.cat(parts)
     assert torch.equal(joined[:7], torch.arange(7.0) * 10)

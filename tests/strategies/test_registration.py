@@ -52,7 +52,12 @@ def test_stage_3_is_refused_with_its_reason() -> None:
     with pytest.raises(ValueError, match="ZeRO-3 partitions the weights themselves"):
         StrategyRegistry.get("multi_deepspeed_stage_3")
     with pytest.raises(ValueError, match="ZeRO-3 partitions the weights themselves"):
-        MultiEngineDeepSpeedStrategy(config={"zero_optimization": {"stage": 3}})
+        MultiEngineDeepSpeedStrategy(stage=3)
+
+
+def test_the_stage_is_said_in_one_place() -> None:
+    with pytest.raises(ValueError, match="config: 'stage' of 'zero_optimization' is not accepted"):
+        MultiEngineDeepSpeedStrategy(stage=2, config={"zero_optimization": {"stage": 1}})
 
 
 @pytest.mark.parametrize("key", sorted(OWNED_KEYS))

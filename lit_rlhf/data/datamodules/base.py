@@ -44,7 +44,7 @@ class RecordDataModule(LightningDataModule, ABC):
             attribute of the module that is trained.
         chat_template: ``"tokenizer"`` for the tokenizer's own template, or ``"hh"``,
             ``"paper-en"``, ``"paper-zh"``.
-        max_length: Longest sequence in tokens, EOS counted.
+        max_length: Longest dialogue, or ptx example, in tokens, EOS counted.
         max_prompt_length: Longest prompt in tokens; default ``max_length``.
         num_workers: Processes that collate batches; 0 collates in the training process.
         on_bad_record: ``"error"`` stops at the first bad record and names its file and line,
@@ -65,17 +65,17 @@ class RecordDataModule(LightningDataModule, ABC):
     def __init__(
         self,
         train_sources: list[DataSource],
-        val_sources: list[DataSource] | None,
-        test_sources: list[DataSource] | None,
-        val_fraction: float,
-        test_fraction: float,
-        seed: int,
-        tokenizer: str | PreTrainedTokenizerBase | None,
-        chat_template: str,
-        max_length: int,
-        max_prompt_length: int | None,
-        num_workers: int,
-        on_bad_record: Literal["error", "skip"],
+        val_sources: list[DataSource] | None = None,
+        test_sources: list[DataSource] | None = None,
+        val_fraction: float = 0.0,
+        test_fraction: float = 0.0,
+        seed: int = 0,
+        tokenizer: str | PreTrainedTokenizerBase | None = None,
+        chat_template: str = "tokenizer",
+        max_length: int = 512,
+        max_prompt_length: int | None = None,
+        num_workers: int = 0,
+        on_bad_record: Literal["error", "skip"] = "error",
     ) -> None:
         super().__init__()
         for name, own, fraction in (

@@ -1,70 +1,98 @@
-"""The choice between batches of a fixed number of examples and of a number of tokens."""
+"""Datamodules whose batches hold a fixed number of examples, or one of tokens."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
+from lit_rlhf.data.datamodules.base import Part, RecordDataModule
+from lit_rlhf.data.examples import ExampleDataset
+from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.samplers import EpochBatchSampler, FixedBatchSampler, TokenBudgetBatchSampler
+from lit_rlhf.data.sources import DataSource
 
 
-@dataclass(frozen=True)
-class BatchSizes:
-    """How large batches are.
+class DynamicBatchDataModule(RecordDataModule):
+    """Base of the datamodules that can batch by tokens instead of examples (Section 4.2).
 
-    Attributes:
+    Args:
+        train_sources: Training data.
         batch_size: Examples per batch and rank; not used with ``tokens_per_batch``.
-        tokens_per_batch: Tokens per batch and rank, padding counted; None for ``batch_size``.
+        tokens_per_batch: Tokens per batch and rank, padding counted (Section 4.2), those of both
+            responses of a pair with their prompts; default: batches of ``batch_size`` examples.
         min_samples: Fewest examples in a batch, with ``tokens_per_batch``.
         max_samples: Most examples in a batch, with ``tokens_per_batch``.
+        **record_options: Arguments of :class:`RecordDataModule`.
+
+    Raises:
+        ValueError: If bounds are given that would have no effect.
     """
 
-    batch_size: int
-    tokens_per_batch: int | None
-    min_samples: int
-    max_samples: int | None
+    collate: ClassVar[Callable[..., Any]]
+    """Makes a batch of a list of examples and ``pad_token_id``."""
 
-    def __post_init__(self) -> None:
-        """Check the arguments.
-
-        Raises:
-            ValueError: If bounds are given that would have no effect.
-        """
-        if self.tokens_per_batch is None and (self.min_samples, self.max_samples) != (1, None):
+    def __init__(
+        self,
+        train_sources: list[DataSource],
+        batch_size: int = 8,
+        tokens_per_batch: int | None = None,
+        min_samples: int = 1,
+        max_samples: int | None = None,
+        **record_options: Any,
+    ) -> None:
+        super().__init__(train_sources, **record_options)
+        if tokens_per_batch is None and (min_samples, max_samples) != (1, None):
             raise ValueError(
                 "tokens_per_batch: expected a number where min_samples or max_samples is given, "
                 "got None"
             )
+        self.batch_size = batch_size
+        self.tokens_per_batch = tokens_per_batch
+        self.min_samples = min_samples
+        self.max_samples = max_samples
 
-    def sampler(
-        self, lengths: Sequence[int], shuffle: bool, seed: int, num_replicas: int, rank: int
-    ) -> EpochBatchSampler:
-        """Make the sampler for some examples.
+    @abstractmethod
+    def length(self, example: Any) -> int:  # noqa: ANN401
+        """Count the tokens of one example.
 
         Args:
-            lengths: Tokens of every example.
-            shuffle: Draw a new order every epoch.
-            seed: Seed of the order.
-            num_replicas: Number of ranks.
-            rank: This rank.
+            example: The example.
 
         Returns:
-            The sampler of this rank.
+            What it takes of ``tokens_per_batch``.
         """
+
+    def loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
+        """Make the loader of one part.
+
+        Args:
+            part: ``"train"``, ``"val"`` or ``"test"``.
+            shuffle: Draw a new order every epoch.
+
+        Returns:
+            The loader of this rank.
+        """
+        examples = self.examples[part]
+        sampler: EpochBatchSampler
         if self.tokens_per_batch is None:
-            return FixedBatchSampler(
-                len(lengths),
+            sampler = FixedBatchSampler(
+                len(examples),
                 self.batch_size,
                 shuffle,
-                seed,
-                num_replicas=num_replicas,
-                rank=rank,
+                self.seed,
+                num_replicas=self.num_replicas,
+                rank=self.rank,
             )
-        return TokenBudgetBatchSampler(
-            lengths,
-            self.tokens_per_batch,
-            self.min_samples,
-            self.max_samples,
-            shuffle,
-            seed,
-            num_replicas=num_replicas,
-            rank=rank,
-        )
+        else:
+            sampler = TokenBudgetBatchSampler(
+                [self.length(example) for example in examples],
+                self.tokens_per_batch,
+                self.min_samples,
+                self.max_samples,
+                shuffle,
+                self.seed,
+                num_replicas=self.num_replicas,
+                rank=self.rank,
+            )
+        collate = partial(self.collate, pad_token_id=self.built_encoder().pad_token_id)
+        return ResumableLoader(ExampleDataset(examples), sampler, collate, self.num_workers)

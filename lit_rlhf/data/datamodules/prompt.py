@@ -1,9 +1,7 @@
 """Prompts for PPO, each with a pretraining example where wanted."""
 
 from functools import partial
-from typing import Any, ClassVar, Literal
-
-from transformers import PreTrainedTokenizerBase
+from typing import Any, ClassVar
 
 from lit_rlhf.data.batches import PromptBatch
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
@@ -33,23 +31,13 @@ class PromptDataModule(RecordDataModule):
 
     Args:
         train_sources: Training data of any kind; only prompts are read.
-        val_sources: Validation data; default: ``val_fraction`` of the training prompts.
-        test_sources: Test data; default: ``test_fraction`` of the training prompts.
-        val_fraction: Share of the training prompts held out for validation.
-        test_fraction: Share of the training prompts held out for test.
-        seed: Seed of splits, weights and the order of the data.
-        tokenizer: Path or hub id of a tokenizer, or a tokenizer; default: the module's.
-        chat_template: ``"tokenizer"``, ``"hh"``, ``"paper-en"`` or ``"paper-zh"``.
-        max_length: Longest ptx example in tokens, EOS counted.
-        max_prompt_length: Longest prompt in tokens; default ``max_length``.
         batch_size: Prompts, and so rollouts, per iteration and rank.
         samples_per_epoch: Prompts per epoch over all ranks, so that an epoch is
             ``samples_per_epoch / (batch_size * ranks)`` iterations, rounded down; the prompts are
             reshuffled and repeated as needed. Default: every prompt once.
         ptx_sources: Pretraining data for the ptx term (Eq. 17): plain text, cut into blocks of
             ``max_length`` tokens, or demonstrations. One example comes with every prompt.
-        num_workers: Processes that collate batches.
-        on_bad_record: ``"error"`` or ``"skip"``.
+        **record_options: Arguments of :class:`RecordDataModule`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -60,35 +48,12 @@ class PromptDataModule(RecordDataModule):
     def __init__(
         self,
         train_sources: list[DataSource],
-        val_sources: list[DataSource] | None = None,
-        test_sources: list[DataSource] | None = None,
-        val_fraction: float = 0.0,
-        test_fraction: float = 0.0,
-        seed: int = 0,
-        tokenizer: str | PreTrainedTokenizerBase | None = None,
-        chat_template: str = "tokenizer",
-        max_length: int = 512,
-        max_prompt_length: int | None = None,
         batch_size: int = 128,
         samples_per_epoch: int | None = None,
         ptx_sources: list[DataSource] | None = None,
-        num_workers: int = 0,
-        on_bad_record: Literal["error", "skip"] = "error",
+        **record_options: Any,
     ) -> None:
-        super().__init__(
-            train_sources,
-            val_sources,
-            test_sources,
-            val_fraction,
-            test_fraction,
-            seed,
-            tokenizer,
-            chat_template,
-            max_length,
-            max_prompt_length,
-            num_workers,
-            on_bad_record,
-        )
+        super().__init__(train_sources, **record_options)
         if samples_per_epoch is not None and samples_per_epoch < 1:
             raise ValueError(f"samples_per_epoch: expected at least 1, got {samples_per_epoch}")
         self.batch_size = batch_size

@@ -1,0 +1,196 @@
+"""`PPOModule.sample`: what the policy answers to given prompts, and its timeline in a fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_callbacks.sample_timeline import SampleTimeline
+from lit_rlhf.data import DialogueEncoder, encoded_prompts
+from lit_rlhf.data.datamodules.base import RecordDataModule
+from lit_rlhf.modules import PPOModule
+from tests.modules.stages import (
+    QUESTIONS,
+    assert_equal_states,
+    copied,
+    encoder_of,
+    fitted,
+    ppo_options,
+    prompts,
+    token_nll,
+)
+from tests.support.tiny_models import EOS_ID, tiny_tokenizer
+
+ASKED = list(QUESTIONS)
+DIALOGUE = "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why"
+
+
+class Asking(Callback):
+    """Asks at the start of training and after the only iteration."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[dict[str, Any]]] = []
+        self.rollouts: list[Any] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PPOModule)
+        state = torch.get_rng_state()
+        kept = pl_module.rollout
+
+        def rollout(*args: Any, **kwargs: Any) -> Any:
+            self.rollouts.append(kept(*args, **kwargs))
+            return self.rollouts[-1]
+
+        pl_module.rollout = rollout  # type: ignore[method-assign]
+        self.answers += [pl_module.sample(ASKED), pl_module.sample(ASKED)]
+        pl_module.rollout = kept  # type: ignore[method-assign]
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PPOModule)
+        self.answers.append(pl_module.sample(ASKED))
+
+
+@pytest.fixture(scope="module")
+def asked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Asking, PPOModule]:
+    asking = Asking()
+    rewards = {"tests.rollout.reward_functions:length": 2.0}
+    options = {"rewards": rewards, "critic_init": "policy", "policy_lr": 0.05}
+    module = PPOModule(**ppo_options(root, **options))
+    fitted(module, prompts(root), tmp_path_factory.mktemp("asked"), callbacks=[asking])
+    return asking, module
+
+
+def test_the_same_policy_gives_the_same_answers(asked: tuple[Asking, PPOModule]) -> None:
+    before, again, after = asked[0].answers
+    assert before == again
+    assert after != before
+
+
+def test_a_record_holds_response_score_kl_and_length(asked: tuple[Asking, PPOModule]) -> None:
+    asking, module = asked
+    records, rollouts = asking.answers[0], asking.rollouts[0]
+    assert len(records) == len(ASKED)
+    tokenizer = tiny_tokenizer()
+    for row, record in enumerate(records):
+        assert set(record) == {"response", "score", "kl", "length", "truncated"}
+        # the prompt is rendered as the datamodule renders its own, without anything in front
+        prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
+        assert tokenizer.decode(prompt) == f"\n\nHuman: {ASKED[row]}\n\nAssistant:"
+        ids = rollouts.response_ids[row][rollouts.response_mask[row]]
+        assert record["response"] == tokenizer.decode(ids, skip_special_tokens=True)
+        assert record["score"] == 2 * len(record["response"])
+        assert record["length"] == len(ids)
+        assert record["truncated"] == (EOS_ID not in ids.tolist())
+        assert record["kl"] == pytest.approx(0.0, abs=1e-4)  # the policy still is the reference
+    assert {True, False} == {record["truncated"] for record in records}
+    assert module.training
+
+
+def test_kl_is_the_sum_over_a_responses_tokens(root: Path, tmp_path: Path) -> None:
+    """After training, against log-probs of one row at a time in float64."""
+    module = PPOModule(**ppo_options(root, policy_lr=0.05))
+
+    class Measuring(Asking):
+        def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            self.on_train_start(trainer, pl_module)
+
+    asking = Measuring()
+    fitted(module, prompts(root), tmp_path, callbacks=[asking])
+    records, rollouts = asking.answers[-1], asking.rollouts[-1]
+    assert module.reference is not None
+    for row, record in enumerate(records):
+        start = int(rollouts.prompt_mask[row].sum())
+        ids = rollouts.sequence_ids[row][rollouts.sequence_mask[row]]
+
+        def nll(model: torch.nn.Module, ids: Tensor = ids, start: int = start) -> float:
+            return float(token_nll(model.eval(), ids)[start - 1 :].sum())
+
+        assert record["kl"] == pytest.approx(nll(module.reference) - nll(module.policy), abs=1e-3)
+    assert max(abs(record["kl"]) for record in records) > 0.1
+
+
+def test_a_dialogue_and_a_plain_text_are_rendered_as_in_a_data_file(root: Path) -> None:
+    encoder = encoder_of(tiny_tokenizer())
+    batch = encoded_prompts([DIALOGUE, "hi"], encoder)
+    assert batch.texts == [
+        "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why\n\nAssistant:",
+        "\n\nHuman: hi\n\nAssistant:",
+    ]
+    assert batch.index.tolist() == [0, 1]
+    assert batch.attention_mask[1].tolist() == sorted(batch.attention_mask[1].tolist())
+    decoded = [
+        tiny_tokenizer().decode(ids[mask])
+        for ids, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
+    ]
+    assert decoded == batch.texts
+    data: RecordDataModule = prompts(root)
+    data.tokenizer = tiny_tokenizer()
+    data.setup("fit")
+    in_the_file = next(iter(data.loader("val", shuffle=False)))
+    plain = encoded_prompts(["hi", "how are you today"], encoder)
+    assert in_the_file.texts[:2] == plain.texts
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("", r"prompts\[1\]: field 'prompt': empty"),
+        (3, r"prompts\[1\]: field 'prompt': not a string, got 3"),
+        ("say </s>", r"prompts\[1\]: a turn contains the text of the EOS token"),
+        ("\n\nHuman: hi\n\nAssistant: yes", "the prompt ends with an assistant turn"),
+    ],
+)
+def test_a_bad_prompt_is_named(bad: Any, message: str) -> None:
+    encoder = DialogueEncoder(tiny_tokenizer(), "hh", 64)
+    with pytest.raises(ValueError, match=message):
+        encoded_prompts(["hi", bad], encoder)
+    with pytest.raises(ValueError, match="expected at least one"):
+        encoded_prompts([], encoder)
+
+
+def test_without_a_datamodule_there_is_no_encoder(root: Path, tmp_path: Path) -> None:
+    module = PPOModule(**ppo_options(root))
+    module.trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path
+    )
+    with pytest.raises(RuntimeError, match="sample: the trainer has no datamodule"):
+        module.sample(ASKED)
+
+
+def test_a_timeline_follows_ppos_iterations_and_changes_nothing(root: Path, tmp_path: Path) -> None:
+    """The trained module is the same to the bit with and without it."""
+    states = []
+    for name in ("without", "with"):
+        torch.manual_seed(0)
+        module = PPOModule(**ppo_options(root, critic_pretrain_iterations=1))
+        timeline = SampleTimeline([ASKED[0], DIALOGUE], every_n_batches=3)
+        callbacks = [timeline] if name == "with" else []
+        fitted(
+            module,
+            prompts(root, batch_size=4),
+            tmp_path / name,
+            callbacks=callbacks,
+            max_epochs=2,
+        )
+        states.append(copied(module))
+    assert_equal_states(*states)
+    lines = [
+        json.loads(line) for line in (tmp_path / "with/samples.jsonl").read_text().splitlines()
+    ]
+    assert [(line["step"], line["prompt_index"]) for line in lines] == [
+        (0, 0),
+        (0, 1),
+        (3, 0),
+        (3, 1),
+        (4, 0),
+        (4, 1),
+    ]
+    assert lines[1]["prompt"] == DIALOGUE
+    assert {"response", "score", "kl", "length", "truncated"} < lines[0].keys()
