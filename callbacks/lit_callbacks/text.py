@@ -59,3 +59,29 @@ def bar_text(fraction: float, width: int) -> str:
     """
     filled = int(fraction * (width - 2))
     return f"[{'#' * filled}{'.' * (width - 2 - filled)}]"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A series as block characters, one for each of the newest values, the newest last.
+
+    Args:
+        values: any floats; one that is not finite makes a gap.
+        width: characters at most, at least 1.
+
+    Returns:
+        The text, for example ``▁▃█``: the lowest value shown is the lowest block, the highest the
+        highest. A series in which all are equal is a line at half height.
+    """
+    shown = list(values)[-width:]
+    finite = [value for value in shown if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+
+    def block(value: float) -> str:
+        if not math.isfinite(value):
+            return " "
+        if low == high:
+            return "▄"
+        share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halves, as the range may overflow
+        return "▁▂▃▄▅▆▇█"[min(7, int(share * 8))]
+
+    return "".join(map(block, shown))

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from lit_callbacks.text import bar_text, duration_text, number_text, short_names
+from lit_callbacks.text import bar_text, duration_text, number_text, short_names, sparkline
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,23 @@ def test_names_are_whole_where_they_would_look_the_same() -> None:
 )
 def test_bar(fraction: float, expected: str) -> None:
     assert bar_text(fraction, 6) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([8, 0, 4], "█▁▅"),
+        ([2.5, 2.5, 2.5], "▄▄▄"),
+        ([1, math.nan, 3, math.inf, 1], "▁ █ ▁"),
+        ([math.nan, math.nan], "  "),
+        ([0, 0.9, -1.5e308, 1.5e308], "▅▅▁█"),
+        ([], ""),
+    ],
+)
+def test_sparkline(values: list[float], expected: str) -> None:
+    assert sparkline(values, 10) == expected
+
+
+def test_sparkline_shows_the_newest_values_on_a_scale_of_their_own() -> None:
+    assert sparkline([100, 0, 1, 2], 3) == "▁▅█"

@@ -43,7 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "reward": {"trainer": TWO_STEPS, "data": {"init_args": {"batch_size": 4}}},
     # two iterations: the first trains the critic alone where a run has such a phase
     "ppo": {
-        "trainer": TWO_STEPS,
+        "trainer": {**TWO_STEPS, "val_check_interval": 2},
         "model": {
             "init_args": {
                 "minibatch_size": 4,

@@ -83,6 +83,20 @@ def test_the_lab_notebook_draws_the_signals_of_a_collapse(
     assert len(images) == 1
 
 
+def test_the_lab_notebook_reads_the_timeline_of_both_runs(
+    done: dict[str, Any],
+) -> None:
+    (printed,) = (
+        cell.outputs[0].text
+        for cell in code_cells(done["ppo_max_on_the_lab"])
+        if "samples.jsonl" in cell.source
+    )
+
+    # six iterations, sampled before the first, after every second and at the end
+    steps = [line.split()[0] for line in printed.splitlines() if "score" in line]
+    assert steps == ["0", "2", "4", "6"] * 2
+
+
 def test_nothing_but_progress_goes_to_standard_error(
     done: dict[str, Any],
 ) -> None:

@@ -1,0 +1,290 @@
+"""Does the collapse detector see what it should, in time, and can a run be saved?
+
+    python benchmarks/collapse.py run --output_dir runs/collapse
+    python benchmarks/collapse.py report --output_dir runs/collapse
+
+`run` trains, for each seed, the quickstart's stages, then vanilla PPO and PPO-max under a detector
+that only watches, and vanilla PPO under one that rolls back and raises `kl_coef`. What is finished
+is not run again. `report` reads the runs' logs, prints the tables, and writes them with all numbers
+and the ROC to the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from jsonargparse import auto_cli
+from matplotlib.figure import Figure
+
+from lit_callbacks import Level, Monitor, default_monitors
+from lit_callbacks.replay import judged, logged_records
+from lit_rlhf.cli.quickstart import Stages
+
+SEEDS = (10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
+"""Reported seeds; the thresholds were chosen on seeds 0 to 2."""
+HARM = 0.5  # SFT standard deviations below the SFT policy's gold reward
+ROLLBACK = Path("configs/overlays/rollback.yaml")
+RUNS: dict[str, tuple[str | Path, ...]] = {
+    "ppo_vanilla": ("ppo_max.yaml", "ppo_vanilla.yaml"),
+    "ppo_max": ("ppo_max.yaml",),
+    "ppo_rollback": ("ppo_max.yaml", "ppo_vanilla.yaml", ROLLBACK),
+}
+
+
+def run_seed(output_dir: str, seed: int) -> None:
+    """Train all runs of one seed, in this process.
+
+    Args:
+        output_dir: Folder of the benchmark.
+        seed: Of the world, the weights, the data order and the rollouts.
+    """
+    stages = Stages(Path(output_dir) / f"seed_{seed}", seed)
+    if not (stages.root / "reward" / "model.safetensors").is_file():
+        stages.prepare()
+    for name, configs in RUNS.items():
+        if not (stages.root / name / "model.safetensors").is_file():
+            stages.ppo(
+                configs,
+                *("--model.init_args.output_dir", f"{stages.root}/{name}"),
+                *("--trainer.logger.init_args.name", name),
+            )
+    if not (stages.root / "evaluation.json").is_file():
+        stages.evaluate("sft", *RUNS)
+
+
+def run(
+    output_dir: str = "runs/collapse", seeds: tuple[int, ...] = SEEDS, parallel: int = 2
+) -> None:
+    """Train what is missing, each seed in a process with one thread.
+
+    Args:
+        output_dir: Folder of the benchmark.
+        seeds: Seeds.
+        parallel: Seeds that run at a time.
+    """
+
+    def one(seed: int) -> None:
+        folder = Path(output_dir) / f"seed_{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "log.txt").open("a") as log:
+            subprocess.run(
+                [sys.executable, __file__, "run_seed", output_dir, str(seed)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                check=True,
+            )
+        print(f"seed {seed} done", flush=True)
+
+    with ThreadPoolExecutor(parallel) as pool:
+        list(pool.map(one, seeds))
+
+
+records_of = cache(logged_records)
+
+
+def course(folder: Path, key: str) -> dict[int, float]:
+    """A metric of a run by iteration."""
+    return {r.step: r.scalars[key] for r in records_of(str(folder)) if key in r.scalars}
+
+
+def first_collapse(folder: Path, monitors: list[Monitor], votes: int = 2) -> int | None:
+    """Iteration at which a detector calls a collapse in a run; None if it calls none."""
+    verdicts = judged(records_of(str(folder)), monitors, votes)
+    return next((step for step, verdict in verdicts if verdict.level is Level.COLLAPSED), None)
+
+
+def watched(folder: Path, called: int | None, line: float) -> dict[str, Any]:
+    """One run under a detector that only watches.
+
+    Args:
+        folder: The run's logs.
+        called: Iteration of the verdict; None without one.
+        line: Gold reward below which harm is done.
+    """
+    gold = course(folder, "rollout/gold")
+    harmed = next((step for step, value in gold.items() if value < line), None)
+    return {
+        "called": called,
+        "gold_then": None if called is None else gold[called],
+        "peak_gold": max(gold.values()),
+        "last_gold": fmean(list(gold.values())[-10:]),
+        "harmed": harmed,
+        "lead": None if called is None or harmed is None else harmed - called,
+        "in_time": called is not None and (harmed is None or called < harmed),
+    }
+
+
+def seed_row(root: Path, seed: int) -> dict[str, Any]:
+    """Everything that the tables say of one seed."""
+    folder = root / f"seed_{seed}"
+    policies = json.loads((folder / "evaluation.json").read_text("utf-8"))["policies"]
+    gold = {
+        name.rpartition("/")[2]: report["rewards"]["gold_reward"]
+        for name, report in policies.items()
+    }
+    line = gold["sft"]["mean"] - HARM * gold["sft"]["std"]
+    logs = {name: folder / "logs" / name for name in RUNS}
+    return {
+        "seed": seed,
+        "sft_gold": gold["sft"]["mean"],
+        "sft_gold_std": gold["sft"]["std"],
+        "line": line,
+        **{
+            name: watched(logs[name], first_collapse(logs[name], default_monitors()), line)
+            for name in ("ppo_vanilla", "ppo_max")
+        },
+        "final_gold": {name: gold[name]["mean"] for name in RUNS},
+        "collapses": list(course(logs["ppo_rollback"], "monitor/level").values()).count(2.0),
+    }
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+
+    def shown(value: float | int | None) -> str:
+        return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+    lines = [
+        "| run | verdict at iteration | gold then | peak gold | gold, last 10 iterations | "
+        "harm at iteration | lead, iterations |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in ("ppo_vanilla", "ppo_max"):
+        lines += [
+            f"| {name.removeprefix('ppo_')}, seed {row['seed']} | "
+            + " | ".join(
+                shown(row[name][key])
+                for key in ("called", "gold_then", "peak_gold", "last_gold", "harmed", "lead")
+            )
+            + " |"
+            for row in rows
+        ]
+    in_time = sum(row["ppo_vanilla"]["in_time"] for row in rows)
+    called = sum(row["ppo_vanilla"]["called"] is not None for row in rows)
+    false = sum(row["ppo_max"]["called"] is not None for row in rows)
+    kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
+    lines += [
+        "",
+        f"Of {len(rows)} vanilla runs the detector calls a collapse in {called}, in {in_time} of "
+        f"them before harm; of {len(rows)} PPO-max runs it calls one in {false}.",
+        "",
+        "| seed | final gold: SFT | vanilla | vanilla, roll-back | PPO-max | collapses called |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {row['seed']} | {row['sft_gold']:.2f} | "
+            + " | ".join(
+                f"{row['final_gold'][name]:.2f}"
+                for name in ("ppo_vanilla", "ppo_rollback", "ppo_max")
+            )
+            + f" | {row['collapses']} |"
+            for row in rows
+        ),
+        "",
+        f"With roll-back the vanilla run ends with gold no lower than SFT's in {kept} of "
+        f"{len(rows)}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def scaled(monitor: Monitor, factor: float) -> Monitor:
+    """The monitor with every line moved `factor` times as far from the baseline."""
+    if monitor.high is not None:
+        monitor.high *= factor
+    if monitor.high_ratio is not None:
+        monitor.high_ratio = 1 + (monitor.high_ratio - 1) * factor
+    if monitor.low_ratio is not None:
+        monitor.low_ratio = max(0.0, 1 - (1 - monitor.low_ratio) * factor)
+    return monitor
+
+
+SIGNALS = ("kl", "length", "perplexity", "entropy", "repetition", "reward")
+"""Signals drawn alone; the others are about the critic and the computation."""
+FACTORS = tuple(1.15**power for power in range(-14, 15))
+
+
+def rates(
+    root: Path, rows: list[dict[str, Any]], monitors: Callable[[], list[Monitor]], votes: int
+) -> list[dict[str, float]]:
+    """False alarms and collapses called in time, as shares of the runs, for every factor."""
+    points = []
+    for factor in FACTORS:
+        hits = alarms = 0
+        for row in rows:
+            logs = root / f"seed_{row['seed']}" / "logs"
+            called = {
+                name: first_collapse(
+                    logs / name, [scaled(monitor, factor) for monitor in monitors()], votes
+                )
+                for name in ("ppo_vanilla", "ppo_max")
+            }
+            hits += watched(logs / "ppo_vanilla", called["ppo_vanilla"], row["line"])["in_time"]
+            alarms += called["ppo_max"] is not None
+        points.append(
+            {"factor": factor, "false_alarms": alarms / len(rows), "in_time": hits / len(rows)}
+        )
+    return points
+
+
+def of_signal(signal: str) -> Callable[[], list[Monitor]]:
+    """Makes the default monitors of one signal."""
+    return lambda: [monitor for monitor in default_monitors() if monitor.vote == signal]
+
+
+def roc_figure(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
+    """Draw false alarms against collapses called in time, one line for each detector."""
+    figure = Figure(figsize=(6.5, 5.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in curves.items():
+        together = name == "together"
+        axes.plot(
+            [point["false_alarms"] for point in points],
+            [point["in_time"] for point in points],
+            marker="o",
+            markersize=5 if together else 3,
+            linewidth=2.5 if together else 1.0,
+            color="black" if together else None,
+            zorder=3 if together else 2,
+            label=name,
+        )
+    axes.set(
+        xlabel="PPO-max runs with a false alarm, share",
+        ylabel="vanilla runs called before harm, share",
+        xlim=(-0.03, 1.03),
+        ylim=(-0.03, 1.03),
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(output, dpi=150)
+
+
+def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = SEEDS) -> None:
+    """Tabulate the runs and draw the ROC.
+
+    Args:
+        output_dir: Folder of the benchmark.
+        seeds: Seeds.
+    """
+    root = Path(output_dir)
+    rows = [seed_row(root, seed) for seed in seeds]
+    curves = {"together": rates(root, rows, default_monitors, 2)}
+    curves |= {signal: rates(root, rows, of_signal(signal), 1) for signal in SIGNALS}
+    text = tables(rows)
+    (root / "collapse.md").write_text(text, "utf-8")
+    result = {"seeds": rows, "roc": curves}
+    (root / "collapse.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    roc_figure(curves, root / "roc.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    auto_cli([run, report, run_seed])

@@ -1,0 +1,99 @@
+"""Which metrics the page shows, under which titles and in which groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from lit_callbacks.report.runs import Run
+
+
+class Panel(NamedTuple):
+    """One metric on the page.
+
+    Attributes:
+        key: logged key.
+        title: what it is called.
+        unit: empty where it has none.
+        group: heading above it.
+        signed_log: whether the y axis may be logarithmic on both sides of zero.
+        floor: where the y axis ends at the latest, however low the values.
+    """
+
+    key: str
+    title: str
+    unit: str
+    group: str
+    signed_log: bool = False
+    floor: float | None = None
+
+
+# The metrics of Figure 4 of arXiv 2307.04964, and their neighbours.
+KNOWN = (
+    Panel("rollout/score", "Score of the reward model", "reward", "Reward"),
+    Panel("rollout/reward", "Reward trained on", "normalized, after penalties", "Reward"),
+    Panel("rollout/gold", "Gold reward", "never trained on", "Reward"),
+    # KL spans orders of magnitude when a run collapses, and its estimate can be negative.
+    Panel("rollout/kl", "KL to the SFT policy", "nats per response", "Policy", signed_log=True),
+    Panel("rollout/perplexity", "Perplexity of the responses", "", "Policy", signed_log=True),
+    Panel("rollout/entropy", "Entropy", "nats per token", "Policy"),
+    Panel("rollout/response_length", "Response length", "tokens", "Responses"),
+    Panel("rollout/truncation_rate", "Truncation rate", "share of responses", "Responses"),
+    Panel("rollout/distinct_2", "Distinct-2", "share of bigrams", "Responses"),
+    Panel("ppo/policy_loss", "Policy loss", "", "Optimization"),
+    Panel("ppo/value_loss", "Value loss", "reward squared", "Optimization"),
+    # A new critic's first values are far below 0 and would flatten the rest.
+    Panel(
+        "ppo/explained_variance", "Explained variance of the critic", "", "Optimization", floor=-1.0
+    ),
+)
+_NOT_SHOWN = {"hp_metric", "epoch"}  # Lightning's placeholder and a counter
+_DETECTORS = "monitor/"  # what the detector logs about its own judgement
+
+
+def chosen_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[tuple[str, list[Panel]]]:
+    """Groups of panels, each with its heading.
+
+    Args:
+        runs: at least one.
+        keys: metrics to show. None: the known ones that a run logged, and everything of a run that
+            logged none of them.
+
+    Raises:
+        ValueError: if no run logged one of the keys, or there is nothing to show.
+    """
+    if isinstance(keys, str):
+        raise ValueError(f"keys: expected a list of keys, got the string {keys!r}")
+    there = {key for run in runs for key in run.curves}
+    wanted = _usual_keys(runs) if keys is None else list(keys)
+    missing = [key for key in wanted if key not in there]
+    if missing or not wanted:
+        raise ValueError(
+            f"keys: expected metrics that a run logged ({', '.join(sorted(there))}), "
+            f"got {', '.join(missing) or 'none'}"
+        )
+    known = {panel.key: panel for panel in KNOWN}
+    panels = [known.get(key) or _plain(key) for key in dict.fromkeys(wanted)]
+    return [(group, list(members)) for group, members in groupby(panels, key=lambda p: p.group)]
+
+
+def _usual_keys(runs: Sequence[Run]) -> list[str]:
+    usual = {panel.key for panel in KNOWN}
+    wanted = {
+        key
+        for run in runs
+        for key in run.curves
+        if key in usual or not (usual & run.curves.keys() or _is_bookkeeping(key))
+    }
+    others = sorted(wanted - usual, key=lambda key: (key.rpartition("/")[0], key))
+    return [panel.key for panel in KNOWN if panel.key in wanted] + others
+
+
+def _is_bookkeeping(key: str) -> bool:
+    return key in _NOT_SHOWN or key.startswith(_DETECTORS)
+
+
+def _plain(key: str) -> Panel:
+    prefix, _, name = key.rpartition("/")
+    return Panel(key, name, "", prefix or "Metrics")

@@ -1,0 +1,136 @@
+"""Small runs on disk, and a report's page read back as a tree of elements."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from lit_callbacks.report import write_report
+
+VOID = {"meta", "br"}
+_clock = itertools.count(1_000_000)
+
+COLLAPSE = """**collapsed** at 4
+
+KL 41 nats is 12x its baseline: the policy is exploiting the reward model
+
+- raised kl_coef from 0 to 0.2
+
+- multiplied the learning rates by 0.5"""
+
+
+def write_run(
+    folder: Path,
+    series: Mapping[str, Sequence[float]],
+    texts: Mapping[int, str] | None = None,
+    first: int = 1,
+) -> str:
+    """Step by step, as a run logs; every event comes one second after the one before."""
+    with SummaryWriter(str(folder)) as writer:
+        for place in range(max(map(len, series.values()))):
+            step = first + place
+            if texts and step in texts:
+                writer.add_text("monitor/verdict", texts[step], step, walltime=next(_clock))
+            for key, values in series.items():
+                if place < len(values):
+                    writer.add_scalar(key, values[place], step, walltime=next(_clock))
+    return str(folder)
+
+
+class Element:
+    def __init__(self, tag: str, attributes: Mapping[str, str | None]) -> None:
+        self.tag = tag
+        self.attributes = {name: value or "" for name, value in attributes.items()}
+        self.children: list[Element] = []
+        self.texts: list[str] = []
+
+    @property
+    def classes(self) -> set[str]:
+        return set(self.attributes.get("class", "").split())
+
+    @property
+    def text(self) -> str:
+        """All text inside, with single spaces."""
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, tag: str = "", css: str = "") -> list[Element]:
+        found = [self] if tag in ("", self.tag) and set(css.split()) <= self.classes else []
+        return found + [inner for child in self.children for inner in child.all(tag, css)]
+
+    def one(self, tag: str = "", css: str = "") -> Element:
+        (found,) = self.all(tag, css)
+        return found
+
+
+class Page(HTMLParser):
+    """A tree of elements; a tag that is not closed, or closed twice, is an error."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text("utf-8")
+        self.root = Element("", {})
+        self.open = [self.root]
+        self.feed(self.source)
+        self.close()
+        assert self.open == [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = Element(tag, dict(attrs))
+        self.open[-1].children.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open[-1].children.append(Element(tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data: str) -> None:
+        for element in self.open:
+            element.texts.append(data)
+
+    @property
+    def title(self) -> str:
+        return self.root.one("head").one("title").text
+
+    def panel(self, key: str) -> Element:
+        (found,) = (p for p in self.root.all(css="panel") if p.one("code").text == key)
+        return found
+
+
+def report(tmp_path: Path, *runs: str, keys: Sequence[str] | None = None) -> Page:
+    return Page(write_report(list(runs), tmp_path / "report.html", keys))
+
+
+def rectangles(elements: Iterable[Element]) -> list[tuple[str, float, float]]:
+    """Level, left end and width of bands."""
+    return [
+        (
+            (element.classes & {"suspicious", "collapsed"}).pop(),
+            float(element.attributes["x"]),
+            float(element.attributes["width"]),
+        )
+        for element in elements
+    ]
+
+
+def watched_run(folder: Path) -> str:
+    """A run of 5 steps that is suspicious at 3 and collapsed from 4 on."""
+    series = {
+        "rollout/kl": [0.0, 1.0, 2.0, 3.0, 4.0],
+        "rollout/score": [1.0, 2.0, 3.0, 4.0, 5.0],
+        "monitor/level": [0, 0, 1, 2, 2],
+        "monitor/toy_spread": [0, 0, 0, 0, 0],
+    }
+    texts = {3: "**suspicious** at 3\n\nKL is <b>rising</b>", 4: COLLAPSE}
+    return write_run(folder, series, texts)
+
+
+def calm_run(folder: Path) -> str:
+    """A run of 2 steps without a detector."""
+    return write_run(folder, {"rollout/kl": [0.0, 0.1], "rollout/gold": [1.0, 2.0]})

@@ -1,0 +1,166 @@
+"""A module that logs a script, and what is needed to watch it under a real Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_callbacks import Action, CollapseDetector, Level, Monitor, Verdict
+
+Script = Mapping[str, Sequence[float | None]]
+
+
+class Scripted(LightningModule):
+    """Logs the i-th number of each series at the i-th batch, and trains two weights with Adam.
+
+    Args:
+        script: series by key; nothing is logged for None.
+        outputs: tensors that the training step returns, one list of numbers a batch by name.
+        logs_step: also log the number of batches so far as `step`, the loggers' x axis.
+        manual: optimize manually.
+        on_epoch: log means over epochs instead of single values.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        outputs: Mapping[str, Sequence[Sequence[float]]] | None = None,
+        logs_step: bool = True,
+        manual: bool = False,
+        on_epoch: bool = False,
+    ) -> None:
+        super().__init__()
+        self.script, self.outputs = script, outputs or {}
+        self.logs_step, self.on_epoch = logs_step, on_epoch
+        self.automatic_optimization = not manual
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        self.batches = 0
+        """Batches that this object trained on."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
+        self.batches += 1
+        i = self.trainer.fit_loop.total_batch_idx
+        for key, series in self.script.items():
+            value = series[i]
+            if value is not None:
+                self.log(key, value, on_step=not self.on_epoch, on_epoch=self.on_epoch)
+        if self.logs_step:
+            self.log("step", i + 1.0)
+        loss = self.loss(i)
+        if not self.automatic_optimization:
+            optimizer = cast("LightningOptimizer", self.optimizers())
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return {"loss": loss} | {k: torch.tensor(v[i]) for k, v in self.outputs.items()}
+
+    def loss(self, i: int) -> Tensor:
+        return (self.weight * torch.tensor([i + 1.0, 0.5])).square().sum()
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+class Watch(Action):
+    """Keeps the verdict of every record; never acts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verdicts: list[Verdict] = []
+
+    @property
+    def levels(self) -> list[int]:
+        return [int(verdict.level) for verdict in self.verdicts]
+
+    def on_record(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+
+    def due(self, verdict: Verdict) -> bool:
+        return False
+
+
+def above(line: float, key: str = "kl", **options: Any) -> Monitor:
+    """A monitor that collapses at the second reading in a row above `line`, not before it."""
+    return Monitor(key, **{"high": line, "patience": 2, "horizon": 0, **options})
+
+
+class Loader(DataLoader[Any]):
+    """All its batches are alike, so that any place in it is as good as another in a resumed run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def batches(count: int) -> Loader:
+    """Batches of a single zero; modules tell them apart by their index."""
+    return Loader(torch.zeros(count))  # type: ignore[arg-type]
+
+
+def trainer(folder: Path, *callbacks: Any, **arguments: Any) -> Trainer:
+    """A quiet trainer on one CPU process."""
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "log_every_n_steps": 1,
+        "default_root_dir": folder,
+    }
+    return Trainer(callbacks=list(callbacks), **{**quiet, **arguments})
+
+
+class Saver(Checkpoint):
+    """Saves after each batch, behind all other callbacks, as `ModelCheckpoint` does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"{trainer.fit_loop.total_batch_idx + 1}.ckpt")
+
+
+def fitted(
+    folder: Path,
+    module: LightningModule,
+    count: int,
+    *callbacks: Any,
+    done: int | None = None,
+    **arguments: Any,
+) -> Trainer:
+    """Fit `count` batches, with a checkpoint in `folder` after each one.
+
+    Or go on from such a checkpoint, of `done` batches.
+    """
+    run = trainer(folder, Saver(folder), *callbacks, enable_checkpointing=True, **arguments)
+    path = None if done is None else str(folder / f"{done}.ckpt")
+    # weights_only: states are made of plain values
+    run.fit(module, batches(count), ckpt_path=path, weights_only=True if path else None)
+    return run
+
+
+def watching(*actions: Action) -> CollapseDetector:
+    """A detector that `script_of` leads to any level at once, and back."""
+    return CollapseDetector([above(10.0, key, patience=1) for key in ("kl", "size")], [*actions])
+
+
+def script_of(levels: Sequence[int]) -> Script:
+    """A script that gives `watching` these levels."""
+    return {
+        "kl": [20.0 if level >= Level.SUSPICIOUS else 1.0 for level in levels],
+        "size": [20.0 if level == Level.COLLAPSED else 1.0 for level in levels],
+    }

@@ -1,0 +1,329 @@
+"""What a detector does about its verdict."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CyclicLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    SequentialLR,
+)
+from transformers import get_cosine_schedule_with_warmup
+
+from lit_callbacks import (
+    Action,
+    AdjustCoefficient,
+    AdjustLearningRate,
+    LogVerdict,
+    StopTraining,
+    Verdict,
+    WarnOfVerdict,
+)
+from tests.callbacks.scripted import Scripted, batches, fitted, script_of, trainer, watching
+
+
+class Coefficients(Scripted):
+    """A coefficient of each kind."""
+
+    def __init__(self, levels: list[int], gamma: float = 0.5) -> None:
+        super().__init__(script_of(levels))
+        self.save_hyperparameters("gamma")
+        self.beta = 0.1
+        self.count = 3
+        self.name = "five"
+        self.switch = True
+        self.register_buffer("kl_coef", torch.tensor(0.25))
+        self.register_buffer("many", torch.zeros(2))
+        self.inner = torch.nn.BatchNorm1d(2)  # its buffers are no attributes of this module
+
+
+def act(action: Action, module: LightningModule) -> str:
+    return action.act(cast("Trainer", None), module, Verdict())
+
+
+class Counted(Action):
+    """Keeps the records at which it acted."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.acts: list[int] = []
+
+    def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
+        self.acts.append(verdict.record)
+        return "counted"
+
+
+# --- when an action acts
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"level": "suspicious", "cooldown": 2}, [2, 4, 7, 9]),
+        ({"level": "suspicious", "cooldown": 1}, [2, 3, 4, 5, 7, 8, 9, 10]),
+        ({"level": "collapsed", "cooldown": 2}, [8, 10]),
+        ({}, [8]),
+    ],
+)
+def test_an_action_acts_from_its_level_on_and_again_after_its_cooldown(
+    tmp_path: Path, options: dict[str, Any], expected: list[int]
+) -> None:
+    levels, action = [0, 1, 1, 1, 1, 0, 1, 2, 2, 2], Counted(**options)
+    trainer(tmp_path, watching(action)).fit(Scripted(script_of(levels)), batches(10))
+    assert action.acts == expected
+
+
+@pytest.mark.parametrize("done", [3, 4, 5])
+def test_a_resumed_run_keeps_the_cooldown(tmp_path: Path, done: int) -> None:
+    script = script_of([1] * 9)
+    fitted(tmp_path, Scripted(script), 9, watching(Counted(level="suspicious", cooldown=4)))
+    action = Counted(level="suspicious", cooldown=4)
+    fitted(tmp_path, Scripted(script), 9, watching(action), done=done)
+    assert action.acts == [record for record in (1, 5, 9) if record > done]
+
+
+def test_what_was_done_is_written_under_the_verdict(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    actions = [Counted(cooldown=2), AdjustCoefficient("beta", 2.0, level="collapsed")]
+    trainer(tmp_path, watching(*actions), logger=logger).fit(Coefficients([0, 2, 2, 2]), batches(4))
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    written = {
+        event.step: event.tensor_proto.string_val[0].decode().split("\n\n")
+        for event in events.Tensors("monitor/verdict/text_summary")
+    }
+    assert list(written) == [2, 4]  # a new level, and an act without one
+    assert written[2][0] == "**collapsed** at 2"
+    assert written[2][2:] == ["- counted", "- raised beta from 0.1 to 0.2"]
+    assert written[4][2:] == ["- counted"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: WarnOfVerdict(level="bad"), "level: expected one of .*, got 'bad'"),
+        (lambda: StopTraining(level="healthy"), "level: expected suspicious or collapsed"),
+        (lambda: LogVerdict(cooldown=0), "cooldown: expected at least 1 record, got 0"),
+        (lambda: AdjustCoefficient("a", 1.0), "factor: expected a positive number .* got 1.0"),
+        (lambda: AdjustCoefficient("a", -2.0), "factor: expected a positive number .* got -2.0"),
+        (lambda: AdjustCoefficient("a", math.inf), "factor: expected a positive .* got inf"),
+        (lambda: AdjustCoefficient("a", 2.0, 3.0, 1.0), "expected lower <= upper, got 3.0 and 1.0"),
+        (lambda: AdjustLearningRate(1.0), "factor: expected a number between 0 and 1, got 1.0"),
+        (lambda: AdjustLearningRate(times=0), "times: expected at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Callable[[], Action], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- words, and the end
+
+
+def test_the_verdict_as_a_warning(tmp_path: Path) -> None:
+    run = trainer(tmp_path, watching(WarnOfVerdict()))
+    with pytest.warns(UserWarning, match="^record 3, collapsed: kl ") as caught:
+        run.fit(Scripted(script_of([0, 1, 2, 2])), batches(4))
+    assert len([w for w in caught if str(w.message).startswith("record ")]) == 1
+
+
+def test_the_verdict_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        trainer(tmp_path, watching(LogVerdict())).fit(Scripted(script_of([0, 1, 1])), batches(3))
+    (told,) = (text for text in caplog.messages if text.startswith("record "))
+    assert told.startswith("record 2, suspicious: kl ")
+
+
+def test_training_stops_after_the_batch(tmp_path: Path) -> None:
+    module = Scripted(script_of([0, 1, 2, 2]))
+    trainer(tmp_path, watching(StopTraining())).fit(module, batches(4))
+    assert module.batches == 3
+
+
+# --- coefficients
+
+
+def test_a_coefficient_is_multiplied_wherever_it_is() -> None:
+    module = Coefficients([])
+    assert act(AdjustCoefficient("beta", 2.0), module) == "raised beta from 0.1 to 0.2"
+    assert act(AdjustCoefficient("kl_coef", 0.5), module) == "lowered kl_coef from 0.25 to 0.125"
+    assert act(AdjustCoefficient("gamma", 3.0), module) == "raised gamma from 0.5 to 1.5"
+    assert (module.beta, module.hparams["gamma"]) == (0.2, 1.5)
+    assert torch.equal(module.kl_coef, torch.tensor(0.125))
+    assert module.kl_coef is module.get_buffer("kl_coef")
+
+
+@pytest.mark.parametrize(
+    ("value", "factor", "lower", "upper", "expected"),
+    [
+        (0.5, 4.0, 0.0, 1.5, 1.5),
+        (0.5, 0.1, 0.2, 1.0, 0.2),
+        (0.0, 2.0, 0.1, 1.0, 0.1),  # raised through `lower`
+        (0.0, 2.0, 0.0, 1.0, 0.0),
+        (3.0, 2.0, 0.0, 1.0, 3.0),  # never the other way than `factor` says
+        (0.1, 0.5, 0.2, 1.0, 0.1),
+    ],
+)
+def test_a_coefficient_stays_within_bounds(
+    value: float, factor: float, lower: float, upper: float, expected: float
+) -> None:
+    module = Coefficients([])
+    module.beta = value
+    told = act(AdjustCoefficient("beta", factor, lower, upper), module)
+    assert module.beta == expected
+    assert bool(told) is (expected != value)
+
+
+@pytest.mark.parametrize(("factor", "bound"), [(2.0, 0.7), (0.5, 0.3)])
+def test_a_buffer_at_its_bound_is_left_alone_though_it_rounds(factor: float, bound: float) -> None:
+    """In float32 0.7 is a little less and 0.3 a little more: neither is a change."""
+    module = Coefficients([])
+    module.kl_coef = torch.tensor(bound)
+    bounds = {"upper": bound} if factor > 1 else {"lower": bound}
+    assert act(AdjustCoefficient("kl_coef", factor, **bounds), module) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "kl_ceof",
+            "name: expected a coefficient of Coefficients, got 'kl_ceof'; it has beta, gamma, "
+            "kl_coef$",
+        ),
+        ("name", "name: expected 'name' to be a number, got str"),
+        ("switch", "name: expected 'switch' to be a number, got bool"),
+        ("many", "name: expected 'many' to be a number, got Tensor"),
+        ("global_step", "name: expected a coefficient to set, got property 'global_step'"),
+    ],
+)
+def test_a_coefficient_that_is_none_is_refused_when_training_starts(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    module = Coefficients([0])
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, watching(AdjustCoefficient(name, 2.0))).fit(module, batches(1))
+    assert module.batches == 0
+
+
+def test_a_coefficient_is_raised_again_after_each_cooldown(tmp_path: Path) -> None:
+    module = Coefficients([0, 1, 1, 1, 1, 1])
+    action = AdjustCoefficient("beta", 2.0, upper=0.3, cooldown=2)
+    trainer(tmp_path, watching(action)).fit(module, batches(6))
+    assert module.beta == 0.3  # 0.1, then 0.2 at record 2, 0.3 at records 4 and 6
+
+
+def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
+    def actions() -> list[Action]:
+        return [AdjustCoefficient(name, 2.0) for name in ("beta", "gamma", "kl_coef")]
+
+    class Adaptive(Coefficients):
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.kl_coef += 1.0  # the module moves it itself, too: the checkpoint has the last word
+
+    levels = [0, 1, 1, 1, 0]
+    straight = Adaptive(levels)
+    fitted(tmp_path, straight, 5, watching(*actions()))
+    module = Adaptive(levels)
+    fitted(tmp_path, module, 5, watching(*actions()), done=3)
+    for one in (straight, module):
+        assert (one.beta, one.hparams["gamma"]) == (0.2, 1.0)
+    # the checkpoint of a batch is older than the module's own hook at its end
+    assert float(straight.kl_coef) == 2 * 1.25 + 4
+    assert float(module.kl_coef) == float(straight.kl_coef) - 1
+
+
+# --- learning rates
+
+SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 0.9**step),
+    "transformers": lambda optimizer: get_cosine_schedule_with_warmup(optimizer, 2, 10),
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 10),
+    "sequence": lambda optimizer: SequentialLR(
+        optimizer,
+        [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, 5)],
+        milestones=[5],
+    ),
+    "one cycle": lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=10),
+    "cyclic": lambda optimizer: CyclicLR(optimizer, 0.1, 0.2, 2, cycle_momentum=False),
+}
+
+
+class TwoOptimizers(Scripted):
+    """Two optimizers, the first with two groups; the schedules step at each batch."""
+
+    def __init__(self, levels: list[int], schedule: str | None) -> None:
+        super().__init__(script_of(levels), manual=True)
+        self.schedule = schedule
+        self.others = torch.nn.ParameterList([torch.ones(1), torch.ones(1)])
+        self.rates: list[list[float]] = []
+
+    def optimizers_of_run(self) -> list[LightningOptimizer]:
+        return cast("list[LightningOptimizer]", self.optimizers())
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
+        for key, series in self.script.items():
+            self.log(key, cast("float", series[self.trainer.fit_loop.total_batch_idx]))
+        self.rates.append([g["lr"] for o in self.optimizers_of_run() for g in o.param_groups])
+        self.manual_backward(self.loss(1) + sum(p.sum() for p in self.others))
+        for optimizer in self.optimizers_of_run():
+            optimizer.step()
+        for schedule in cast("list[LRScheduler]", self.lr_schedulers() or []):
+            schedule.step()
+        return {}
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        groups = [{"params": [self.weight]}, {"params": [self.others[0]], "lr": 0.3}]
+        optimizers = [
+            torch.optim.Adam(groups, lr=0.1),
+            torch.optim.Adam([self.others[1]], lr=0.01),
+        ]
+        if self.schedule is None:
+            return optimizers
+        return optimizers, [SCHEDULES[self.schedule](optimizer) for optimizer in optimizers]
+
+
+@pytest.mark.parametrize("schedule", [None, *SCHEDULES])
+def test_all_learning_rates_that_follow_are_scaled(tmp_path: Path, schedule: str | None) -> None:
+    plain = TwoOptimizers([0] * 10, schedule)
+    trainer(tmp_path, watching()).fit(plain, batches(10))
+    module = TwoOptimizers([0, 0, 1, 0, 0, 1, 1, 1, 1, 1], schedule)
+    action = AdjustLearningRate(0.5, times=2, cooldown=2)
+    trainer(tmp_path, watching(action)).fit(module, batches(10))
+    # acts at records 3 and 6, at most two times: from the next batch on
+    factors = [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25]
+    for rates, usual, factor in zip(module.rates, plain.rates, factors, strict=True):
+        assert rates == pytest.approx([factor * rate for rate in usual], rel=1e-6)
+    if schedule is not None:
+        assert plain.rates[3] != plain.rates[4]
+
+
+@pytest.mark.parametrize("done", [2, 3, 5])
+def test_a_resumed_run_scales_as_an_uninterrupted_one(tmp_path: Path, done: int) -> None:
+    def action() -> AdjustLearningRate:
+        return AdjustLearningRate(0.5, times=2, cooldown=2)
+
+    levels = [0, 0, 1, 1, 1, 1, 1, 1]
+    straight, resumed = (TwoOptimizers(levels, "sequence") for _ in range(2))
+    fitted(tmp_path, straight, 8, watching(action()))
+    fitted(tmp_path, resumed, 8, watching(action()), done=done)
+    for rates, expected in zip(resumed.rates, straight.rates[done:], strict=True):
+        assert rates == pytest.approx(expected, rel=1e-12)

@@ -1,0 +1,148 @@
+"""Detector, monitors and actions by short names in the configuration of a LightningCLI."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonargparse import ArgumentError
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+import lit_callbacks
+from lit_callbacks import (
+    AdjustCoefficient,
+    AdjustLearningRate,
+    CollapseDetector,
+    CollapseEarlyStopping,
+    EntropyMonitor,
+    KLMonitor,
+    Level,
+    Monitor,
+    NonFiniteMonitor,
+    RollBack,
+    StopTraining,
+    WarnOfVerdict,
+)
+
+DETECTOR = """
+class_path: CollapseDetector
+init_args:
+  votes: 3
+  when: validation
+  monitors:
+    - class_path: KLMonitor
+      init_args: {high: 3.5, patience: 4, key: val/kl}
+    - class_path: EntropyMonitor
+    - class_path: Monitor
+      init_args: {key: loss, high_ratio: 2, optional: true}
+    - class_path: NonFiniteMonitor
+      init_args: {patience: 7}
+  actions:
+    - class_path: WarnOfVerdict
+      init_args: {level: suspicious}
+    - class_path: AdjustCoefficient
+      init_args: {name: beta, factor: 1.5, lower: 0.1}
+    - class_path: AdjustLearningRate
+      init_args: {factor: 0.1}
+    - class_path: RollBack
+      init_args: {times: 2, keep: [beta]}
+    - class_path: StopTraining
+"""
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LightningCLI warns of pytest's own arguments, and jsonargparse of LightningCLI."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+
+
+def callbacks(folder: Path, *configs: dict[str, Any]) -> list[Any]:
+    """What a LightningCLI makes of configurations on top of each other, in the order written."""
+    files = []
+    for i, config in enumerate(configs):
+        files += ["--config", str(folder / f"{i}.yaml")]
+        (folder / f"{i}.yaml").write_text(yaml.safe_dump({"trainer": config}), "utf-8")
+    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    cli = LightningCLI(
+        BoringModel,
+        run=False,
+        args=["--seed_everything=false", *files],
+        save_config_callback=None,
+        trainer_defaults={**quiet, "enable_progress_bar": False, "enable_model_summary": False},
+    )
+    return list(cli.trainer.callbacks)  # type: ignore[attr-defined]  # set, but not declared
+
+
+@pytest.mark.parametrize("overlay", [False, True])
+def test_a_detector_with_monitors_and_actions(tmp_path: Path, overlay: bool) -> None:
+    detector_config = yaml.safe_load(DETECTOR)
+    if overlay:
+        base = {"callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "loss"}}]}
+        made = callbacks(tmp_path, base, {"callbacks+": [detector_config]})
+        assert isinstance(made[0], EarlyStopping)
+        detector = made[1]
+    else:
+        (detector,) = callbacks(tmp_path, {"callbacks": [detector_config]})
+
+    assert type(detector) is CollapseDetector
+    assert (detector.votes, detector.when) == (3, "validation")
+    kl, entropy, loss, non_finite = detector.monitors
+    assert (type(kl), kl.key, kl.high, kl.patience) == (KLMonitor, "val/kl", 3.5, 4)
+    assert (type(entropy), entropy.key) == (EntropyMonitor, "rollout/entropy")
+    assert (type(loss), loss.key, loss.high_ratio, loss.optional) == (Monitor, "loss", 2.0, True)
+    assert (type(non_finite), non_finite.patience) == (NonFiniteMonitor, 7)
+    warn, coefficient, rate, roll_back, stop = detector.actions
+    assert (type(warn), warn.level) == (WarnOfVerdict, Level.SUSPICIOUS)
+    assert type(coefficient) is AdjustCoefficient
+    assert (coefficient.name, coefficient.factor) == ("beta", 1.5)
+    assert (coefficient.lower, coefficient.upper) == (0.1, math.inf)
+    assert (type(rate), rate.factor) == (AdjustLearningRate, 0.1)
+    assert (type(roll_back), roll_back.times, roll_back.keep) == (RollBack, 2, ["beta"])
+    assert type(stop) is StopTraining
+
+
+def test_early_stopping_with_one_monitor(tmp_path: Path) -> None:
+    init = {"monitors": [{"class_path": "lit_callbacks.KLMonitor", "init_args": {"high": 2}}]}
+    config = {"class_path": "lit_callbacks.CollapseEarlyStopping", "init_args": init}
+    (stopping,) = callbacks(tmp_path, {"callbacks+": [config]})
+    assert type(stopping) is CollapseEarlyStopping
+    assert [monitor.high for monitor in stopping.monitors] == [2.0]
+
+
+def test_every_monitor_and_action_can_be_named(tmp_path: Path) -> None:
+    needed: dict[str, dict[str, Any]] = {
+        "Monitor": {"key": "loss", "high": 1.0},
+        "AdjustCoefficient": {"name": "beta", "factor": 2.0},
+    }
+    classes: dict[str, list[str]] = {"monitors": [], "actions": []}
+    for name in lit_callbacks.__all__:
+        thing = getattr(lit_callbacks, name)
+        for argument, base in (("monitors", Monitor), ("actions", lit_callbacks.Action)):
+            if isinstance(thing, type) and issubclass(thing, base) and name != "Action":
+                classes[argument].append(name)
+    assert len(classes["monitors"]) >= 12
+    assert len(classes["actions"]) >= 6
+    init_args = {
+        argument: [{"class_path": name, "init_args": needed.get(name, {})} for name in names]
+        for argument, names in classes.items()
+    }
+    config = {"class_path": "CollapseDetector", "init_args": init_args}
+    (detector,) = callbacks(tmp_path, {"callbacks": [config]})
+    for argument, names in classes.items():
+        assert [type(made).__name__ for made in getattr(detector, argument)] == names
+
+
+def test_a_misspelt_option_of_a_monitor_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = yaml.safe_load(DETECTOR.replace("patience: 4", "pateince: 4"))
+    with pytest.raises((SystemExit, ArgumentError)):
+        callbacks(tmp_path, {"callbacks": [config]})
+    assert "pateince" in capsys.readouterr().err

@@ -1,0 +1,298 @@
+"""HealthyCheckpoint: the best by a metric, but never one that is out of bounds or collapsed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_callbacks.detector import CollapseDetector
+from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
+from lit_callbacks.monitors import Monitor
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Scripted(LightningModule):
+    """Batch `i` logs the `i`-th score and KL; the weight is the number of batches trained on."""
+
+    def __init__(
+        self, scores: Sequence[float] = (), kls: Sequence[float] = (), manual: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.scores, self.kls = scores, kls
+        self.automatic_optimization = not manual
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor | None:
+        place = self.trainer.fit_loop.total_batch_idx
+        self.log("score", self.scores[place])
+        if self.kls:
+            self.log("kl", self.kls[place])
+        if self.automatic_optimization:
+            return -self.weight
+        for _ in range(2):
+            self.manual_backward(-self.weight / 2)
+            self.optimizers().step()  # type: ignore[union-attr]
+            self.optimizers().zero_grad()  # type: ignore[union-attr]
+        return None
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val/score", self.scores[self.trainer.current_epoch])
+        self.log("val/kl", self.kls[self.trainer.current_epoch])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def checkpoint(folder: Path, **options: Any) -> HealthyCheckpoint:
+    defaults = {"monitor": "score", "mode": "max", "every_n_train_steps": 1}
+    return HealthyCheckpoint(**{"dirpath": folder / "best", **defaults, **options})
+
+
+def fitted(folder: Path, module: LightningModule, *callbacks: Callback, **arguments: Any) -> None:
+    ckpt_path = arguments.pop("ckpt_path", None)
+    trainer = Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_epochs": 1,
+            "logger": False,
+            "callbacks": list(callbacks),
+            "default_root_dir": folder,
+            "limit_val_batches": 0,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **arguments,
+        }
+    )
+    loader: Any = DataLoader(torch.zeros(len(module.scores)))  # type: ignore[arg-type]
+    trainer.fit(module, loader, DataLoader(torch.zeros(1)), ckpt_path=ckpt_path)  # type: ignore[arg-type]
+
+
+def trained_batches(path: str) -> float:
+    """How many batches the weights of a checkpoint were trained on."""
+    return float(torch.load(path, weights_only=True)["state_dict"]["weight"])
+
+
+def kept(folder: Path, module: LightningModule, *others: Callback, **options: Any) -> float:
+    """The batch after which the best checkpoint was saved; 0 for none."""
+    saver = checkpoint(folder, **options)
+    # in front of the others, where Lightning does not leave it
+    fitted(folder, module, saver, *others)
+    return trained_batches(saver.best_model_path) if saver.best_model_path else 0
+
+
+SCORES = (1.0, 2.0, 3.0, 2.5, 9.0)  # the last by cheating
+KLS = (0.0, 1.0, 30.0, 8.0, 90.0)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "best"),
+    [
+        (None, 5),
+        ({"kl": [None, 100.0]}, 5),
+        ({"kl": [None, 10.0]}, 4),
+        ({"kl": [None, 8.0]}, 4),  # a bound is allowed itself
+        ({"kl": [None, 7.0]}, 2),
+        ({"kl": [20, 50]}, 3),
+        ({"kl": [None, 10.0], "score": [None, 2.0]}, 2),
+        ({"kl": [-2.0, -1.0]}, 0),
+    ],
+)
+def test_the_best_within_the_bounds_is_kept(
+    bounds: dict[str, list[float | None]] | None, best: int, tmp_path: Path
+) -> None:
+    assert kept(tmp_path, Scripted(SCORES, KLS), bounds=bounds) == best
+    assert len(list(tmp_path.glob("best/*.ckpt"))) == (best > 0)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_what_is_not_finite_never_becomes_best(bad: float, tmp_path: Path) -> None:
+    assert kept(tmp_path / "kl", Scripted((1.0, 2.0), (0.0, bad)), bounds={"kl": [None, None]}) == 1
+    assert kept(tmp_path / "max", Scripted((bad, 1.0, bad))) == 2
+    assert kept(tmp_path / "min", Scripted((bad, 1.0, bad)), mode="min") == 2
+
+
+def line(key: str, high: float) -> Monitor:
+    """Collapsed as soon as one value is too high."""
+    return Monitor(key, high=high, baseline_records=1, patience=1, horizon=0)
+
+
+def test_a_collapse_never_becomes_best(tmp_path: Path) -> None:
+    """It is out at the very batch that crosses the line: the detector has judged it before."""
+    detector = CollapseDetector([line("kl", 5.0)], actions=[], votes=1)
+    assert kept(tmp_path, Scripted(SCORES, KLS), detector) == 2
+    assert kept(tmp_path / "without", Scripted(SCORES, KLS)) == 5
+
+
+def test_a_suspicion_is_enough(tmp_path: Path) -> None:
+    """One signal of two is beyond its line."""
+    lines = [line("kl", 5.0), line("score", 100.0)]
+    detector = CollapseDetector(lines, actions=[], votes=2)
+    assert kept(tmp_path, Scripted(SCORES, KLS), detector) == 2
+    assert detector.verdict.level.word == "suspicious"
+
+
+class AfterThree(Checkpoint):
+    """Saves after the third batch, behind the checkpoint callbacks in front of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 3:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resumed_fit_goes_on_from_its_best(tmp_path: Path) -> None:
+    def saver() -> HealthyCheckpoint:
+        return checkpoint(tmp_path, bounds={"kl": [None, 50.0]})
+
+    first, resumed = saver(), saver()
+    fitted(tmp_path, Scripted(SCORES, KLS), first, AfterThree(tmp_path / "three.ckpt"))
+    assert first.best_model_score == 3.0
+    fitted(tmp_path, Scripted(SCORES, KLS), resumed, ckpt_path=tmp_path / "three.ckpt")
+    # the fourth batch is healthy too, but not better
+    assert resumed.best_model_score == 3.0
+    assert resumed.best_model_path == first.best_model_path
+    assert trained_batches(resumed.best_model_path) == 3
+
+
+def test_after_validation_the_validation_metrics_decide(tmp_path: Path) -> None:
+    class Epochs(Scripted):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            return -self.weight / 5  # one for each epoch
+
+    module = Epochs(SCORES, KLS)
+    saver = checkpoint(
+        tmp_path, monitor="val/score", bounds={"val/kl": [None, 10.0]}, every_n_train_steps=None
+    )
+    fitted(tmp_path, module, saver, max_epochs=5, limit_val_batches=1, num_sanity_val_steps=0)
+    assert saver.best_model_score == 2.5
+    assert trained_batches(saver.best_model_path) == pytest.approx(4)
+
+
+@pytest.mark.parametrize(("high", "best"), [(10.0, 4), (5.0, 2)])
+def test_validations_within_an_epoch_save(high: float, best: int, tmp_path: Path) -> None:
+    """After batches 2 and 4, also under manual optimization."""
+
+    class Validated(Scripted):
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            place = self.trainer.fit_loop.total_batch_idx
+            self.log_dict({"val/score": self.scores[place], "val/kl": self.kls[place]})
+
+    saver = checkpoint(
+        tmp_path, monitor="val/score", bounds={"val/kl": [None, high]}, every_n_train_steps=None
+    )
+    validation = {"limit_val_batches": 1, "val_check_interval": 2, "num_sanity_val_steps": 0}
+    fitted(tmp_path, Validated(SCORES, KLS, manual=True), saver, **validation)
+    assert trained_batches(saver.best_model_path) == best
+
+
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+@pytest.mark.parametrize(("every", "best"), [(2, 4), (4, 4), (6, 0), (3, 0)])
+def test_manual_optimization_counts_all_steps(every: int, best: int, tmp_path: Path) -> None:
+    """Two steps a batch: 6 is met at batch 3 alone, which is out of bounds, and 3 there too."""
+    module = Scripted(SCORES, KLS, manual=True)
+    bounds: Any = {"kl": [None, 10.0]}
+    assert kept(tmp_path, module, bounds=bounds, every_n_train_steps=every) == best
+
+
+def test_last_is_kept_as_it_is(tmp_path: Path) -> None:
+    module = Scripted(SCORES, KLS)
+    assert kept(tmp_path, module, bounds={"kl": [None, 10.0]}, save_last=True) == 4
+    assert trained_batches(str(tmp_path / "best" / "last.ckpt")) == 5
+
+
+def test_verbose_says_why_one_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        kept(tmp_path, Scripted((1.0, NAN), (5.0, 1.0)), bounds={"kl": [None, 2]}, verbose=True)
+    refusals = [m for m in caplog.messages if m.startswith("not kept")]
+    assert refusals == ["not kept: kl is 5, not within [-inf, 2]", "not kept: score is nan"]
+
+
+def test_one_rank_that_refuses_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def reduced(self: Any, decision: bool, all: bool = True) -> bool:
+        asked.append(decision)
+        return decision and not all
+
+    monkeypatch.setattr(SingleDeviceStrategy, "reduce_boolean_decision", reduced)
+    assert kept(tmp_path, Scripted((1.0, 2.0), (5.0, 1.0)), bounds={"kl": [None, 2]}) == 0
+    assert asked == [False, True]
+
+
+def test_a_bounded_metric_that_nobody_logs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"bounds: expected logged.*got kl, x; logged are score"):
+        kept(tmp_path, Scripted(SCORES), bounds={"kl": [0, 1], "x": [0, 1], "score": [0, 1]})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"monitor": None}, "monitor: expected the key of a logged metric, got None"),
+        ({"save_top_k": -1}, "save_top_k: expected a number .* of at least 1, got -1"),
+        ({"save_top_k": 0}, "save_top_k: expected a number .* of at least 1, got 0"),
+        ({"save_on_exception": True}, "save_on_exception: expected False, .* got True"),
+        ({"bounds": {"kl": [1.0, 0.0]}}, r"bounds\['kl'\]: expected \[low, high\] .* \[1.0, 0.0\]"),
+        ({"bounds": {"kl": [1.0]}}, r"bounds\['kl'\]: expected \[low, high\]"),
+        ({"bounds": {"kl": [NAN, 1.0]}}, r"bounds\['kl'\]: expected \[low, high\]"),
+        ({"bounds": {"kl": [True, 1.0]}}, r"bounds\['kl'\]: expected \[low, high\]"),
+        ({"bounds": {"kl": 3}}, r"bounds\['kl'\]: expected \[low, high\] .* got 3"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        checkpoint(tmp_path, **options)
+
+
+def test_the_command_line_knows_the_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fit"])
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        """
+trainer:
+  logger: false
+  callbacks:
+    - class_path: lit_callbacks.healthy_checkpoint.HealthyCheckpoint
+      init_args:
+        monitor: rollout/score
+        mode: max
+        save_top_k: 2
+        every_n_train_steps: 8
+        bounds: {rollout/kl: [null, 20], rollout/response_length: [2.5, null]}
+"""
+    )
+
+    def parsed(path: Path) -> HealthyCheckpoint:
+        cli = LightningCLI(
+            Scripted,
+            run=False,
+            save_config_callback=None,
+            args=["--config", str(path), "--seed_everything=false"],
+        )
+        [saver] = [c for c in cli.trainer.callbacks if isinstance(c, HealthyCheckpoint)]
+        return saver
+
+    saver = parsed(config)
+    assert saver.bounds == {"rollout/kl": (-INF, 20.0), "rollout/response_length": (2.5, INF)}
+    assert (saver.monitor, saver.mode, saver.save_top_k) == ("rollout/score", "max", 2)
+    config.write_text(config.read_text().replace("save_top_k", "save_top_q"))
+    with pytest.raises(SystemExit):
+        parsed(config)

@@ -1,0 +1,141 @@
+"""Where callbacks write: TensorBoard alone, rank 0 alone, against the module's own step."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_callbacks.loggers import markdown_text, write_histogram, write_text, x_axis
+
+
+class Module(LightningModule):
+    """Three optimizer steps a batch; its own step is ten times the batches."""
+
+    def __init__(self, logs_step: bool) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.automatic_optimization = False
+        self.logs_step = logs_step
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        for _ in range(3):
+            self.manual_backward((self.weight * batch).sum())
+            self.optimizers().step()  # type: ignore[union-attr]
+        if self.logs_step:
+            self.log("step", 10.0 * (batch_idx + 1))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Writer(Callback):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        step = x_axis(trainer)
+        self.seen.append(step)
+        write_text(trainer, "toy/text", f"at {step}", step)
+        write_histogram(
+            trainer, "toy/values", torch.tensor([1.0, float("nan"), 3.0, float("inf")]), step
+        )
+        write_histogram(trainer, "toy/none", torch.tensor([float("nan")]), step)
+
+
+def fitted(folder: Path, logs_step: bool, logger: Any) -> Writer:
+    writer = Writer()
+    Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        logger=logger,
+        callbacks=[writer],
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Module(logs_step), DataLoader(torch.ones(2)))  # type: ignore[arg-type]
+    return writer
+
+
+def events(folder: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return accumulator
+
+
+@pytest.mark.parametrize(("logs_step", "steps"), [(True, [10, 20]), (False, [3, 6])])
+def test_the_x_axis_is_the_modules_step_or_the_optimizer_steps(
+    logs_step: bool, steps: list[int], tmp_path: Path
+) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    assert fitted(tmp_path, logs_step, logger).seen == steps
+    written = events(tmp_path).Tensors("toy/text/text_summary")
+    assert [event.step for event in written] == steps
+    assert written[0].tensor_proto.string_val == [f"at {steps[0]}".encode()]
+
+
+def test_a_mean_just_below_a_step_is_that_step() -> None:
+    trainer: Any = SimpleNamespace(callback_metrics={"step": torch.tensor(2.9999998)})
+    trainer.global_step = 7
+    assert x_axis(trainer) == 3
+
+
+def test_histograms_leave_out_what_tensorboard_cannot_draw(tmp_path: Path) -> None:
+    fitted(tmp_path, True, TensorBoardLogger(tmp_path, name="", version=""))
+    written = events(tmp_path)
+    assert written.Tags()["histograms"] == ["toy/values"]
+    value = written.Histograms("toy/values")[0].histogram_value
+    assert (value.num, value.min, value.max, value.sum) == (2, 1.0, 3.0, 4.0)
+
+
+def test_other_loggers_are_left_alone(tmp_path: Path) -> None:
+    board, table = TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "table")
+    fitted(tmp_path, True, [table, board])
+    assert len(events(Path(board.log_dir)).Tensors("toy/text/text_summary")) == 2
+    assert fitted(tmp_path, True, False).seen == [10, 20]
+
+
+def test_only_rank_zero_writes(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    trainer: Any = SimpleNamespace(loggers=[logger], is_global_zero=False)
+    write_text(trainer, "a", "b", 0)
+    write_histogram(trainer, "a", torch.ones(2), 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+# a library inside TensorBoard warns of itself when it is imported
+@pytest.mark.filterwarnings("ignore:html5lib's sanitizer is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a | b",
+        "*one* __two__ `three` snake_case",
+        "[a](http://b.example) ![c](d)",
+        "<b>bold</b> &amp; <script>",
+        r"back\slash \| and \*",
+        "# no heading, - no list, 1. no number",
+    ],
+)
+def test_markdown_shows_the_text_as_it_is(text: str) -> None:
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    page = markdown_to_safe_html(f"| key | {markdown_text(text)} |\n|---|---|\n| a | b |")
+    cells = re.findall(r"<th>(.*?)</th>", page)
+    assert cells[0] == "key"
+    assert [html.unescape(cell) for cell in cells[1:]] == [text]
+
+
+def test_lines_stay_in_one_cell() -> None:
+    assert markdown_text(" one\ntwo\r\n\nfour \n") == "one<br>two<br><br>four"

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from lit_callbacks.levels import Level
+from lit_callbacks.monitors import Monitor
+from tests.callbacks.watching import INF, NAN, C, H, S, levels, monitor
+
+# --- the lines
+
+
+@pytest.mark.parametrize(
+    ("options", "inside", "outside", "side"),
+    [
+        # the baseline is always 10; `inside` is this side of the middle, `outside` past the line
+        ({"high": 20.0}, 14.9, 20.1, "high"),
+        ({"high_ratio": 3.0}, 19.9, 30.1, "high"),
+        ({"low": 4.0}, 7.1, 3.9, "low"),
+        ({"low_ratio": 0.5}, 7.6, 4.9, "low"),
+        ({"low_ratio": 0.0}, 5.1, -0.1, "low"),
+        # both must hold: the farther of the two is the line
+        ({"high": 20.0, "high_ratio": 3.0}, 19.9, 30.1, "high"),
+        ({"high": 40.0, "high_ratio": 3.0}, 24.9, 40.1, "high"),
+        ({"low": 4.0, "low_ratio": 0.5}, 7.1, 3.9, "low"),
+        ({"low": 6.0, "low_ratio": 0.5}, 7.6, 4.9, "low"),
+    ],
+)
+def test_each_kind_of_line(
+    options: dict[str, float], inside: float, outside: float, side: str
+) -> None:
+    watcher = monitor(**options)
+    assert levels(watcher, [10.0] * 4 + [inside]) == [H] * 5
+    assert watcher.observe(outside) is C
+    assert watcher.side == side
+
+
+def test_a_line_itself_is_not_beyond_it() -> None:
+    watcher = monitor(high=20.0, low=2.0)
+    assert levels(watcher, [10.0] * 4 + [20.0, 2.0]) == [H] * 4 + [S, S]
+    assert levels(watcher, [math.nextafter(20, 21), math.nextafter(2, 1)]) == [C, C]
+
+
+def test_two_sides() -> None:
+    watcher = monitor(low_ratio=0.5, high_ratio=2.0)
+    assert watcher.lines() == (-INF, INF)
+    levels(watcher, [10.0] * 4)
+    assert watcher.lines() == (5.0, 20.0)
+    seen = [(watcher.observe(v), watcher.side) for v in (4.0, 10.0, 21.0, 10.0)]
+    assert seen == [(C, "low"), (H, ""), (C, "high"), (H, "")]
+
+
+def test_a_ratio_waits_for_the_baseline_and_a_fixed_line_does_not() -> None:
+    assert levels(monitor(high_ratio=2.0), [1.0, 50.0, 1.0]) == [H] * 3
+    assert levels(monitor(high=20.0), [1.0, 50.0, 1.0]) == [H, C, H]
+    assert levels(monitor(high=20.0, high_ratio=2.0), [1.0, 50.0, 1.0]) == [H] * 3
+
+
+def test_a_noisy_baseline_gives_room() -> None:
+    # median 10; distances 2, 0, 4, 0, 2: spread 2 * 1.4826; 4 spreads reach 10 +- 11.8608
+    noisy = [8.0, 10.0, 14.0, 10.0, 12.0]
+    watcher = monitor(high_ratio=1.5, low_ratio=0.5, deviations=4.0, baseline_records=5)
+    assert levels(watcher, noisy) == [H] * 5
+    assert watcher.lines() == pytest.approx((-1.8608, 21.8608), rel=1e-12)
+    assert levels(watcher, [15.8, 4.2, 21.8, 21.9]) == [H, H, S, C]
+    # a calm one is held to the ratio
+    watcher = monitor(high_ratio=1.5, low_ratio=0.5, deviations=4.0, baseline_records=5)
+    assert levels(watcher, [9.9, 10.0, 10.1, 10.0, 10.0, 15.1]) == [H] * 5 + [C]
+    assert watcher.lines() == (5.0, 15.0)
+
+
+def test_a_fixed_line_gives_no_room() -> None:
+    watcher = monitor(high=15.0, deviations=4.0, baseline_records=5)
+    levels(watcher, [8.0, 10.0, 14.0, 10.0, 12.0])
+    assert watcher.lines() == (-INF, 15.0)
+
+
+@pytest.mark.parametrize("center", [0.0, -10.0])
+def test_a_ratio_of_a_baseline_that_is_not_positive_leaves_the_other_conditions(
+    center: float,
+) -> None:
+    values = [center - 1, center, center, center + 1, center + 1]  # spread 1.4826
+    spreads = monitor(high_ratio=2.0, low_ratio=0.5, deviations=2.0, baseline_records=5)
+    levels(spreads, values)
+    assert spreads.lines() == pytest.approx((center - 2.9652, center + 2.9652), rel=1e-12)
+    fixed = monitor(high_ratio=2.0, high=30.0, deviations=2.0, baseline_records=5)
+    levels(fixed, values)
+    assert fixed.lines() == (-INF, 30.0)
+
+
+@pytest.mark.parametrize("center", [0.0, -10.0])
+def test_a_flat_baseline_that_is_not_positive_has_no_line_by_ratio(center: float) -> None:
+    watcher = monitor(high_ratio=2.0, low_ratio=0.5, deviations=4.0)
+    levels(watcher, [center] * 4)
+    assert watcher.lines() == (-INF, INF)
+    assert levels(watcher, [center + 1e-9, center - 1e-9]) == [H, H]
+
+
+# --- half the way
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [(-1e9, H), (10.0, H), (14.9, H), (15.1, S), (20.0, S), (20.1, C)]
+)
+def test_suspicion_begins_at_half_the_way_on_the_side_of_the_line(
+    value: float, level: Level
+) -> None:
+    watcher = monitor(high=20.0)
+    levels(watcher, [10.0] * 4)
+    assert watcher.observe(value) is level
+
+
+def test_the_ways_to_two_lines_are_halved_on_their_own() -> None:
+    watcher = monitor(low=8.0, high=20.0)
+    levels(watcher, [10.0] * 4)
+    seen = [(watcher.observe(v), watcher.side) for v in (9.1, 8.9, 14.9, 15.1)]
+    assert seen == [(H, ""), (S, "low"), (H, ""), (S, "high")]
+
+
+def test_a_baseline_beyond_its_line_leaves_the_line_alone() -> None:
+    watcher = monitor(low=0.0)
+    assert levels(watcher, [-0.5] * 4) == [C] * 4
+    assert levels(watcher, [-0.1, 0.1]) == [C, H]
+
+
+# --- patience, warm-up, smoothing
+
+
+def test_patience_counts_records_in_a_row() -> None:
+    watcher = monitor(high=20.0, patience=3)
+    assert levels(watcher, [10.0] * 4) == [H] * 4
+    assert levels(watcher, [21.0, 21.0, 10.0, 21.0, 21.0, 21.0]) == [H, H, H, H, H, C]
+    # back this side of the line, but past the middle: doubtful, as three in a row were past it
+    assert levels(watcher, [16.0, 21.0, 21.0, 21.0]) == [S, S, S, C]
+
+
+def test_a_level_ends_with_the_first_record_that_is_in_order() -> None:
+    watcher = monitor(high=20.0, patience=2)
+    assert levels(watcher, [10.0] * 4 + [21.0, 21.0, 10.0, 10.0]) == [H] * 5 + [C, H, H]
+    assert watcher.side == ""
+
+
+def test_the_first_record_beyond_a_line_shows_before_patience_ends() -> None:
+    watcher = monitor(high=20.0, patience=2)
+    levels(watcher, [10.0] * 4)
+    seen = [(watcher.observe(v), watcher.beyond) for v in (16.0, 21.0, 21.0, 10.0)]
+    assert seen == [(H, False), (S, True), (C, True), (H, False)]
+
+
+def test_a_warm_up_is_not_looked_at() -> None:
+    watcher = monitor(high=20.0, high_ratio=2.0, warmup=3)
+    assert levels(watcher, [900.0, NAN, 900.0, 10.0, 10.0, 10.0]) == [H] * 6
+    assert watcher.baseline is None
+    watcher.observe(10.0)
+    assert watcher.baseline == 10.0
+    assert levels(watcher, [21.0]) == [C]
+
+
+def test_a_warm_up_does_not_enter_a_smoothed_reading() -> None:
+    watcher = monitor(high=20.0, warmup=2, smoothing=3)
+    assert levels(watcher, [900.0, 900.0, 10.0]) == [H, H, H]
+
+
+def test_a_warm_up_makes_no_trend() -> None:
+    rise = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+    options: dict[str, Any] = {"high": 100.0, "horizon": 1000, "trend_records": 10}
+    assert levels(monitor(**options), rise)[-1] is S
+    assert levels(monitor(**options, warmup=2), rise)[-1] is H
+    assert levels(monitor(**options, warmup=2), [*rise, 10.0, 11.0])[-2:] == [H, S]
+
+
+def test_smoothing_takes_the_median_of_the_latest() -> None:
+    watcher = monitor(high=20.0, smoothing=3)
+    assert levels(watcher, [10.0] * 4 + [99.0, 10.0, 99.0, 99.0]) == [H] * 6 + [C, C]
+    assert levels(watcher, [10.0, 10.0]) == [C, H]
+    assert watcher.history[-4:] == [99.0, 99.0, 10.0, 10.0]  # raw
+
+
+# --- what is not finite
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_what_is_not_finite_is_beyond_every_line(bad: float) -> None:
+    watcher = monitor(high=20.0, patience=2)
+    assert levels(watcher, [10.0] * 4 + [bad, bad]) == [H] * 5 + [C]
+    assert watcher.side == "not finite"
+    assert watcher.sentence() == f"x is {bad}"
+    assert watcher.observe(10.0) is H
+    assert levels(monitor(low=0.0, patience=3), [bad] * 4) == [H, H, C, C]
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_what_is_not_finite_does_not_enter_the_baseline(bad: float) -> None:
+    watcher = monitor(high_ratio=2.0, patience=2)
+    levels(watcher, [10.0, bad, 10.0, bad, 12.0])
+    assert watcher.baseline is None
+    watcher.observe(8.0)
+    assert (watcher.baseline, watcher.lines()[1]) == (10.0, 20.0)
+
+
+def test_smoothing_hides_no_nan_and_suffers_from_none() -> None:
+    watcher = monitor(high=20.0, smoothing=3)
+    assert levels(watcher, [10.0, 10.0, NAN, 10.0, NAN, 25.0]) == [H, H, C, H, C, S]
+    # the last reading is the median of 10 and 25: past 15, the middle of 10 and 20
+    watcher = monitor(high=20.0, smoothing=3)
+    assert levels(watcher, [NAN, NAN, NAN]) == [C, C, C]
+
+
+def test_a_nan_among_the_latest_stops_the_search_for_a_trend() -> None:
+    watcher = monitor(high=1000.0, horizon=1000)
+    assert levels(watcher, [float(i) for i in range(10)])[-1] is S
+    assert levels(watcher, [NAN, 11.0]) == [C, H]
+    assert levels(watcher, [float(i) for i in range(12, 20)]) == [H] * 8
+    assert watcher.observe(20.0) is S
+
+
+# --- trends
+
+
+def test_a_slow_rise_is_seen_before_it_reaches_the_line() -> None:
+    # 4 up to record 7, then 0.25 more in each: past the middle (7) from 20 on, past 10 from 32 on
+    series = [4.0] * 8 + [4.0 + 0.25 * i for i in range(1, 30)]
+    options: dict[str, Any] = {"high": 10.0, "baseline_records": 8, "patience": 2, "suspicion": 0.5}
+    blind = levels(Monitor("x", **options, horizon=0), series)
+    assert (blind.index(S), blind.index(C)) == (21, 33)
+    # record 15 reads 6, 16 records of 0.25 away from 10: 17 before the first reading beyond it
+    seen = levels(Monitor("x", **options, horizon=16, trend_records=10), series)
+    assert (seen.index(S), seen.index(C)) == (15, 33)
+    assert set(seen[15:33]) == {S}  # without a gap
+
+
+def test_a_slow_rise_is_seen_in_noise() -> None:
+    rng = random.Random(0)
+    series = [4.0 + max(0, i - 8) * 0.2 + rng.gauss(0, 0.4) for i in range(60)]
+    options: dict[str, Any] = {"high": 10.0, "baseline_records": 8, "patience": 2, "suspicion": 0.5}
+    blind = levels(Monitor("x", **options, horizon=0), series)
+    seen = levels(Monitor("x", **options, horizon=20, trend_records=10), series)
+    assert seen.index(S) <= blind.index(S) - 4
+    assert seen.index(C) == blind.index(C)
+
+
+def test_a_trend_says_in_how_many_records_it_reaches_the_line() -> None:
+    watcher = monitor(high=20.0, patience=9, horizon=50)
+    levels(watcher, [2.0 + 0.5 * i for i in range(10)])
+    assert (watcher.side, watcher.crossing) == ("high", (20.0 - 6.5) / 0.5)
+    falling = monitor(low=-20.0, patience=9, horizon=50)
+    levels(falling, [2.0 - 0.5 * i for i in range(10)])
+    assert (falling.side, falling.crossing) == ("low", (20.0 - 2.5) / 0.5)
+
+
+def test_a_trend_over_the_line_stays_a_suspicion_until_patience_ends() -> None:
+    watcher = monitor(high=20.0, patience=5, horizon=10)
+    seen = levels(watcher, [2.0] * 4 + [2.0 + 4.0 * i for i in range(1, 12)])
+    # past the middle (11) from record 6 on, past the line from 8 on; ten readings from 9 on
+    assert seen == [H] * 9 + [S] * 3 + [C] * 3
+
+
+@pytest.mark.parametrize(("horizon", "level"), [(26, H), (27, S)])
+def test_a_line_beyond_the_horizon_is_no_matter(horizon: int, level: Level) -> None:
+    watcher = monitor(high=20.0, patience=99, horizon=horizon)  # 27 records away
+    assert levels(watcher, [2.0 + 0.5 * i for i in range(10)])[-1] is level
+
+
+def test_a_trend_away_from_the_only_line_is_no_matter() -> None:
+    assert set(levels(monitor(high=20.0, horizon=99), [10.0 - i for i in range(20)])) == {H}
+    assert set(levels(monitor(low=0.0, horizon=99), [10.0 + i for i in range(20)])) == {H}
+
+
+def test_a_step_is_no_trend() -> None:
+    # up to 14, this side of the middle (15)
+    watcher = Monitor("x", high=20.0, baseline_records=8, horizon=100, trend_records=10)
+    assert set(levels(watcher, [10.0] * 15 + [14.0] * 15)) == {H}
+
+
+def test_a_trend_needs_a_baseline_and_all_its_readings() -> None:
+    rise = [float(i) for i in range(12)]
+    watcher = monitor(high=1000.0, horizon=1000, baseline_records=11)
+    assert levels(watcher, rise) == [H] * 10 + [S, S]
+    watcher = monitor(high=1000.0, horizon=1000, trend_records=7)
+    assert levels(watcher, rise) == [H] * 6 + [S] * 6
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("memory", [0.0, 0.7])
+def test_a_noisy_healthy_series_is_never_a_collapse(seed: int, memory: float) -> None:
+    rng, wander, series = random.Random(seed), 0.0, []
+    for _ in range(1000):
+        wander = memory * wander + math.sqrt(1 - memory**2) * rng.gauss(0, 1)
+        series.append(50.0 + 5.0 * wander)  # 10 % noise, with and without memory
+    watcher = Monitor(
+        "x",
+        high_ratio=1.6,
+        low_ratio=0.5,
+        deviations=4.0,
+        baseline_records=8,
+        patience=2,
+        horizon=10,
+        trend_records=10,
+    )
+    seen = levels(watcher, series)
+    assert C not in seen
+    assert seen.count(S) <= 30
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "x: expected high, high_ratio, low or low_ratio, got none"),
+        ({"baseline_records": 0}, "baseline_records: expected at least 1, got 0"),
+        ({"warmup": -1}, "warmup: expected at least 0, got -1"),
+        ({"smoothing": 0}, "smoothing: expected at least 1, got 0"),
+        ({"smoothing": 101}, "smoothing: expected at most 100, got 101"),
+        ({"patience": 0}, "patience: expected at least 1, got 0"),
+        ({"horizon": -1}, "horizon: expected at least 0, got -1"),
+        ({"trend_records": 2}, "trend_records: expected at least 3, got 2"),
+        ({"trend_records": 101}, "trend_records: expected at most 100, got 101"),
+        ({"high": NAN}, "high: expected a finite number, got nan"),
+        ({"low": -INF}, "low: expected a finite number, got -inf"),
+        ({"low": 2.0, "high": 2.0}, r"low: expected a number below high \(2.0\), got 2.0"),
+        ({"high_ratio": 1.0}, "high_ratio: expected a number above 1, got 1.0"),
+        ({"high_ratio": NAN}, "high_ratio: expected a number above 1, got nan"),
+        ({"low_ratio": 1.0}, "low_ratio: expected a number from 0 to below 1, got 1.0"),
+        ({"low_ratio": -0.1}, "low_ratio: expected a number from 0 to below 1, got -0.1"),
+        ({"deviations": -1.0}, "deviations: expected a number of at least 0, got -1.0"),
+        ({"deviations": NAN}, "deviations: expected a number of at least 0, got nan"),
+    ],
+)
+def test_a_bad_argument_is_named(options: dict[str, Any], message: str) -> None:
+    line = {"high": 1.0} if options and not {"high", "low"} & options.keys() else {}
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Monitor("x", **line, **options)

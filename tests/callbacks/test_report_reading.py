@@ -1,0 +1,237 @@
+"""How the report reads event files, what it refuses, and its command."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from lit_callbacks.levels import Level
+from lit_callbacks.report import write_report
+from lit_callbacks.report.__main__ import main
+from lit_callbacks.report.runs import Span, parse_verdict, read_run
+from tests.callbacks.reports import Page, calm_run, report, watched_run, write_run
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> str:
+    return watched_run(tmp_path / "watched")
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> str:
+    return calm_run(tmp_path / "calm")
+
+
+class TestReading:
+    def test_a_resumed_run_is_read_in_order_of_time(self, tmp_path: Path) -> None:
+        # in order of their names the second part comes first
+        run = write_run(tmp_path, {"toy/a": [1.0, 2.0, 3.0, 4.0]})
+        (first,) = tmp_path.iterdir()
+        first.rename(tmp_path / "events.out.tfevents.2")
+        write_run(tmp_path, {"toy/a": [30.0, 40.0, 50.0]}, first=3)
+        (second,) = (f for f in tmp_path.iterdir() if f.name != "events.out.tfevents.2")
+        second.rename(tmp_path / "events.out.tfevents.1")
+
+        curve = read_run("run", run).curves["toy/a"]
+
+        told = [(reading.step, reading.value) for reading in curve.readings]
+        assert told == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0), (5, 50.0)]
+
+    def test_what_was_undone_is_kept_apart_and_drawn_dotted(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path / "run", {"toy/a": [1.0, 2.0, 3.0, 4.0]})
+        write_run(tmp_path / "run", {"toy/a": [9.0]}, first=3)
+
+        curve = read_run("run", run).curves["toy/a"]
+        page = report(tmp_path, run)
+
+        assert [reading.step for reading in curve.readings] == [1, 2, 3]
+        assert [[r.value for r in piece] for piece in curve.undone] == [[2.0, 3.0, 4.0]]
+        assert len(page.root.all("path", css="undone")) == 1
+        assert "Dotted pieces were undone" in page.root.one("footer").text
+
+    def test_a_step_logged_again_counts_once(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path, {"toy/a": [1.0, 2.0]})
+        write_run(tmp_path, {"toy/a": [5.0, 6.0]}, first=2)
+
+        curve = read_run("run", run).curves["toy/a"]
+
+        assert [reading.value for reading in curve.readings] == [1.0, 5.0, 6.0]
+        assert curve.undone == []
+
+    def test_a_level_ends_where_the_next_one_starts(self, tmp_path: Path, watched: str) -> None:
+        assert read_run("run", watched).spans == [
+            Span(1, 3, Level.HEALTHY),
+            Span(3, 4, Level.SUSPICIOUS),
+            Span(4, 5, Level.COLLAPSED),
+        ]
+
+    def test_a_verdict_newer_than_the_last_level_counts(self, tmp_path: Path) -> None:
+        run = write_run(
+            tmp_path,
+            {"toy/a": [1.0] * 4, "monitor/level": [0, 0]},
+            {4: "**collapsed** at 4\n\nbad"},
+        )
+
+        read = read_run("run", run)
+
+        assert read.level is Level.COLLAPSED
+        assert read.reason is read.marks[-1]
+        assert read.spans == [Span(1, 4, Level.HEALTHY), Span(4, 4, Level.COLLAPSED)]
+
+    def test_a_collapse_before_a_rollback_is_not_forgotten(self, tmp_path: Path) -> None:
+        series = {"toy/a": [1.0] * 4, "monitor/level": [0, 0, 2, 2]}
+        run = write_run(tmp_path / "run", series, {3: "**collapsed** at 3\n\nbad\n\n- went back"})
+        write_run(tmp_path / "run", {"toy/a": [1.0] * 5, "monitor/level": [0] * 5}, first=2)
+
+        read = read_run("run", run)
+
+        assert read.spans == [Span(1, 6, Level.HEALTHY)]
+        assert read.worst is Level.COLLAPSED
+        assert read.reason is None
+        assert [(mark.step, mark.actions) for mark in read.marks] == [(3, ("went back",))]
+
+    def test_a_run_is_found_below_its_folder(self, tmp_path: Path) -> None:
+        write_run(tmp_path / "run" / "version_0", {"toy/a": [3.0]})
+
+        assert list(read_run("run", str(tmp_path / "run")).curves) == ["toy/a"]
+
+    def test_all_values_of_a_long_run_are_read(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path, {"toy/a": [0.0] * 10_500})
+
+        assert len(read_run("run", run).curves["toy/a"].readings) == 10_500
+
+    @pytest.mark.parametrize(
+        ("text", "level", "sentence", "actions"),
+        [
+            ("**healthy** at 7\n\nall is well", Level.HEALTHY, "all is well", ()),
+            (
+                "**collapsed** at 7\nKL\nrose\n- one\n- two",
+                Level.COLLAPSED,
+                "KL rose",
+                ("one", "two"),
+            ),
+            ("**odd** at 7\n\nKL rose", None, "**odd** at 7 KL rose", ()),
+            ("just a note", None, "just a note", ()),
+            ("", None, "", ()),
+        ],
+    )
+    def test_verdicts(
+        self, text: str, level: Level | None, sentence: str, actions: tuple[str, ...]
+    ) -> None:
+        assert parse_verdict(1.5, 7, text) == (1.5, 7, level, sentence, actions)
+
+
+class TestErrors:
+    def test_a_folder_without_event_files(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"event files of one run, got .* with no event file"):
+            report(tmp_path, str(tmp_path))
+
+    def test_a_folder_with_several_runs(self, tmp_path: Path, watched: str, calm: str) -> None:
+        with pytest.raises(ValueError, match=rf"of one run, .*{calm}, {watched}"):
+            report(tmp_path, str(tmp_path))
+
+    def test_a_run_without_scalars(self, tmp_path: Path) -> None:
+        with SummaryWriter(str(tmp_path)) as writer:
+            writer.add_text("note", "text", 1)
+
+        with pytest.raises(ValueError, match=r"a run with scalars, got .* without any"):
+            report(tmp_path, str(tmp_path))
+
+    def test_an_unknown_key(self, tmp_path: Path, calm: str) -> None:
+        with pytest.raises(
+            ValueError, match=r"logged \(rollout/gold, rollout/kl\), got rollout/scor$"
+        ):
+            report(tmp_path, calm, keys=["rollout/kl", "rollout/scor"])
+
+    def test_a_run_of_placeholders_only(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path / "run", {"hp_metric": [-1.0]})
+
+        with pytest.raises(ValueError, match=r"logged \(hp_metric\), got none"):
+            report(tmp_path, run)
+
+    def test_an_unknown_level(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path / "run", {"toy/a": [1.0], "monitor/level": [1.5]})
+
+        with pytest.raises(ValueError, match=r"monitor/level: expected 0, 1 or 2, got 1\.5"):
+            report(tmp_path, run)
+
+    def test_no_run_one_twice_and_a_string(self, tmp_path: Path, calm: str) -> None:
+        with pytest.raises(ValueError, match="expected at least one run, got none"):
+            report(tmp_path)
+        with pytest.raises(ValueError, match="expected each folder once"):
+            report(tmp_path, calm, calm)
+        with pytest.raises(ValueError, match="expected a list of folders, got the string"):
+            write_report(calm, tmp_path / "report.html")
+        with pytest.raises(ValueError, match="expected a list of keys, got the string"):
+            write_report([calm], tmp_path / "report.html", keys="rollout/kl")
+
+    def test_an_output_that_is_a_folder(self, tmp_path: Path, calm: str) -> None:
+        with pytest.raises(ValueError, match="output: expected a file, got the folder"):
+            write_report([calm], tmp_path)
+
+    def test_without_tensorboard_the_extra_is_named(
+        self, tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = "tensorboard.backend.event_processing.event_accumulator"
+        monkeypatch.setitem(sys.modules, module, None)
+
+        with pytest.raises(ModuleNotFoundError, match=r"pip install lit-callbacks\[report\]"):
+            report(tmp_path, calm)
+
+
+class TestTheCommand:
+    def test_it_writes_the_page(
+        self,
+        tmp_path: Path,
+        watched: str,
+        calm: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        output = str(tmp_path / "page.html")
+        words = [watched, calm, "--output", output, "--keys", "rollout/kl"]
+        monkeypatch.setattr(sys, "argv", ["report", *words])
+        monkeypatch.delitem(sys.modules, "lit_callbacks.report.__main__")  # it warns of a second
+
+        runpy.run_module("lit_callbacks.report", run_name="__main__")
+
+        assert capsys.readouterr().out == f"Report: {output}\n"
+        assert [c.text for c in Page(Path(output)).root.all("code")] == ["rollout/kl"]
+
+    def test_runs_may_have_names(self, tmp_path: Path, watched: str, calm: str) -> None:
+        output = tmp_path / "page.html"
+        main([f"vanilla={watched}", f"ppo max={calm}", "--output", str(output)])
+
+        assert Page(output).title == "vanilla, ppo max"
+
+    def test_a_folder_may_have_a_sign_of_equality(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path / "lr=0.1", {"toy/a": [1.0]})
+        output = tmp_path / "page.html"
+        main([run, "--output", str(output)])
+
+        assert Page(output).title == "lr=0.1"
+
+    @pytest.mark.parametrize("words", [["a={calm}", "{watched}"], ["a={calm}", "a={watched}"]])
+    def test_names_for_some_runs_or_twice_the_same(
+        self, words: list[str], watched: str, calm: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main([word.format(calm=calm, watched=watched) for word in words])
+
+        assert stop.value.code == 2
+        assert "expected folders, or NAME=FOLDER with different names" in capsys.readouterr().err
+
+    def test_an_error_is_one_line_without_a_traceback(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main([str(tmp_path / "nothing"), "--output", str(tmp_path / "page.html")])
+
+        assert stop.value.code == 2
+        assert "with no event file" in capsys.readouterr().err
+        assert os.listdir(tmp_path) == []

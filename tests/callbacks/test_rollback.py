@@ -1,0 +1,333 @@
+"""RollBack: what comes back, what goes on, and which checkpoint it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from lit_callbacks import AdjustCoefficient, CollapseDetector, RollBack, Verdict
+from tests.callbacks.scripted import (
+    Scripted,
+    Watch,
+    above,
+    batches,
+    fitted,
+    script_of,
+    trainer,
+    watching,
+)
+
+
+class Trained(Scripted):
+    """A schedule, a coefficient as a buffer, and a count of batches in a child."""
+
+    beta: Tensor
+
+    def __init__(self, levels: Sequence[int], manual: bool = False) -> None:
+        super().__init__(script_of(levels), manual=manual)
+        self.register_buffer("beta", torch.tensor(0.1))
+        self.inner = torch.nn.Module()
+        self.inner.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
+        self.inner.get_buffer("count").add_(1)
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
+        schedule = LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Snapshot(NamedTuple):
+    """What there was after a record and all actions."""
+
+    weights: dict[str, Tensor]
+    moments: dict[int, dict[str, Tensor]]
+    settings: dict[str, Any]
+    """Of the optimizer, the learning rate among them."""
+    global_step: int
+
+
+class Snapshots(Callback):
+    """Keeps a snapshot of every record; it stands behind the detector."""
+
+    def __init__(self) -> None:
+        self.after: dict[int, Snapshot] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        state = deepcopy(trainer.optimizers[0].state_dict())
+        weights = deepcopy(pl_module.state_dict())
+        self.after[trainer.fit_loop.total_batch_idx + 1] = Snapshot(
+            weights, state["state"], state["param_groups"][0], trainer.global_step
+        )
+
+
+def rolled_back(
+    folder: Path, module: LightningModule, count: int, *actions: Any, **more: Any
+) -> Any:
+    """Snapshots by record of a run."""
+    snapshots = Snapshots()
+    trainer(folder, watching(*actions), snapshots, **more).fit(module, batches(count))
+    return snapshots.after
+
+
+def same(first: Snapshot, second: Snapshot, but: Sequence[str] = ()) -> bool:
+    """Whether weights (but some) and moments are equal, bit for bit."""
+    assert first.weights.keys() == second.weights.keys()
+    assert first.moments.keys() == second.moments.keys() != set()
+    pairs = [(first.weights[k], second.weights[k]) for k in first.weights if k not in but]
+    for number, moments in first.moments.items():
+        pairs += [(value, second.moments[number][key]) for key, value in moments.items()]
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def stepped(start: Snapshot, gradient: Tensor, rate: float) -> Tensor:
+    """The weight one step of Adam after `start`."""
+    weight = torch.nn.Parameter(start.weights["weight"].clone())
+    adam = torch.optim.Adam([weight])
+    groups = [{**start.settings, "lr": rate}]
+    adam.load_state_dict({"state": deepcopy(start.moments), "param_groups": groups})
+    weight.grad = gradient
+    adam.step()
+    return weight.detach()
+
+
+def gradient_of(weight: Tensor, i: int) -> Tensor:
+    """By hand: of the sum of (weight * inputs) squared."""
+    return 2 * weight * torch.tensor([i + 1.0, 0.5]).square()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- what comes back, and what goes on
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_weights_and_moments_come_back_bit_for_bit_and_training_goes_on(
+    tmp_path: Path, manual: bool
+) -> None:
+    module = Trained([0, 0, 0, 0, 2, 0], manual)
+    after = rolled_back(tmp_path, module, 6, RollBack(every_n_records=2))
+    assert files(tmp_path / "healthy") == ["record=1.ckpt", "record=3.ckpt"]
+    assert same(after[5], after[3])
+    assert not same(after[5], after[4])
+    # the trainer's count and the schedule move on
+    assert [after[i].global_step for i in range(1, 7)] == [1, 2, 3, 4, 5, 6]
+    rates = [after[i].settings["lr"] for i in range(3, 7)]
+    expected = [0.1 / (1 + i) for i in range(3, 7)] if not manual else [0.1] * 4
+    assert rates == pytest.approx(expected)
+    # the next step is one from there, on new data
+    weight = after[3].weights["weight"]
+    expected_weight = stepped(after[3], gradient_of(weight, 5), rates[2])
+    assert torch.equal(after[6].weights["weight"], expected_weight)
+
+
+def test_gradients_of_the_weights_that_go_are_dropped(tmp_path: Path) -> None:
+    """The collapse comes between the two batches of a step."""
+    module = Trained([0, 0, 0, 0, 2, 0])
+    action = RollBack(every_n_records=1)
+    after = rolled_back(tmp_path, module, 6, action, accumulate_grad_batches=2)
+    assert same(after[5], after[4])
+    weight, rate = after[4].weights["weight"], after[5].settings["lr"]
+    expected = stepped(after[4], gradient_of(weight, 5) / 2, rate)  # of the sixth batch alone
+    assert torch.equal(after[6].weights["weight"], expected)
+
+
+def test_names_to_keep_stay_and_others_do_not(tmp_path: Path) -> None:
+    class Drifting(Trained):
+        def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+            self.beta += 1.0
+
+    after = rolled_back(tmp_path, Drifting([0, 0, 0, 2, 0]), 5, RollBack(keep=["count"]))
+    assert same(after[4], after[1], but=["inner.count"])
+    assert [int(after[i].weights["inner.count"]) for i in (1, 4, 5)] == [1, 4, 5]
+    assert [float(after[i].weights["beta"]) for i in (1, 3, 4)] == pytest.approx([1.1, 3.1, 1.1])
+
+
+def test_a_name_to_keep_that_there_is_not_is_refused_when_training_starts(tmp_path: Path) -> None:
+    module = Trained([0])
+    expected = "keep: expected names in the state of Trained, got 'ount'"
+    with pytest.raises(ValueError, match=expected):
+        rolled_back(tmp_path, module, 1, RollBack(keep=["beta", "ount"]))
+    assert module.batches == 0
+
+
+@pytest.mark.parametrize("argument", ["times", "every_n_records"])
+def test_wrong_numbers_are_refused(argument: str) -> None:
+    with pytest.raises(ValueError, match=f"{argument}: expected at least 1, got 0"):
+        RollBack(**{argument: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("keep", "expected"), [([], [0.2, 0.2]), (["beta"], [0.2, 0.4])])
+def test_a_coefficient_raised_behind_it_survives(
+    tmp_path: Path, keep: list[str], expected: list[float]
+) -> None:
+    actions = [RollBack(keep=keep), AdjustCoefficient("beta", 2.0, level="collapsed")]
+    after = rolled_back(tmp_path, Trained([0, 2, 0, 2]), 4, *actions)
+    assert [float(after[i].weights["beta"]) for i in (2, 4)] == pytest.approx(expected)
+
+
+def test_a_module_that_leaves_a_frozen_network_out_of_checkpoints(tmp_path: Path) -> None:
+    class Filtered(Trained):
+        def __init__(self, levels: list[int]) -> None:
+            super().__init__(levels)
+            self.reference = torch.nn.Linear(2, 2).requires_grad_(False)
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            state = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {k: v for k, v in state.items() if "reference" not in k}
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            frozen = {k: v for k, v in self.state_dict().items() if "reference" in k}
+            checkpoint["state_dict"] = frozen | checkpoint["state_dict"]
+
+    after = rolled_back(tmp_path, Filtered([0, 0, 2]), 3, RollBack())
+    saved = torch.load(tmp_path / "healthy" / "record=1.ckpt", weights_only=True)
+    assert [key for key in saved["state_dict"] if "reference" in key] == []
+    assert same(after[3], after[1])
+
+
+class Schedule:
+    """A class that only this file knows."""
+
+
+def test_hyper_parameters_may_be_any_objects(tmp_path: Path) -> None:
+    class WithHyperparameters(Trained):
+        def __init__(self, levels: list[int], made_by: object) -> None:
+            super().__init__(levels)
+            self.save_hyperparameters("made_by")
+
+    after = rolled_back(tmp_path, WithHyperparameters([0, 0, 2], Schedule()), 3, RollBack())
+    assert same(after[3], after[1])
+
+
+def test_after_a_validation_training_goes_on_from_what_came_back(tmp_path: Path) -> None:
+    """No tensor that came back may stem from a mode in which nothing can be trained."""
+
+    class Validated(Trained):
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.log("val/kl", [1.0, 20.0, 1.0][self.trainer.fit_loop.total_batch_idx // 2])
+
+    snapshots, action = Snapshots(), RollBack()
+    detector = CollapseDetector([above(10.0, "val/kl", patience=1)], [action], when="validation")
+    run = trainer(tmp_path, detector, snapshots, val_check_interval=2, num_sanity_val_steps=0)
+    module = Validated([0] * 6)
+    run.fit(module, batches(6), batches(1))
+    # saved after batch 2, back after batch 4
+    assert action.done == 1
+    weight = snapshots.after[2].weights["weight"]
+    rate = snapshots.after[4].settings["lr"]
+    expected = stepped(snapshots.after[2], gradient_of(weight, 4), rate)
+    assert torch.equal(snapshots.after[5].weights["weight"], expected)
+
+
+# --- which checkpoint it is
+
+
+def test_only_healthy_records_are_saved_and_three_are_kept(tmp_path: Path) -> None:
+    module = Trained([0, 1, 0, 1, 0, 0, 0])
+    rolled_back(tmp_path, module, 7, RollBack(every_n_records=1))
+    assert files(tmp_path / "healthy") == [f"record={i}.ckpt" for i in (5, 6, 7)]
+
+
+def test_there_are_never_more_than_three_on_disk(tmp_path: Path) -> None:
+    most = 0
+
+    class Counting(Watch):
+        def on_record(self, *_: Any) -> None:
+            nonlocal most
+            most = max(most, len(files(tmp_path / "healthy")))
+
+    rolled_back(tmp_path, Trained([0] * 6), 6, RollBack(every_n_records=1), Counting())
+    assert most == 3
+
+
+def test_a_second_collapse_before_the_next_saving_goes_further_back_until_it_stops(
+    tmp_path: Path,
+) -> None:
+    module = Trained([0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 2, 0])
+    action = RollBack(times=3, every_n_records=3)
+    after = rolled_back(tmp_path, module, 12, action)
+    assert same(after[5], after[4])
+    assert same(after[7], after[1])
+    assert same(after[9], after[1])
+    assert (module.batches, action.done) == (11, 3)
+    assert not same(after[11], after[1])
+    assert files(tmp_path / "healthy") == ["record=1.ckpt"]
+
+
+def test_the_next_saving_waits_as_long_after_a_way_back(tmp_path: Path) -> None:
+    """The first records after it are healthy only because nobody has seen enough of them."""
+    module = Trained([0, 0, 0, 0, 2, 0, 2, 0, 0, 0])
+    action = RollBack(every_n_records=2)
+    after = rolled_back(tmp_path, module, 10, action)
+    assert same(after[5], after[3])
+    assert same(after[7], after[1])
+    assert [record for record, _ in action.saved] == [1, 9]
+
+
+def test_without_a_healthy_record_it_stops(tmp_path: Path) -> None:
+    module = Trained([1, 2, 0])
+    told = []
+
+    class Listening(RollBack):
+        def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
+            told.append(super().act(trainer, pl_module, verdict))
+            return told[-1]
+
+    action = Listening()
+    rolled_back(tmp_path, module, 3, action)
+    assert (module.batches, action.done) == (2, 0)
+    assert told == ["stopped training: there was nothing to go back to"]
+
+
+def test_checkpoints_go_to_the_runs_folder_unless_told_otherwise(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="run", version="one")
+    rolled_back(tmp_path, Trained([0]), 1, RollBack(), logger=logger)
+    assert files(tmp_path / "run" / "one" / "healthy") == ["record=1.ckpt"]
+    rolled_back(tmp_path, Trained([0]), 1, RollBack(folder=str(tmp_path / "other")))
+    assert files(tmp_path / "other") == ["record=1.ckpt"]
+
+
+# --- resume
+
+
+@pytest.mark.parametrize("done", [4, 5, 6, 8])
+def test_a_resumed_run_goes_back_to_where_an_uninterrupted_one_does(
+    tmp_path: Path, done: int
+) -> None:
+    levels = [0, 0, 0, 0, 2, 0, 0, 0, 2, 0, 2, 0]
+    actions = [RollBack(2, every_n_records=2, folder=str(tmp_path / "own")) for _ in range(2)]
+    straight, resumed = Snapshots(), Snapshots()
+    fitted(tmp_path, Trained(levels), 12, watching(actions[0]), straight)
+    assert same(straight.after[5], straight.after[3])
+    assert same(straight.after[9], straight.after[7])
+    fitted(tmp_path, Trained(levels), 12, watching(actions[1]), resumed, done=done)
+    assert list(resumed.after) == list(range(done + 1, 12))  # the third collapse stops it
+    assert all(same(resumed.after[i], straight.after[i]) for i in resumed.after)
+    assert (actions[1].done, actions[1].saved) == (2, actions[0].saved)
+
+
+def test_a_checkpoint_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    action = RollBack()
+    for name in ("record=1.ckpt", "record=6.ckpt"):
+        (tmp_path / name).touch()
+        action.saved.append((int(name[7]), str(tmp_path / name)))
+    state = action.state_dict()
+    (tmp_path / "record=6.ckpt").unlink()
+    again = RollBack()
+    again.load_state_dict(state)
+    assert again.saved == [(1, str(tmp_path / "record=1.ckpt"))]

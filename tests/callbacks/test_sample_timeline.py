@@ -1,0 +1,386 @@
+"""SampleTimeline: when it samples, what it writes, and that training does not notice it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_callbacks.sample_timeline import SampleTimeline
+
+BATCHES = 5  # of an epoch
+
+
+class Answering(LightningModule):
+    """Dropout and batch norm, so that random state and training modes matter."""
+
+    def __init__(self, own_step: bool = False, records: Any = None) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)
+        )
+        self.frozen = torch.nn.Dropout(0.5).eval()
+        self.own_step, self.records = own_step, records
+        self.asked: list[list[str]] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self.own_step:
+            self.log("step", float(self.trainer.fit_loop.total_batch_idx + 1) * 100)
+        noise = random.random() + np.random.rand()  # noqa: NPY002 - the global state is the point
+        loss: Tensor = (self.frozen(self.layers(batch)) + noise).square().mean()
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        pass
+
+    def sample(self, prompts: list[str]) -> list[dict[str, Any]]:
+        assert not any(part.training for part in self.modules())
+        assert not torch.is_grad_enabled()
+        self.asked.append(prompts)
+        score = float(torch.rand(())) + random.random() + np.random.rand()  # noqa: NPY002
+        if self.records is not None:
+            return self.records  # type: ignore[no-any-return]
+        return [
+            {"response": f"{prompt}!", "score": score, "length": 3, "cut": False}
+            for prompt in prompts
+        ]
+
+    answers = sample
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Saver(Callback):
+    """Saves a checkpoint after some batch; it stands behind the timeline, as checkpoints do."""
+
+    def __init__(self, path: Path, batches: int = 5) -> None:
+        self.path, self.batches = path, batches
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self.batches:
+            trainer.save_checkpoint(self.path)
+
+
+def batches() -> DataLoader[Tensor]:
+    rows = torch.arange(4.0 * BATCHES).reshape(2 * BATCHES, 2) / 10
+    return DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
+
+
+def fitted(
+    folder: Path, module: LightningModule, *callbacks: Any, **arguments: Any
+) -> LightningModule:
+    ckpt_path = arguments.pop("ckpt_path", None)
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_epochs": 2,
+            "logger": False,
+            "callbacks": list(callbacks),
+            "default_root_dir": folder,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **arguments,
+        }
+    ).fit(module, batches(), batches(), ckpt_path=ckpt_path)
+    return module
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
+
+
+def steps(path: Path) -> list[int]:
+    return [line["step"] for line in lines(path)]
+
+
+@pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
+def test_training_does_not_notice(tmp_path: Path) -> None:
+    states = []
+    for callbacks in ([], [SampleTimeline(["hi"], every_n_batches=1)]):
+        torch.manual_seed(0)
+        module = fitted(tmp_path, Answering(), *callbacks)
+        states.append({k: v.clone() for k, v in module.state_dict().items()})
+        draws = (float(torch.rand(())), random.random(), np.random.rand())  # noqa: NPY002
+        states[-1]["draws"] = torch.tensor(draws, dtype=torch.float64)
+        assert module.layers.training  # type: ignore[union-attr]
+        assert not module.frozen.training  # type: ignore[union-attr]
+    plain, watched = states
+    assert [k for k in plain if not torch.equal(plain[k], watched[k])] == []
+
+
+@pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
+class TestFit:
+    def test_it_samples_first_each_n_batches_and_last(self, tmp_path: Path) -> None:
+        module = Answering()
+        fitted(tmp_path, module, SampleTimeline(["hi", "why"], every_n_batches=4))
+        path = tmp_path / "samples.jsonl"
+        assert steps(path) == [0, 0, 4, 4, 8, 8, 10, 10]
+        assert module.asked == [["hi", "why"]] * 4
+        last = lines(path)[-1]
+        assert last.pop("score") > 0
+        assert last == {
+            "step": 10,
+            "prompt_index": 1,
+            "prompt": "why",
+            "response": "why!",
+            "length": 3,
+            "cut": False,
+        }
+
+    def test_the_end_of_fit_is_not_sampled_twice(self, tmp_path: Path) -> None:
+        fitted(tmp_path, Answering(), SampleTimeline(["hi"], every_n_batches=5))
+        assert steps(tmp_path / "samples.jsonl") == [0, 5, 10]
+
+    def test_one_optimizer_step_is_one_step_of_the_timeline(self, tmp_path: Path) -> None:
+        timeline = SampleTimeline(["hi"], every_n_batches=1)
+        fitted(tmp_path, Answering(), timeline, accumulate_grad_batches=5)
+        assert steps(tmp_path / "samples.jsonl") == [0, 1, 2]
+
+    def test_the_sanity_check_is_not_sampled(self, tmp_path: Path) -> None:
+        module = Answering()
+        fitted(tmp_path, module, SampleTimeline(["hi"], 100), num_sanity_val_steps=2)
+        assert len(module.asked) == 2
+
+    def test_the_modules_own_step_and_another_method(self, tmp_path: Path) -> None:
+        timeline = SampleTimeline(["hi"], 5, "answers", str(tmp_path / "new" / "mine.jsonl"))
+        fitted(tmp_path, Answering(own_step=True), timeline)
+        assert steps(tmp_path / "new" / "mine.jsonl") == [0, 500, 1000]
+
+    def test_tensorboard_gets_a_table_per_prompt_and_step(self, tmp_path: Path) -> None:
+        records = [{"response": "a|b\n*c*", "score": 0.12345, "cut": True, "n": 2}] * 2
+        logger = TensorBoardLogger(tmp_path, name="", version="")
+        timeline = SampleTimeline(["<hi>", "why"], every_n_batches=5)
+        fitted(tmp_path, Answering(records=records), timeline, logger=logger, log_every_n_steps=1)
+        events = EventAccumulator(str(tmp_path))
+        events.Reload()
+        for index, shown in enumerate(["&lt;hi&gt;", "why"]):
+            texts = events.Tensors(f"samples/{index}/text_summary")
+            assert [text.step for text in texts] == [0, 5, 10]
+            assert texts[0].tensor_proto.string_val[0].decode().split("\n") == [
+                f"| prompt | {shown} |",
+                "|---|---|",
+                r"| response | a\|b<br>\*c\* |",
+                "| score | 0.123 |",
+                "| cut | yes |",
+                "| n | 2 |",
+            ]
+        assert steps(tmp_path / "samples.jsonl") == [0, 0, 5, 5, 10, 10]
+
+    @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+    @pytest.mark.parametrize(("saved_at", "sampled"), [(5, 3), (6, 2), (7, 2)])
+    def test_a_resumed_fit_leaves_the_timeline_of_a_whole_one(
+        self, saved_at: int, sampled: int, tmp_path: Path
+    ) -> None:
+        def timeline(name: str) -> SampleTimeline:
+            return SampleTimeline(["hi", "why"], 2, file=str(tmp_path / name))
+
+        checkpoint = tmp_path / "saved.ckpt"
+        saver = Saver(checkpoint, saved_at)
+        fitted(tmp_path, Answering(own_step=True), timeline("whole.jsonl"), saver)
+        whole = lines(tmp_path / "whole.jsonl")
+        assert [line["step"] for line in whole[::2]] == [0, 200, 400, 600, 800, 1000]
+        # Cut off while it wrote: lines behind the checkpoint, the last of them without an end.
+        cut = [*whole, {**whole[-1], "step": 1200, "response": "\u2028"}]
+        text = "\n".join(json.dumps(line, ensure_ascii=False) for line in cut)
+        (tmp_path / "cut.jsonl").write_text(text, "utf-8")
+        resumed = Answering(own_step=True)
+        fitted(tmp_path, resumed, timeline("cut.jsonl"), ckpt_path=checkpoint)
+        assert len(resumed.asked) == sampled
+        after = lines(tmp_path / "cut.jsonl")
+        kept = 2 * (6 - sampled)
+        assert after[:kept] == whole[:kept]
+        assert [(line["step"], line["prompt_index"]) for line in after] == [
+            (line["step"], line["prompt_index"]) for line in whole
+        ]
+        assert not (tmp_path / "cut.jsonl.new").exists()
+
+    def test_any_text_survives_a_resume(self, tmp_path: Path) -> None:
+        records = [{"response": "one\u2028two\x85three\r\nfour"}]
+        saver = Saver(tmp_path / "saved.ckpt")
+        fitted(tmp_path, Answering(records=records), SampleTimeline(["hi"], 5), saver)
+        whole = lines(tmp_path / "samples.jsonl")
+        resumed = Answering(records=records)
+        fitted(tmp_path, resumed, SampleTimeline(["hi"], 5), ckpt_path=tmp_path / "saved.ckpt")
+        assert lines(tmp_path / "samples.jsonl") == whole
+        assert whole[0]["response"] == records[0]["response"]
+
+    def test_a_checkpoint_without_a_timeline_drops_nothing(self, tmp_path: Path) -> None:
+        fitted(tmp_path, Answering(), Saver(tmp_path / "saved.ckpt"))
+        (tmp_path / "samples.jsonl").write_text('{"step": 99}\n')
+        timeline = SampleTimeline(["hi"], 4)
+        fitted(tmp_path, Answering(), timeline, ckpt_path=tmp_path / "saved.ckpt")
+        assert steps(tmp_path / "samples.jsonl") == [99, 8, 10]
+
+    def test_a_broken_line_of_the_timeline_is_named(self, tmp_path: Path) -> None:
+        saver = Saver(tmp_path / "saved.ckpt")
+        fitted(tmp_path, Answering(), SampleTimeline(["hi"]), saver)
+        path = tmp_path / "samples.jsonl"
+        path.write_text('{"step": 0}\nno json\n')
+        resumed = SampleTimeline(["hi"])
+        with pytest.raises(ValueError, match=r"samples\.jsonl:2: expected a line of a timeline"):
+            fitted(tmp_path, Answering(), resumed, ckpt_path=tmp_path / "saved.ckpt")
+        assert path.read_text() == '{"step": 0}\nno json\n'
+
+    def test_a_new_fit_starts_the_file_anew(self, tmp_path: Path) -> None:
+        timeline = SampleTimeline(["hi"], every_n_batches=10)
+        for _ in range(2):
+            fitted(tmp_path, Answering(), timeline)
+        assert steps(tmp_path / "samples.jsonl") == [0, 10]
+
+    def test_a_file_that_is_no_timeline_is_left_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text('{"prompt": "hi"}\n')
+        timeline = SampleTimeline(str(path), file=str(path))
+        with pytest.raises(ValueError, match=r"prompts\.jsonl:1: expected a line of a timeline"):
+            fitted(tmp_path, Answering(), timeline)
+        assert path.read_text() == '{"prompt": "hi"}\n'
+
+    def test_other_ranks_are_asked_and_write_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(SingleDeviceStrategy, "is_global_zero", property(lambda self: False))
+        module = Answering()
+        logger = TensorBoardLogger(tmp_path, name="", version="")
+        fitted(tmp_path, module, SampleTimeline(["hi"], 5), logger=logger, log_every_n_steps=1)
+        assert len(module.asked) == 3
+        assert not (tmp_path / "samples.jsonl").exists()
+        events = EventAccumulator(str(tmp_path))
+        events.Reload()
+        assert events.Tags()["tensors"] == []
+
+    def test_a_fast_dev_run_samples_and_writes_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "samples.jsonl").write_text("precious\n")
+        timeline = SampleTimeline(["hi"], file=str(tmp_path / "samples.jsonl"))
+        module = Answering()
+        fitted(tmp_path, module, timeline, fast_dev_run=True)
+        assert len(module.asked) == 2
+        assert (tmp_path / "samples.jsonl").read_text() == "precious\n"
+
+    @pytest.mark.parametrize(
+        ("records", "message"),
+        [
+            ([], "Answering.sample: expected a list of 1 records, got 0 records"),
+            ("hi", "expected a list of 1 records, got 'hi'"),
+            ([{"text": "hi"}], "expected a dict with the text 'response' as record 0"),
+            ([{"response": 3}], "expected a dict with the text 'response' as record 0"),
+            ([{"response": "a", "step": 3}], "under other keys than step.*got 'step': 3"),
+            ([{"response": "a", "x": None}], "expected a str, float, int or bool.*'x': None"),
+            ([{"response": "a", "x": torch.ones(1)}], "expected a str, float, int or bool.*'x'"),
+        ],
+    )
+    def test_a_method_that_breaks_the_contract(
+        self, records: Any, message: str, tmp_path: Path
+    ) -> None:
+        with pytest.raises(ValueError, match=message):
+            fitted(tmp_path, Answering(records=records), SampleTimeline(["hi"]))
+
+    def test_a_missing_method(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="method: expected Answering to have a method 'talk'"):
+            fitted(tmp_path, Answering(), SampleTimeline(["hi"], method="talk"))
+
+
+def test_prompts_from_files(tmp_path: Path) -> None:
+    text = tmp_path / "prompts.txt"
+    text.write_text("one\n\n two \nthree\n")
+    assert SampleTimeline(str(text)).prompts == ["one", "two", "three"]
+    assert SampleTimeline(str(text), n_prompts=2).prompts == ["one", "two"]
+    assert SampleTimeline(["a", "b", "c"], n_prompts=1).prompts == ["a", "b", "c"]
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "why"},
+    ]
+    rows = [{"prompt": "one"}, {"prompt": chat[:1]}, {"prompt": chat}]
+    jsonl = tmp_path / "prompts.jsonl"
+    jsonl.write_text("\n\n".join(map(json.dumps, rows)) + "\nbroken")
+    assert SampleTimeline(str(jsonl), n_prompts=3).prompts == [
+        "one",
+        "hi",
+        "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why",
+    ]
+    with pytest.raises(ValueError, match=r"prompts: .*prompts\.jsonl:6: Expecting value"):
+        SampleTimeline(str(jsonl))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "3",
+        "{}",
+        '{"prompt": 3}',
+        '{"prompt": " "}',
+        '{"prompt": []}',
+        '{"prompt": ["a"]}',
+        '{"prompt": [{"role": "system", "content": "a"}]}',
+    ],
+)
+def test_a_line_without_a_prompt_is_named(row: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "a"}}\n{row}\n')
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:2: expected an object whose field"):
+        SampleTimeline(str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": []}, "prompts: expected at least one, got an empty list"),
+        ({"prompts": ["a", " "]}, r"prompts\[1\]: expected a text, got ' '"),
+        ({"prompts": "hello"}, "prompts: expected a list .* got 'hello', which is no file"),
+        ({"prompts": ["a"], "every_n_batches": 0}, "every_n_batches: expected at least 1, got 0"),
+        ({"prompts": ["a"], "n_prompts": 0}, "n_prompts: expected at least 1, got 0"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SampleTimeline(**arguments)
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match=r"expected at least one prompt in .*empty\.txt, got"):
+        SampleTimeline(str(tmp_path / "empty.txt"))
+
+
+def test_the_command_line_takes_a_list_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fit"])
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    (tmp_path / "prompts.txt").write_text("one\n")
+    callback = "lit_callbacks.sample_timeline.SampleTimeline"
+    for prompts, expected in [
+        ("[hi, why]", ["hi", "why"]),
+        (str(tmp_path / "prompts.txt"), ["one"]),
+    ]:
+        cli = LightningCLI(
+            Answering,
+            run=False,
+            save_config_callback=None,
+            trainer_defaults={"logger": False, "enable_checkpointing": False},
+            args=[
+                "--seed_everything=false",
+                f"--trainer.callbacks={callback}",
+                f"--trainer.callbacks.prompts={prompts}",
+            ],
+        )
+        [timeline] = [c for c in cli.trainer.callbacks if isinstance(c, SampleTimeline)]
+        assert timeline.prompts == expected

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from lit_callbacks.monitors import SURE, VISIBLE
+from lit_callbacks.series import robust_baseline, trend
+
+# --- baseline
+
+
+def test_a_baseline_by_hand() -> None:
+    # distances from the median 3 are 2, 1, 0, 1, 2: their median is 1
+    assert robust_baseline([5.0, 1.0, 3.0, 2.0, 4.0]) == (3.0, 1.4826)
+
+
+def test_a_baseline_of_an_even_number_of_values_takes_means_of_two() -> None:
+    # median 2.5; distances 1.5, 0.5, 0.5, 7.5: their median is (0.5 + 1.5) / 2
+    assert robust_baseline([1.0, 2.0, 3.0, 10.0]) == pytest.approx((2.5, 1.4826), rel=1e-12)
+
+
+def test_outliers_do_not_move_a_baseline() -> None:
+    calm = [9.0, 10.0, 10.0, 11.0, 10.5]
+    wild = [9.0, 10.0, 10.0, 1e9, 10.5]
+    assert robust_baseline(wild).center == robust_baseline(calm).center == 10.0
+    assert robust_baseline(wild).spread == robust_baseline(calm).spread == 1.4826 * 0.5
+
+
+def test_one_value_is_a_baseline_without_spread() -> None:
+    assert robust_baseline([-4.0]) == (-4.0, 0.0)
+
+
+def test_ties_of_more_than_half_leave_no_spread() -> None:
+    assert robust_baseline([2.0, 2.0, 2.0, 7.0, -1.0]) == (2.0, 0.0)
+
+
+def test_the_spread_of_normal_numbers_is_their_standard_deviation() -> None:
+    rng = random.Random(0)
+    assert robust_baseline([rng.gauss(5, 3) for _ in range(20_000)]).spread == pytest.approx(
+        3.0, rel=0.03
+    )
+
+
+def test_no_value_is_no_baseline() -> None:
+    with pytest.raises(ValueError, match="values: expected at least one number, got none"):
+        robust_baseline([])
+
+
+# --- trend
+
+
+def loop_trend(values: Sequence[float]) -> tuple[float, float]:
+    """Theil-Sen's slope and Mann-Kendall's score, pair by pair."""
+    slopes, s = [], 0
+    for j in range(len(values)):
+        for i in range(j):
+            slopes.append((values[j] - values[i]) / (j - i))
+            if values[j] > values[i]:
+                s += 1
+            elif values[j] < values[i]:
+                s -= 1
+    slopes.sort()
+    middle = len(slopes) // 2
+    slope = slopes[middle] if len(slopes) % 2 else (slopes[middle - 1] + slopes[middle]) / 2
+    n = len(values)
+    towards_zero = s - 1 if s > 0 else s + 1 if s < 0 else 0
+    return slope, towards_zero / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+
+
+@pytest.mark.parametrize("n", [3, 4, 7, 10, 25])
+@pytest.mark.parametrize("digits", [0, 6])  # 0: many ties
+def test_a_trend_is_that_of_a_loop_over_pairs(n: int, digits: int) -> None:
+    rng = random.Random(n)
+    for drift in (-0.3, 0.0, 0.3):
+        values = [round(drift * i + rng.gauss(0, 1), digits) for i in range(n)]
+        assert trend(values) == pytest.approx(loop_trend(values), rel=1e-12, abs=1e-12)
+
+
+def test_a_trend_by_hand() -> None:
+    # pairs rise by 1, 3/2, 1, 2, 1, 0: sorted 0, 1, 1, 1, 1.5, 2; five of six rise, one is a tie
+    slope, score = trend([0.0, 1.0, 3.0, 3.0])
+    assert slope == 1.0
+    assert score == pytest.approx(4 / math.sqrt(4 * 3 * 13 / 18), rel=1e-12)
+
+
+def test_a_straight_line_has_its_slope_and_a_fall_the_opposite_score() -> None:
+    up = trend([0.25 * i for i in range(10)])
+    assert up.slope == 0.25
+    assert up.score == pytest.approx(44 / math.sqrt(125), rel=1e-12)
+    assert trend([-0.25 * i for i in range(10)]) == (-up.slope, -up.score)
+
+
+@pytest.mark.parametrize("scale", [math.exp, math.atan, lambda x: 1000 * x - 7])
+def test_the_score_knows_only_the_order(scale: Callable[[float], float]) -> None:
+    rng = random.Random(3)
+    values = [0.2 * i + rng.gauss(0, 1) for i in range(12)]
+    assert trend([scale(v) for v in values]).score == trend(values).score != 0
+
+
+def test_one_wild_value_makes_no_trend_and_hides_none() -> None:
+    flat = [1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 1.1, 0.9, 1.0, 1e6]
+    assert abs(trend(flat).score) < 1
+    assert abs(trend(flat).slope) < 0.1
+    line = [float(i) for i in range(10)]
+    line[4] = -1e6
+    assert trend(line).slope == pytest.approx(1.0, abs=0.01)
+    assert trend(line).score > SURE
+
+
+def test_a_constant_series_has_no_trend() -> None:
+    assert trend([3.0] * 10) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 5.0]])
+def test_fewer_than_three_values_have_no_trend(values: list[float]) -> None:
+    assert trend(values) == (0.0, 0.0)
+
+
+# --- the limit of the monitors
+
+
+def chance_of_a_trend(limit: float, n: int = 10) -> float:
+    """Probability that n numbers in random order score `limit` or more, up or down: exact.
+
+    The number of orders with k inversions grows by one factor 1 + x + ... + x^(m - 1) for each m.
+    """
+    orders = [1]
+    for m in range(1, n + 1):
+        grown = [0] * (len(orders) + m - 1)
+        for inversions, count in enumerate(orders):
+            for more in range(m):
+                grown[inversions + more] += count
+        orders = grown
+    pairs, deviation = n * (n - 1) // 2, math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    beyond = 0
+    for inversions, count in enumerate(orders):
+        if abs(pairs - 2 * inversions) - 1 >= limit * deviation:
+            beyond += count
+    return beyond / math.factorial(n)
+
+
+def share_of_trends(memory: float) -> float:
+    """Share of stretches of ten readings of autoregressive noise that look like a trend."""
+    rng, value, hits, trials = random.Random(0), 0.0, 0, 4000
+    series = []
+    for _ in range(10 * trials):
+        value = memory * value + rng.gauss(0, 1)
+        series.append(value)
+    for i in range(trials):
+        hits += abs(trend(series[10 * i : 10 * i + 10]).score) >= SURE
+    return hits / trials
+
+
+def test_chance_makes_a_trend_as_often_as_the_comment_at_the_limit_says() -> None:
+    assert round(1 / chance_of_a_trend(SURE)) == 213
+    assert round(1 / chance_of_a_trend(VISIBLE)) == 35
+    assert share_of_trends(memory=0.0) == pytest.approx(1 / 213, abs=0.003)
+
+
+def test_noise_with_memory_makes_more_of_them() -> None:
+    assert share_of_trends(memory=0.5) == pytest.approx(1 / 25, abs=0.01)

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import pytest
+
+from lit_callbacks.levels import Level
+from lit_callbacks.monitors import Monitor, Record
+from lit_callbacks.signals import (
+    EntropyMonitor,
+    KLMonitor,
+    KLPerTokenMonitor,
+    LengthMonitor,
+    NonFiniteMonitor,
+    PerplexityMonitor,
+    default_monitors,
+)
+from lit_callbacks.verdict import Verdict, conclusion, verdict
+
+H, S, C = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED
+PATIENCE = 2
+
+
+class Signal(Monitor):
+    """A signal that is said to be in one state: 1 healthy, 8 suspicious, 20 beyond its line."""
+
+    def __init__(self, name: str, level: Level, *, decisive: bool = False, vote: str = "") -> None:
+        super().__init__(
+            name, high=10.0, baseline_records=1, patience=PATIENCE, horizon=0, deviations=0.0
+        )
+        self.decisive = decisive  # type: ignore[misc]
+        self.signal = vote  # type: ignore[misc]
+        for value in [1.0] + [{H: 1.0, S: 8.0, C: 20.0}[level]] * PATIENCE:
+            self.observe(value)
+        assert self.level is level
+
+
+def once_beyond(name: str) -> Monitor:
+    """A signal that is beyond its line for the first time."""
+    signal = Signal(name, H)
+    signal.observe(20.0)
+    assert (signal.level, signal.beyond) == (H, True)
+    return signal
+
+
+def level_of(*monitors: Monitor, votes: int = 2) -> Level:
+    return verdict(monitors, votes, record=1).level
+
+
+CALM = [Signal(name, H) for name in ("v", "w", "x", "y", "z")]
+
+# --- levels
+
+
+def test_all_healthy() -> None:
+    assert verdict(CALM, 2, record=7) == (H, "all signals are healthy", 7)
+    assert Verdict() == (H, "all signals are healthy", 0)
+
+
+@pytest.mark.parametrize(
+    ("beyond", "votes", "level"),
+    [(1, 1, C), (1, 2, S), (2, 2, C), (2, 3, S), (3, 3, C), (4, 3, C)],
+)
+def test_so_many_signals_beyond_their_lines_are_a_collapse(
+    beyond: int, votes: int, level: Level
+) -> None:
+    bad = [Signal(str(i), C) for i in range(beyond)]
+    assert level_of(*bad, *CALM, votes=votes) is level
+
+
+def test_monitors_of_one_signal_have_one_vote() -> None:
+    twice = [Signal("a", C, vote="kl"), Signal("b", C, vote="kl")]
+    assert level_of(*twice, *CALM) is S
+    assert level_of(*twice, Signal("c", C), *CALM) is C
+    doubtful = [Signal("a", S, vote="kl"), Signal("b", S, vote="kl")]
+    assert level_of(*doubtful, *CALM) is H
+    assert level_of(*doubtful, Signal("c", S), *CALM) is S
+
+
+def test_one_signal_more_needs_no_patience() -> None:
+    names = ("a", "b", "c")
+    assert level_of(*map(once_beyond, names[:2]), *CALM, votes=2) is H
+    assert level_of(*map(once_beyond, names), *CALM, votes=2) is C
+    assert level_of(*map(once_beyond, names), *CALM, votes=3) is H
+    # those whose patience has ended count among them
+    assert level_of(Signal("d", C), *map(once_beyond, names[:1]), *CALM, votes=2) is S
+    assert level_of(Signal("d", C), *map(once_beyond, names[:2]), *CALM, votes=2) is C
+
+
+def test_a_decisive_monitor_needs_no_second() -> None:
+    assert level_of(Signal("a", C, decisive=True), *CALM, votes=5) is C
+    assert level_of(Signal("a", S, decisive=True), *CALM, votes=1) is H
+
+
+def test_fewer_signals_than_votes_must_all_be_beyond() -> None:
+    assert level_of(Signal("a", C), votes=2) is C
+    assert level_of(Signal("a", C), Signal("b", C), votes=3) is C
+    assert level_of(Signal("a", C), Signal("b", H), votes=3) is S
+    # a decisive one is not among those that are needed
+    assert level_of(Signal("a", C), Signal("b", H, decisive=True), votes=2) is C
+    assert level_of(Signal("b", H, decisive=True), votes=2) is H
+    assert level_of(Signal("b", C, decisive=True), votes=2) is C
+
+
+def test_two_suspicious_signals_make_a_suspicion_and_one_does_not() -> None:
+    assert level_of(Signal("a", S), *CALM) is H
+    assert level_of(Signal("a", S), Signal("b", S), *CALM) is S
+    assert level_of(*(Signal(name, S) for name in "abcdef"), votes=1) is S
+
+
+def test_the_only_signal_makes_a_suspicion_alone() -> None:
+    assert level_of(Signal("a", S)) is S
+    assert level_of(Signal("a", S), NonFiniteMonitor()) is S
+
+
+def test_a_single_doubt_is_told_without_an_alarm() -> None:
+    told = verdict([Signal("a", S), *CALM], 2, record=3)
+    assert told == (H, "not enough for a suspicion: a 8 is 8x its baseline", 3)
+
+
+# --- sentences
+
+
+def fed(monitor: Monitor, *values: float) -> Monitor:
+    for value in values:
+        monitor.observe(value)
+    return monitor
+
+
+def test_the_sentence_of_a_collapse() -> None:
+    options = {"baseline_records": 4, "patience": 2, "horizon": 0}
+    kl = fed(
+        KLMonitor(high=10.0, trend_records=8, **options),
+        *(3.0, 3.4, 3.43, 3.6, 11.0, 24.0, 33.0, 41.0),  # baseline 3.415
+    )
+    length = fed(
+        LengthMonitor(high_ratio=1.5, low_ratio=0.5, **options),
+        *(20.0, 20.0, 20.0, 20.0, 40.0, 40.0),
+    )
+    perplexity = fed(
+        PerplexityMonitor(low_ratio=0.6, high_ratio=2.0, **options),
+        *(2.9, 2.9, 2.9, 2.9, 1.3, 1.3),
+    )
+    entropy = fed(EntropyMonitor(low_ratio=0.1, high_ratio=9.0, **options), *[1.0] * 6)
+    told = verdict([kl, entropy, length, perplexity], 2, record=31)
+    assert told == (
+        C,
+        "KL 41 nats is 12x its baseline and rising, length 40 tokens is 2x its baseline, "
+        "perplexity fell to 1.3 (baseline 2.9): the policy is exploiting the reward model",
+        31,
+    )
+
+
+def test_the_worst_come_first_and_else_the_order_given() -> None:
+    monitors = [Signal("a", S), Signal("b", C), Signal("c", H), Signal("d", S), Signal("e", C)]
+    told = verdict([once_beyond("f"), *monitors], 2, record=1)
+    assert [reason.split()[0] for reason in told.sentence.split(", ")] == ["b", "e", "f", "a", "d"]
+
+
+def test_a_sentence_without_a_conclusion_has_none() -> None:
+    told = verdict([Signal("a", C), Signal("b", C)], 2, record=1)
+    assert told.sentence == "a 20 is 20x its baseline, b 20 is 20x its baseline"
+
+
+def test_a_suspicion_is_told_too() -> None:
+    told = verdict([Signal("b", S), Signal("a", C, vote="critic"), *CALM], 2, record=1)
+    assert told == (S, "a 20 is 20x its baseline, b 8 is 8x its baseline", 1)
+
+
+def test_metrics_that_are_not_finite_are_a_broken_computation() -> None:
+    broken = NonFiniteMonitor(patience=1)
+    broken.observe(broken.read(Record({}, {}, ("ppo/policy_loss",))))
+    told = verdict([broken, *CALM], 2, record=4)
+    assert told == (C, "ppo/policy_loss not finite: the computation is broken", 4)
+
+
+def test_another_decisive_monitor_does_not_mean_a_broken_computation() -> None:
+    told = verdict([Signal("a", C, decisive=True), *CALM], 2, record=1)
+    assert told == (C, "a 20 is 20x its baseline", 1)
+
+
+# --- conclusions
+
+EXPLOITS = "the policy is exploiting the reward model"
+REPEATS = "the policy repeats itself"
+LANGUAGE = "the policy loses its language"
+EXPLORING = "the policy stops exploring"
+LOGPROBS = "rollouts and updates compute log-probs differently"
+
+
+@pytest.mark.parametrize(
+    ("seen", "meaning"),
+    [
+        ("non-finite+", "the computation is broken"),
+        ("non-finite+ kl+ length+", "the computation is broken"),
+        ("kl+ length+", EXPLOITS),
+        ("kl+ perplexity-", EXPLOITS),
+        ("kl+ repetition-", EXPLOITS),
+        ("kl+ reward+", EXPLOITS),
+        ("kl+ reward+ entropy- ratio+", EXPLOITS),
+        ("kl+ length-", "the policy cuts its answers short"),
+        ("length-", "the policy cuts its answers short"),
+        ("repetition- entropy-", REPEATS),
+        ("repetition- perplexity-", REPEATS),
+        ("repetition- length+", REPEATS),
+        ("perplexity+", LANGUAGE),
+        ("entropy+ kl+", LANGUAGE),
+        ("entropy-", EXPLORING),
+        ("perplexity- critic-", EXPLORING),
+        ("ratio+", LOGPROBS),
+        ("ratio- critic-", LOGPROBS),
+        ("critic-", "the critic does not follow the returns"),
+        # nothing that is known
+        ("", ""),
+        ("kl+", ""),
+        ("kl+ length?", ""),
+        ("length+", ""),
+        ("repetition-", ""),
+        ("reward+ length+", ""),
+        ("critic+ kl- reward-", ""),
+        ("x+ y-", ""),
+    ],
+)
+def test_conclusions(seen: str, meaning: str) -> None:
+    names = {"+": "high", "-": "low", "?": "not finite"}
+    assert conclusion({(word[:-1], names[word[-1]]) for word in seen.split()}) == meaning
+
+
+def test_every_conclusion_speaks_of_signals_that_the_defaults_watch() -> None:
+    sides = set()
+    for monitor in default_monitors():
+        if monitor.high is not None or monitor.high_ratio is not None:
+            sides.add((monitor.vote, "high"))
+        if monitor.low is not None or monitor.low_ratio is not None:
+            sides.add((monitor.vote, "low"))
+    told = {conclusion({one, other}) for one in sides for other in sides}
+    assert told == {
+        "",
+        "the computation is broken",
+        EXPLOITS,
+        "the policy cuts its answers short",
+        REPEATS,
+        LANGUAGE,
+        EXPLORING,
+        LOGPROBS,
+        "the critic does not follow the returns",
+    }
+
+
+def test_both_kl_monitors_have_one_vote_among_the_defaults() -> None:
+    assert KLMonitor().vote == KLPerTokenMonitor().vote == "kl"
