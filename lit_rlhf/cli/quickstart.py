@@ -110,6 +110,8 @@ def quickstart(
         configs: Folder with the stages' configurations.
         pairs: Preferences that the reward model learns from.
     """
+    from lit_callbacks.report import write_report
+
     root, start = Path(output_dir), time.perf_counter()
     stages = Stages(root, seed, language, Path(configs), pairs)
     stages.prepare()
@@ -119,10 +121,13 @@ def quickstart(
         *("plot", "--runs", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
         *("--output", f"{root}/collapse.png"),
     )
-    stages.evaluate("sft", "ppo_vanilla", "ppo_max")
-    print(
-        f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes. Curves: {root}/collapse.png,"
+    write_report(
+        {"vanilla PPO": f"{root}/logs/ppo_vanilla", "PPO-max": f"{root}/logs/ppo_max"},
+        f"{root}/report.html",
     )
+    stages.evaluate("sft", "ppo_vanilla", "ppo_max")
+    print(f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes.")
+    print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png,")
     print(f"or tensorboard --logdir {root}/logs. Models: {root}/sft, reward, ppo_vanilla, ppo_max.")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 import warnings
 from collections import defaultdict
 from pathlib import Path
@@ -105,6 +107,29 @@ def test_the_files_of_a_python_command_are_there(command: Command) -> None:
 @pytest.mark.parametrize("block", [b for b in all_blocks() if b.language == "yaml"], ids=place)
 def test_yaml_blocks_are_yaml(block: Block) -> None:
     assert isinstance(yaml.safe_load(block.text), dict)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b for b in all_blocks() if b.language == "yaml" and "callbacks" in b.document.parts],
+    ids=place,
+)
+def test_callbacks_in_yaml_are_parsed_on_top_of_a_configuration(
+    block: Block, workspace: Path, tmp_path: Path
+) -> None:
+    overlay = tmp_path / "callbacks.yaml"
+    overlay.write_text(block.text, "utf-8")
+    parse(["fit", "--config", str(CONFIGS / "quickstart/ppo_max.yaml"), "--config", str(overlay)])
+
+
+@pytest.mark.parametrize("command", starting_with("python"), ids=command_id)
+def test_a_python_module_runs(command: Command, workspace: Path) -> None:
+    if command.words[1:2] != ["-m"] or not command.words[2].startswith("lit_callbacks"):
+        return
+    with patch.object(sys, "argv", command.words[2:]):
+        runpy.run_module(command.words[2], run_name="__main__")
+    page = Path(command.words[command.words.index("--output") + 1]).read_text("utf-8")
+    assert "rollout/kl" in page
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
