@@ -55,14 +55,21 @@ class LengthMonitor(Monitor):
 
 
 class TruncationMonitor(Monitor):
-    """Share of the responses that were cut off at the length limit."""
+    """Share of the responses that were cut off at the length limit.
+
+    Where many are from the start, the limit is short for the task: twice as many is too much then.
+    """
 
     signal, title = "length", "truncation rate"
 
     def __init__(
-        self, key: str = "rollout/truncation_rate", high: float | None = 0.3, **options: Any
+        self,
+        key: str = "rollout/truncation_rate",
+        high: float | None = 0.3,
+        high_ratio: float | None = 2.0,
+        **options: Any,
     ) -> None:
-        super().__init__(key, high=high, **options)
+        super().__init__(key, high=high, high_ratio=high_ratio, **options)
 
 
 class PerplexityMonitor(Monitor):

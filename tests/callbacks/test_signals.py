@@ -107,6 +107,13 @@ def test_metrics_that_are_not_finite_need_no_second_signal() -> None:
     assert [m.vote for m in default_monitors() if m.decisive] == ["non-finite"]
 
 
+def test_a_limit_that_was_short_from_the_start_is_no_collapse() -> None:
+    watcher = TruncationMonitor(high=0.3, high_ratio=2.0, **SETTINGS)
+    seen = [watcher.observe(x) for x in [0.36, 0.35, 0.37, 0.36] * 2 + [0.5, 0.55, 0.58, 0.57]]
+    assert C not in seen
+    assert [watcher.observe(x) for x in (0.8, 0.8, 0.8)][-1] is C
+
+
 # --- distribution
 
 
