@@ -243,7 +243,7 @@ def of_signal(signal: str) -> Callable[[], list[Monitor]]:
 
 def roc_figure(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
     """Draw false alarms against collapses called in time, one line for each detector."""
-    figure = Figure(figsize=(6.5, 5.5), layout="constrained")
+    figure = Figure(figsize=(7.5, 5.0), layout="constrained")
     axes = figure.add_subplot()
     for name, points in curves.items():
         together = name == "together"
@@ -264,7 +264,7 @@ def roc_figure(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
         ylim=(-0.03, 1.03),
     )
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
+    figure.legend(loc="outside right center", frameon=False)
     figure.savefig(output, dpi=150)
 
 
