@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +26,7 @@ from lit_rlhf.models import (
     sequence_scores,
 )
 from lit_rlhf.rollout.batch import RolloutBatch
+from lit_rlhf.rollout.reward_calls import Samples, attempted, warn_of_non_finite
 from lit_rlhf.rollout.samples import decoded_responses
 
 
@@ -58,45 +61,97 @@ def load_function(path: str) -> Callable[..., Any]:
 
 
 class FunctionReward(nn.Module):
-    """Scores from a Python callable."""
+    """Scores from a Python callable.
 
-    def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    Args:
+        path: `package.module:name` of it.
+        tokenizer: The policy's.
+        timeout: Seconds that a call may take; `None`: as long as it likes. With a limit it runs in
+            a thread of its own (`attempted` says what that means).
+    """
+
+    def __init__(
+        self, path: str, tokenizer: PreTrainedTokenizerBase, timeout: float | None = None
+    ) -> None:
         super().__init__()
         self.path = path
         self.function = load_function(path)
         self.tokenizer = tokenizer
+        self.timeout = timeout
         self.wants_terminated = "terminated" in inspect.signature(self.function).parameters
 
     def forward(
         self, rollouts: RolloutBatch, prompts: Sequence[str], batch_size: int | None
     ) -> Tensor:
-        """Scores `[B]`, float32. `batch_size` is for models; a callable sees all responses at once.
+        """Scores `[B]`, float32; a warning shows one that is not finite.
+
+        Args:
+            rollouts: `B` responses.
+            prompts: Their rendered prompts.
+            batch_size: For models; a callable sees all responses at once.
 
         Raises:
-            ValueError: If the callable returns other than one finite number for each response.
+            RuntimeError: If the callable raises; from its own error.
+            TimeoutError: If it takes too long.
+            ValueError: If it returns other than one number for each response.
         """
-        responses = decoded_responses(rollouts, self.tokenizer)
-        extra = {"terminated": rollouts.terminated.tolist()} if self.wants_terminated else {}
-        returned = self.function(list(prompts), responses, **extra)
+        samples = Samples(
+            list(prompts), decoded_responses(rollouts, self.tokenizer), rollouts.terminated.tolist()
+        )
+        returned = self.returned(samples)
+        expected = f"expected {len(prompts)} scores, one for each response"
+        asked = f"{len(prompts)} responses, the first: {samples.shown(0)}"
         try:
             scores = torch.as_tensor(returned, dtype=torch.float32)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"reward function {self.path!r}: expected {len(responses)} scores, one for each "
-                f"response, got {returned!r:.100}"
+                f"reward function {self.path!r}: {expected}, got {returned!r:.100}; called with "
+                f"{asked}"
             ) from error
-        if scores.shape != (len(responses),):
+        if scores.shape != (len(prompts),):
             raise ValueError(
-                f"reward function {self.path!r}: expected {len(responses)} scores, one for each "
-                f"response, got shape {tuple(scores.shape)}"
+                f"reward function {self.path!r}: {expected}, got shape {tuple(scores.shape)}; "
+                f"called with {asked}"
             )
-        bad = (~torch.isfinite(scores)).nonzero().flatten().tolist()
-        if bad:
-            raise ValueError(
-                f"reward function {self.path!r}: expected finite scores, got {scores[bad[0]]} for "
-                f"prompt {prompts[bad[0]]!r} and response {responses[bad[0]]!r}"
-            )
+        warn_of_non_finite(f"reward function {self.path!r}", scores, samples)
         return scores.to(rollouts.response_ids.device)
+
+    def returned(self, samples: Samples) -> Any:  # noqa: ANN401  # whatever the callable returns
+        """What the callable returns for `samples`.
+
+        Raises:
+            RuntimeError: If it raises; names the first sample that it raises on alone.
+            TimeoutError: If it takes too long.
+        """
+        attempt = self.attempt(samples)
+        asked = f"{len(samples.prompts)} responses, the first: {samples.shown(0)}"
+        if not attempt.done():
+            raise TimeoutError(
+                f"reward function {self.path!r}: no scores after {self.timeout:g} seconds "
+                f"(reward_timeout) for {asked}"
+            )
+        error = attempt.exception()
+        if error is None:
+            return attempt.result()
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            raise error  # explained by the phase
+        alone = (samples.only(row) for row in range(len(samples.prompts)))
+        culprit = next((s for s in alone if self.fails(s)), None)
+        raise RuntimeError(
+            f"reward function {self.path!r} raised {type(error).__name__}: {error}. Called with "
+            + (f"{asked}; none fails alone" if culprit is None else f"{culprit.shown(0)}")
+        ) from error
+
+    def attempt(self, samples: Samples) -> Future[Any]:
+        """Call the callable."""
+        extra = {"terminated": samples.terminated} if self.wants_terminated else {}
+        call = partial(self.function, samples.prompts, samples.responses, **extra)
+        return attempted(call, self.timeout)
+
+    def fails(self, samples: Samples) -> bool:
+        """Whether the callable raises or takes too long."""
+        attempt = self.attempt(samples)
+        return not attempt.done() or attempt.exception() is not None
 
 
 class ModelReward(nn.Module):
@@ -169,6 +224,7 @@ class WeightedReward(nn.Module):
         rewards: Weight by source: a reward model's folder or hub id, or `package.module:function`.
         options: How reward models are loaded.
         tokenizer: The policy's.
+        timeout: Seconds that a call of a function may take; `None`: as long as it likes.
 
     Raises:
         ValueError: If there is no source.
@@ -179,6 +235,7 @@ class WeightedReward(nn.Module):
         rewards: Mapping[str, float],
         options: ModelOptions,
         tokenizer: PreTrainedTokenizerBase,
+        timeout: float | None = None,
     ) -> None:
         super().__init__()
         if not rewards:
@@ -186,9 +243,10 @@ class WeightedReward(nn.Module):
                 "rewards: expected at least one source, a reward model's folder or "
                 "'package.module:function', with its weight; got none"
             )
+        self.tokenizer = tokenizer
         self.weights = list(rewards.values())
         self.sources = nn.ModuleList(
-            FunctionReward(source, tokenizer)
+            FunctionReward(source, tokenizer, timeout)
             if is_function(source)
             else ModelReward(source, options)
             for source in rewards
@@ -197,13 +255,16 @@ class WeightedReward(nn.Module):
     def forward(
         self, rollouts: RolloutBatch, prompts: Sequence[str], batch_size: int | None
     ) -> Tensor:
-        """Weighted scores `[B]`, float32."""
-        return torch.stack(
-            [
-                weight * source(rollouts, prompts, batch_size)
-                for weight, source in zip(self.weights, self.sources, strict=True)
-            ]
-        ).sum(0)
+        """Weighted scores `[B]`, float32; a warning shows one that is not finite."""
+        scores = []
+        for source in self.sources:
+            scores.append(source(rollouts, prompts, batch_size))
+            if isinstance(source, ModelReward) and not bool(torch.isfinite(scores[-1]).all()):
+                responses = decoded_responses(rollouts, self.tokenizer)
+                samples = Samples(list(prompts), responses, rollouts.terminated.tolist())
+                warn_of_non_finite(f"reward model {source.path!r}", scores[-1], samples)
+        weighted = [weight * s for weight, s in zip(self.weights, scores, strict=True)]
+        return torch.stack(weighted).sum(0)
 
     @property
     def models(self) -> list[ModelReward]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Event
 
 not_callable = 3
 
@@ -43,3 +44,45 @@ def words(prompts: Sequence[str], responses: Sequence[str]) -> list[str]:
 
 def fails(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
     raise RuntimeError("the scorer's own error")
+
+
+def fails_on_no_way(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    if "no way" in responses:
+        raise KeyError("way")
+    return [0.0] * len(responses)
+
+
+def fails_on_several(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    if len(responses) > 1:
+        raise KeyError("several")
+    return [0.0]
+
+
+def infinite(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [-float("inf")] * len(responses)
+
+
+released = Event()
+
+
+def waits(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """Until a test sets `released`."""
+    released.wait()
+    return [0.0] * len(responses)
+
+
+calls = 0
+
+
+def nan_in_the_second_call(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    global calls  # set to 0 by the test
+    calls += 1
+    return [float("nan") if calls == 2 else float(len(response)) for response in responses]
+
+
+def fails_from_the_third_call(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    global calls  # set to 0 by the test
+    calls += 1
+    if calls >= 3:
+        raise ConnectionError("the scoring service is gone")
+    return [float(len(response)) for response in responses]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
 from lit_rlhf.rollout import FunctionReward, ModelReward, RolloutBatch, WeightedReward, is_function
+from lit_rlhf.rollout.reward_calls import attempted
 from lit_rlhf.rollout.rewards import load_function
+from tests.rollout import reward_functions
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
 FUNCTIONS = "tests.rollout.reward_functions"
@@ -69,13 +72,12 @@ def test_a_function_that_asks_is_told_which_responses_ended(rollouts: RolloutBat
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("one_too_few", r"expected 3 scores, one for each response, got shape \(2,\)"),
-        ("a_column", r"a_column': expected 3 scores, one for each response, got shape \(3, 1\)"),
         (
-            "not_a_number",
-            "not_a_number': expected finite scores, got nan for prompt 'second' and "
-            "response 'no way'",
+            "one_too_few",
+            r"one_too_few': expected 3 scores, one for each response, got shape \(2,\); called "
+            "with 3 responses, the first: prompt 'first prompt' and response 'yes'",
         ),
+        ("a_column", r"a_column': expected 3 scores, one for each response, got shape \(3, 1\)"),
         ("nothing", "nothing': expected 3 scores, one for each response, got None"),
         ("words", r"words': expected 3 scores, one for each response, got \['good', 'bad'"),
     ],
@@ -87,9 +89,88 @@ def test_a_function_with_a_wrong_answer_is_named(
         scores(name, rollouts)
 
 
-def test_a_functions_own_error_comes_through(rollouts: RolloutBatch) -> None:
-    with pytest.raises(RuntimeError, match="the scorer's own error"):
-        scores("fails", rollouts)
+@pytest.mark.parametrize(
+    ("name", "number", "row"), [("not_a_number", "nan", 1), ("infinite", "-inf", 0)]
+)
+def test_scores_that_are_not_finite_are_shown_and_left_to_the_caller(
+    rollouts: RolloutBatch, name: str, number: str, row: int
+) -> None:
+    sample = f"prompt {PROMPTS[row]!r} and response {TEXTS[row]!r}"
+    with pytest.warns(
+        UserWarning, match=f"{name}': expected finite scores, got {number} for {sample}"
+    ):
+        result = scores(name, rollouts)
+    assert str(result[row]) == number
+
+
+def test_a_functions_own_error_comes_with_the_sample_that_it_fails_on(
+    rollouts: RolloutBatch,
+) -> None:
+    with pytest.raises(RuntimeError) as error:
+        scores("fails_on_no_way", rollouts)
+    assert str(error.value) == (
+        f"reward function '{FUNCTIONS}:fails_on_no_way' raised KeyError: 'way'. Called with prompt "
+        "'second' and response 'no way'"
+    )
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+def test_an_error_that_no_sample_gives_alone_is_shown_with_the_first(
+    rollouts: RolloutBatch,
+) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"KeyError: 'several'\. Called with 3 responses, the fi"
+    ):
+        scores("fails_on_several", rollouts)
+
+
+def test_a_long_prompt_is_shortened(rollouts: RolloutBatch) -> None:
+    reward = FunctionReward(f"{FUNCTIONS}:fails", tiny_tokenizer())
+    with pytest.raises(RuntimeError, match=r"scorer's own error.* prompt 'x{200}\.\.\.' and resp"):
+        reward(rollouts, ["x" * 1000, "y", "z"], None)
+
+
+@pytest.mark.parametrize("name", ["length", "fails_on_no_way"])
+def test_a_time_limit_changes_nothing_for_a_function_that_keeps_it(
+    rollouts: RolloutBatch, name: str
+) -> None:
+    reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout=60.0)
+    if name == "length":
+        assert reward(rollouts, PROMPTS, None).tolist() == [3.0, 6.0, 0.0]
+    else:
+        with pytest.raises(RuntimeError, match="Called with prompt 'second'"):
+            reward(rollouts, PROMPTS, None)
+
+
+def test_a_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None:
+    weighted = WeightedReward(
+        {f"{FUNCTIONS}:waits": 1.0}, ModelOptions(), tiny_tokenizer(), timeout=0.01
+    )
+    message = (
+        "waits': no scores after 0.01 seconds .reward_timeout. for 3 responses, the first: prompt "
+        "'first prompt' and response 'yes'"
+    )
+    try:
+        with pytest.raises(TimeoutError, match=message):
+            weighted(rollouts, PROMPTS, None)
+    finally:
+        reward_functions.released.set()
+
+
+def test_a_function_that_never_ends_does_not_keep_the_process_from_ending() -> None:
+    assert attempted(lambda: threading.current_thread().daemon, timeout=60.0).result() is True
+
+
+def test_a_reward_models_scores_that_are_not_finite_are_shown(
+    folder: Path, rollouts: RolloutBatch
+) -> None:
+    path = str(folder / "reward_1")
+    weighted = WeightedReward({path: 1.0}, ModelOptions(), tiny_tokenizer())
+    (model,) = weighted.models
+    with torch.no_grad():
+        model.model.score.weight.fill_(torch.inf)  # type: ignore[union-attr, operator]
+    with pytest.warns(UserWarning, match=f"reward model '{path}': expected finite .* prompt 'fir"):
+        assert not bool(torch.isfinite(weighted(rollouts, PROMPTS, None)).any())
 
 
 @pytest.mark.parametrize(
