@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -25,8 +27,19 @@ from lit_rlhf.models import (
     load_tokenizer,
     save_model_folder,
 )
+from lit_rlhf.modules.memory import change, explained_memory_errors
 from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, micro_batches
+from lit_rlhf.modules.skipping import SkippedUpdates, newest_checkpoint
 from lit_rlhf.stats import global_sum
+from lit_rlhf.strategies import OptimizerStep, clipped_step
+
+# what to change when an update of SFT or reward modelling needs too much memory
+MEMORY_SETTINGS = (
+    "micro_batch_size",
+    "data.tokens_per_batch",
+    "data.max_length",
+    "gradient_checkpointing",
+)
 
 
 class StageModule(LightningModule):
@@ -43,6 +56,8 @@ class StageModule(LightningModule):
         lora_dropout: Dropout before the adapters.
         lora_targets: Modules that get adapters, as peft's `target_modules`.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+        max_skipped_in_a_row: Updates of a network in a row that may be skipped, as a number is not
+            finite, until training stops.
 
     Raises:
         ValueError: If the model path is neither a folder nor a hub id, or an option is off.
@@ -62,6 +77,7 @@ class StageModule(LightningModule):
         lora_dropout: float = 0.0,
         lora_targets: str = "all-linear",
         trust_remote_code: bool = False,
+        max_skipped_in_a_row: int = 5,
     ) -> None:
         super().__init__()
         # Collects the arguments of the subclass too: it looks through the calling constructors.
@@ -81,6 +97,7 @@ class StageModule(LightningModule):
             lora_targets=lora_targets,
             trust_remote_code=trust_remote_code,
         )
+        self.skipped = SkippedUpdates(max_skipped_in_a_row)
         self._random_state: dict[str, Tensor] = {}
         self._loader_states: list[dict[str, Any]] = []
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
@@ -156,6 +173,88 @@ class StageModule(LightningModule):
             strict=True,
         )
         return [(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs]
+
+    def step_network(
+        self,
+        network: str,
+        optimizer: LightningOptimizer,
+        max_norm: float | None,
+        totals: Mapping[str, Tensor],
+        place: str,
+    ) -> OptimizerStep:
+        """Clip and step; where a loss or the gradient is not finite on any rank, no rank steps.
+
+        Weights, moments and step counts of the network are then as before, and schedules go on.
+
+        Args:
+            network: What is updated, in words.
+            optimizer: Its optimizer, after the last `backward`.
+            max_norm: Largest gradient norm (L2); `None`: no clipping.
+            totals: The update's metrics; the losses are those whose key ends with `loss`.
+            place: Where in the run, in words.
+
+        Raises:
+            TooManySkippedUpdates: If that happened `max_skipped_in_a_row` times in a row.
+        """
+        why = self.non_finite({key: loss for key, loss in totals.items() if key.endswith("loss")})
+        if why:
+            optimizer.zero_grad()
+            step = OptimizerStep(torch.full((), torch.nan, device=self.device), applied=False)
+        else:
+            step = clipped_step(optimizer, max_norm)
+            why = [] if step.applied else ["its gradient norm"]
+        self.count_update(network, why, place)
+        return step
+
+    def non_finite(self, quantities: Mapping[str, Tensor]) -> list[str]:
+        """Which quantities hold NaN or infinity on any rank, in words; alike on all ranks."""
+        flags = torch.stack([~torch.isfinite(value).all() for value in quantities.values()])
+        counts = zip(quantities, global_sum(flags.int()).tolist(), strict=True)
+        n_ranks = self.trainer.world_size
+        return [
+            name if n_ranks == 1 else f"{name} (on {count} of {n_ranks} ranks)"
+            for name, count in counts
+            if count
+        ]
+
+    def memory_for(self, phase: str, ids: Tensor, *settings: str) -> AbstractContextManager[None]:
+        """What explains an out-of-memory error of a phase.
+
+        Args:
+            phase: Its name.
+            ids: The sequences that it handles, `[B, L]`.
+            settings: What to change then: names of hyper-parameters, or of other settings.
+        """
+        return explained_memory_errors(phase, ids, [change(s, self.hparams) for s in settings])
+
+    def place(self, batch_idx: int) -> str:
+        """Where in the run a training step is, in words; both count from 0."""
+        return f"epoch {self.current_epoch}, batch {batch_idx}"
+
+    def count_update(self, network: str, why: list[str], place: str) -> None:
+        """Take note of an update, skipped if there is a `why`, and report that.
+
+        Raises:
+            TooManySkippedUpdates: If it is the last skipped one in a row that there may be.
+        """
+        if not why:
+            self.skipped.applied(network)
+            return
+        checkpoint = newest_checkpoint(self.trainer.checkpoint_callbacks)
+        self.skipped.skipped(network, ", ".join(why), place, checkpoint)
+
+    def step_schedule(self, schedule: LRScheduler) -> None:
+        """Move a learning rate on, also where its optimizer's update was skipped.
+
+        So the rate at a batch does not depend on how many updates were skipped before it.
+        """
+        if schedule.last_epoch > 0:
+            schedule.step()
+            return
+        with warnings.catch_warnings():
+            # torch takes a first update that was skipped for calls in the wrong order
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            schedule.step()
 
     def log_metrics(self, metrics: Mapping[str, Tensor], batch_size: int, prefix: str = "") -> None:
         """Log `metrics`, averaged over ranks.

@@ -43,6 +43,9 @@ from lit_rlhf.stats import RunningMoments, UncastBuffers, global_masked_moments
 Truncation = Literal["terminal", "bootstrap", "mask"]
 OldPolicy = Literal["rollout", "reference"]
 FROZEN = ("reference.", "reward.")  # keys of the state dict that checkpoints leave out
+# what to change when a phase needs too much memory
+ROLLOUT_MEMORY = ("rollout_batch_size", "max_new_tokens")
+UPDATE_MEMORY = ("micro_batch_size", "max_new_tokens", "gradient_checkpointing")
 
 
 class PPOModule(UncastBuffers, PPOUpdate):
@@ -55,6 +58,8 @@ class PPOModule(UncastBuffers, PPOUpdate):
         model_path: Folder or hub id of the SFT model: the policy's start and the reference.
         rewards: Weight by source; a source is a reward model's folder or `package.module:function`.
         gold_reward: `package.module:function`, logged as `rollout/gold` and never trained on.
+        reward_timeout: Seconds that a reward function may take for an iteration's responses;
+            `None`: as long as it likes.
         critic_init: The critic's start: the first reward model, the policy, or random weights.
         max_new_tokens: Longest response, in tokens.
         temperature: Of sampling, and so of every log-prob.
@@ -95,6 +100,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
         model_path: str,
         rewards: dict[str, float],
         gold_reward: str | None = None,
+        reward_timeout: float | None = None,
         critic_init: CriticInit = "reward",
         max_new_tokens: int = 256,
         temperature: float = 1.0,
@@ -131,11 +137,13 @@ class PPOModule(UncastBuffers, PPOUpdate):
         )
         self.policy = disable_dropout(load_causal_lm(model_path, self.options))
         self.reference = reference_policy(model_path, self.options)
-        self.reward = WeightedReward(rewards, self.options, self.tokenizer)
+        self.reward = WeightedReward(rewards, self.options, self.tokenizer, reward_timeout)
         self.critic = disable_dropout(
             initial_critic(critic_init, model_path, rewards, self.options, seed)
         )
-        self.gold = None if gold_reward is None else FunctionReward(gold_reward, self.tokenizer)
+        self.gold = None
+        if gold_reward is not None:
+            self.gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
         self.score_moments = RunningMoments()
         self.timer = PhaseTimer()
         self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
@@ -149,27 +157,64 @@ class PPOModule(UncastBuffers, PPOUpdate):
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
         """One PPO iteration; returns the responses' scores and lengths for callbacks."""
         generator = self.generator()
-        with self.timer("rollout"):
-            rollouts = self.rollout(batch, seed=int(torch.randint(2**31, (), generator=generator)))
-        with self.timer("score"):
-            scores = self.score(rollouts, batch.texts)
-            estimates = self.estimate(rollouts)
+        seed = int(torch.randint(2**31, (), generator=generator))
+        rollouts, scores, estimates = self.scored_rollouts(batch, seed, self.timer)
         metrics = self.rollout_summary(rollouts, batch.texts, scores, estimates)
-        rewards = self.shape_rewards(rollouts, scores, estimates)
-        experience = self.experience(rollouts, rewards, estimates)
-        metrics["rollout/reward"] = rewards.sum(1).mean()
-        metrics["ppo/explained_variance"] = explained_variance(
-            estimates.values, experience.returns, rollouts.response_mask
-        )
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
-        self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * self.trainer.world_size)
-        with self.timer("update"):
-            metrics |= self.update(experience, batch.ptx, generator)
+        if self.rollouts_are_finite(scores, estimates):
+            rewards = self.shape_rewards(rollouts, scores, estimates)
+            experience = self.experience(rollouts, rewards, estimates)
+            metrics["rollout/reward"] = rewards.sum(1).mean()
+            metrics["ppo/explained_variance"] = explained_variance(
+                estimates.values, experience.returns, rollouts.response_mask
+            )
+            self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * self.trainer.world_size)
+            with (
+                self.timer("update"),
+                self.memory_for("update", rollouts.sequence_ids, *UPDATE_MEMORY),
+            ):
+                metrics |= self.update(experience, batch.ptx, generator)
+        else:
+            self.step_schedules()
+        metrics["ppo/skipped_updates"] = self.skipped.pop_count()
         metrics |= self.timer.metrics(int(rollouts.response_mask.sum()))
         self.iteration += 1
         self.log_metrics(metrics, len(scores))
         self.log("step", self.iteration.float())
         return {"scores": scores, "response_lengths": rollouts.response_mask.sum(1)}
+
+    def scored_rollouts(
+        self, batch: PromptBatch, seed: int, timer: PhaseTimer
+    ) -> tuple[RolloutBatch, Tensor, Estimates]:
+        """Responses to the prompts, their raw rewards, and what the networks make of them."""
+        with timer("rollout"), self.memory_for("rollout", batch.input_ids, *ROLLOUT_MEMORY):
+            rollouts = self.rollout(batch, seed)
+        with timer("score"):
+            ids = rollouts.sequence_ids
+            with self.memory_for("score", ids, *ROLLOUT_MEMORY):
+                scores = self.score(rollouts, batch.texts)
+            with self.memory_for("estimate", ids, *ROLLOUT_MEMORY):
+                estimates = self.estimate(rollouts)
+        return rollouts, scores, estimates
+
+    def rollouts_are_finite(self, scores: Tensor, estimates: Estimates) -> bool:
+        """Whether there is no NaN and no infinity on any rank; an iteration with one is skipped.
+
+        Running moments, KL coefficient and weights are then as before.
+
+        Raises:
+            TooManySkippedUpdates: If it is the last in a row that may be.
+        """
+        why = self.non_finite(
+            {
+                "rewards": scores,
+                "log-probs of the policy": estimates.logprobs,
+                "log-probs of the reference": estimates.ref_logprobs,
+                "values of the critic": estimates.values,
+            }
+        )
+        self.count_update("policy and critic", why, f"iteration {int(self.iteration) + 1}")
+        return not why
 
     def generator(self) -> torch.Generator:
         """Random draws of this iteration on this rank."""
@@ -280,8 +325,8 @@ class PPOModule(UncastBuffers, PPOUpdate):
         self._evaluation_step(batch, batch_idx, "test/")
 
     def _evaluation_step(self, batch: PromptBatch, batch_idx: int, prefix: str) -> None:
-        rollouts = self.rollout(batch, seed=self.hparams["seed"] + batch_idx)
-        scores, estimates = self.score(rollouts, batch.texts), self.estimate(rollouts)
+        seed = self.hparams["seed"] + batch_idx
+        rollouts, scores, estimates = self.scored_rollouts(batch, seed, PhaseTimer())
         metrics = self.rollout_summary(rollouts, batch.texts, scores, estimates)
         self.log_metrics(metrics, len(scores), prefix)
         # The logger's x axis; Lightning's own count of batches is one behind at validation.
@@ -319,8 +364,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
 
     @torch.no_grad()
     def _answers(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
-        rollouts = self.rollout(batch, seed)
-        scores, estimates = self.score(rollouts, batch.texts), self.estimate(rollouts)
+        rollouts, scores, estimates = self.scored_rollouts(batch, seed, PhaseTimer())
         return response_records(rollouts, scores, estimates, self.tokenizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

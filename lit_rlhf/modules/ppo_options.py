@@ -17,6 +17,7 @@ POSITIVE = (
     "micro_batch_size",
     "rollout_batch_size",
     "max_new_tokens",
+    "reward_timeout",
     "temperature",
     "reward_clip",
     "advantage_clip",

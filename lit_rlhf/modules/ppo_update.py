@@ -26,7 +26,7 @@ from lit_rlhf.models import LanguageModel, response_logits, response_values, tok
 from lit_rlhf.modules.base import StageModule
 from lit_rlhf.modules.micro_batches import accumulate, micro_batches
 from lit_rlhf.rollout import Experience, shuffled_minibatches
-from lit_rlhf.strategies import backward, clipped_step
+from lit_rlhf.strategies import backward
 
 PolicyObjective = Literal["clip", "kl_penalty", "unclipped", "policy_gradient"]
 
@@ -130,32 +130,35 @@ class PPOUpdate(StageModule):
             generator: Draws the minibatches.
 
         Returns:
-            Means over the minibatches of the `ppo/*` metrics, 0-dim.
+            Means over the minibatches of the `ppo/*` metrics, 0-dim; NaN where all were skipped.
         """
-        policy_pair, critic_pair = self.networks_in_training()
-        (policy_optimizer, policy_schedule), (critic_optimizer, critic_schedule) = (
-            policy_pair,
-            critic_pair,
-        )
+        (policy_optimizer, _), (critic_optimizer, _) = self.networks_in_training()
         pretraining = self.in_critic_pretraining()
         history: list[dict[str, Tensor]] = []
         for _ in range(self.hparams["ppo_epochs"]):
             for index in shuffled_minibatches(
                 len(experience), self.hparams["minibatch_size"], generator
             ):
-                metrics = self.train_critic(critic_optimizer, experience, index)
+                place = f"iteration {int(self.iteration) + 1}, minibatch {len(history) + 1}"
+                metrics = self.train_critic(critic_optimizer, experience, index, place)
                 if not pretraining:
-                    metrics |= self.train_policy(policy_optimizer, experience, index, ptx)
+                    metrics |= self.train_policy(policy_optimizer, experience, index, ptx, place)
                 history.append(metrics)
-        critic_schedule.step()
-        means = {key: torch.stack([m[key] for m in history]).mean() for key in history[0]}
+        self.step_schedules()
+        means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}
         if pretraining:
             # over all ranks: they have to agree on when the phase ends
             self.watch_critic_pretraining(float(self.mean_over_ranks(means["ppo/value_loss"])))
         else:
-            policy_schedule.step()
             means["ppo/ratio_first"] = history[0]["ppo/ratio"]
         return means
+
+    def step_schedules(self) -> None:
+        """Move the learning rates on by an iteration, the policy's after critic pre-training."""
+        (_, policy_schedule), (_, critic_schedule) = self.networks_in_training()
+        self.step_schedule(critic_schedule)
+        if not self.in_critic_pretraining():
+            self.step_schedule(policy_schedule)
 
     def watch_critic_pretraining(self, value_loss: float) -> None:
         """End critic pre-training after its iterations, or once the value loss is low enough."""
@@ -165,18 +168,19 @@ class PPOUpdate(StageModule):
             self.pretraining_done.fill_(True)
 
     def train_critic(
-        self, optimizer: LightningOptimizer, experience: Experience, index: Tensor
+        self, optimizer: LightningOptimizer, experience: Experience, index: Tensor, place: str
     ) -> dict[str, Tensor]:
-        """One step of the critic on the rollouts at `index`."""
+        """One step of the critic on the rollouts at `index`; metrics are NaN if it was skipped."""
         totals: dict[str, Tensor] = {}
         tokens = self.rank_share(experience.loss_mask[index].sum())
         for part in self.micro_experiences(experience, index):
             shares = self.critic_loss(part, tokens)
             backward(self, shares["ppo/value_loss"], optimizer)
             accumulate(totals, shares)
-        step = clipped_step(optimizer, self.hparams["critic_grad_clip"])
+        bound = self.hparams["critic_grad_clip"]
+        step = self.step_network("the critic", optimizer, bound, totals, place)
         totals["ppo/critic_grad_norm"] = step.grad_norm
-        return totals
+        return totals if step.applied else dict.fromkeys(totals, torch.full_like(tokens, torch.nan))
 
     def train_policy(
         self,
@@ -184,8 +188,9 @@ class PPOUpdate(StageModule):
         experience: Experience,
         index: Tensor,
         ptx: TokenBatch | None,
+        place: str,
     ) -> dict[str, Tensor]:
-        """One step of the policy on the rollouts at `index` and their ptx sequences."""
+        """One step of the policy on the rollouts at `index` and their ptx sequences; alike."""
         totals: dict[str, Tensor] = {}
         tokens = self.rank_share(experience.loss_mask[index].sum())
         for part in self.micro_experiences(experience, index):
@@ -199,10 +204,11 @@ class PPOUpdate(StageModule):
                 loss = self.ptx_loss(text, tokens)
                 backward(self, self.hparams["ptx_coef"] * loss, optimizer)
                 accumulate(totals, {"ppo/ptx_loss": loss})
-        step = clipped_step(optimizer, self.hparams["policy_grad_clip"])
+        bound = self.hparams["policy_grad_clip"]
+        step = self.step_network("the policy", optimizer, bound, totals, place)
         totals["ppo/policy_grad_norm"] = step.grad_norm
-        self.ppo_step += 1
-        return totals
+        self.ppo_step += int(step.applied)
+        return totals if step.applied else dict.fromkeys(totals, torch.full_like(tokens, torch.nan))
 
     def micro_experiences(self, experience: Experience, index: Tensor) -> Iterator[Experience]:
         """The rollouts at `index` in micro-batches, each cut to its longest prompt and response."""

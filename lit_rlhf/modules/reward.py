@@ -27,9 +27,9 @@ from lit_rlhf.models import (
     scores_from_hidden,
     sequence_scores,
 )
-from lit_rlhf.modules.base import StageModule
+from lit_rlhf.modules.base import MEMORY_SETTINGS, StageModule
 from lit_rlhf.modules.micro_batches import accumulate, weighted
-from lit_rlhf.strategies import backward, clipped_step
+from lit_rlhf.strategies import backward
 
 
 class RewardModule(StageModule):
@@ -138,13 +138,17 @@ class RewardModule(StageModule):
         pairs = self.rank_share(len(batch.margin))
         tokens = self.rank_share(batch.chosen.completion_mask[:, 1:].sum())
         totals: dict[str, Tensor] = {}
-        for part in self.micro_batches(batch, len(batch.margin)):
-            metrics, _ = self(part.rows, pairs, tokens)
-            shares = weighted(metrics, part.weight)
-            backward(self, shares["reward/loss"], optimizer)
-            accumulate(totals, shares)
-        totals["reward/grad_norm"] = clipped_step(optimizer, self.hparams["grad_clip"]).grad_norm
-        schedule.step()
+        with self.memory_for("update", batch.chosen.input_ids, *MEMORY_SETTINGS):
+            for part in self.micro_batches(batch, len(batch.margin)):
+                metrics, _ = self(part.rows, pairs, tokens)
+                shares = weighted(metrics, part.weight)
+                backward(self, shares["reward/loss"], optimizer)
+                accumulate(totals, shares)
+            bound = self.hparams["grad_clip"]
+            step = self.step_network("the model", optimizer, bound, totals, self.place(batch_idx))
+        self.step_schedule(schedule)
+        totals["reward/grad_norm"] = step.grad_norm
+        totals["reward/skipped_updates"] = self.skipped.pop_count()
         self.log_metrics(totals, len(batch.margin))
 
     def _evaluation_step(self, batch: PreferenceBatch) -> None:

@@ -12,9 +12,9 @@ from torchmetrics import MeanMetric
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
 from lit_rlhf.models import load_causal_lm, token_logits
-from lit_rlhf.modules.base import StageModule
+from lit_rlhf.modules.base import MEMORY_SETTINGS, StageModule
 from lit_rlhf.modules.micro_batches import accumulate, weighted
-from lit_rlhf.strategies import backward, clipped_step
+from lit_rlhf.strategies import backward
 
 
 class SFTModule(StageModule):
@@ -73,15 +73,18 @@ class SFTModule(StageModule):
         [(optimizer, schedule)] = self.networks_in_training()
         denominator = self.rank_share(batch.completion_mask[:, 1:].sum())
         totals: dict[str, Tensor] = {}
-        for part in self.micro_batches(batch, len(batch.input_ids)):
-            shares = weighted(self(part.rows, denominator), part.weight)
-            backward(self, shares["sft/loss"], optimizer)
-            accumulate(totals, shares)
-        norm = clipped_step(optimizer, self.hparams["grad_clip"]).grad_norm
-        schedule.step()
+        with self.memory_for("update", batch.input_ids, *MEMORY_SETTINGS):
+            for part in self.micro_batches(batch, len(batch.input_ids)):
+                shares = weighted(self(part.rows, denominator), part.weight)
+                backward(self, shares["sft/loss"], optimizer)
+                accumulate(totals, shares)
+            bound = self.hparams["grad_clip"]
+            step = self.step_network("the model", optimizer, bound, totals, self.place(batch_idx))
+        self.step_schedule(schedule)
         # of the loss over all ranks: a mean of perplexities would be another number
         totals["sft/perplexity"] = loss_perplexity(self.mean_over_ranks(totals["sft/loss"]))
-        totals["sft/grad_norm"] = norm
+        totals["sft/grad_norm"] = step.grad_norm
+        totals["sft/skipped_updates"] = self.skipped.pop_count()
         self.log_metrics(totals, len(batch.input_ids))
 
     def _evaluation_step(self, batch: TokenBatch) -> None:

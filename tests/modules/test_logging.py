@@ -30,6 +30,7 @@ CRITIC = {
     "ppo/explained_variance",
     "ppo/critic_grad_norm",
     "ppo/kl_coef",
+    "ppo/skipped_updates",
 }
 POLICY = {
     "ppo/policy_loss",
@@ -128,7 +129,7 @@ def test_no_key_is_logged_that_is_not_documented(ppo_events: EventAccumulator) -
 
 def test_sft_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> None:
     events = logged(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
-    for key in SFT | {"sft/grad_norm"}:
+    for key in SFT | {"sft/grad_norm", "sft/skipped_updates"}:
         assert steps(events, key) == [0, 1, 2, 3], key
     for key in SFT:
         assert len(steps(events, f"val/{key}")) == 2, key
@@ -136,7 +137,7 @@ def test_sft_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> Non
 
 def test_reward_modelling_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> None:
     events = logged(RewardModule(str(root / "policy")), preferences(root), tmp_path)
-    for key in REWARD | {"reward/grad_norm"}:
+    for key in REWARD | {"reward/grad_norm", "reward/skipped_updates"}:
         assert steps(events, key) == [0, 1, 2, 3], key
     for key in REWARD | {"reward/calibration_error", "reward/accuracy/preferences"}:
         assert len(steps(events, f"val/{key}")) == 2, key

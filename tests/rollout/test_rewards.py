@@ -151,6 +151,7 @@ def test_a_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None
         "'first prompt' and response 'yes'"
     )
     try:
+        reward_functions.released.clear()
         with pytest.raises(TimeoutError, match=message):
             weighted(rollouts, PROMPTS, None)
     finally:

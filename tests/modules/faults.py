@@ -1,0 +1,126 @@
+"""Faults put into runs of the three stages, and what a run looked like batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from torch import Tensor
+
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.rollout import Estimates, Experience, RolloutBatch
+from tests.modules.stages import copied, demonstrations, preferences
+
+KINDS = ("nan", "infinite without a gradient", "gradient")
+
+
+def broken(loss: Tensor, kind: str) -> Tensor:
+    """`loss` as NaN, as infinite with a finite gradient, or with a gradient of NaN."""
+    if kind == "nan":
+        return loss * torch.nan
+    if kind == "infinite without a gradient":
+        return loss + torch.inf
+    broken = loss * 1.0
+    broken.register_hook(lambda gradient: gradient * torch.nan)
+    return broken
+
+
+class FaultySFT(SFTModule):
+    """The loss has a fault in the batches `at`, which count from 0."""
+
+    def __init__(self, model_path: str, at: Collection[int], kind: str, **options: Any) -> None:
+        super().__init__(model_path, **options)
+        self.at, self.kind, self.batches = at, kind, 0
+
+    def forward(self, *arguments: Any) -> dict[str, Tensor]:
+        shares = super().forward(*arguments)
+        if self.batches in self.at:
+            shares["sft/loss"] = broken(shares["sft/loss"], self.kind)
+        self.batches += 1
+        return shares
+
+
+class FaultyReward(RewardModule):
+    """The same for reward modelling."""
+
+    def __init__(self, model_path: str, at: Collection[int], kind: str, **options: Any) -> None:
+        super().__init__(model_path, **options)
+        self.at, self.kind, self.batches = at, kind, 0
+
+    def forward(self, *arguments: Any) -> tuple[dict[str, Tensor], Tensor]:
+        metrics, differences = super().forward(*arguments)
+        if self.batches in self.at:
+            metrics["reward/loss"] = broken(metrics["reward/loss"], self.kind)
+        self.batches += 1
+        return metrics, differences
+
+
+class FaultyPPO(PPOModule):
+    """A network's loss has a fault in its updates `at`, which count from 0 over the whole run."""
+
+    def __init__(self, at: Collection[int], network: str, kind: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.at, self.network, self.kind = at, network, kind
+        self.updates = {"policy": 0, "critic": 0}
+
+    def faulty(self, network: str, loss: Tensor) -> Tensor:
+        count = self.updates[network]
+        self.updates[network] += 1
+        return broken(loss, self.kind) if network == self.network and count in self.at else loss
+
+    def critic_loss(self, experience: Experience, tokens: Tensor) -> dict[str, Tensor]:
+        shares = super().critic_loss(experience, tokens)
+        return shares | {"ppo/value_loss": self.faulty("critic", shares["ppo/value_loss"])}
+
+    def policy_loss(
+        self, experience: Experience, tokens: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, shares = super().policy_loss(experience, tokens)
+        loss = self.faulty("policy", loss)
+        return loss, shares | {"ppo/policy_loss": loss}
+
+
+class FaultyEstimates(PPOModule):
+    """One field of the estimates is NaN for one token in the iterations `at`."""
+
+    def __init__(self, at: Collection[int], field: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.at, self.field = at, field
+
+    def estimate(self, rollouts: RolloutBatch) -> Estimates:
+        estimates = super().estimate(rollouts)
+        if int(self.iteration) in self.at:
+            getattr(estimates, self.field)[1, 0] = torch.nan
+        return estimates
+
+
+class Course(Callback):
+    """What a run was like after each batch: weights and buffers, moments, rates, metrics."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Tensor]] = []
+        self.moments: list[list[dict[str, Any]]] = []
+        self.rates: list[list[float]] = []
+        self.metrics: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        self.states.append(copied(pl_module))
+        self.moments.append([deepcopy(o.state_dict()["state"]) for o in trainer.optimizers])
+        self.rates.append([o.param_groups[0]["lr"] for o in trainer.optimizers])
+        self.metrics.append({k: float(v) for k, v in trainer.callback_metrics.items()})
+
+
+def faulty_stage(
+    stage: str, root: Path, at: Collection[int], kind: str = "nan", **options: Any
+) -> tuple[LightningModule, LightningDataModule]:
+    """SFT or reward modelling, four batches an epoch, with a schedule that moves."""
+    module_class, data = {
+        "sft": (FaultySFT, demonstrations),
+        "reward": (FaultyReward, preferences),
+    }[stage]
+    options = {"learning_rate": 1e-2, "lr_scheduler": "linear", "warmup_ratio": 0.25} | options
+    return module_class(str(root / "policy"), at, kind, **options), data(root, batch_size=2)
