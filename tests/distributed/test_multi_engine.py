@@ -24,7 +24,7 @@ LIKE_SINGLE_DEVICE = [
     pytest.param("small_buckets", 2, marks=pytest.mark.slow),
 ]
 TWO_ENGINES = ("multi_deepspeed_stage_2", 2)
-TRAINING = ("gan", "policy_and_critic", "pretraining", "clipping")
+TRAINING = ("gan", "policy_and_critic", "pretraining", "clipping", "faults")
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +114,18 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
     assert not torch.isfinite(torch.tensor(record["norms"][0]))
     assert length(result, "first") == 0.0
     assert length(result, "second") == pytest.approx(0.25, rel=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), LIKE_SINGLE_DEVICE)
+def test_a_run_goes_on_after_an_update_that_was_not_applied(
+    outcomes: Outcomes, strategy: str, devices: int
+) -> None:
+    expected = outcomes("auto", 1)["faults"]
+    actual = outcomes(strategy, devices)["faults"]
+    for step, reference in zip(actual["records"], expected["records"], strict=True):
+        assert step["applied"] == reference["applied"]
+        assert all(step["applied"]) == (step["step"] not in (7, 9))
+    assert relative_error(actual["state"], expected["state"]) < 1e-5
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])

@@ -109,7 +109,7 @@ class Course(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         self.states.append(copied(pl_module))
-        self.moments.append([deepcopy(o.state_dict()["state"]) for o in trainer.optimizers])
+        self.moments.append([deepcopy(list(o.state.values())) for o in trainer.optimizers])
         self.rates.append([o.param_groups[0]["lr"] for o in trainer.optimizers])
         self.metrics.append({k: float(v) for k, v in trainer.callback_metrics.items()})
 

@@ -22,7 +22,14 @@ from lightning.pytorch.strategies import Strategy
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward
-from tests.strategies.toy_modules import STEPS, Gan, LanguageModels, PolicyAndCritic, Probe
+from tests.strategies.toy_modules import (
+    STEPS,
+    Gan,
+    LanguageModels,
+    PolicyAndCritic,
+    Probe,
+    WithFaults,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_USED = (  # of DeepSpeed's ZeRO optimizer, by the strategy; one more only under offload
@@ -90,6 +97,11 @@ class Runs:
 
     def policy_and_critic(self) -> dict[str, Any]:
         module = PolicyAndCritic()
+        self.trained(module)
+        return {"state": module.state_dict(), "records": module.records}
+
+    def faults(self) -> dict[str, Any]:
+        module = WithFaults()
         self.trained(module)
         return {"state": module.state_dict(), "records": module.records}
 

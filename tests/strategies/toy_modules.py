@@ -150,6 +150,17 @@ class PolicyAndCritic(TwoNetworks):
         self.finish(*steps)
 
 
+class WithFaults(PolicyAndCritic):
+    """The inputs are NaN in batch 7, and in batch 9 on the last rank alone."""
+
+    def local(self, index: int) -> list[Tensor]:
+        inputs, targets = super().local(index)
+        last = self.trainer.global_rank == self.trainer.world_size - 1
+        if index == 7 or (index == 9 and last):
+            inputs = inputs * torch.nan
+        return [inputs, targets]
+
+
 class Probe(TwoNetworks):
     """Plain gradient descent of rate 1: what a step moves is the gradient after clipping."""
 

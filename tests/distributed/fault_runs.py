@@ -1,0 +1,67 @@
+"""What each of two ranks runs when the second has a fault: every stage, under DDP and engines."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tests.invariant.rank_runs import RANKS, strategy
+from tests.modules.faults import Course, FaultyEstimates, FaultyPPO, faulty_stage
+from tests.modules.stages import fitted, ppo_options, prompts
+
+STRATEGIES = ("ddp", "deepspeed")
+# a fault with a finite gradient shows on its own rank alone: the ranks have to tell each other
+SILENT = "infinite without a gradient"
+
+
+def runs(rank: int, root: Path) -> dict[str, Any]:
+    """Modules and data; the fault is in the second batch of rank 1."""
+    at = (1,) if rank == 1 else ()
+    ppo = {"minibatch_size": 2, "ppo_epochs": 1}
+    return {
+        "sft": faulty_stage("sft", root, at, SILENT, micro_batch_size=None),
+        "reward": faulty_stage("reward", root, at, "nan"),
+        "critic": (
+            FaultyPPO(at, "critic", SILENT, **ppo_options(root, **ppo)),
+            prompts(root, batch_size=2),
+        ),
+        "log-probs": (
+            FaultyEstimates(at, "logprobs", **ppo_options(root, **ppo)),
+            prompts(root, batch_size=2),
+        ),
+    }
+
+
+def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
+    """What each run was like on this rank, by strategy and stage, and what it warned of."""
+    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    results: dict[str, Any] = {}
+    for name in STRATEGIES:
+        for stage, (module, data) in runs(rank, root).items():
+            course = Course()
+            with warnings.catch_warnings(record=True) as shown:
+                warnings.simplefilter("always")
+                fitted(
+                    module,
+                    data,
+                    folder / name / stage,
+                    max_epochs=2,
+                    callbacks=[course],
+                    strategy=strategy(name),
+                    devices=RANKS,
+                    use_distributed_sampler=False,
+                )
+            results[f"{name} {stage}"] = {
+                "states": course.states,
+                "moments": course.moments,
+                "skipped": [
+                    value
+                    for metrics in course.metrics
+                    for key, value in metrics.items()
+                    if key.endswith("/skipped_updates")
+                ],
+                "warnings": [str(w.message) for w in shown if "skipped at" in str(w.message)],
+            }
+    return results
