@@ -63,7 +63,8 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
         cluster_environment: Where the processes run, if the Trainer is not to find out.
         precision_plugin: Set by the Trainer.
         process_group_backend: `nccl` or `gloo`; by default what the device needs.
-        timeout: After which a collective that a rank does not join ends the run.
+        timeout: After which a collective that a rank does not join ends the run; in YAML
+            `"0:30:00"`, hours, minutes and seconds.
         logging_level: Of DeepSpeed's logger.
 
     Raises:
@@ -92,6 +93,7 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
         self.offload_optimizer = offload_optimizer
         self.overrides = checked_overrides(config or {})
         self.fp32_networks = frozenset(fp32_networks)
+        self.timeout = timeout
         self.engines: dict[str, DeepSpeedEngine] = {}
         self.layouts: dict[str, dict[str, Any]] = {}
         super().__init__(
@@ -247,6 +249,8 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
                 f"optimizer of {name!r}: DeepSpeed replaces {type(optimizer).__name__}, so that "
                 "schedules would not act on it; use another, for instance AdamW"
             )
+        # DeepSpeed's group is a clone of the world's, with torch's own timeout
+        engine.data_parallel_group.set_timeout(self.timeout)
         self.engines[name] = engine
         self.layouts[name] = engine_layout(network, groups)
         return EngineOptimizer(name, engine, optimizer)

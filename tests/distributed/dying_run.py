@@ -1,0 +1,65 @@
+"""One rank of a PPO run of two; rank 1 ends or stands still in the middle of an iteration.
+
+The tests call `python -m tests.distributed.dying_run FOLDER STRATEGY END` for each rank, with the
+environment that a launcher sets.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
+from tests.modules.stages import fitted, ppo_options, prompts
+
+TIMEOUT = timedelta(seconds=15)
+
+
+class Dying(PPOModule):
+    """Rank 1 ends before the last backward of its second iteration, which rank 0 waits in."""
+
+    def __init__(self, end: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.end = end
+
+    def critic_loss(self, *arguments: Any) -> dict[str, Tensor]:
+        if self.global_rank == 1 and int(self.iteration) == 1:
+            if self.end == "dies":
+                os._exit(13)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().critic_loss(*arguments)
+
+
+def main() -> None:
+    """Train; the end is not reached."""
+    folder, name, end = sys.argv[1:]
+    torch.set_num_threads(1)
+    strategy = (
+        DDPStrategy(find_unused_parameters=True, timeout=TIMEOUT)
+        if name == "ddp"
+        else MultiEngineDeepSpeedStrategy(timeout=TIMEOUT)
+    )
+    root = Path(folder)
+    module = Dying(end, **ppo_options(root, minibatch_size=4, ppo_epochs=1))
+    fitted(
+        module,
+        prompts(root, batch_size=4),
+        root / name,
+        max_epochs=4,
+        strategy=strategy,
+        devices=2,
+        use_distributed_sampler=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A rank that dies or stands still ends the run on the other, with real processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.modules.stages import write_data, write_models
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DIED = ("Connection closed by peer", "Connection reset by peer")
+TIMED_OUT = ("Timed out waiting", "Application timeout")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(write_data(tmp_path_factory.mktemp("dying")))
+
+
+def free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
+
+
+@pytest.mark.timeout(180)  # half an hour is what a rank would wait by default
+@pytest.mark.parametrize(
+    ("strategy", "end"),
+    [
+        ("ddp", "dies"),
+        ("deepspeed", "stands still"),
+        pytest.param("ddp", "stands still", marks=pytest.mark.slow),
+        pytest.param("deepspeed", "dies", marks=pytest.mark.slow),
+    ],
+)
+def test_the_other_rank_ends_with_an_error(folder: Path, strategy: str, end: str) -> None:
+    environment = {
+        **os.environ,
+        "DS_ACCELERATOR": "cpu",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "NODE_RANK": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
+    }
+    command = [sys.executable, "-m", "tests.distributed.dying_run", str(folder), strategy, end]
+    logs = [folder / f"{strategy} {end} {rank}.log" for rank in range(2)]
+    ranks = []
+    for rank, path in enumerate(logs):
+        with path.open("wb") as log:
+            rank_environment = {**environment, "LOCAL_RANK": str(rank)}
+            ranks.append(
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=rank_environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        ranks[0].wait()
+    finally:
+        for process in ranks:
+            process.kill()  # also one that stands still
+            process.wait()
+    output = logs[0].read_text("utf-8")
+    assert ranks[0].returncode == 1, output[-4000:]
+    told = TIMED_OUT if end == "stands still" else DIED
+    assert any(words in output for words in told), output[-4000:]
