@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
@@ -28,12 +30,24 @@ class RLHFCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, and refuse a checkpoint of another class before anything is loaded from it."""
         super().parse_arguments(parser, args)
+        if self.config.get("subcommand"):
+            self._read_tensors_only(parser, self.config[self.config["subcommand"]])
         # LightningCLI merges the checkpoint's hyper-parameters over the configuration next.
         self._given = self.config.clone()
         subcommand = self.config.get("subcommand")
         given = self.config[subcommand] if subcommand else self.config
         if given.get("ckpt_path") and Path(given.ckpt_path).is_file():
             check_checkpoint_class(parser, given.ckpt_path, given.model.class_path)
+
+    @staticmethod
+    def _read_tensors_only(parser: LightningArgumentParser, given: Namespace) -> None:
+        """Have checkpoints read without running code from them, also those behind a URL."""
+        if given.weights_only is False:
+            parser.error(
+                "--weights_only false would run code that a checkpoint brings along. If you trust "
+                "it, load it in Python: Trainer.fit(..., weights_only=False)"
+            )
+        given.weights_only = True
 
     def before_instantiate_classes(self) -> None:
         """Go back to the configuration as given."""
@@ -42,7 +56,13 @@ class RLHFCLI(LightningCLI):
 
 def check_checkpoint_class(parser: LightningArgumentParser, path: str, configured: str) -> None:
     """End with a usage error when the checkpoint at `path` is not of class `configured`."""
-    checkpoint = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    try:
+        checkpoint = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    except pickle.UnpicklingError as error:
+        parser.error(
+            f"--ckpt_path {path} holds more than tensors and plain data, which could run code when "
+            f"it is read: {error}"
+        )
     saved = checkpoint.get("hyper_parameters", {}).get("_class_path", configured)
     if saved.rpartition(".")[2] != configured.rpartition(".")[2]:
         parser.error(

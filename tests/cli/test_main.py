@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import yaml
+from lightning.pytorch.strategies import Strategy
 
 from lit_rlhf.cli.main import RLHFCLI, TOOLS, main, run_cli
 from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay, world_root
@@ -125,6 +126,55 @@ def test_a_checkpoint_of_another_class_is_refused(
     assert "the configuration trains lit_rlhf.modules.PPOModule" in message
     assert "point --model.model_path at the folder" in message
     assert not (tmp_path / "logs").exists()
+
+
+class Payload:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.mark,))
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+def test_a_checkpoint_cannot_run_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    path, mark = tmp_path / "evil.ckpt", tmp_path / "mark"
+    torch.save({"state_dict": {}, "callbacks": Payload(mark)}, path)
+    with pytest.raises(SystemExit) as refused:
+        command(verb, "--config", QUICKSTART / "sft.yaml", "--ckpt_path", path)
+    assert refused.value.code == 2
+    assert f"--ckpt_path {path} holds more than tensors" in capsys.readouterr().err
+    assert not mark.exists()
+
+
+def test_a_configuration_cannot_allow_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allowing = overlay(tmp_path, "allowing", {"weights_only": False})
+    with pytest.raises(SystemExit) as refused:
+        command("fit", "--config", QUICKSTART / "sft.yaml", "--config", allowing)
+    assert refused.value.code == 2
+    assert "--weights_only false would run code" in capsys.readouterr().err
+
+
+def test_a_checkpoint_behind_a_url_is_read_as_tensors_too(world: Path, tmp_path: Path) -> None:
+    asked: list[bool | None] = []
+
+    class Asked(Exception):  # it ends the run
+        pass
+
+    def load(self: object, path: object, weights_only: bool | None = None) -> None:
+        asked.append(weights_only)
+        raise Asked
+
+    flags = [*configs("sft", world, tmp_path), "--ckpt_path", "https://example.org/evil.ckpt"]
+    with patch.object(Strategy, "load_checkpoint", load), pytest.raises(Asked):
+        command("fit", *flags)
+    assert asked == [True]
 
 
 def test_configuration_and_flags_win_over_a_checkpoint_of_the_same_class(
