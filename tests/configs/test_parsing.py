@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,15 @@ def test_a_misspelt_option_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises((SystemExit, ArgumentError)):
         parsed(PPO_MAX, wrong)
+
+
+@pytest.mark.parametrize("strategy", ["DDPStrategy", "MultiEngineDeepSpeedStrategy"])
+def test_the_time_limit_of_collectives_is_set_in_a_configuration(
+    tmp_path: Path, strategy: str
+) -> None:
+    limit = {"class_path": strategy, "init_args": {"timeout": "0:05:00"}}
+    overlay = tmp_path / "limit.yaml"
+    overlay.write_text(yaml.safe_dump({"trainer": {"strategy": limit}}))
+    settings = parsed(QUICKSTART / "sft.yaml", overlay)
+    assert settings["trainer.strategy.class_path"].endswith(strategy)
+    assert settings["trainer.strategy.init_args.timeout"] == timedelta(minutes=5)
