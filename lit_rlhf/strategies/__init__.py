@@ -1,23 +1,27 @@
-"""One DeepSpeed engine per optimizer, and the two calls that train alike under every strategy.
+"""One DeepSpeed engine per optimizer, two calls that train alike everywhere, and safe checkpoints.
 
 Importing this package registers the strategy's names with Lightning, so that
 `Trainer(strategy="multi_deepspeed_stage_2")` and `--trainer.strategy multi_deepspeed_stage_2` work.
 DeepSpeed itself is imported when such a strategy is built, not before.
 """
 
-from lit_rlhf.strategies.checkpoint_folder import checkpoint_problem
+from lit_rlhf.strategies.checkpoint_io import AtomicCheckpointIO, use_atomic_checkpoints
+from lit_rlhf.strategies.checkpoint_search import checkpoint_problem, newest_checkpoint
 from lit_rlhf.strategies.engine_shards import plain_state_dict
 from lit_rlhf.strategies.multi_engine import MultiEngineDeepSpeedStrategy
 from lit_rlhf.strategies.optimization import OptimizerStep, backward, clipped_step
 from lit_rlhf.strategies.registration import register_strategies
 
 __all__ = [
+    "AtomicCheckpointIO",
     "MultiEngineDeepSpeedStrategy",
     "OptimizerStep",
     "backward",
     "checkpoint_problem",
     "clipped_step",
+    "newest_checkpoint",
     "plain_state_dict",
+    "use_atomic_checkpoints",
 ]
 
 register_strategies()

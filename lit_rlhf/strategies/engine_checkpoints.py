@@ -12,14 +12,18 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_rlhf.strategies.checkpoint_folder import (
-    checkpoint_engines,
-    partial_folder,
-    publish,
-    remove,
-)
+from lit_rlhf.strategies.checkpoint_folder import contents_problem, publish
+from lit_rlhf.strategies.checkpoint_search import checkpoint_engines, refusal
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer
-from lit_rlhf.strategies.engine_shards import STATE_FILE, ShardReader, save_shard
+from lit_rlhf.strategies.engine_shards import STATE_FILE, ShardReader, save_shard, shard_file
+from lit_rlhf.strategies.placement import (
+    checksum,
+    partial_path,
+    remove,
+    remove_partials,
+    sync,
+    write,
+)
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -61,13 +65,14 @@ class EngineCheckpoints(DeepSpeedStrategy):
         if storage_options is not None:
             raise TypeError("storage_options: not supported, checkpoints are local folders")
         path = Path(self.broadcast(str(filepath)))
-        partial = partial_folder(path)
+        partial = partial_path(path)
         try:
             with self.all_ranks_succeed("prepare", path):
                 if self.is_global_zero:
-                    remove(partial)
+                    remove_partials(path.parent)
                     for name in self.engines:
                         (partial / name).mkdir(parents=True)
+            written = {}
             with self.all_ranks_succeed("write its shards of", path):
                 for optimizer in self.optimizers:
                     assert isinstance(optimizer, EngineOptimizer)
@@ -77,15 +82,26 @@ class EngineCheckpoints(DeepSpeedStrategy):
                         self.global_rank,
                         with_moments="optimizer_states" in checkpoint,
                     )
+                    shard = shard_file(partial / optimizer.name, self.global_rank)
+                    sync(shard)
+                    written[str(shard.relative_to(partial))] = checksum(shard)
+            checksums = self.from_all_ranks(written)
             with self.all_ranks_succeed("complete", path):
                 if self.is_global_zero:
                     rest = self.without_trained(checkpoint["state_dict"])
-                    torch.save({**checkpoint, "state_dict": rest}, partial / STATE_FILE)
-                    publish(path, self.manifest_engines())
+                    write({**checkpoint, "state_dict": rest}, partial / STATE_FILE)
+                    publish(path, self.manifest_engines(), checksums)
         except BaseException:
             if self.is_global_zero:
                 remove(partial)
             raise
+
+    def from_all_ranks(self, values: dict[str, int]) -> dict[str, int]:
+        """The entries of every rank's `values` together."""
+        parts = [values] * self.world_size
+        if self.world_size > 1:
+            torch.distributed.all_gather_object(parts, values)
+        return {key: value for part in parts for key, value in part.items()}
 
     @contextmanager
     def all_ranks_succeed(self, action: str, path: Path) -> Generator[None, None, None]:
@@ -125,6 +141,10 @@ class EngineCheckpoints(DeepSpeedStrategy):
         if path.is_file():
             return DDPStrategy.load_checkpoint(self, path, weights_only)
         checkpoint_engines(path)
+        with self.all_ranks_succeed("verify its share of", path):
+            problem = contents_problem(path, self.global_rank, self.world_size)
+            if problem is not None:
+                raise refusal(path, problem)
         checkpoint: dict[str, Any] = torch.load(
             path / STATE_FILE, map_location="cpu", weights_only=weights_only is not False
         )

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_rlhf.strategies.checkpoint_folder import checkpoint_engines
+from lit_rlhf.strategies.checkpoint_folder import contents_problem
+from lit_rlhf.strategies.checkpoint_search import checkpoint_engines, refusal
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, group_states, is_partitioned
 
 WEIGHTS = "weights"
@@ -203,6 +204,9 @@ def plain_state_dict(path: str | Path, network: str | None = None) -> dict[str, 
     """
     path = Path(path)
     engines = checkpoint_engines(path)
+    problem = contents_problem(path)
+    if problem is not None:
+        raise refusal(path, problem)
     loaded = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
     state: dict[str, Tensor] = dict(loaded["state_dict"])
     for name, layout in engines.items():

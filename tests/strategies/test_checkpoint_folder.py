@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ import torch
 from safetensors.torch import save_file
 
 from lit_rlhf.strategies import checkpoint_problem, plain_state_dict
-from lit_rlhf.strategies.checkpoint_folder import (
-    MANIFEST,
-    checkpoint_engines,
-    partial_folder,
-    publish,
-    replaced_folder,
+from lit_rlhf.strategies.checkpoint_folder import MANIFEST, publish
+from lit_rlhf.strategies.checkpoint_search import checkpoint_engines, newest_checkpoint
+from lit_rlhf.strategies.engine_shards import STATE_FILE, ShardReader, shard_file
+from lit_rlhf.strategies.placement import (
+    partial_path,
+    remove_partials,
+    replaced_path,
     swapped,
 )
-from lit_rlhf.strategies.engine_shards import STATE_FILE, ShardReader, shard_file
 
 LAYOUT: dict[str, Any] = {
     "world_size": 3,
@@ -28,7 +29,7 @@ LAYOUT: dict[str, Any] = {
 
 def write(path: Path, value: float = 0.0) -> Path:
     """A checkpoint of one engine: 7 elements on 3 ranks, 3 each, so the last two are padding."""
-    partial = partial_folder(path)
+    partial = partial_path(path)
     (partial / "policy").mkdir(parents=True)
     flat = torch.cat([torch.arange(7.0) + value, torch.zeros(2)])
     for rank, part in enumerate(torch.split(flat, 3)):
@@ -37,7 +38,7 @@ def write(path: Path, value: float = 0.0) -> Path:
     torch.save(
         {"state_dict": {"frozen.c": torch.ones(1), "scale": torch.ones(())}}, partial / STATE_FILE
     )
-    publish(path, {"policy": LAYOUT})
+    publish(path, {"policy": LAYOUT}, {})
     return path
 
 
@@ -95,9 +96,23 @@ def test_names_are_swapped_at_once_or_the_old_one_waits_aside(tmp_path: Path) ->
 
 def test_a_checkpoint_that_was_being_replaced_is_found_again(tmp_path: Path) -> None:
     path = write(tmp_path / "last.ckpt")
-    path.rename(replaced_folder(path))  # where a kill between the two renames leaves it
+    path.rename(replaced_path(path))  # where a kill between the two renames leaves it
     assert checkpoint_engines(path)["policy"] == LAYOUT
     assert checkpoint_problem(path) is None
+
+
+def test_what_is_killed_in_the_middle_of_a_save_is_cleared_away_or_put_back(tmp_path: Path) -> None:
+    older = write(tmp_path / "step=9.ckpt")
+    path = write(tmp_path / "step=10.ckpt")
+    path.rename(replaced_path(path))
+    (path := write(tmp_path / "step=2.ckpt")).rename(partial_path(path))
+    # a removal that was cut short comes after the manifest's time
+    (older / STATE_FILE).unlink()
+    assert newest_checkpoint(tmp_path) == tmp_path / "step=10.ckpt"
+    assert checkpoint_problem(tmp_path / "step=10.ckpt") is None
+    assert checkpoint_problem(older) == f"{STATE_FILE} is missing"
+    remove_partials(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step=10.ckpt", "step=9.ckpt"]
 
 
 def test_a_single_file_of_that_name_gives_way(tmp_path: Path) -> None:
@@ -115,6 +130,19 @@ def test_a_truncated_file_is_named(tmp_path: Path, name: str, share: float) -> N
         plain_state_dict(path)
 
 
+@pytest.mark.parametrize("name", [STATE_FILE, "policy/rank_00001.safetensors"])
+def test_a_flipped_byte_is_found_and_another_checkpoint_offered(tmp_path: Path, name: str) -> None:
+    sound = write(tmp_path / "step=1.ckpt")
+    path = write(tmp_path / "step=2.ckpt")
+    content = bytearray((path / name).read_bytes())
+    content[-20] ^= 1
+    (path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"{name} is damaged: its checksum differs")):
+        plain_state_dict(path)
+    with pytest.raises(ValueError, match=re.escape(f"resume from {sound} instead")):
+        plain_state_dict(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "last.ckpt")
     (path / "policy/rank_00002.safetensors").unlink()
@@ -127,7 +155,8 @@ def test_other_things_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist"):
         checkpoint_engines(tmp_path / "none")
     (tmp_path / "file").touch()
-    assert checkpoint_problem(tmp_path / "file") == "not a folder"
+    with pytest.raises(ValueError, match="not a folder"):
+        checkpoint_engines(tmp_path / "file")
     assert "has no manifest.json" in str(checkpoint_problem(tmp_path))
     (tmp_path / MANIFEST).write_text(json.dumps({"format": "other"}))
     assert "is not of format" in str(checkpoint_problem(tmp_path))
@@ -135,9 +164,9 @@ def test_other_things_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
 
 def test_state_that_would_run_code_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    partial = partial_folder(path)
+    partial = partial_path(path)
     partial.mkdir()
     torch.save({"state_dict": {"x": Path("object")}}, partial / STATE_FILE)
-    publish(path, {})
+    publish(path, {}, {})
     with pytest.raises(Exception, match="Weights only load failed"):
         plain_state_dict(path)

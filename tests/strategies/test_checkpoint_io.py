@@ -1,0 +1,242 @@
+"""Checkpoint files: whole or not there, whatever happens, and checked before use."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+
+from lit_rlhf.strategies import (
+    AtomicCheckpointIO,
+    checkpoint_problem,
+    newest_checkpoint,
+    use_atomic_checkpoints,
+)
+from lit_rlhf.strategies.placement import partial_path
+
+ROOT = Path(__file__).resolve().parents[2]
+TENSOR = torch.arange(2000, dtype=torch.float32)  # 8000 of the 10,000 bytes of a checkpoint
+
+
+def content(step: int) -> dict[str, Any]:
+    return {"global_step": step, "state_dict": {"weight": TENSOR + step}, "notes": [step, None]}
+
+
+def saved(path: Path, step: int) -> Path:
+    AtomicCheckpointIO().save_checkpoint(content(step), path)
+    return path
+
+
+def step_of(path: Path) -> int:
+    """Which `content` is at `path`, all of it."""
+    loaded = AtomicCheckpointIO().load_checkpoint(path)
+    torch.testing.assert_close(loaded, content(loaded["global_step"]), rtol=0, atol=0)
+    return int(loaded["global_step"])
+
+
+@contextmanager
+def largest_file(size: int) -> Generator[None, None, None]:
+    """As on a disk with room for `size` bytes: no file can grow larger."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_saved_checkpoint_is_alone_in_its_folder_and_replaces_the_one_before(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "new" / "last.ckpt"
+    for step in (1, 2):
+        assert step_of(saved(path, step)) == step
+        assert checkpoint_problem(path) is None
+        assert list(path.parent.iterdir()) == [path]
+
+
+def test_it_is_on_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def recorded_fsync(descriptor: int) -> None:
+        done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        fsync(descriptor)
+
+    def recorded_replace(path: Path, target: Path) -> Path:
+        done.append("replace")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "replace", recorded_replace)
+    saved(tmp_path / "last.ckpt", 1)
+    assert done == ["sync .last.ckpt.partial", "replace", f"sync {tmp_path.name}"]
+
+
+def test_what_a_killed_save_left_goes_with_the_next_save(tmp_path: Path) -> None:
+    partial_path(tmp_path / "step=1.ckpt").write_bytes(b"half")
+    (partial_path(tmp_path / "step=2.ckpt") / "policy").mkdir(parents=True)
+    assert newest_checkpoint(tmp_path) is None
+    path = saved(tmp_path / "step=3.ckpt", 3)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    path = saved(tmp_path / "last.ckpt", 1)
+    unsavable = {**content(2), "callback": lambda: None}
+    with pytest.raises(Exception, match="lambda"):
+        AtomicCheckpointIO().save_checkpoint(unsavable, path)
+    assert step_of(path) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("room", [0, 500, 4000, 9000])
+def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path, room: int) -> None:
+    path = saved(tmp_path / "last.ckpt", 1)
+    with (
+        largest_file(room),
+        pytest.raises(OSError, match=re.escape(f"checkpoint {path} could not be written")) as told,
+    ):
+        saved(path, 2)
+    assert "File too large" in str(told.value)
+    assert step_of(path) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+FILL_A_DISK = """
+import sys
+from pathlib import Path
+from tests.strategies.test_checkpoint_io import saved, step_of
+
+folder = Path(sys.argv[1])
+path = saved(folder / "last.ckpt", 1)
+(folder / "other").write_bytes(bytes(8192))
+try:
+    saved(path, 2)
+except OSError as error:
+    print(error, step_of(path), sorted(p.name for p in folder.iterdir()))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_file_system_is_named_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    script = tmp_path / "fill.py"
+    script.write_text(FILL_A_DISK)
+    # a mount name space of its own: the mount is gone with the process
+    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=24k none {tmp_path}/disk"
+    (tmp_path / "disk").mkdir()
+    if not shutil.which("unshare") or subprocess.run([*mounted, mount]).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    command = f"{mount} && exec {sys.executable} {script} {tmp_path}/disk"
+    run = subprocess.run(
+        [*mounted, command], cwd=ROOT, env={**os.environ, "PYTHONPATH": ".:callbacks"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "could not be written: No space left on device" in run.stdout, run.stderr
+    assert "are as they were 1 ['last.ckpt', 'other']" in run.stdout
+
+
+@pytest.mark.parametrize("cut", [*range(0, 10_000, 1250), -100, -1])
+def test_a_checkpoint_cut_off_anywhere_is_refused_and_the_one_before_offered(
+    tmp_path: Path, cut: int
+) -> None:
+    older = saved(tmp_path / "step=1.ckpt", 1)
+    path = saved(tmp_path / "step=2.ckpt", 2)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=re.escape(f"checkpoint {path}: is damaged or cut off")):
+        step_of(path)
+    with pytest.raises(ValueError, match=re.escape(f"resume from {older} instead")):
+        step_of(path)
+    assert step_of(older) == 1
+
+
+def test_a_flipped_byte_in_a_tensor_is_found(tmp_path: Path) -> None:
+    path = saved(tmp_path / "last.ckpt", 1)
+    whole = path.read_bytes()
+    start = whole.index((TENSOR + 1).numpy().tobytes())
+    for offset in random.Random(0).sample(range(start, start + 8000), 20):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])
+        with pytest.raises(ValueError, match=r"the checksum of .* differs; there is no other"):
+            step_of(path)
+
+
+def test_a_flipped_byte_anywhere_is_found_or_changes_nothing(tmp_path: Path) -> None:
+    path = saved(tmp_path / "last.ckpt", 1)
+    whole = path.read_bytes()
+    refused = 0
+    for offset in range(0, len(whole), 53):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 255]) + whole[offset + 1 :])
+        try:
+            assert step_of(path) == 1, offset  # padding, for instance
+        except ValueError as error:
+            assert f"checkpoint {path}: is damaged" in str(error), offset  # noqa: PT017
+            refused += 1
+    assert refused > 0.8 * len(whole) / 53
+
+
+def test_the_newest_sound_checkpoint_is_offered(tmp_path: Path) -> None:
+    paths = [saved(tmp_path / f"step={step}.ckpt", step) for step in (8, 9, 10, 11)]
+    for path, time in zip(paths, (3, 4, 4, 5), strict=True):
+        os.utime(path, (time, time))
+    assert newest_checkpoint(tmp_path) == paths[3]
+    for path in paths[2:]:
+        path.write_bytes(path.read_bytes()[:-1])
+        os.utime(path, (4, 4))
+    with pytest.raises(ValueError, match=r"step=9\.ckpt instead"):
+        step_of(paths[3])
+    assert newest_checkpoint(tmp_path / "none", tmp_path) == paths[3]
+    assert newest_checkpoint(tmp_path / "none") is None
+
+
+def test_a_link_to_a_checkpoint_that_is_gone_is_none(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").symlink_to("step=1.ckpt")
+    assert newest_checkpoint(tmp_path) is None
+    path = saved(tmp_path / "last.ckpt", 1)
+    assert not path.is_symlink()
+
+
+def test_a_file_takes_the_place_of_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    path.mkdir()
+    (path / "manifest.json").touch()
+    with pytest.raises(ValueError, match="as the multi-engine strategy writes"):
+        step_of(path)
+    assert step_of(saved(path, 1)) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_not_there_or_would_run_code_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.ckpt: does not exist"):
+        step_of(tmp_path / "none.ckpt")
+    torch.save({"state_dict": {"x": Path("object")}}, tmp_path / "object.ckpt")
+    with pytest.raises(Exception, match="Weights only load failed"):
+        step_of(tmp_path / "object.ckpt")
+    with pytest.raises(TypeError, match="storage_options"):
+        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt", storage_options={})
+
+
+@pytest.mark.parametrize("plugin", [None, TorchCheckpointIO, AsyncCheckpointIO])
+def test_the_command_line_leaves_plugins_that_do_more_alone(
+    plugin: Callable[[], TorchCheckpointIO] | None,
+) -> None:
+    plugins = None if plugin is None else [plugin()]
+    trainer = Trainer(plugins=plugins, accelerator="cpu", logger=False, enable_checkpointing=False)
+    use_atomic_checkpoints(trainer)
+    expected = AsyncCheckpointIO if plugin is AsyncCheckpointIO else AtomicCheckpointIO
+    assert type(trainer.strategy.checkpoint_io) is expected
