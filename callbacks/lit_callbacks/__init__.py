@@ -17,6 +17,7 @@ from lit_callbacks.levels import Level
 from lit_callbacks.live import LiveView
 from lit_callbacks.monitors import Monitor, Record
 from lit_callbacks.progress import StageProgressBar
+from lit_callbacks.resume import ResumeCheckpoint
 from lit_callbacks.rollback import RollBack
 from lit_callbacks.sample_timeline import SampleTimeline
 from lit_callbacks.signals import (
@@ -58,6 +59,7 @@ __all__ = [
     "PerplexityMonitor",
     "Record",
     "RepetitionMonitor",
+    "ResumeCheckpoint",
     "RewardDistributionMonitor",
     "RollBack",
     "SampleTimeline",

@@ -8,12 +8,20 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_info
 from transformers.utils import logging as transformers_logging
+
+from lit_callbacks import ResumeCheckpoint
+from lit_callbacks.resume import checkpoint_folder
+from lit_rlhf.strategies import checkpoint_problem, newest_checkpoint, use_atomic_checkpoints
+from lit_rlhf.strategies.checkpoint_search import refusal
+from lit_rlhf.strategies.engine_shards import STATE_FILE
 
 # Each is `lit_rlhf.cli.<name>` with `main(argv)`; imported when called, so that `fit` starts fast.
 TOOLS = {
@@ -36,7 +44,7 @@ class RLHFCLI(LightningCLI):
         self._given = self.config.clone()
         subcommand = self.config.get("subcommand")
         given = self.config[subcommand] if subcommand else self.config
-        if given.get("ckpt_path") and Path(given.ckpt_path).is_file():
+        if given.get("ckpt_path") and Path(given.ckpt_path).exists():
             check_checkpoint_class(parser, given.ckpt_path, given.model.class_path)
 
     @staticmethod
@@ -53,16 +61,71 @@ class RLHFCLI(LightningCLI):
         """Go back to the configuration as given."""
         self.config = self._given
 
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The configured Trainer, made to write checkpoints safely, and one at SIGTERM."""
+        trainer = super().instantiate_trainer(**kwargs)
+        use_atomic_checkpoints(trainer)
+        callbacks = trainer.checkpoint_callbacks
+        if callbacks and not any(isinstance(c, ResumeCheckpoint) for c in callbacks):
+            # Lightning does not declare the attribute
+            trainer.callbacks.append(ResumeCheckpoint())  # type: ignore[attr-defined]
+        return trainer
+
+    def before_fit(self) -> None:
+        """Find the checkpoint that `--ckpt_path last` stands for."""
+        given = self.config_init["fit"]
+        if given.get("ckpt_path") == "last":
+            given["ckpt_path"] = last_checkpoint(self.parser, self.trainer)
+            if given["ckpt_path"] is not None:
+                class_path = self.config["fit"].model.class_path
+                check_checkpoint_class(self.parser, given["ckpt_path"], class_path)
+
+
+def last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> str | None:
+    """The newest checkpoint in the folders of the run's checkpoint callbacks.
+
+    Lightning's own `last` sees the files named so of ModelCheckpoints with `save_last` alone.
+    """
+    if not trainer.checkpoint_callbacks:
+        parser.error(
+            "--ckpt_path last: the run keeps no checkpoints. Add configs/overlays/resumable.yaml, "
+            "or set trainer.enable_checkpointing to true"
+        )
+    usual = checkpoint_folder(trainer)
+    # in the order of the callbacks, each once
+    folders = list(
+        dict.fromkeys(
+            Path(getattr(callback, "dirpath", None) or usual)
+            for callback in trainer.checkpoint_callbacks
+        )
+    )
+    found = newest_checkpoint(*folders)
+    if found is None:
+        rank_zero_info(
+            f"--ckpt_path last: no checkpoint in {', '.join(map(str, folders))}; the run starts "
+            "from the beginning"
+        )
+        return None
+    return str(found)
+
 
 def check_checkpoint_class(parser: LightningArgumentParser, path: str, configured: str) -> None:
-    """End with a usage error when the checkpoint at `path` is not of class `configured`."""
+    """End with a usage error when the checkpoint at `path` is not of class `configured`.
+
+    And when it cannot be opened, or not without running code: whether its contents are undamaged
+    is for the loading to see.
+    """
+    file = Path(path) / STATE_FILE if Path(path).is_dir() else Path(path)
     try:
-        checkpoint = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+        checkpoint = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
     except pickle.UnpicklingError as error:
         parser.error(
             f"--ckpt_path {path} holds more than tensors and plain data, which could run code when "
             f"it is read: {error}"
         )
+    except (OSError, RuntimeError) as error:
+        problem = checkpoint_problem(path) or f"cannot be read: {error}"
+        parser.error(f"--ckpt_path: {refusal(Path(path), problem)}")
     saved = checkpoint.get("hyper_parameters", {}).get("_class_path", configured)
     if saved.rpartition(".")[2] != configured.rpartition(".")[2]:
         parser.error(
@@ -74,7 +137,6 @@ def check_checkpoint_class(parser: LightningArgumentParser, path: str, configure
 
 def run_cli(args: ArgsType = None) -> RLHFCLI:
     """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`."""
-    import lit_callbacks  # noqa: F401  # short names of callbacks in configurations
     import lit_rlhf.data
     import lit_rlhf.modules  # noqa: F401  # short names of modules and data
 

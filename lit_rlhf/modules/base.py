@@ -29,6 +29,7 @@ from lit_rlhf.models import (
 )
 from lit_rlhf.modules.memory import change, explained_memory_errors
 from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, micro_batches
+from lit_rlhf.modules.random_state import random_state, restore_random_state
 from lit_rlhf.modules.skipping import SkippedUpdates, newest_checkpoint
 from lit_rlhf.stats import global_sum
 from lit_rlhf.strategies import OptimizerStep, clipped_step
@@ -98,7 +99,8 @@ class StageModule(LightningModule):
             trust_remote_code=trust_remote_code,
         )
         self.skipped = SkippedUpdates(max_skipped_in_a_row)
-        self._random_state: dict[str, Tensor] = {}
+        self._random_state: dict[str, Any] = {}
+        self._trained = False
         self._loader_states: list[dict[str, Any]] = []
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             model_path, trust_remote_code=trust_remote_code
@@ -277,10 +279,8 @@ class StageModule(LightningModule):
                 logger.experiment.add_text(key, text, step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the random state: dropout draws from it."""
-        checkpoint["random_state"] = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            checkpoint["random_state"]["cuda"] = torch.cuda.get_rng_state(self.device)
+        """Keep the random state: dropout draws from it, and reward functions may."""
+        checkpoint["random_state"] = random_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take note of the random state and of the place in the data that training goes on from."""
@@ -298,11 +298,19 @@ class StageModule(LightningModule):
         if len(self._loader_states) == 1 and hasattr(loader, "load_state_dict"):
             loader.load_state_dict(self._loader_states[0])
         self._loader_states = []
-        if "cpu" in self._random_state:
-            torch.set_rng_state(self._random_state["cpu"])
-        if "cuda" in self._random_state and self.device.type == "cuda":
-            torch.cuda.set_rng_state(self._random_state["cuda"], self.device)
+        restore_random_state(self._random_state, self.device)
         self._random_state = {}
+        self._trained = True
+
+    def on_fit_end(self) -> None:
+        """Leave the finished model also where a kill came between the last step and its saving.
+
+        A run that resumes from its very end has no batch left, and Lightning calls none of the
+        hooks around training.
+        """
+        if self.trainer.ckpt_path is not None and not self._trained:
+            self.on_train_end()
+        self._trained = False
 
     @property
     def encoder(self) -> DialogueEncoder | None:

@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
 
 from lit_rlhf.strategies import (
     AtomicCheckpointIO,
@@ -233,9 +233,9 @@ def test_what_is_not_there_or_would_run_code_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plugin", [None, TorchCheckpointIO, AsyncCheckpointIO])
 def test_the_command_line_leaves_plugins_that_do_more_alone(
-    plugin: Callable[[], TorchCheckpointIO] | None,
+    plugin: type[CheckpointIO] | None,
 ) -> None:
-    plugins = None if plugin is None else [plugin()]
+    plugins: list[Any] | None = None if plugin is None else [plugin()]
     trainer = Trainer(plugins=plugins, accelerator="cpu", logger=False, enable_checkpointing=False)
     use_atomic_checkpoints(trainer)
     expected = AsyncCheckpointIO if plugin is AsyncCheckpointIO else AtomicCheckpointIO

@@ -1,0 +1,271 @@
+"""ResumeCheckpoint: which checkpoints there are when, and what SIGTERM does at each moment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
+
+from lit_callbacks import ResumeCheckpoint
+from lit_callbacks.resume import checkpoint_folder
+
+BATCHES = 4  # an epoch
+
+
+class Module(LightningModule):
+    """Two optimizer steps in each batch; `seen` are the batches that it trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.automatic_optimization = False
+        self.seen: list[int] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.seen.append(int(batch))
+        self.log("toy/batch", batch.sum())
+        optimizer: Any = self.optimizers()
+        for _ in range(2):
+            optimizer.zero_grad()
+            self.manual_backward((self.weight * batch).sum())
+            optimizer.step()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Numbers:
+    """0, 1, 2, 3; it goes on where a checkpoint stands."""
+
+    def __init__(self) -> None:
+        self.done = self.start = 0
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __iter__(self) -> Iterator[Tensor]:
+        start, self.start = self.start, 0
+        for number in range(start % BATCHES, BATCHES):
+            self.done = number + 1
+            yield torch.tensor([float(number)])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = self.done = state["done"]
+
+
+class Told(Callback):
+    """Gets SIGTERM in the hook of that name, the `nth` time that it is called."""
+
+    def __init__(self, hook: str, nth: int) -> None:
+        self.calls: list[str] = []
+        setattr(self, hook, lambda *_: self.count(hook, nth))
+
+    def count(self, hook: str, nth: int) -> None:
+        self.calls.append(hook)
+        if len(self.calls) == nth:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Counts(Callback):
+    """How many batches it has seen; those of training are its state."""
+
+    def __init__(self) -> None:
+        self.batches = self.validation_batches = 0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.batches += 1
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        self.validation_batches += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"batches": self.batches}
+
+
+@pytest.fixture(autouse=True)
+def _quiet_lightning() -> Iterator[None]:
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        logger=options.pop("logger", False),
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        default_root_dir=folder,
+        callbacks=list(callbacks),
+        **{"max_epochs": 2, "num_sanity_val_steps": 0, "log_every_n_steps": 1, **options},
+    )
+
+
+def fit(folder: Path, *callbacks: Callback, **options: Any) -> Module:
+    module = Module()
+    validation = Numbers() if "val_check_interval" in options else None
+    ckpt_path = options.pop("ckpt_path", None)
+    trainer(folder, *callbacks, **options).fit(module, Numbers(), validation, ckpt_path=ckpt_path)
+    return module
+
+
+def ended_by_sigterm(folder: Path, *callbacks: Callback, **options: Any) -> None:
+    """Fit until SIGTERM ends it, with the status that says so."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SIGTERMException) as ended:
+        fit(folder, *callbacks, **options)
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
+
+
+def test_it_saves_every_so_many_batches_of_all_epochs_and_keeps_the_newest(tmp_path: Path) -> None:
+    fit(tmp_path, ResumeCheckpoint(every_n_batches=3))
+    assert names(tmp_path) == ["batch=3.ckpt", "batch=6.ckpt"]
+    fit(tmp_path / "three", ResumeCheckpoint(every_n_batches=1, keep=3))
+    assert names(tmp_path / "three") == [f"batch={n}.ckpt" for n in (6, 7, 8)]
+
+
+def test_without_a_period_it_saves_nothing_unless_told_to_end(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    fit(tmp_path, ResumeCheckpoint())
+    assert names(tmp_path) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_resumed_run_goes_on_with_its_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    ended_by_sigterm(tmp_path, Told("on_train_batch_start", 5), ResumeCheckpoint(2))
+    assert names(tmp_path) == ["batch=4.ckpt", "batch=5.ckpt"]
+    module = fit(tmp_path, ResumeCheckpoint(2), ckpt_path=folder / "batch=5.ckpt")
+    assert module.seen == [1, 2, 3]
+    assert names(tmp_path) == ["batch=6.ckpt", "batch=8.ckpt"]
+
+
+def test_checkpoints_of_another_run_are_neither_replaced_nor_deleted(tmp_path: Path) -> None:
+    fit(tmp_path, ResumeCheckpoint(every_n_batches=3))
+    content = (tmp_path / "checkpoints/batch=3.ckpt").read_bytes()
+    fit(tmp_path, ResumeCheckpoint(every_n_batches=3))
+    both = [f"batch={n}{version}.ckpt" for n in (3, 6) for version in ("-v1", "")]
+    assert names(tmp_path) == both
+    assert (tmp_path / "checkpoints/batch=3.ckpt").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("hook", "nth", "saved", "left"),
+    [
+        ("on_train_batch_start", 3, 3, [3, 0, 1, 2, 3]),
+        ("on_train_batch_start", 4, 4, [0, 1, 2, 3]),
+        ("on_train_batch_end", 2, 2, [2, 3, 0, 1, 2, 3]),
+        ("on_train_batch_start", 8, 8, []),
+    ],
+)
+def test_the_batch_under_way_is_finished_and_the_rest_is_left_to_the_resumed_run(
+    tmp_path: Path, hook: str, nth: int, saved: int, left: list[int]
+) -> None:
+    ended_by_sigterm(tmp_path, Told(hook, nth), ResumeCheckpoint())
+    assert names(tmp_path) == [f"batch={saved}.ckpt"]
+    path = tmp_path / "checkpoints" / f"batch={saved}.ckpt"
+    module = fit(tmp_path, ResumeCheckpoint(), ckpt_path=path)
+    assert module.seen == left
+    assert float(module.weight.detach()) == pytest.approx(-0.1 * 2 * 2 * (0 + 1 + 2 + 3))
+
+
+@pytest.mark.parametrize(("nth", "saved"), [(1, 2), (5, 4), (16, 8)])
+def test_a_validation_under_way_is_finished(tmp_path: Path, nth: int, saved: int) -> None:
+    ended = Told("on_validation_batch_end", nth)  # 4 batches, after every second of training
+    ended_by_sigterm(tmp_path, ended, ResumeCheckpoint(), val_check_interval=2)
+    assert len(ended.calls) == -(-nth // 4) * 4
+    assert names(tmp_path) == [f"batch={saved}.ckpt"]
+    path = tmp_path / "checkpoints" / f"batch={saved}.ckpt"
+    module = fit(tmp_path, ResumeCheckpoint(), val_check_interval=2, ckpt_path=path)
+    assert module.seen == (2 * [0, 1, 2, 3])[saved:]
+
+
+def test_a_validation_that_is_due_does_not_begin(tmp_path: Path) -> None:
+    counts = Counts()
+    ended_by_sigterm(
+        tmp_path, Told("on_train_batch_start", 2), counts, ResumeCheckpoint(),
+        val_check_interval=2,
+    )  # fmt: skip
+    assert counts.validation_batches == 0
+
+
+def test_a_signal_before_the_first_batch_is_not_lost(tmp_path: Path) -> None:
+    sanity = Told("on_sanity_check_end", 1)
+    options: dict[str, Any] = {"val_check_interval": 2, "num_sanity_val_steps": 1}
+    ended_by_sigterm(tmp_path, sanity, ResumeCheckpoint(), **options)
+    assert names(tmp_path) == ["batch=1.ckpt"]
+    # in the sanity check itself Lightning ends the run, and there is nothing to save
+    options["num_sanity_val_steps"] = 2
+    sanity = Told("on_validation_batch_end", 1)
+    ended_by_sigterm(tmp_path / "2", sanity, ResumeCheckpoint(), **options)
+    assert names(tmp_path / "2") == []
+
+
+def test_the_last_batch_is_logged_before_the_run_ends(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="", version="", flush_logs_every_n_steps=1)
+    ended_by_sigterm(tmp_path, Told("on_train_batch_start", 3), ResumeCheckpoint(), logger=logger)
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert rows[0].split(",").index("toy/batch") >= 0
+    assert len(rows) == 1 + 3
+
+
+def test_other_callbacks_have_seen_the_batch_that_is_saved(tmp_path: Path) -> None:
+    fit(tmp_path, ResumeCheckpoint(every_n_batches=4), Counts())  # Lightning puts checkpoints last
+    saved = torch.load(tmp_path / "checkpoints/batch=4.ckpt", weights_only=True)
+    assert saved["callbacks"]["Counts"] == {"batches": 4}
+
+
+@pytest.mark.parametrize(
+    "logger",
+    [
+        lambda folder: None,
+        lambda folder: CSVLogger(folder, name="run", version=""),
+        lambda folder: CSVLogger(folder, name="run"),
+        lambda folder: TensorBoardLogger(folder, name="run", version="a"),
+        lambda folder: TensorBoardLogger(folder, name=None, version=3),
+    ],
+)
+def test_its_folder_is_that_of_model_checkpoint(tmp_path: Path, logger: Any) -> None:
+    theirs, ours = ModelCheckpoint(), ResumeCheckpoint()
+    made: Logger | None = logger(tmp_path / "logs")
+    run = trainer(tmp_path, theirs, ours, logger=made or False)
+    folder = checkpoint_folder(run)
+    run.fit(Module(), Numbers())
+    assert os.path.normpath(str(theirs.dirpath)) == os.path.normpath(folder)
+    assert ours.dirpath == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every_n_batches": 0}, "every_n_batches: expected at least 1 or None, got 0"),
+        ({"keep": 1}, "keep: expected at least 2, got 1"),
+    ],
+)
+def test_numbers_that_are_too_small_are_refused(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ResumeCheckpoint(**arguments)  # type: ignore[arg-type]
