@@ -65,6 +65,8 @@ class ResumeCheckpoint(Checkpoint):
 
         On several ranks its handler also communicates, wherever in their own exchanges they are.
         """
+        count_resumed_epoch(trainer)
+        self._remove_old(trainer)  # what a kill has left between a save and its removals
         self._told_to_end = trainer.received_sigterm
         self._ending = False
         self._saved_batches = 0
@@ -118,10 +120,13 @@ class ResumeCheckpoint(Checkpoint):
         folder = Path(str(self.dirpath))
         # added before saving, so that a resumed run knows the checkpoint that it resumed from
         self._names.append(trainer.strategy.broadcast(free_name(folder, f"batch={n_batches}")))
-        trainer.save_checkpoint(folder / self._names[-1])
+        trainer.save_checkpoint(folder / self._names[-1], weights_only=False)
         self._saved_batches = n_batches
+        self._remove_old(trainer)
+
+    def _remove_old(self, trainer: Trainer) -> None:
         for name in self._names[: -self.keep]:
-            trainer.strategy.remove_checkpoint(folder / name)
+            trainer.strategy.remove_checkpoint(Path(str(self.dirpath)) / name)
         del self._names[: -self.keep]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -148,6 +153,18 @@ class ResumeCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the checkpoints of the run that is resumed."""
         self._names = list(state_dict["names"])
+
+
+def count_resumed_epoch(trainer: Trainer) -> None:
+    """Count the epoch that begins when a run resumes behind the last batch of the one before.
+
+    For `on_train_start`. Lightning (2.6.6) does not count it as begun, so that the checkpoint at
+    the end of that epoch could not be resumed: the next run would skip an epoch, or end at once.
+    """
+    epochs = trainer.fit_loop.epoch_progress
+    if trainer.fit_loop.restarted_mid_epoch and epochs.current.ready == trainer.current_epoch:
+        epochs.increment_ready()
+        epochs.increment_started()
 
 
 def checkpoint_folder(trainer: Trainer) -> Path:

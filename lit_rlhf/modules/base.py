@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
+from lit_callbacks.resume import count_resumed_epoch
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.models import (
     LanguageModel,
@@ -298,6 +299,7 @@ class StageModule(LightningModule):
         if len(self._loader_states) == 1 and hasattr(loader, "load_state_dict"):
             loader.load_state_dict(self._loader_states[0])
         self._loader_states = []
+        count_resumed_epoch(self.trainer)
         restore_random_state(self._random_state, self.device)
         self._random_state = {}
         self._trained = True
