@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules.random_state import random_state, restore_random_state
 from tests.modules.stages import (
     assert_equal_states,
     copied,
@@ -96,6 +100,78 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     saved = torch.load(checkpoint, weights_only=True)["state_dict"]
     unlike = [name for name in saved if not torch.equal(saved[name], whole.state_dict()[name])]
     assert len(unlike) > 10
+
+
+class Killed(Exception):
+    """In place of a kill."""
+
+
+class SaveAndDie(Callback):
+    """Saves a checkpoint in the hook of that name after so many batches, and ends the run there."""
+
+    def __init__(self, hook: str, batches: int, path: Path) -> None:
+        self.steps: list[int] = []
+        self.batches, self.path = batches, path
+        setattr(self, hook, self.save)
+
+    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+        self.steps.append(trainer.fit_loop.total_batch_idx)
+
+    def save(self, trainer: Trainer, *_: object) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self.batches:
+            trainer.save_checkpoint(self.path)
+            raise Killed
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        # behind the last batch of an epoch, then at the end of the next
+        (("on_train_batch_end", 4), ("on_train_epoch_end", 8)),
+        (("on_train_batch_end", 4), ("on_train_batch_end", 8)),
+        (("on_train_epoch_end", 4), ("on_validation_end", 8)),
+        (("on_validation_end", 4), ("on_train_batch_end", 6)),
+        # before a validation in the middle of an epoch, then after the next
+        (("on_train_batch_end", 2), ("on_validation_end", 4)),
+        (("on_validation_end", 6), ("on_train_epoch_end", 12)),
+    ],
+)
+def test_a_run_resumes_from_any_hook_and_then_again(
+    root: Path, tmp_path: Path, first: tuple[str, int], second: tuple[str, int]
+) -> None:
+    options: dict[str, Any] = {"max_epochs": 3, "limit_val_batches": 1, "val_check_interval": 2}
+
+    def go(hook: str, batches: int, ckpt_path: Path | None) -> tuple[Any, list[int]]:
+        module, data = sft(root)
+        callback = SaveAndDie(hook, batches, tmp_path / f"{batches}.ckpt")
+        with suppress(Killed):
+            fitted(module, data, tmp_path, callbacks=[callback], ckpt_path=ckpt_path, **options)
+        return module, callback.steps
+
+    whole, steps = go("never", 0, None)
+    assert steps == list(range(12))
+    seen = go(*first, None)[1]
+    seen += go(*second, tmp_path / f"{first[1]}.ckpt")[1]
+    module, rest = go("never", 0, tmp_path / f"{second[1]}.ckpt")
+    assert seen + rest == steps
+    assert_equal_states(copied(module), copied(whole))
+
+
+def test_every_global_generator_goes_on_where_it_stood(tmp_path: Path) -> None:
+    device = torch.device("cpu")
+
+    def draws() -> list[float]:
+        numpy = [np.random.random(), np.random.normal()]  # noqa: NPY002
+        return [random.random(), random.gauss(0, 1), *numpy, float(torch.rand(()))]
+
+    draws()
+    torch.save(random_state(device), tmp_path / "state.ckpt")
+    expected = draws()
+    state = torch.load(tmp_path / "state.ckpt", weights_only=True)
+    restore_random_state(state, device)
+    assert draws() == expected
+    restore_random_state({}, device)  # a checkpoint of another project has none
+    assert draws() != expected
 
 
 def test_a_checkpoint_of_ppo_holds_its_state_and_no_frozen_weights(

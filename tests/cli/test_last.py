@@ -1,0 +1,195 @@
+"""`lit_rlhf fit --ckpt_path last`, and the checkpoints that the command line keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+from lit_callbacks import ResumeCheckpoint
+from lit_rlhf.cli.main import RLHFCLI, run_cli
+from lit_rlhf.strategies import AtomicCheckpointIO
+from tests.modules.stages import write_data, write_models
+
+KEEP_EACH = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
+TRAINER: dict[str, Any] = {
+    "accelerator": "cpu",
+    "max_epochs": 1,
+    "default_root_dir": "run",
+    "logger": False,
+    "limit_val_batches": 0,
+    "log_every_n_steps": 1,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("last")
+    return write_models(write_data(root))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
+    quiet = patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"})
+    with quiet, patch.object(sys, "argv", ["lit_rlhf"]), warnings.catch_warnings():
+        # a run that resumes finds its own checkpoints, or another callback's
+        warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
+        warnings.filterwarnings("ignore", "The dirpath has changed from")
+        yield
+
+
+def fit(root: Path, *flags: str, model: str = "SFTModule", **trainer: Any) -> RLHFCLI:
+    """Four batches of SFT, or of the module that is given."""
+    data = {"SFTModule": "demonstrations", "RewardModule": "preferences"}[model]
+    datamodule = {"SFTModule": "DemonstrationDataModule", "RewardModule": "PreferenceDataModule"}
+    config = {
+        "seed_everything": 1,
+        "trainer": TRAINER | trainer,
+        "model": {
+            "class_path": model,
+            "init_args": {"model_path": str(root / "policy"), "output_dir": "model"},
+        },
+        "data": {
+            "class_path": datamodule[model],
+            "init_args": {
+                "train_sources": [{"path": str(root / f"{data}.jsonl")}],
+                "chat_template": "hh",
+                "max_length": 64,
+                "batch_size": 2,
+            },
+        },
+    }
+    Path("config.yaml").write_text(json.dumps(config))
+    return run_cli(["fit", "--config", "config.yaml", *flags])
+
+
+def weights() -> bytes:
+    return Path("model/model.safetensors").read_bytes()
+
+
+def checkpoints() -> list[str]:
+    return sorted(path.name for path in Path("run/checkpoints").iterdir())
+
+
+def refused(capsys: pytest.CaptureFixture[str], root: Path, *flags: str, **options: Any) -> str:
+    """What the usage error says."""
+    with pytest.raises(SystemExit) as ended:
+        fit(root, *flags, **options)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_last_starts_from_the_beginning_and_then_from_the_newest_checkpoint(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
+    assert "no checkpoint in run/checkpoints; the run starts from the beginning" in caplog.text
+    assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
+    whole = weights()
+    Path("run/checkpoints/batch=4.ckpt").unlink()
+    with caplog.at_level("INFO"):
+        fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
+    assert "Restored all states from the checkpoint at run/checkpoints/batch=3.ckpt" in caplog.text
+    assert weights() == whole
+    assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
+
+
+def test_a_damaged_last_is_refused_and_the_one_before_offered(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(root, callbacks=[KEEP_EACH])
+    whole = weights()
+    Path("model/model.safetensors").unlink()
+    path = Path("run/checkpoints/batch=4.ckpt")
+    content = path.read_bytes()
+
+    path.write_bytes(content[:-1000])
+    for value in ("last", str(path)):
+        told = refused(capsys, root, "--ckpt_path", value, callbacks=[KEEP_EACH])
+        assert "checkpoint run/checkpoints/batch=4.ckpt: is damaged or cut off" in told
+        assert "resume from run/checkpoints/batch=3.ckpt instead" in told
+
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1  # seen when it is read as a whole
+    path.write_bytes(flipped)
+    message = r"batch=4\.ckpt: is damaged: .*; resume from run/checkpoints/batch=3\.ckpt instead"
+    with pytest.raises(ValueError, match=message):
+        fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
+
+    assert not Path("model/model.safetensors").exists()
+    fit(root, "--ckpt_path", "run/checkpoints/batch=3.ckpt", callbacks=[KEEP_EACH])
+    assert weights() == whole
+
+
+def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(root)  # Lightning's default: a ModelCheckpoint at the end of an epoch, and no `last.ckpt`
+    assert checkpoints() == ["epoch=0-step=4.ckpt"]
+    elsewhere = {"dirpath": "elsewhere", "filename": "best", "save_last": True}
+    both = [
+        {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": elsewhere},
+        KEEP_EACH,
+    ]
+    with caplog.at_level("INFO"):
+        fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
+        assert "Restored all states from the checkpoint at run/checkpoints/epoch=0" in caplog.text
+        os.utime("elsewhere/best.ckpt", (10**10, 10**10))
+        fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
+    found = re.findall(r"Restored all states from the checkpoint at (\S+)", caplog.text)
+    assert Path(found[-1]).resolve() == Path("elsewhere/best.ckpt").resolve()
+
+
+def test_a_run_resumed_at_its_very_end_leaves_its_model(root: Path) -> None:
+    fit(root)
+    whole = weights()
+    Path("model/model.safetensors").unlink()  # as if killed before it was there
+    fit(root, "--ckpt_path", "last")
+    assert weights() == whole
+
+
+def test_last_of_another_class_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(root, callbacks=[KEEP_EACH])
+    told = refused(capsys, root, "--ckpt_path", "last", model="RewardModule", callbacks=[KEEP_EACH])
+    assert "is a checkpoint of lit_rlhf.modules.SFTModule" in told
+
+
+def test_last_without_checkpoints_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capsys, root, "--ckpt_path", "last", enable_checkpointing=False)
+    assert "--ckpt_path last: the run keeps no checkpoints" in told
+
+
+def test_checkpoints_of_the_command_line_are_written_safely_and_one_at_sigterm(root: Path) -> None:
+    by_default = fit(root).trainer
+    assert type(by_default.strategy.checkpoint_io) is AtomicCheckpointIO
+    (added,) = (c for c in by_default.checkpoint_callbacks if isinstance(c, ResumeCheckpoint))
+    assert added.every_n_batches is None
+
+    plugins = [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO"}]
+    chosen = fit(root, callbacks=[KEEP_EACH], plugins=plugins).trainer
+    assert type(chosen.strategy.checkpoint_io) is AsyncCheckpointIO
+    assert [type(c) for c in chosen.checkpoint_callbacks] == [ResumeCheckpoint]
+
+    assert fit(root, enable_checkpointing=False).trainer.checkpoint_callbacks == []
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(root: Path) -> None:
+    torch.save({"state_dict": {}, "x": Path("object")}, "object.ckpt")
+    with pytest.raises(Exception, match="Weights only load failed"):
+        fit(root, "--ckpt_path", "object.ckpt")
