@@ -1,0 +1,61 @@
+"""SIGTERM to one of two ranks ends both, with one checkpoint that both resume from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lit_callbacks import ResumeCheckpoint
+from tests.callbacks.test_resume import Module, Numbers, Told
+from tests.support.ranks import run_on_ranks
+
+
+def fit(folder: Path, *callbacks: Any, ckpt_path: Path | None = None) -> Module:
+    module = Module()
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=2,
+        logger=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[*callbacks, ResumeCheckpoint()],
+    )
+    trainer.fit(module, Numbers(), ckpt_path=ckpt_path)
+    return module
+
+
+def on_a_rank(rank: int, folder: Path) -> dict[str, Any]:
+    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    whole = fit(folder / "whole")
+    told = [Told("on_train_batch_start", 3)] if rank == 1 else []
+    with pytest.raises(SIGTERMException) as ended:
+        fit(folder, *told)
+    (path,) = (folder / "checkpoints").iterdir()
+    resumed = fit(folder, ckpt_path=path)
+    return {
+        "status": ended.value.code,
+        "checkpoint": path.name,
+        "seen": resumed.seen,
+        "same": torch.equal(resumed.weight, whole.weight),
+        "left": [path.name for path in (folder / "whole").glob("checkpoints/*")],
+    }
+
+
+def test_one_rank_that_is_told_to_end_ends_all(tmp_path: Path) -> None:
+    for seen in run_on_ranks(on_a_rank, 2, tmp_path, tmp_path):
+        assert seen == {
+            "status": 143,
+            "checkpoint": "batch=3.ckpt",
+            "seen": [3, 0, 1, 2, 3],
+            "same": True,
+            "left": [],
+        }
