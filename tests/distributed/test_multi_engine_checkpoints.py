@@ -19,7 +19,7 @@ STAGE_2 = "multi_deepspeed_stage_2"
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """A run of two processes and the checkpoint that it left after 12 of 20 batches."""
     folder = tmp_path_factory.mktemp("two")
-    result = outcome(folder, STAGE_2, 2, "save", "disk_full", "resume", "language_models")
+    result = outcome(folder, STAGE_2, 2, "save", "disk_full", "resume", "kept", "language_models")
     return result, folder / "saved" / "step=19.ckpt"
 
 
@@ -75,7 +75,19 @@ def test_validation_reads_a_checkpoint_without_engines(
 
 
 def test_resuming_a_damaged_checkpoint_names_the_file(one: dict[str, Any]) -> None:
-    assert "copy.ckpt: second/rank_00001.safetensors is damaged" in one["damaged"]["told"]
+    told = one["damaged"]
+    for damage in ("cut", "flipped"):
+        assert "copy.ckpt: second/rank_00001.safetensors is damaged" in told[damage]
+        assert f"{damage}/step=1.ckpt instead" in told[damage]
+
+
+def test_a_run_killed_while_it_saves_resumes_from_the_checkpoint_before(
+    two: tuple[dict[str, Any], Path],
+) -> None:
+    result, _ = two
+    assert result["kept"]["before"] == ["batch=12.ckpt", "batch=18.ckpt"]
+    assert result["kept"]["after"] == ["batch=12.ckpt", "batch=18.ckpt"]
+    assert same(result["kept"]["state"], result["save"]["state"])
 
 
 def test_the_last_checkpoint_holds_the_final_weights_of_both_networks(

@@ -21,7 +21,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import Strategy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward
+from lit_callbacks import ResumeCheckpoint
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward, newest_checkpoint
+from lit_rlhf.strategies.placement import partial_path
 from tests.strategies.toy_modules import (
     STEPS,
     Gan,
@@ -209,16 +211,41 @@ class Runs:
         return {"state": module.state_dict()}
 
     def damaged(self) -> dict[str, Any]:
-        """What is said of a checkpoint with a shard cut short."""
-        copy = self.folder / "copy.ckpt"
-        shutil.copytree(self.checkpoint(), copy)
-        shard = copy / "second" / "rank_00001.safetensors"
-        shard.write_bytes(shard.read_bytes()[:-10])
-        try:
-            self.trainer().fit(PolicyAndCritic(), batches(), ckpt_path=str(copy))
-        except ValueError as error:
-            return {"told": str(error)}
-        return {"told": ""}
+        """What is said of a checkpoint with a shard cut short, and with a bit of it flipped."""
+        told = {}
+        for damage in ("cut", "flipped"):
+            copy = self.folder / damage / "copy.ckpt"
+            shutil.copytree(self.checkpoint(), copy)
+            shutil.copytree(self.checkpoint(), self.folder / damage / "step=1.ckpt")
+            shard = copy / "second" / "rank_00001.safetensors"
+            content = shard.read_bytes()
+            flipped = content[:-10] + bytes([content[-10] ^ 1]) + content[-9:]
+            shard.write_bytes(content[:-10] if damage == "cut" else flipped)
+            try:
+                self.trainer().fit(PolicyAndCritic(), batches(), ckpt_path=str(copy))
+            except ValueError as error:
+                told[damage] = str(error)
+        return told
+
+    def kept(self) -> dict[str, Any]:
+        """Checkpoints of ResumeCheckpoint after a kill in the middle of a save, and a resume."""
+        folder = self.folder / "kept"
+        keep = ResumeCheckpoint(every_n_batches=6, dirpath=str(folder))
+        self.trained(PolicyAndCritic(), enable_checkpointing=True, callbacks=[keep])
+        before = sorted(path.name for path in folder.iterdir())
+        torch.distributed.barrier()
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            (folder / "batch=18.ckpt").rename(partial_path(folder / "batch=18.ckpt"))
+        torch.distributed.barrier()
+        again = ResumeCheckpoint(every_n_batches=6, dirpath=str(folder))
+        trainer = self.trainer(enable_checkpointing=True, callbacks=[again])
+        module = PolicyAndCritic()
+        trainer.fit(module, batches(), ckpt_path=newest_checkpoint(folder))
+        return {
+            "state": module.state_dict(),
+            "before": before,
+            "after": sorted(path.name for path in folder.iterdir()),
+        }
 
     def disk_full(self) -> dict[str, Any]:
         """The last rank cannot write; what each rank is told, and what is left."""
@@ -299,7 +326,7 @@ def outcome(
             **os.environ,
             "DS_ACCELERATOR": "cpu",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
             **(environment or {}),
         },
         capture_output=True,
