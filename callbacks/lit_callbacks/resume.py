@@ -107,7 +107,7 @@ class ResumeCheckpoint(Checkpoint):
         self._ending = trainer.strategy.reduce_boolean_decision(self._told_to_end, all=False)
         if self._ending:
             self._save(trainer)
-            rank_zero_info(f"SIGTERM: saved {self._names[-1]} in {self.dirpath} to resume from")
+            rank_zero_info(f"SIGTERM: the run ends; its checkpoints are in {self.dirpath}")
 
     def _end_if_saved(self) -> None:
         if self._ending:
@@ -115,7 +115,8 @@ class ResumeCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         n_batches = trainer.fit_loop.total_batch_idx + 1
-        if self._saved_batches == n_batches:
+        # Lightning does not declare `fast_dev_run`
+        if self._saved_batches == n_batches or getattr(trainer, "fast_dev_run", False):
             return
         folder = Path(str(self.dirpath))
         # added before saving, so that a resumed run knows the checkpoint that it resumed from

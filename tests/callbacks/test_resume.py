@@ -155,6 +155,12 @@ def test_without_a_period_it_saves_nothing_unless_told_to_end(tmp_path: Path) ->
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_trial_run_saves_nothing(tmp_path: Path) -> None:
+    fit(tmp_path, ResumeCheckpoint(every_n_batches=1), fast_dev_run=2)
+    ended_by_sigterm(tmp_path, Told("on_train_start", 1), ResumeCheckpoint(), fast_dev_run=2)
+    assert names(tmp_path) == []
+
+
 def test_a_resumed_run_goes_on_with_its_checkpoints(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     ended_by_sigterm(tmp_path, Told("on_train_batch_start", 5), ResumeCheckpoint(2))
