@@ -31,7 +31,7 @@ from lit_rlhf.models import (
 from lit_rlhf.modules.memory import change, explained_memory_errors
 from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, micro_batches
 from lit_rlhf.modules.random_state import random_state, restore_random_state
-from lit_rlhf.modules.skipping import SkippedUpdates, newest_checkpoint
+from lit_rlhf.modules.skipping import SkippedUpdates, last_known_checkpoint
 from lit_rlhf.stats import global_sum
 from lit_rlhf.strategies import OptimizerStep, clipped_step
 
@@ -243,7 +243,7 @@ class StageModule(LightningModule):
         if not why:
             self.skipped.applied(network)
             return
-        checkpoint = newest_checkpoint(self.trainer.checkpoint_callbacks)
+        checkpoint = last_known_checkpoint(self.trainer.checkpoint_callbacks)
         self.skipped.skipped(network, ", ".join(why), place, checkpoint)
 
     def step_schedule(self, schedule: LRScheduler) -> None:

@@ -78,7 +78,7 @@ class SkippedUpdates:
         return torch.tensor(float(count))
 
 
-def newest_checkpoint(callbacks: Iterable[Any]) -> str | None:
+def last_known_checkpoint(callbacks: Iterable[Any]) -> str | None:
     """The newest checkpoint that a run's checkpoint callbacks know of and that is still there."""
     known = [
         Path(path)

@@ -207,9 +207,3 @@ def test_checkpoints_of_the_command_line_are_written_safely_and_one_at_sigterm(r
     assert [type(c) for c in chosen.checkpoint_callbacks] == [ResumeCheckpoint]
 
     assert fit(root, enable_checkpointing=False).trainer.checkpoint_callbacks == []
-
-
-def test_a_checkpoint_that_would_run_code_is_refused(root: Path) -> None:
-    torch.save({"state_dict": {}, "x": Path("object")}, "object.ckpt")
-    with pytest.raises(Exception, match="Weights only load failed"):
-        fit(root, "--ckpt_path", "object.ckpt")

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_rlhf.modules import SFTModule
-from lit_rlhf.modules.skipping import SkippedUpdates, TooManySkippedUpdates, newest_checkpoint
+from lit_rlhf.modules.skipping import SkippedUpdates, TooManySkippedUpdates, last_known_checkpoint
 from tests.modules.faults import (
     KINDS,
     Course,
@@ -246,11 +246,11 @@ def test_the_limit_is_at_least_one(root: Path) -> None:
 
 def test_the_newest_checkpoint_that_is_still_there_is_named(tmp_path: Path) -> None:
     first, second = ModelCheckpoint(), ModelCheckpoint()
-    assert newest_checkpoint([first, second]) is None
+    assert last_known_checkpoint([first, second]) is None
     first.last_model_path = str(tmp_path / "deleted.ckpt")
     first.best_model_path = str(tmp_path / "best.ckpt")
     (tmp_path / "best.ckpt").touch()
-    assert newest_checkpoint([first, second]) == str(tmp_path / "best.ckpt")
+    assert last_known_checkpoint([first, second]) == str(tmp_path / "best.ckpt")
 
 
 def test_a_clean_run_warns_of_nothing(root: Path, tmp_path: Path) -> None:
