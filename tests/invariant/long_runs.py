@@ -1,0 +1,142 @@
+"""PPO over many iterations with everything switched on, alone and as one of two ranks."""
+
+from __future__ import annotations
+
+import os
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_rlhf.strategies.engine_optimizer import EngineOptimizer
+from tests.invariant.rank_runs import RANKS, strategy
+from tests.invariant.trajectories import SAMPLES, Logged, stage_run
+from tests.modules.stages import copied, fitted
+
+PRETRAINING = 2
+PASSES = 2
+CLIPS = {"policy": 0.2, "critic": 0.5}
+OPTIONS = {
+    "critic_pretrain_iterations": PRETRAINING,
+    "ppo_epochs": PASSES,
+    "policy_lr": 3e-4,
+    "critic_lr": 1e-3,
+    "lr_scheduler": "cosine_with_min_lr",
+    "ptx_coef": 0.3,
+    **{f"{network}_grad_clip": norm for network, norm in CLIPS.items()},
+}
+
+
+class Run(NamedTuple):
+    """What a rank saw of a run.
+
+    Attributes:
+        metrics: Logged in each iteration.
+        state: Weights and buffers in the end.
+        squares: By network, sum of squares of this rank's part of each step's gradient, clipped.
+        untouched: After each iteration of critic pre-training and after one more, whether the
+            policy's weights, master weights, moments, step counts and schedule are as at the start.
+        steps: By network, the steps that its optimizer counts in the end.
+    """
+
+    metrics: list[dict[str, float]]
+    state: dict[str, Tensor]
+    squares: dict[str, list[float]]
+    untouched: list[bool]
+    steps: dict[str, int]
+
+
+class Witness(Callback):
+    """Looks at the optimizers that really step, inside the engines where there are any."""
+
+    def __init__(self) -> None:
+        self.squares: dict[str, list[float]] = {"policy": [], "critic": []}
+        self.untouched: list[bool] = []
+        self.steps: dict[str, int] = {}
+        self.start: list[Any] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.start = deepcopy(_policy_and_optimizer(trainer, pl_module))
+        for optimizer, squares in zip(trainer.optimizers, self.squares.values(), strict=True):
+
+            def add(
+                inner: Optimizer, *_: object, squares: list[float] = squares
+            ) -> None:  # bound now
+                gradients = [p.grad for group in inner.param_groups for p in group["params"]]
+                squares.append(
+                    sum(float(g.double().square().sum()) for g in gradients if g is not None)
+                )
+
+            _stepped(optimizer).register_step_pre_hook(add)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        if len(self.untouched) <= PRETRAINING:
+            self.untouched.append(_equal(self.start, _policy_and_optimizer(trainer, pl_module)))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for optimizer, network in zip(trainer.optimizers, self.squares, strict=True):
+            counts = {int(state["step"]) for state in _stepped(optimizer).state.values()}
+            (self.steps[network],) = counts
+
+
+def _stepped(optimizer: Optimizer) -> Optimizer:
+    return optimizer.optimizer if isinstance(optimizer, EngineOptimizer) else optimizer
+
+
+def _policy_and_optimizer(trainer: Trainer, module: Any) -> list[Any]:
+    """Everything that a step of the policy changes."""
+    optimizer = _stepped(trainer.optimizers[0])
+    parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+    schedule = trainer.lr_scheduler_configs[0].scheduler.state_dict()
+    return [
+        dict(module.policy.state_dict()),
+        parameters,
+        [dict(optimizer.state.get(p, {})) for p in parameters],
+        {key: value for key, value in schedule.items() if key != "lr_lambdas"},
+        int(module.ppo_step),
+    ]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Equal to the bit, however nested."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+
+
+def ppo_run(
+    root: Path, folder: Path, iterations: int, batch_size: int = SAMPLES, **options: Any
+) -> Run:
+    """Train; `trainer` among the options holds arguments of the Trainer."""
+    arguments = options.pop("trainer", {})
+    module, data = stage_run("ppo", root, batch_size, **{**OPTIONS, **options})
+    logged, witness = Logged(), Witness()
+    callbacks = [logged, witness]
+    fitted(module, data, folder, max_epochs=iterations, callbacks=callbacks, **arguments)
+    return Run(logged.steps, copied(module), witness.squares, witness.untouched, witness.steps)
+
+
+def on_a_rank(rank: int, root: Path, folder: Path, iterations: int) -> dict[str, Run]:
+    """By strategy, a run with half of the rollouts, in micro-batches of a quarter of those."""
+    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    return {
+        name: ppo_run(
+            root,
+            folder / name,
+            iterations,
+            SAMPLES // RANKS,
+            micro_batch_size=1,
+            trainer={
+                "strategy": strategy(name),
+                "devices": RANKS,
+                "use_distributed_sampler": False,
+            },
+        )
+        for name in ("ddp", "deepspeed")
+    }

@@ -1,0 +1,95 @@
+"""Twenty iterations of PPO on two ranks are those of one process with the same global batch.
+
+DDP, and one DeepSpeed engine for each network under ZeRO-2, over real gloo processes in float32:
+critic pre-training, ptx, four micro-batches, schedules, and clipping that acts on both networks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.invariant.long_runs import (
+    CLIPS,
+    PASSES,
+    PRETRAINING,
+    Run,
+    on_a_rank,
+    ppo_run,
+)
+from tests.invariant.rank_runs import RANKS
+from tests.invariant.test_ranks import OF_A_RANK
+from tests.support.ranks import run_on_ranks
+
+TOLERANCE = 1e-4
+STRATEGIES = ("ddp", "deepspeed")
+
+
+class Runs(NamedTuple):
+    """The same run of `iterations` alone and, by rank and strategy, on two ranks."""
+
+    iterations: int
+    alone: Run
+    ranks: list[dict[str, Run]]
+
+
+@pytest.fixture(scope="module", params=[5, pytest.param(20, marks=pytest.mark.slow)])
+def runs(request: Any, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        ranks = run_on_ranks(on_a_rank, RANKS, folder, root, folder, request.param)
+    return Runs(request.param, ppo_run(root, folder / "alone", request.param), ranks)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_losses_and_all_else_that_is_logged_follow(runs: Runs, strategy: str) -> None:
+    assert len(runs.alone.metrics) == runs.iterations
+    for rank in runs.ranks:
+        for one, other in zip(rank[strategy].metrics, runs.alone.metrics, strict=True):
+            wanted = {key: value for key, value in other.items() if key not in OF_A_RANK}
+            # the absolute part: whitened advantages, of size 1, cancel to a policy loss near zero
+            unlike = {
+                key: (one[key], value)
+                for key, value in wanted.items()
+                if one[key] != pytest.approx(value, rel=TOLERANCE, abs=1e-6)
+            }
+            assert unlike == {}
+    losses = {key for key in runs.alone.metrics[-1] if key.endswith("_loss")}
+    assert losses == {f"ppo/{name}_loss" for name in ("policy", "value", "entropy", "ptx")}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_weights_follow(runs: Runs, strategy: str) -> None:
+    for rank in runs.ranks:
+        state = rank[strategy].state
+        assert state.keys() == runs.alone.state.keys()
+        for name, tensor in runs.alone.state.items():
+            error = (state[name].double() - tensor.double()).abs().max()
+            assert error <= TOLERANCE * tensor.double().abs().max(), name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("network", CLIPS)
+def test_the_clip_of_a_network_acts(runs: Runs, strategy: str, network: str) -> None:
+    parts = [rank[strategy].squares[network] for rank in runs.ranks]
+    # under DDP each rank has the whole gradient, under ZeRO-2 its own part of it
+    parts = parts if strategy == "deepspeed" else parts[:1]
+    norms = [sum(step) ** 0.5 for step in zip(*parts, strict=True)]
+    assert norms == pytest.approx([s**0.5 for s in runs.alone.squares[network]], rel=TOLERANCE)
+    clipped = [norm == pytest.approx(CLIPS[network], rel=TOLERANCE) for norm in norms]
+    assert sum(clipped) >= 0.9 * len(norms)
+    assert max(norms) <= CLIPS[network] * (1 + TOLERANCE)
+    before = [m[f"ppo/{network}_grad_norm"] for m in runs.alone.metrics[PRETRAINING:]]
+    assert before[0] > 2 * CLIPS[network]
+
+
+def test_critic_pretraining_leaves_the_policy_exactly_as_it_was(runs: Runs) -> None:
+    for run in (runs.alone, *(rank[name] for rank in runs.ranks for name in STRATEGIES)):
+        assert run.untouched == [True] * PRETRAINING + [False]
+        assert run.steps == {
+            "policy": PASSES * (runs.iterations - PRETRAINING),
+            "critic": PASSES * runs.iterations,
+        }
