@@ -27,6 +27,7 @@ from lit_rlhf.models.networks import (
     frozen,
     unwrapped,
 )
+from lit_rlhf.models.offload import Offloaded, on_device
 from lit_rlhf.models.options import ModelOptions
 from lit_rlhf.models.saving import save_model_folder
 
@@ -34,6 +35,7 @@ __all__ = [
     "LanguageModel",
     "ModelCardInfo",
     "ModelOptions",
+    "Offloaded",
     "disable_dropout",
     "evaluating",
     "frozen",
@@ -43,6 +45,7 @@ __all__ = [
     "load_causal_lm",
     "load_scalar_model",
     "load_tokenizer",
+    "on_device",
     "position_ids_from_mask",
     "random_scalar_model",
     "response_logits",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -83,6 +84,8 @@ class PPOModule(UncastBuffers, PPOUpdate):
         advantage_clip: Bound on the size of an advantage; `None`: no clipping.
         old_policy: What the ratio is taken against: the policy that sampled, or the reference
             (Section 5.3.2).
+        frozen_dtype: Type of the weights of reference and reward models; `None`: `dtype`.
+        offload_frozen: Keep reference and reward models in CPU memory between uses.
         sampled_texts: Held-out prompts whose responses are logged as text at validation.
         seed: Of rollouts and minibatches. The draws of an iteration depend on it, the iteration and
             the rank alone, so a resumed run repeats them.
@@ -122,6 +125,8 @@ class PPOModule(UncastBuffers, PPOUpdate):
         advantage_normalization: bool = True,
         advantage_clip: float | None = None,
         old_policy: OldPolicy = "rollout",
+        frozen_dtype: str | None = None,
+        offload_frozen: bool = False,
         sampled_texts: int = 4,
         seed: int = 0,
         **update_options: Any,
@@ -136,8 +141,11 @@ class PPOModule(UncastBuffers, PPOUpdate):
             repetition_penalty=repetition_penalty,
         )
         self.policy = disable_dropout(load_causal_lm(model_path, self.options))
-        self.reference = reference_policy(model_path, self.options)
-        self.reward = WeightedReward(rewards, self.options, self.tokenizer, reward_timeout)
+        frozen = replace(self.options, dtype=frozen_dtype or self.options.dtype)
+        self.reference = reference_policy(model_path, frozen, offload_frozen)
+        self.reward = WeightedReward(
+            rewards, frozen, self.tokenizer, reward_timeout, offload_frozen
+        )
         self.critic = disable_dropout(
             initial_critic(critic_init, model_path, rewards, self.options, seed)
         )

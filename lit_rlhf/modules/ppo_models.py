@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from lit_rlhf.models import (
     LanguageModel,
     ModelOptions,
+    Offloaded,
     frozen,
     load_causal_lm,
     load_scalar_model,
@@ -19,11 +20,20 @@ from lit_rlhf.rollout import is_function
 CriticInit = Literal["reward", "policy", "random"]
 
 
-def reference_policy(model_path: str, options: ModelOptions) -> LanguageModel | None:
-    """A frozen SFT model; `None` with LoRA: the policy with its adapters off is the reference."""
+def reference_policy(
+    model_path: str, options: ModelOptions, offload: bool = False
+) -> LanguageModel | Offloaded | None:
+    """A frozen SFT model; `None` with LoRA: the policy with its adapters off is the reference.
+
+    Args:
+        model_path: The SFT model.
+        options: How it is loaded, gradient checkpointing apart.
+        offload: Keep it in CPU memory between uses.
+    """
     if options.lora_rank > 0:
         return None
-    return frozen(load_causal_lm(model_path, replace(options, gradient_checkpointing=False)))
+    model = frozen(load_causal_lm(model_path, replace(options, gradient_checkpointing=False)))
+    return Offloaded(model) if offload else model
 
 
 def initial_critic(

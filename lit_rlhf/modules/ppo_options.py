@@ -7,6 +7,8 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lit_rlhf.models.options import DTYPES
+
 POSITIVE = (
     "policy_lr",
     "critic_lr",
@@ -56,6 +58,11 @@ def check_options(hparams: Mapping[str, Any]) -> None:
     for name in ("gamma", "lam"):
         if not 0.0 <= hparams[name] <= 1.0:
             raise ValueError(f"{name}: expected a value in [0, 1], got {hparams[name]}")
+    if hparams["frozen_dtype"] not in (None, *DTYPES):
+        raise ValueError(
+            f"frozen_dtype: expected one of {', '.join(DTYPES)} or None, "
+            f"got {hparams['frozen_dtype']!r}"
+        )
     truncated = [
         f"{name}={hparams[name]}"
         for name, neutral in (("top_p", 1.0), ("top_k", 0), ("repetition_penalty", 1.0))

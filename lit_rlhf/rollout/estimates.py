@@ -7,7 +7,7 @@ from typing import NamedTuple
 from peft import PeftModel
 from torch import Tensor
 
-from lit_rlhf.models import LanguageModel
+from lit_rlhf.models import LanguageModel, Offloaded, on_device
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.scoring import (
     response_logprobs,
@@ -36,7 +36,7 @@ class Estimates(NamedTuple):
 
 def reference_logprobs(
     policy: LanguageModel,
-    reference: LanguageModel | None,
+    reference: LanguageModel | Offloaded | None,
     rollouts: RolloutBatch,
     temperature: float,
     batch_size: int | None,
@@ -47,7 +47,8 @@ def reference_logprobs(
         ValueError: If there is no reference and the policy has no adapters.
     """
     if reference is not None:
-        return response_logprobs(reference, rollouts, temperature, batch_size)
+        with on_device(reference, rollouts.response_ids.device) as network:
+            return response_logprobs(network, rollouts, temperature, batch_size)
     if not isinstance(policy, PeftModel):
         raise ValueError(
             f"reference: expected one, or a policy with adapters, got {type(policy).__name__}"
@@ -58,7 +59,7 @@ def reference_logprobs(
 
 def rollout_estimates(
     policy: LanguageModel,
-    reference: LanguageModel | None,
+    reference: LanguageModel | Offloaded | None,
     critic: LanguageModel,
     rollouts: RolloutBatch,
     temperature: float = 1.0,

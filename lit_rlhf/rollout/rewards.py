@@ -19,10 +19,13 @@ from transformers import PreTrainedTokenizerBase
 from lit_rlhf.data import TextContract
 from lit_rlhf.data.contract import CONTRACT_FILE, tokenizer_hash
 from lit_rlhf.models import (
+    LanguageModel,
     ModelOptions,
+    Offloaded,
     frozen,
     load_scalar_model,
     load_tokenizer,
+    on_device,
     sequence_scores,
 )
 from lit_rlhf.rollout.batch import RolloutBatch
@@ -155,14 +158,23 @@ class FunctionReward(nn.Module):
 
 
 class ModelReward(nn.Module):
-    """Scores from a frozen reward model that shares the policy's tokenizer."""
+    """Scores from a frozen reward model that shares the policy's tokenizer.
 
-    def __init__(self, path: str, options: ModelOptions) -> None:
+    Args:
+        path: Its folder or hub id.
+        options: How it is loaded, LoRA and gradient checkpointing apart.
+        offload: Keep it in CPU memory between uses.
+    """
+
+    model: LanguageModel | Offloaded
+
+    def __init__(self, path: str, options: ModelOptions, offload: bool = False) -> None:
         super().__init__()
         self.path = path
         # The policy's adapters and checkpointing are for training; a reward model is used as it is.
         plain = replace(options, lora_rank=0, gradient_checkpointing=False)
-        self.model = frozen(load_scalar_model(path, plain))
+        model = frozen(load_scalar_model(path, plain))
+        self.model = Offloaded(model) if offload else model
         self.trust_remote_code = options.trust_remote_code
 
     @torch.no_grad()
@@ -173,9 +185,10 @@ class ModelReward(nn.Module):
         ids, mask = rollouts.sequence_ids, rollouts.sequence_mask
         size = batch_size or len(ids)
         starts = range(0, len(ids), size)
-        return torch.cat(
-            [sequence_scores(self.model, ids[s : s + size], mask[s : s + size]) for s in starts]
-        )
+        with on_device(self.model, ids.device) as model:
+            return torch.cat(
+                [sequence_scores(model, ids[s : s + size], mask[s : s + size]) for s in starts]
+            )
 
     def check_contract(self, policy: TextContract) -> None:
         """Refuse a reward model that was trained on differently rendered text than the policy's.
@@ -225,6 +238,7 @@ class WeightedReward(nn.Module):
         options: How reward models are loaded.
         tokenizer: The policy's.
         timeout: Seconds that a call of a function may take; `None`: as long as it likes.
+        offload: Keep reward models in CPU memory between uses.
 
     Raises:
         ValueError: If there is no source.
@@ -236,6 +250,7 @@ class WeightedReward(nn.Module):
         options: ModelOptions,
         tokenizer: PreTrainedTokenizerBase,
         timeout: float | None = None,
+        offload: bool = False,
     ) -> None:
         super().__init__()
         if not rewards:
@@ -248,7 +263,7 @@ class WeightedReward(nn.Module):
         self.sources = nn.ModuleList(
             FunctionReward(source, tokenizer, timeout)
             if is_function(source)
-            else ModelReward(source, options)
+            else ModelReward(source, options, offload)
             for source in rewards
         )
 

@@ -1,0 +1,79 @@
+"""PPO's options for reference and reward model: kept in bfloat16, in CPU memory between uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.models import Offloaded, offload
+from lit_rlhf.modules import PPOModule
+from tests.modules.stages import copied, fitted, ppo_options, prompts
+
+FROZEN = ("reference.", "reward.")
+
+
+def trained(root: Path, folder: Path, **options: Any) -> tuple[PPOModule, dict[str, float]]:
+    module = PPOModule(**ppo_options(root, **options))
+    run = fitted(module, prompts(root), folder)
+    skipped = ("time/", "throughput/")
+    logged = {k: float(v) for k, v in run.callback_metrics.items() if not k.startswith(skipped)}
+    return module, logged
+
+
+def test_offloading_changes_nothing_but_the_place(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits: list[Tensor] = []
+
+    def copy(tensor: Tensor, device: torch.device) -> Tensor:
+        visits.append(tensor)
+        return tensor.to(device, copy=True)
+
+    monkeypatch.setattr(offload, "copied_to", copy)
+    here, expected = trained(root, tmp_path / "here")
+    assert visits == []
+    away, logged = trained(root, tmp_path / "away", offload_frozen=True)
+    assert logged == expected
+    before = copied(here)
+    assert all(torch.equal(value, before[key]) for key, value in copied(away).items())
+    assert {key for key in before if key not in copied(away)} == {
+        key for key in before if key.startswith(FROZEN)
+    }
+    networks = [away.reference, *(source.model for source in away.reward.models)]
+    tensors = 0
+    for network in networks:
+        assert isinstance(network, Offloaded)
+        tensors += len([*network.network.parameters(), *network.network.buffers()])
+    # each visits once in the one iteration
+    assert len(visits) == tensors
+
+
+def test_frozen_networks_in_bfloat16_beside_float32_ones(root: Path, tmp_path: Path) -> None:
+    _, expected = trained(root, tmp_path / "float32")
+    module, logged = trained(root, tmp_path / "bfloat16", frozen_dtype="bfloat16")
+    types = {
+        name: {p.dtype for p in network.parameters()}
+        for name, network in module.named_children()
+        if any(True for _ in network.parameters())
+    }
+    assert types == {
+        "policy": {torch.float32},
+        "critic": {torch.float32},
+        "reference": {torch.bfloat16},
+        "reward": {torch.bfloat16},
+    }
+    # 8 bits of mantissa, in networks with weights ten times larger than usual
+    assert logged["rollout/score"] == pytest.approx(expected["rollout/score"], abs=0.1)
+    assert logged["rollout/ref_perplexity"] == pytest.approx(
+        expected["rollout/ref_perplexity"], rel=0.1
+    )
+    assert logged["rollout/ref_perplexity"] != expected["rollout/ref_perplexity"]
+
+
+def test_an_unknown_type_is_refused(root: Path) -> None:
+    with pytest.raises(ValueError, match=r"frozen_dtype: expected one of float32, .* got 'int8'"):
+        PPOModule(**ppo_options(root, frozen_dtype="int8"))
