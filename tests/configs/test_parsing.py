@@ -59,7 +59,12 @@ OFF = {
     "entropy_coef": 0.0,
 }
 """The tricks of Figure 5, all off."""
-STAGES_OF_OVERLAY = {"chinese": {"sft"}, "monitors": {"ppo"}, "rollback": {"ppo"}}
+STAGES_OF_OVERLAY = {
+    "chinese": {"sft"},
+    "monitors": {"ppo"},
+    "rollback": {"ppo"},
+    "zero2_8xa100": {"ppo"},
+}
 """Stages that an overlay is for, where it is not for all."""
 
 

@@ -1,0 +1,143 @@
+"""The launch lines of docs/scale.md parse, and its table of memory is the estimate's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from lit_rlhf.strategies.memory import NetworkShape, PPOSizes, ppo_memory
+from tests.configs.parsing import cli_parser, parsed
+from tests.configs.tiny_runs import CONFIGS
+from tests.docs.blocks import ROOT, blocks
+
+PAGE = ROOT / "docs" / "scale.md"
+LAYOUTS: dict[str, dict[str, int]] = {
+    "1B": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22},
+    "7B": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
+    "13B": {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40},
+}
+HEADS = {"1B": (32, 4), "7B": (32, 32), "13B": (40, 40)}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all on the GPU": {},
+    "`offload_frozen`": {"offload_frozen": True},
+    "and `_offload`": {"offload_frozen": True, "offload_optimizer": True},
+}
+
+
+def shape(size: str) -> NetworkShape:
+    """Of a Llama, its parameters counted on no device."""
+    heads, kv_heads = HEADS[size]
+    config = LlamaConfig(
+        vocab_size=32000,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=False,
+        **LAYOUTS[size],
+    )
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    return NetworkShape(
+        sum(p.numel() for p in model.parameters()),
+        layers,
+        hidden,
+        hidden // heads * kv_heads,
+        config.vocab_size,
+    )
+
+
+def rows() -> Iterator[str]:
+    """The table as the estimate has it."""
+    for size in LAYOUTS:
+        network = shape(size)
+        for name, setting in SETTINGS.items():
+            memory = ppo_memory(network, PPOSizes(8, 1536, 512, 8, 2, **setting))
+            numbers = (
+                memory.trained,
+                memory.frozen,
+                memory.rollout,
+                memory.scoring,
+                memory.update + memory.buckets,
+                memory.peak,
+                memory.cpu,
+            )
+            shown = [f"{number / 2**30:.1f}" for number in numbers[:-1]]
+            shown.append(f"{numbers[-1] / 2**30:.0f}")
+            yield f"| {size} | {name} | {' | '.join(shown)} |"
+
+
+def test_the_table_of_memory_is_the_estimates() -> None:
+    text = PAGE.read_text("utf-8")
+    shown = [line for line in text.splitlines() if re.match(r"\| \d+B \|", line)]
+    assert shown == list(rows())
+
+
+def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
+    overlay = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", CONFIGS / "overlays/zero2_8xa100.yaml")
+    options = {
+        name.removeprefix("model.init_args."): value
+        for name, value in overlay.items()
+        if name.startswith("model.init_args.")
+    }
+    sizes: dict[str, Any] = {
+        "gpus": overlay["trainer.devices"],
+        "prompt_tokens": overlay["data.init_args.max_prompt_length"],
+        "response_tokens": options["max_new_tokens"],
+        "rollouts": options["rollout_batch_size"],
+        "rows": options["micro_batch_size"],
+    }
+    peaks = [
+        ppo_memory(shape("7B"), PPOSizes(**sizes, offload_frozen=offload)).peak / 2**30
+        for offload in (options["offload_frozen"], False)
+    ]
+    assert peaks[0] < 72 < 80 < peaks[1]
+    gpus = overlay["trainer.devices"] * overlay["trainer.num_nodes"]
+    assert gpus * overlay["data.init_args.batch_size"] == 128  # the paper's
+    assert gpus * options["minibatch_size"] == 32
+
+
+def launches() -> list[list[str]]:
+    """The command lines that something else than a shell starts `lit_rlhf` with."""
+    text = "\n".join(block.text for block in blocks(PAGE)).replace("\\\n", " ")
+    return [
+        shlex.split(line) for line in text.splitlines() if line.startswith(("torchrun", "srun"))
+    ]
+
+
+def test_every_launch_line_parses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    lines = launches()
+    assert [line[0] for line in lines] == ["torchrun", "srun"]
+    for line in lines:
+        settings = cli_parser().parse_args(line[line.index("lit_rlhf") + 1 :]).fit
+        gpus = int(settings.trainer.devices) * settings.trainer.num_nodes
+        assert gpus == 16
+        assert gpus * settings.data.init_args.batch_size == 128
+        assert gpus * settings.model.init_args.minibatch_size == 32
+
+
+def test_torchrun_has_the_options_of_its_line() -> None:
+    from torch.distributed.run import get_args_parser  # the parser behind the command
+
+    line = launches()[0]
+    args = get_args_parser().parse_args(line[1:])
+    assert (args.nnodes, args.nproc_per_node, args.no_python) == ("2", "8", True)
+    assert args.training_script == "lit_rlhf"
+
+
+def test_the_timeout_of_the_page_reaches_the_strategy(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks(PAGE) if block.language == "yaml")
+    overlay = tmp_path / "timeout.yaml"
+    overlay.write_text(block.text, "utf-8")
+    settings = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", overlay)
+    (timeout,) = (
+        value for key, value in settings.items() if key.endswith("strategy.init_args.timeout")
+    )
+    assert timeout.total_seconds() == 600
