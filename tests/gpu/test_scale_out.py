@@ -1,0 +1,155 @@
+"""PPO under ZeRO-2 on one CUDA device: as on one device without it, and 1B within its estimate.
+
+Each run has a process of its own, which it leaves with its process group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.strategies.memory import NetworkShape, PPOSizes, ppo_memory
+from tests.invariant.long_runs import CLIPS, PRETRAINING, Run, ppo_run
+from tests.invariant.trajectories import Logged
+from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+ITERATIONS = 5
+STRATEGIES = ("multi_deepspeed_stage_2", "multi_deepspeed_stage_2_offload")
+LOSSES = [f"ppo/{name}_loss" for name in ("value", "policy", "entropy", "ptx")]
+ROWS, RESPONSE, LONGEST = 8, 64, 64  # rollouts, and tokens of a response and of a prompt
+
+
+@pytest.fixture(autouse=True)
+def _cuda_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+
+
+def in_a_process(fn: Callable[..., Any], *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(fn, *arguments).result()
+
+
+def run_on_gpu(root: Path, folder: Path, strategy: str, precision: str) -> Run:
+    torch.set_float32_matmul_precision("highest")
+    arguments = {"accelerator": "gpu", "strategy": strategy, "precision": precision}
+    run = ppo_run(root, folder, ITERATIONS, micro_batch_size=2, trainer=arguments)
+    return run._replace(state={name: tensor.cpu() for name, tensor in run.state.items()})
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("32-true", 1e-3), ("bf16-mixed", 0.05)])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ppo_follows_the_same_device_without_engines(
+    root: Path, tmp_path: Path, strategy: str, precision: str, tolerance: float
+) -> None:
+    alone, engines = (
+        in_a_process(run_on_gpu, root, tmp_path / name, name, precision)
+        for name in ("auto", strategy)
+    )
+    for one, other in zip(engines.metrics, alone.metrics, strict=True):
+        for key in LOSSES:
+            assert (key in one) == (key in other)
+            if key in other:
+                assert one[key] == pytest.approx(other[key], rel=tolerance, abs=tolerance), key
+    for name, tensor in alone.state.items():
+        error = (engines.state[name].double() - tensor.double()).abs().max()
+        assert error <= tolerance * tensor.double().abs().max() + 1e-8, name
+    for network, norm in CLIPS.items():
+        assert max(engines.squares[network]) ** 0.5 == pytest.approx(norm, rel=1e-2)
+    assert engines.untouched == [True] * PRETRAINING + [False]
+
+
+def billion(root: Path, folder: Path, strategy: str, offload_frozen: bool) -> dict[str, Any]:
+    """Ten iterations with samples of the policy; what they logged and the peak in bytes."""
+    module = PPOModule(
+        **ppo_options(
+            root,
+            minibatch_size=ROWS,
+            micro_batch_size=ROWS // 2,
+            max_new_tokens=RESPONSE,
+            policy_lr=1e-6,
+            critic_lr=1e-6,
+            gradient_checkpointing=True,
+            frozen_dtype="bfloat16",
+            offload_frozen=offload_frozen,
+        )
+    )
+    logged = Logged()
+    fitted(
+        module,
+        prompts(root, batch_size=ROWS),
+        folder,
+        max_epochs=10,
+        callbacks=[logged],
+        accelerator="gpu",
+        strategy=strategy,
+        precision="bf16-mixed",
+    )
+    return {
+        "parameters": sum(p.numel() for p in module.policy.parameters()),
+        "metrics": logged.steps,
+        "peak": torch.cuda.max_memory_allocated(),
+    }
+
+
+@pytest.fixture(scope="module")
+def billion_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models of TinyLlama's shape with random weights, and the small data files."""
+    config = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+    )
+    return write_models(write_data(tmp_path_factory.mktemp("billion")), config)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload"), [(STRATEGIES[0], False), (STRATEGIES[0], True), (STRATEGIES[1], True)]
+)
+def test_ten_iterations_of_a_billion_weights_and_their_peak_next_to_the_estimate(
+    billion_root: Path,
+    tmp_path: Path,
+    strategy: str,
+    offload: bool,
+    record_property: Callable[[str, object], None],
+) -> None:
+    found = in_a_process(billion, billion_root, tmp_path, strategy, offload)
+    assert found["parameters"] > 1e9
+    assert len(found["metrics"]) == 10
+    assert all(math.isfinite(v) for metrics in found["metrics"] for v in metrics.values())
+    sizes = PPOSizes(
+        1,
+        LONGEST,
+        RESPONSE,
+        ROWS,
+        ROWS // 2,
+        offload_frozen=offload,
+        offload_optimizer=strategy == STRATEGIES[1],
+    )
+    estimate = ppo_memory(NetworkShape(found["parameters"], 22, 2048, 256, 32000), sizes).peak
+    record_property("peak_bytes", found["peak"])
+    record_property("estimated_bytes", estimate)
+    print(f"{strategy}, {offload=}: {found['peak'] / 1e9:.1f} GB, estimate {estimate / 1e9:.1f} GB")
+    assert 0.6 < found["peak"] / estimate < 1.15
