@@ -77,6 +77,7 @@ class Runs:
         return Trainer(
             accelerator=os.environ.get("RUN_ON", "cpu"),
             devices=self.devices,
+            num_nodes=int(os.environ.get("RUN_NODES", "1")),
             strategy=strategy_of(self.strategy),
             precision=self.precision,
             default_root_dir=self.folder,
@@ -348,7 +349,8 @@ def main() -> None:
     runs = Runs(Path(folder), strategy, int(devices), precision)
     for scenario in scenarios:
         result = getattr(runs, scenario)()
-        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        launched = ("RANK", "SLURM_PROCID", "LOCAL_RANK")  # by torchrun, SLURM, Lightning
+        if int(next((os.environ[name] for name in launched if name in os.environ), 0)) == 0:
             torch.save(result, Path(folder) / f"{scenario}.pt")
 
 
