@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-import runpy
-import sys
 import warnings
 from collections import defaultdict
 from pathlib import Path
@@ -126,8 +125,7 @@ def test_callbacks_in_yaml_are_parsed_on_top_of_a_configuration(
 def test_a_python_module_runs(command: Command, workspace: Path) -> None:
     if command.words[1:2] != ["-m"] or not command.words[2].startswith("lit_callbacks"):
         return
-    with patch.object(sys, "argv", command.words[2:]):
-        runpy.run_module(command.words[2], run_name="__main__")
+    importlib.import_module(f"{command.words[2]}.__main__").main(command.words[3:])
     page = Path(command.words[command.words.index("--output") + 1]).read_text("utf-8")
     assert "rollout/kl" in page
 

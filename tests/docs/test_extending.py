@@ -115,5 +115,7 @@ def test_an_own_callback_ends_a_run(
     callbacks = settings(logs / "ppo_max")["trainer"]["callbacks"]
     assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == [  # type: ignore[attr-defined]
         "StageProgressBar",
+        "CollapseDetector",
+        "SampleTimeline",
         "LongAnswerWatch",
     ]
