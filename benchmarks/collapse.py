@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -145,7 +146,12 @@ def seed_row(root: Path, seed: int) -> dict[str, Any]:
             for name in ("ppo_vanilla", "ppo_max")
         },
         "final_gold": {name: gold[name]["mean"] for name in RUNS},
-        "collapses": list(course(logs["ppo_rollback"], "monitor/level").values()).count(2.0),
+        "collapses": sum(
+            before < Level.COLLAPSED <= after
+            for before, after in pairwise(
+                [0.0, *course(logs["ppo_rollback"], "monitor/level").values()]
+            )
+        ),
     }
 
 

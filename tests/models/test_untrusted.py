@@ -27,8 +27,9 @@ from lit_rlhf.models import (
 )
 from lit_rlhf.modules import SFTModule
 from lit_rlhf.strategies import plain_state_dict
-from lit_rlhf.strategies.checkpoint_folder import partial_folder, publish
+from lit_rlhf.strategies.checkpoint_folder import publish
 from lit_rlhf.strategies.engine_shards import STATE_FILE
+from lit_rlhf.strategies.placement import partial_path
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 LOADERS: list[Callable[[Path], object]] = [
@@ -154,10 +155,10 @@ def test_a_chat_template_reaches_nothing_but_the_dialogue() -> None:
 
 def test_a_checkpoint_folder_is_read_without_executing_it(tmp_path: Path, mark: Path) -> None:
     path = tmp_path / "evil.ckpt"
-    partial = partial_folder(path)
+    partial = partial_path(path)
     partial.mkdir()
     torch.save({"state_dict": {}, "callbacks": Payload(mark)}, partial / STATE_FILE)
-    publish(path, {})
+    publish(path, {}, {})
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         plain_state_dict(path)
     assert not mark.exists()
