@@ -338,7 +338,8 @@ def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = SEEDS) -> N
     result = {"seeds": rows, "roc": curves}
     (root / "collapse.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     roc_figure(curves, root / "roc.png")
-    monitors_figure(root / f"seed_{seeds[0]}", root / "monitors.png")
+    shown = next(row["seed"] for row in rows if row["ppo_vanilla"]["harmed"] is not None)
+    monitors_figure(root / f"seed_{shown}", root / "monitors.png")
     print(text)
 
 
