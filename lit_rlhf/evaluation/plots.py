@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,10 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-    SCALARS,
-    EventAccumulator,
-)
+
+from lit_callbacks.report.runs import event_log
+
+if TYPE_CHECKING:
+    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+        EventAccumulator,
+    )
 
 PANELS = {
     "rollout/score": "reward model's score",
@@ -59,7 +62,7 @@ def scalars(folder: str | Path, key: str) -> Scalars:
         ValueError: If there is no run in the folder or there are several, or the run has no such
             metric.
     """
-    return _read(_events(folder), key, folder)
+    return _read(event_log(folder), key, folder)
 
 
 def collapse_figure(
@@ -108,8 +111,8 @@ def run_figure(
     """
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
-    logs = {name: _events(folder) for name, folder in runs.items()}
-    there = {name: set(log.Tags()[SCALARS]) for name, log in logs.items()}
+    logs = {name: event_log(folder) for name, folder in runs.items()}
+    there = {name: set(log.Tags()["scalars"]) for name, log in logs.items()}
     drawn = _checked_keys(keys, set().union(*there.values()))
     columns = min(_COLUMNS, len(drawn))
     rows = math.ceil(len(drawn) / columns)
@@ -191,7 +194,7 @@ def _format_panel(axis: Axes, key: str) -> None:
 
 
 def _read(log: EventAccumulator, key: str, folder: str | Path) -> Scalars:
-    there = sorted(log.Tags()[SCALARS])
+    there = sorted(log.Tags()["scalars"])
     if key not in there:
         raise ValueError(f"key: expected one that {folder} has ({', '.join(there)}), got {key!r}")
     # a resumed run logs some steps twice: the later value counts, in whatever order files are read
@@ -199,19 +202,3 @@ def _read(log: EventAccumulator, key: str, folder: str | Path) -> Scalars:
     latest = {event.step: event.value for event in events}
     steps = sorted(latest)
     return Scalars(np.array(steps, dtype=np.int64), np.array([latest[step] for step in steps]))
-
-
-def _events(folder: str | Path) -> EventAccumulator:
-    root = Path(folder)
-    folders = {path.parent for path in root.rglob("events.out.tfevents.*")}
-    if root in folders:
-        folders = {root}
-    if len(folders) != 1:
-        found = ", ".join(sorted(map(str, folders))) or "no event file"
-        raise ValueError(
-            f"run: expected a folder with the TensorBoard event files of one run, got {folder} "
-            f"with {found}"
-        )
-    log = EventAccumulator(str(folders.pop()), size_guidance={SCALARS: 0})  # 0: all of them
-    log.Reload()
-    return log

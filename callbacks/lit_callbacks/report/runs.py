@@ -125,7 +125,7 @@ def read_run(name: str, folder: str) -> Run:
         ValueError: if there is no run in the folder or there are several, it has no scalars, or a
             level other than 0, 1 and 2.
     """
-    log = _events(folder)
+    log = event_log(folder)
     curves = {key: _curve(_readings(log, key)) for key in sorted(log.Tags()["scalars"])}
     if not curves:
         raise ValueError(f"runs: expected a run with scalars, got {folder} without any")
@@ -182,7 +182,16 @@ def parse_verdict(time: float, step: int, text: str) -> Mark:
     return Mark(time, step, level, sentence, actions)
 
 
-def _events(folder: str) -> EventAccumulator:
+def event_log(folder: str | Path) -> EventAccumulator:
+    """Open the TensorBoard logs of one run, with all that they hold.
+
+    Args:
+        folder: folder with TensorBoard event files, or one with a single such folder below it.
+
+    Raises:
+        ModuleNotFoundError: without tensorboard.
+        ValueError: if there is no run in the folder, or there are several.
+    """
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError as error:
@@ -196,7 +205,7 @@ def _events(folder: str) -> EventAccumulator:
     if len(folders) != 1:
         found = ", ".join(sorted(map(str, folders))) or "no event file"
         raise ValueError(
-            f"runs: expected a folder with the TensorBoard event files of one run, got {folder} "
+            f"run: expected a folder with the TensorBoard event files of one run, got {folder} "
             f"with {found}"
         )
     # 0: all of them
