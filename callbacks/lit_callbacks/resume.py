@@ -55,6 +55,11 @@ class ResumeCheckpoint(Checkpoint):
         self._ending = False
         self._handler_before: Any = None
 
+    @property
+    def last_model_path(self) -> str:
+        """Its newest checkpoint, empty where there is none; named as ModelCheckpoint names it."""
+        return str(Path(str(self.dirpath)) / self._names[-1]) if self._names else ""
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Settle on the folder, the same on all ranks."""
         dirpath = self.dirpath or str(checkpoint_folder(trainer))

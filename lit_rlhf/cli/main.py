@@ -38,12 +38,12 @@ class RLHFCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, and refuse a checkpoint of another class before anything is loaded from it."""
         super().parse_arguments(parser, args)
-        if self.config.get("subcommand"):
-            self._read_tensors_only(parser, self.config[self.config["subcommand"]])
-        # LightningCLI merges the checkpoint's hyper-parameters over the configuration next.
-        self._given = self.config.clone()
         subcommand = self.config.get("subcommand")
         given = self.config[subcommand] if subcommand else self.config
+        if subcommand:
+            self._read_tensors_only(parser, given)
+        # LightningCLI merges the checkpoint's hyper-parameters over the configuration next.
+        self._given = self.config.clone()
         if given.get("ckpt_path") and Path(given.ckpt_path).exists():
             check_checkpoint_class(parser, given.ckpt_path, given.model.class_path)
 

@@ -110,7 +110,7 @@ def quickstart(
         configs: Folder with the stages' configurations.
         pairs: Preferences that the reward model learns from.
     """
-    from lit_callbacks.report import write_report
+    from lit_callbacks.report.__main__ import main as write_report
 
     root, start = Path(output_dir), time.perf_counter()
     stages = Stages(root, seed, language, Path(configs), pairs)
@@ -121,10 +121,12 @@ def quickstart(
         *("plot", "--runs", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
         *("--output", f"{root}/collapse.png"),
     )
-    write_report(
-        {"vanilla PPO": f"{root}/logs/ppo_vanilla", "PPO-max": f"{root}/logs/ppo_max"},
-        f"{root}/report.html",
-    )
+    report = [
+        *(f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
+        *("--output", f"{root}/report.html"),
+    ]
+    print(f"\n$ {shlex.join(['python', '-m', 'lit_callbacks.report', *report])}", flush=True)
+    write_report(report)
     stages.evaluate("sft", "ppo_vanilla", "ppo_max")
     print(f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes.")
     print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png,")

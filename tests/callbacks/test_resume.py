@@ -148,6 +148,15 @@ def test_it_saves_every_so_many_batches_of_all_epochs_and_keeps_the_newest(tmp_p
     assert names(tmp_path / "three") == [f"batch={n}.ckpt" for n in (6, 7, 8)]
 
 
+def test_its_newest_checkpoint_has_the_name_that_model_checkpoints_have_for_it(
+    tmp_path: Path,
+) -> None:
+    callback = ResumeCheckpoint(every_n_batches=3)
+    assert callback.last_model_path == ""
+    fit(tmp_path, callback)
+    assert callback.last_model_path == str(tmp_path / "checkpoints" / "batch=6.ckpt")
+
+
 def test_without_a_period_it_saves_nothing_unless_told_to_end(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     fit(tmp_path, ResumeCheckpoint())

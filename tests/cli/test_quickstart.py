@@ -112,7 +112,14 @@ def test_the_printed_commands_are_what_ran(done: Quickstart) -> None:
     lines = [line for line in done.printed.splitlines() if line.startswith("$ ")]
 
     # as a shell reads them
-    assert [shlex.split(line)[2:] for line in lines] == done.commands
+    words = [shlex.split(line)[1:] for line in lines]
+    assert [own[1:] for own in words if own[0] == "lit_rlhf"] == done.commands
+    (report,) = (other for other in words if other[0] != "lit_rlhf")
+    runs = {"vanilla": "ppo_vanilla", "PPO-max": "ppo_max"}
+    logs = [f"{name}={done.root}/logs/{run}" for name, run in runs.items()]
+    module = ["python", "-m", "lit_callbacks.report"]
+    assert report == [*module, *logs, "--output", f"{done.root}/report.html"]
+    assert "rollout/kl" in (done.root / "report.html").read_text("utf-8")
     assert [words[0] for words in done.commands] == [
         *("lab", "fit", "lab", "fit", "fit", "fit", "plot", "evaluate")
     ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.modules import SFTModule
 from lit_rlhf.modules.skipping import SkippedUpdates, TooManySkippedUpdates, last_known_checkpoint
 from tests.modules.faults import (
@@ -251,6 +252,14 @@ def test_the_newest_checkpoint_that_is_still_there_is_named(tmp_path: Path) -> N
     first.best_model_path = str(tmp_path / "best.ckpt")
     (tmp_path / "best.ckpt").touch()
     assert last_known_checkpoint([first, second]) == str(tmp_path / "best.ckpt")
+
+
+def test_a_checkpoint_to_resume_from_is_named_too(tmp_path: Path) -> None:
+    callback = ResumeCheckpoint(dirpath=str(tmp_path))
+    assert last_known_checkpoint([callback]) is None
+    callback.load_state_dict({"names": ["batch=1.ckpt", "batch=2.ckpt"]})
+    (tmp_path / "batch=2.ckpt").touch()
+    assert last_known_checkpoint([callback]) == str(tmp_path / "batch=2.ckpt")
 
 
 def test_a_clean_run_warns_of_nothing(root: Path, tmp_path: Path) -> None:
