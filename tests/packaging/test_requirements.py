@@ -25,13 +25,20 @@ def project(name: str) -> dict[str, Any]:
     return table
 
 
-def requirements(name: str, extras: bool = True) -> list[Requirement]:
+# extras that serve the work on the project; no package imports what only they bring in
+DEVELOPMENT = {"test", "dev", "notebooks"}
+
+
+def requirements(name: str, without: frozenset[str] = frozenset()) -> list[Requirement]:
     table = project(name)
     lines = list(table["dependencies"])
-    if extras:
-        for extra in table.get("optional-dependencies", {}).values():
-            lines += extra
+    for extra, needs in table.get("optional-dependencies", {}).items():
+        lines += [] if extra in without else needs
     return [Requirement(line) for line in lines]
+
+
+def core_requirements(name: str) -> list[Requirement]:
+    return requirements(name, frozenset(project(name).get("optional-dependencies", {})))
 
 
 def pins() -> dict[str, Version]:
@@ -52,7 +59,7 @@ def imported_packages(folder: Path) -> set[str]:
 
 
 def test_callbacks_require_a_subset_of_what_the_root_requires() -> None:
-    ours = {str(requirement) for requirement in requirements("root", extras=False)}
+    ours = {str(requirement) for requirement in core_requirements("root")}
     theirs = {str(requirement) for requirement in requirements("callbacks")}
     assert theirs <= ours
 
@@ -145,9 +152,9 @@ def test_constraints_pin_what_the_requirements_bring_in() -> None:
 )
 def test_what_a_package_imports_is_declared(name: str, folder: Path, own: set[str]) -> None:
     distributions = importlib.metadata.packages_distributions()
-    # what only an extra of the callbacks brings in is imported where it is used
-    extras = name == "callbacks"
-    declared = {canonicalize_name(requirement.name) for requirement in requirements(name, extras)}
+    # what only an extra brings in is imported where it is used
+    used = requirements(name, frozenset(DEVELOPMENT))
+    declared = {canonicalize_name(requirement.name) for requirement in used}
     undeclared = [
         package
         for package in sorted(imported_packages(folder) - own)
