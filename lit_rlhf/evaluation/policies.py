@@ -41,6 +41,7 @@ METRICS = (
 )
 """What is measured of a policy besides its scores: the `rollout/*` metrics of the same name."""
 
+FIELDS = 5  # tensors of a RolloutBatch
 _PROMPT_FIELDS = 2  # of a RolloutBatch: padded on the left, unlike what follows them
 
 
@@ -135,7 +136,7 @@ def policy_samples(
     rollouts = RolloutBatch(
         *(
             _joined([part.rollouts[field] for part in parts], order, left=field < _PROMPT_FIELDS)
-            for field in range(len(RolloutBatch._fields))
+            for field in range(FIELDS)
         )
     )
     logprobs, ref_logprobs, entropy = (
@@ -167,7 +168,7 @@ def _measured(
     temperature: float,
 ) -> _Part:
     texts, rollouts = batch.prompts.texts, batch.rollouts
-    statistics = response_statistics(policy, rollouts, temperature)
+    statistics = rollouts.statistics or response_statistics(policy, rollouts, temperature)
     ref_logprobs = (
         statistics.logprobs
         if reference is policy
@@ -178,7 +179,7 @@ def _measured(
         batch.positions,
         texts,
         decoded_responses(rollouts, encoder.tokenizer),
-        RolloutBatch(*(field.cpu() for field in rollouts)),
+        RolloutBatch(*(field.cpu() for field in rollouts[:FIELDS])),
         scores,
         statistics.logprobs.cpu(),
         ref_logprobs.cpu(),

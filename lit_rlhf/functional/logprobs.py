@@ -59,8 +59,8 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
     logits = tempered_logits(logits, temperature)
     check_integer("token_ids", token_ids)
     check_shape("token_ids", token_ids, logits.shape[:2])
-    chosen = logits.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
-    return chosen - logits.logsumexp(-1)
+    # the fused log_softmax passes over the logits once forward and once backward
+    return logits.log_softmax(-1).gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
 
 
 def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:

@@ -29,7 +29,9 @@ from lit_rlhf.models.networks import (
 )
 from lit_rlhf.models.offload import Offloaded, on_device
 from lit_rlhf.models.options import ModelOptions
+from lit_rlhf.models.packing import packs
 from lit_rlhf.models.saving import save_model_folder
+from lit_rlhf.models.targets import reads_apart, state_readings, target_readings
 
 __all__ = [
     "LanguageModel",
@@ -46,14 +48,18 @@ __all__ = [
     "load_scalar_model",
     "load_tokenizer",
     "on_device",
+    "packs",
     "position_ids_from_mask",
     "random_scalar_model",
+    "reads_apart",
     "response_logits",
     "response_values",
     "save_model_folder",
     "scalar_model_from",
     "scores_from_hidden",
     "sequence_scores",
+    "state_readings",
+    "target_readings",
     "token_logits",
     "token_values",
     "unwrapped",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_rlhf.models.networks import LanguageModel, scalar_head_of, trunk_of, unwrapped
+from lit_rlhf.models.packing import packed_states, packs
 
 
 def position_ids_from_mask(mask: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ def response_logits(
 
 
 def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """What the trunk hands to its head.
+    """What the trunk hands to its head, with work for real tokens alone where the trunk `packs`.
 
     Args:
         model: A causal language model or a scalar model.
@@ -93,13 +94,15 @@ def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tens
         mask: Real tokens, `[B, L]` bool.
 
     Returns:
-        `[B, L, H]`, in the model's dtype.
+        `[B, L, H]`, in the model's dtype; meaningless where the mask is False.
 
     Raises:
         ValueError: If shapes or dtypes do not fit.
     """
     _check_tokens(input_ids, mask)
     trunk = trunk_of(model)
+    if packs(trunk):
+        return packed_states(trunk, input_ids, mask)
     states: Tensor = trunk(**_arguments(trunk, input_ids, mask)).last_hidden_state
     return states
 

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase, get_scheduler
@@ -105,6 +105,13 @@ class StageModule(LightningModule):
         self._loader_states: list[dict[str, Any]] = []
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             model_path, trust_remote_code=trust_remote_code
+        )
+
+    def adamw(self, network: nn.Module, learning_rate: float) -> Optimizer:
+        """AdamW over what is trained of a network, in one kernel for all its weights."""
+        parameters = (p for p in network.parameters() if p.requires_grad)
+        return torch.optim.AdamW(
+            parameters, lr=learning_rate, weight_decay=self.hparams["weight_decay"], fused=True
         )
 
     def scheduled(self, optimizer: Optimizer, skipped_steps: int = 0) -> LRScheduler:

@@ -51,4 +51,4 @@ def change(name: str, settings: Mapping[str, Any]) -> str:
     value = settings[name]
     if isinstance(value, bool):
         return "" if value else f"set {name}: true"
-    return f"set {name} (now all at once)" if value is None else f"lower {name} (now {value})"
+    return f"set {name} (now None)" if value is None else f"lower {name} (now {value})"

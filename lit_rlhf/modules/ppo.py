@@ -46,6 +46,7 @@ OldPolicy = Literal["rollout", "reference"]
 FROZEN = ("reference.", "reward.")  # keys of the state dict that checkpoints leave out
 # what to change when a phase needs too much memory
 ROLLOUT_MEMORY = ("rollout_batch_size", "max_new_tokens")
+SCORING_MEMORY = ("scoring_tokens", "max_new_tokens")
 UPDATE_MEMORY = ("micro_batch_size", "max_new_tokens", "gradient_checkpointing")
 
 
@@ -67,7 +68,10 @@ class PPOModule(UncastBuffers, PPOUpdate):
         top_p: Nucleus sampling's mass. Below 1 the samples are off-policy.
         top_k: Sample among this many tokens only; 0 is all. Above 0 the samples are off-policy.
         repetition_penalty: transformers' penalty. Other than 1 the samples are off-policy.
-        rollout_batch_size: Rollouts that are generated and scored at once; `None` takes all.
+        rollout_batch_size: Most rollouts in progress at a time: one that ends makes room for the
+            next prompt. `None` takes all.
+        scoring_tokens: Real tokens that reference, reward models and critic read at once; `None`:
+            2048 on a CPU and 16384 on a GPU.
         reward_scaling: Divide scores by their running standard deviation.
         reward_normalization: Subtract their running mean and divide by it (Eq. 18).
         reward_clip: Bound on the size of the score after that; `None`: no clipping.
@@ -111,6 +115,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
         top_k: int = 0,
         repetition_penalty: float = 1.0,
         rollout_batch_size: int | None = None,
+        scoring_tokens: int | None = None,
         reward_scaling: bool = False,
         reward_normalization: bool = True,
         reward_clip: float | None = 0.8,
@@ -199,9 +204,9 @@ class PPOModule(UncastBuffers, PPOUpdate):
             rollouts = self.rollout(batch, seed)
         with timer("score"):
             ids = rollouts.sequence_ids
-            with self.memory_for("score", ids, *ROLLOUT_MEMORY):
+            with self.memory_for("score", ids, *SCORING_MEMORY):
                 scores = self.score(rollouts, batch.texts)
-            with self.memory_for("estimate", ids, *ROLLOUT_MEMORY):
+            with self.memory_for("estimate", ids, *SCORING_MEMORY):
                 estimates = self.estimate(rollouts)
         return rollouts, scores, estimates
 
@@ -246,7 +251,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
 
     def score(self, rollouts: RolloutBatch, prompts: list[str]) -> Tensor:
         """Raw rewards `[B]`."""
-        scores: Tensor = self.reward(rollouts, prompts, self.hparams["rollout_batch_size"])
+        scores: Tensor = self.reward(rollouts, prompts, self.hparams["scoring_tokens"])
         return scores
 
     def estimate(self, rollouts: RolloutBatch) -> Estimates:
@@ -257,7 +262,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
             self.critic,
             rollouts,
             temperature=self.sampling.temperature,
-            batch_size=self.hparams["rollout_batch_size"],
+            max_tokens=self.hparams["scoring_tokens"],
         )
 
     def rollout_summary(

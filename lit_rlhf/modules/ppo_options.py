@@ -18,6 +18,7 @@ POSITIVE = (
     "minibatch_size",
     "micro_batch_size",
     "rollout_batch_size",
+    "scoring_tokens",
     "max_new_tokens",
     "reward_timeout",
     "temperature",

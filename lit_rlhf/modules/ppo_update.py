@@ -22,7 +22,7 @@ from lit_rlhf.functional import (
     token_logprobs,
     value_loss,
 )
-from lit_rlhf.models import LanguageModel, response_logits, response_values, token_logits
+from lit_rlhf.models import LanguageModel, response_values, target_readings
 from lit_rlhf.modules.base import StageModule
 from lit_rlhf.modules.micro_batches import accumulate, micro_batches
 from lit_rlhf.rollout import Experience, shuffled_minibatches
@@ -101,17 +101,8 @@ class PPOUpdate(StageModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One AdamW and schedule for the policy, one for the critic."""
         hparams = self.hparams
-        policy, critic = (
-            torch.optim.AdamW(
-                (p for p in network.parameters() if p.requires_grad),
-                lr=rate,
-                weight_decay=hparams["weight_decay"],
-            )
-            for network, rate in (
-                (self.policy, hparams["policy_lr"]),
-                (self.critic, hparams["critic_lr"]),
-            )
-        )
+        policy = self.adamw(self.policy, hparams["policy_lr"])
+        critic = self.adamw(self.critic, hparams["critic_lr"])
         skipped = hparams["critic_pretrain_iterations"]
         return [policy, critic], [self.scheduled(policy, skipped), self.scheduled(critic)]
 
@@ -199,7 +190,7 @@ class PPOUpdate(StageModule):
             accumulate(totals, shares)
         if ptx is not None and self.hparams["ptx_coef"] > 0:
             rows = TokenBatch(*(field[index] for field in ptx))
-            tokens = self.rank_share(rows.completion_mask[:, 1:].sum())
+            tokens = self.rank_share(rows.completion_mask.sum())
             for text in micro_batches(rows, len(index), self.hparams["micro_batch_size"]):
                 loss = self.ptx_loss(text, tokens)
                 backward(self, self.hparams["ptx_coef"] * loss, optimizer)
@@ -240,10 +231,20 @@ class PPOUpdate(StageModule):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Share of a micro-batch in the policy's loss over `tokens`, and in its metrics."""
         hparams, rollouts, mask = self.hparams, experience.rollouts, experience.loss_mask
-        logits = response_logits(
-            self.policy, rollouts.sequence_ids, rollouts.sequence_mask, mask.shape[1]
+        entropy_coef, temperature = hparams["entropy_coef"], hparams["temperature"]
+
+        def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+            logprobs = token_logprobs(logits, ids, temperature)
+            return (logprobs, token_entropy(logits, temperature)) if entropy_coef else (logprobs,)
+
+        logprobs, *entropy = target_readings(
+            self.policy,
+            rollouts.sequence_ids,
+            rollouts.sequence_mask,
+            rollouts.on_sequence(mask),
+            read,
         )
-        logprobs = token_logprobs(logits, rollouts.response_ids, hparams["temperature"])
+        logprobs = logprobs[:, -mask.shape[1] :]
         terms = self.policy_objective(logprobs, experience, tokens)
         share = mask.sum() / tokens
         shares = {
@@ -253,12 +254,11 @@ class PPOUpdate(StageModule):
             "ppo/ratio": terms.ratio_mean * share,
         }
         loss = terms.loss
-        if hparams["entropy_coef"] > 0:
-            entropy = token_entropy(logits, hparams["temperature"])
+        if entropy:
             shares["ppo/entropy_loss"] = entropy_loss(
-                entropy, mask, hparams["entropy_clip"], denominator=tokens
+                entropy[0][:, -mask.shape[1] :], mask, hparams["entropy_clip"], denominator=tokens
             )
-            loss = loss + hparams["entropy_coef"] * shares["ppo/entropy_loss"]
+            loss = loss + entropy_coef * shares["ppo/entropy_loss"]
         return loss, shares
 
     def policy_objective(
@@ -285,6 +285,11 @@ class PPOUpdate(StageModule):
 
     def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
         """Share of a micro-batch in the language-model loss over `tokens` (Eq. 17)."""
-        logits = token_logits(self.policy, batch.input_ids, batch.attention_mask)[:, :-1]
-        logprobs = token_logprobs(logits, batch.input_ids[:, 1:])
-        return language_model_loss(logprobs, batch.completion_mask[:, 1:], tokens)
+        (logprobs,) = target_readings(
+            self.policy,
+            batch.input_ids,
+            batch.attention_mask,
+            batch.completion_mask,
+            lambda logits, ids: (token_logprobs(logits, ids),),
+        )
+        return language_model_loss(logprobs, batch.completion_mask, tokens)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.functional.classification import binary_calibration_error
 
@@ -20,12 +21,12 @@ from lit_rlhf.functional import (
 )
 from lit_rlhf.models import (
     LanguageModel,
-    head_logits,
     hidden_states,
     lm_head_of,
     load_scalar_model,
     scores_from_hidden,
     sequence_scores,
+    state_readings,
 )
 from lit_rlhf.modules.base import MEMORY_SETTINGS, StageModule
 from lit_rlhf.modules.micro_batches import accumulate, weighted
@@ -107,13 +108,17 @@ class RewardModule(StageModule):
             The metrics, which add up over micro-batches, and the score differences `[B]`.
         """
         chosen, rejected = batch.chosen, batch.rejected
-        hidden = hidden_states(self.model, chosen.input_ids, chosen.attention_mask)
-        chosen_scores = scores_from_hidden(self.model, hidden, chosen.attention_mask)
-        rejected_scores = scores_from_hidden(
-            self.model,
-            hidden_states(self.model, rejected.input_ids, rejected.attention_mask),
-            rejected.attention_mask,
+        # one pass over both: their tokens lie back to back, so the shorter side costs no padding
+        width = max(chosen.input_ids.shape[1], rejected.input_ids.shape[1])
+        ids, mask = (
+            torch.cat([pad(side, (0, width - side.shape[1])) for side in sides])
+            for sides in (
+                (chosen.input_ids, rejected.input_ids),
+                (chosen.attention_mask, rejected.attention_mask),
+            )
         )
+        hidden = hidden_states(self.model, ids, mask)
+        chosen_scores, rejected_scores = scores_from_hidden(self.model, hidden, mask).chunk(2)
         share = len(chosen_scores) / pairs
         pairwise = pairwise_reward_loss(chosen_scores, rejected_scores, batch.margin)
         metrics = {
@@ -123,9 +128,16 @@ class RewardModule(StageModule):
         }
         lm_loss = hidden.new_zeros((), dtype=torch.float32)
         if self.lm_head is not None:
-            logits = head_logits(self.model, self.lm_head, hidden[:, :-1])
-            logprobs = token_logprobs(logits, chosen.input_ids[:, 1:])
-            lm_loss = language_model_loss(logprobs, chosen.completion_mask[:, 1:], tokens)
+            n_rows, width = chosen.input_ids.shape
+            (logprobs,) = state_readings(
+                self.model,
+                self.lm_head,
+                hidden[:n_rows, :width],
+                chosen.input_ids,
+                chosen.completion_mask,
+                lambda logits, ids: (token_logprobs(logits, ids),),
+            )
+            lm_loss = language_model_loss(logprobs, chosen.completion_mask, tokens)
             metrics["reward/lm_loss"] = lm_loss
         metrics["reward/loss"] = reward_model_loss(
             metrics["reward/pairwise_loss"], lm_loss, self.hparams["lm_coef"]
@@ -136,7 +148,7 @@ class RewardModule(StageModule):
         """One optimizer step on a batch of pairs, in micro-batches."""
         [(optimizer, schedule)] = self.networks_in_training()
         pairs = self.rank_share(len(batch.margin))
-        tokens = self.rank_share(batch.chosen.completion_mask[:, 1:].sum())
+        tokens = self.rank_share(batch.chosen.completion_mask.sum())
         totals: dict[str, Tensor] = {}
         with self.memory_for("update", batch.chosen.input_ids, *MEMORY_SETTINGS):
             for part in self.micro_batches(batch, len(batch.margin)):
@@ -153,7 +165,7 @@ class RewardModule(StageModule):
 
     def _evaluation_step(self, batch: PreferenceBatch) -> None:
         pairs = torch.tensor(float(len(batch.margin)), device=self.device)
-        tokens = batch.chosen.completion_mask[:, 1:].sum()
+        tokens = batch.chosen.completion_mask.sum()
         metrics, differences = self(batch, pairs, tokens)
         self.pairwise_loss.update(metrics["reward/pairwise_loss"], pairs)
         if self.lm_head is not None:
@@ -212,11 +224,7 @@ class RewardModule(StageModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW over trunk, scalar head and language-model head."""
-        optimizer = torch.optim.AdamW(
-            (p for p in self.network.parameters() if p.requires_grad),
-            lr=self.hparams["learning_rate"],
-            weight_decay=self.hparams["weight_decay"],
-        )
+        optimizer = self.adamw(self.network, self.hparams["learning_rate"])
         return [optimizer], [self.scheduled(optimizer)]
 
     def on_train_end(self) -> None:

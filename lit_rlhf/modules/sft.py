@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics import MeanMetric
 
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
-from lit_rlhf.models import load_causal_lm, token_logits
+from lit_rlhf.models import load_causal_lm, target_readings
 from lit_rlhf.modules.base import MEMORY_SETTINGS, StageModule
 from lit_rlhf.modules.micro_batches import accumulate, weighted
 from lit_rlhf.strategies import backward
@@ -60,18 +59,24 @@ class SFTModule(StageModule):
         Returns:
             `sft/loss` and `sft/token_accuracy`, 0-dim: they add up over micro-batches.
         """
-        logits = token_logits(self.model, batch.input_ids, batch.attention_mask)[:, :-1]
-        targets, mask = batch.input_ids[:, 1:], batch.completion_mask[:, 1:]
-        hits = (logits.detach().argmax(-1) == targets).float()
+
+        def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+            hits = (logits.detach().argmax(-1) == ids).float()
+            return token_logprobs(logits, ids), hits
+
+        mask = batch.completion_mask
+        logprobs, hits = target_readings(
+            self.model, batch.input_ids, batch.attention_mask, mask, read
+        )
         return {
-            "sft/loss": language_model_loss(token_logprobs(logits, targets), mask, denominator),
+            "sft/loss": language_model_loss(logprobs, mask, denominator),
             "sft/token_accuracy": masked_sum(hits, mask) / denominator,
         }
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """One optimizer step on a batch, in micro-batches."""
         [(optimizer, schedule)] = self.networks_in_training()
-        denominator = self.rank_share(batch.completion_mask[:, 1:].sum())
+        denominator = self.rank_share(batch.completion_mask.sum())
         totals: dict[str, Tensor] = {}
         with self.memory_for("update", batch.input_ids, *MEMORY_SETTINGS):
             for part in self.micro_batches(batch, len(batch.input_ids)):
@@ -88,7 +93,7 @@ class SFTModule(StageModule):
         self.log_metrics(totals, len(batch.input_ids))
 
     def _evaluation_step(self, batch: TokenBatch) -> None:
-        tokens = batch.completion_mask[:, 1:].sum()
+        tokens = batch.completion_mask.sum()
         shares = self(batch, tokens.float())
         self.loss_mean.update(shares["sft/loss"], tokens)
         self.accuracy_mean.update(shares["sft/token_accuracy"], tokens)
@@ -123,17 +128,18 @@ class SFTModule(StageModule):
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """Log-probabilities `[B, L-1]` of each next token, 0 outside the completion."""
-        logits = token_logits(self.model, batch.input_ids, batch.attention_mask)[:, :-1]
-        logprobs = token_logprobs(logits, batch.input_ids[:, 1:])
-        return logprobs.masked_fill(~batch.completion_mask[:, 1:], 0.0)
+        (logprobs,) = target_readings(
+            self.model,
+            batch.input_ids,
+            batch.attention_mask,
+            batch.completion_mask,
+            lambda logits, ids: (token_logprobs(logits, ids),),
+        )
+        return logprobs[:, 1:]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW and its schedule, stepped with it."""
-        optimizer = torch.optim.AdamW(
-            (p for p in self.model.parameters() if p.requires_grad),
-            lr=self.hparams["learning_rate"],
-            weight_decay=self.hparams["weight_decay"],
-        )
+        optimizer = self.adamw(self.model, self.hparams["learning_rate"])
         return [optimizer], [self.scheduled(optimizer)]
 
     def on_train_end(self) -> None:

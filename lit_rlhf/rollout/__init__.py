@@ -1,14 +1,14 @@
 """Rollouts: sampling responses, scoring them, and the experience that PPO learns from."""
 
-from lit_rlhf.rollout.batch import RolloutBatch
+from lit_rlhf.rollout.batch import ResponseStatistics, RolloutBatch
 from lit_rlhf.rollout.estimates import Estimates, reference_logprobs, rollout_estimates
 from lit_rlhf.rollout.experience import Experience, shuffled_minibatches
-from lit_rlhf.rollout.generation import SamplingOptions, sampled_responses
+from lit_rlhf.rollout.generation import sampled_responses
 from lit_rlhf.rollout.metrics import rollout_metrics
+from lit_rlhf.rollout.options import SamplingOptions
 from lit_rlhf.rollout.rewards import FunctionReward, ModelReward, WeightedReward, is_function
 from lit_rlhf.rollout.samples import decoded_responses, response_records, sample_table
 from lit_rlhf.rollout.scoring import (
-    ResponseStatistics,
     ResponseValues,
     response_logprobs,
     response_statistics,

@@ -5,10 +5,27 @@ Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+CPU_TOKENS, GPU_TOKENS = 2048, 16384
+"""Tokens that a network without gradients reads at once: what a CPU's caches hold, and enough for a
+GPU."""
+
+
+class ResponseStatistics(NamedTuple):
+    """A policy's view of responses.
+
+    Attributes:
+        logprobs: Log-probability of each token, `[B, T]` float32, nats; 0 behind the response.
+        entropy: Entropy of the distribution the token is from, `[B, T]` float32, nats; alike.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
 
 
 class RolloutBatch(NamedTuple):
@@ -20,6 +37,8 @@ class RolloutBatch(NamedTuple):
         response_ids: `[B, T]` long, padded on the right.
         response_mask: Real tokens, `[B, T]` bool: a prefix of each row, EOS included, never empty.
         terminated: Whether the response ended with EOS, `[B]` bool; otherwise it was cut off.
+        statistics: What the policy that sampled the responses thought of them at the temperature of
+            sampling, if that is known to the precision of another forward.
     """
 
     prompt_ids: Tensor
@@ -27,6 +46,7 @@ class RolloutBatch(NamedTuple):
     response_ids: Tensor
     response_mask: Tensor
     terminated: Tensor
+    statistics: ResponseStatistics | None = None
 
     @property
     def sequence_ids(self) -> Tensor:
@@ -38,7 +58,40 @@ class RolloutBatch(NamedTuple):
         """Real tokens of prompt and response, `[B, P+T]` bool."""
         return torch.cat([self.prompt_mask, self.response_mask], dim=1)
 
+    def on_sequence(self, response_mask: Tensor) -> Tensor:
+        """A mask of response tokens `[B, T]` as one of prompt and response, `[B, P+T]` bool."""
+        return torch.cat([torch.zeros_like(self.prompt_mask), response_mask], dim=1)
+
     @property
     def lengths(self) -> Tensor:
         """Tokens of each response, EOS included, `[B]` long."""
         return self.response_mask.sum(dim=1)
+
+    def parts(self, max_tokens: int | None = None) -> Iterator[RolloutBatch]:
+        """Consecutive rows of up to `max_tokens` real tokens, and of one row at least.
+
+        Args:
+            max_tokens: `None` takes `CPU_TOKENS` or `GPU_TOKENS`.
+
+        Raises:
+            ValueError: If `max_tokens` is not positive.
+        """
+        if max_tokens is None:
+            max_tokens = CPU_TOKENS if self.prompt_ids.device.type == "cpu" else GPU_TOKENS
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens: expected an integer >= 1, got {max_tokens}")
+        start, tokens = 0, 0
+        for row, length in enumerate(self.sequence_mask.sum(dim=1).tolist()):
+            if row > start and tokens + length > max_tokens:
+                yield self.rows(slice(start, row))
+                start, tokens = row, 0
+            tokens += length
+        yield self.rows(slice(start, None))
+
+    def rows(self, rows: slice) -> RolloutBatch:
+        """Some of the samples, with all columns."""
+        tensors = (field[rows] for field in self[:5])
+        statistics = self.statistics
+        if statistics is not None:
+            statistics = ResponseStatistics(*(field[rows] for field in statistics))
+        return RolloutBatch(*tensors, statistics)

@@ -39,7 +39,7 @@ def reference_logprobs(
     reference: LanguageModel | Offloaded | None,
     rollouts: RolloutBatch,
     temperature: float,
-    batch_size: int | None,
+    max_tokens: int | None,
 ) -> Tensor:
     """Log-probs `[B, T]` of the reference; without one, of the policy with its adapters off.
 
@@ -48,13 +48,13 @@ def reference_logprobs(
     """
     if reference is not None:
         with on_device(reference, rollouts.response_ids.device) as network:
-            return response_logprobs(network, rollouts, temperature, batch_size)
+            return response_logprobs(network, rollouts, temperature, max_tokens)
     if not isinstance(policy, PeftModel):
         raise ValueError(
             f"reference: expected one, or a policy with adapters, got {type(policy).__name__}"
         )
     with policy.disable_adapter():
-        return response_logprobs(policy, rollouts, temperature, batch_size)
+        return response_logprobs(policy, rollouts, temperature, max_tokens)
 
 
 def rollout_estimates(
@@ -63,9 +63,11 @@ def rollout_estimates(
     critic: LanguageModel,
     rollouts: RolloutBatch,
     temperature: float = 1.0,
-    batch_size: int | None = None,
+    max_tokens: int | None = None,
 ) -> Estimates:
     """Evaluate rollouts with the three networks, without gradients.
+
+    What the policy thought of its responses when it sampled them is taken where it is known.
 
     Args:
         policy: The policy that sampled them.
@@ -73,13 +75,14 @@ def rollout_estimates(
         critic: The critic.
         rollouts: Prompts and responses.
         temperature: That of sampling.
-        batch_size: Rollouts per forward; `None` takes all.
+        max_tokens: Real tokens per forward, see `RolloutBatch.parts`.
     """
-    statistics = response_statistics(policy, rollouts, temperature, batch_size)
-    values = response_value_estimates(critic, rollouts, batch_size)
+    known = rollouts.statistics
+    statistics = known or response_statistics(policy, rollouts, temperature, max_tokens)
+    values = response_value_estimates(critic, rollouts, max_tokens)
     return Estimates(
         statistics.logprobs,
-        reference_logprobs(policy, reference, rollouts, temperature, batch_size),
+        reference_logprobs(policy, reference, rollouts, temperature, max_tokens),
         statistics.entropy,
         values.values,
         values.bootstrap_values,

@@ -7,91 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.models import LanguageModel, evaluating, unwrapped, using_generation_config
-from lit_rlhf.rollout.batch import RolloutBatch
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How responses are sampled. The defaults sample from the policy itself, softmax(logits).
-
-    Temperature is part of the policy, as log-probs are scored with the same one. `top_p`, `top_k`,
-    `repetition_penalty` and `min_new_tokens` make the samples off-policy: PPO's ratio is then taken
-    against a distribution that the samples do not come from.
-
-    Attributes:
-        max_new_tokens: Longest response, in tokens, EOS included.
-        temperature: Logits are divided by it.
-        top_p: Sample from the smallest set of tokens with this probability; 1 is off.
-        top_k: Sample from this many most probable tokens; 0 is off.
-        repetition_penalty: Penalty on tokens that occurred, prompt included; 1 is off.
-        do_sample: Sample; off takes the most probable token.
-        min_new_tokens: No EOS before this many tokens; 0 is off.
-
-    Raises:
-        ValueError: If an option is out of its range.
-    """
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
-    do_sample: bool = True
-    min_new_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: expected an integer >= 1, got {self.max_new_tokens}")
-        if self.temperature <= 0:
-            raise ValueError(
-                f"temperature: expected > 0 (do_sample off is greedy), got {self.temperature}"
-            )
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: expected 0 < value <= 1, got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k: expected an integer >= 0, got {self.top_k}")
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty: expected > 0, got {self.repetition_penalty}")
-        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            raise ValueError(
-                f"min_new_tokens: expected 0 to max_new_tokens = {self.max_new_tokens}, "
-                f"got {self.min_new_tokens}"
-            )
-
-    @property
-    def off_policy(self) -> tuple[str, ...]:
-        """Names of the options that make samples differ from the policy's distribution."""
-        on = {
-            "top_p": self.top_p < 1,
-            "top_k": self.top_k > 0,
-            "repetition_penalty": self.repetition_penalty != 1,
-            "do_sample": not self.do_sample,
-            "min_new_tokens": self.min_new_tokens > 0,
-        }
-        return tuple(name for name, is_on in on.items() if is_on)
-
-    def generation_config(self) -> dict[str, Any]:
-        """The options by transformers' names, for `generate` and for the saved model.
-
-        None is left open, as transformers would fill it in: `top_k`, for one, with 50.
-        """
-        settings = asdict(self)
-        if not self.do_sample:
-            for name in ("temperature", "top_p", "top_k"):
-                del settings[name]
-        if self.min_new_tokens == 0:
-            del settings["min_new_tokens"]
-        return settings
+from lit_rlhf.models import (
+    LanguageModel,
+    evaluating,
+    reads_apart,
+    unwrapped,
+    using_generation_config,
+)
+from lit_rlhf.rollout.batch import ResponseStatistics, RolloutBatch
+from lit_rlhf.rollout.engine import Generated, generated
+from lit_rlhf.rollout.options import SamplingOptions
 
 
 @torch.no_grad()
@@ -119,7 +50,8 @@ def sampled_responses(
         eos_token_ids: Tokens that end a response; empty for none.
         pad_token_id: Fills responses behind their end.
         seed: The same seed gives the same tokens. The caller's random state is left as it was.
-        micro_batch_size: Prompts that generate together; `None` takes all.
+        micro_batch_size: Most sequences in progress at a time; `None` takes all. A sequence that
+            ends makes room for the next prompt.
 
     Returns:
         The prompts as given, and responses as wide as the longest of them.
@@ -138,6 +70,45 @@ def sampled_responses(
             f"positions, got {longest} ({options.max_new_tokens} of them new)"
         )
     size = _checked_size(micro_batch_size, len(prompt_ids))
+    if reads_apart(model):
+        responses, statistics = generated(
+            model, prompt_ids, prompt_mask, options, eos_token_ids, seed, size
+        )
+    else:
+        responses, statistics = _by_transformers(
+            inner, prompt_ids, prompt_mask, options, eos_token_ids, pad_token_id, seed, size
+        )
+    is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
+    # real tokens are those with no EOS before them
+    response_mask = (is_eos.cumsum(dim=1) - is_eos.long()) == 0
+    width = int(response_mask.sum(dim=1).max())
+    responses, response_mask = responses[:, :width], response_mask[:, :width]
+    if statistics is not None:
+        outside = ~response_mask
+        statistics = ResponseStatistics(
+            *(values[:, :width].masked_fill(outside, 0.0) for values in statistics)
+        )
+    return RolloutBatch(
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        response_ids=responses.masked_fill(~response_mask, pad_token_id),
+        response_mask=response_mask,
+        terminated=is_eos.any(dim=1),
+        statistics=statistics,
+    )
+
+
+def _by_transformers(
+    model: PreTrainedModel,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    options: SamplingOptions,
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+    seed: int,
+    size: int,
+) -> Generated:
+    """Responses from `generate`, which every architecture has, batch by batch."""
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         **options.generation_config(),
         eos_token_id=list(eos_token_ids) or None,
@@ -147,31 +118,19 @@ def sampled_responses(
     )
     parts = []
     with (
-        evaluating(inner),
-        using_generation_config(inner, GenerationConfig()),  # type: ignore[no-untyped-call]
+        evaluating(model),
+        using_generation_config(model, GenerationConfig()),  # type: ignore[no-untyped-call]
         _seeded(seed, prompt_ids.device),
     ):
-        for start in range(0, len(prompt_ids), size):
-            ids, mask = prompt_ids[start : start + size], prompt_mask[start : start + size]
-            sequences = inner.generate(  # type: ignore[operator]
+        for ids, mask in zip(prompt_ids.split(size), prompt_mask.split(size), strict=True):
+            sequences = model.generate(  # type: ignore[operator]
                 input_ids=ids, attention_mask=mask.long(), generation_config=config
             )
             parts.append(sequences[:, prompt_ids.shape[1] :])
     width = max(part.shape[1] for part in parts)
-    responses = torch.cat(
-        [functional.pad(part, (0, width - part.shape[1]), value=pad_token_id) for part in parts]
-    )
-    is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
-    seen = is_eos.cumsum(dim=1)
-    # real tokens are those with no EOS before them; rows of a narrower micro-batch all have one
-    response_mask = (seen - is_eos.long()) == 0
-    return RolloutBatch(
-        prompt_ids=prompt_ids,
-        prompt_mask=prompt_mask,
-        response_ids=responses.masked_fill(~response_mask, pad_token_id),
-        response_mask=response_mask,
-        terminated=is_eos.any(dim=1),
-    )
+    # rows of a narrower batch all have an EOS: what fills them up is behind it
+    filled = [functional.pad(p, (0, width - p.shape[1]), value=pad_token_id) for p in parts]
+    return Generated(torch.cat(filled), None)
 
 
 @contextmanager

@@ -84,14 +84,14 @@ class FunctionReward(nn.Module):
         self.wants_terminated = "terminated" in inspect.signature(self.function).parameters
 
     def forward(
-        self, rollouts: RolloutBatch, prompts: Sequence[str], batch_size: int | None
+        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens: int | None
     ) -> Tensor:
         """Scores `[B]`, float32; a warning shows one that is not finite.
 
         Args:
             rollouts: `B` responses.
             prompts: Their rendered prompts.
-            batch_size: For models; a callable sees all responses at once.
+            max_tokens: For models; a callable sees all responses at once.
 
         Raises:
             RuntimeError: If the callable raises; from its own error.
@@ -179,15 +179,15 @@ class ModelReward(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, rollouts: RolloutBatch, prompts: Sequence[str], batch_size: int | None
+        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens: int | None
     ) -> Tensor:
         """Scores `[B]`, float32, read at each response's last token."""
-        ids, mask = rollouts.sequence_ids, rollouts.sequence_mask
-        size = batch_size or len(ids)
-        starts = range(0, len(ids), size)
-        with on_device(self.model, ids.device) as model:
+        with on_device(self.model, rollouts.response_ids.device) as model:
             return torch.cat(
-                [sequence_scores(model, ids[s : s + size], mask[s : s + size]) for s in starts]
+                [
+                    sequence_scores(model, part.sequence_ids, part.sequence_mask)
+                    for part in rollouts.parts(max_tokens)
+                ]
             )
 
     def check_contract(self, policy: TextContract) -> None:
@@ -268,12 +268,12 @@ class WeightedReward(nn.Module):
         )
 
     def forward(
-        self, rollouts: RolloutBatch, prompts: Sequence[str], batch_size: int | None
+        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens: int | None
     ) -> Tensor:
         """Weighted scores `[B]`, float32; a warning shows one that is not finite."""
         scores = []
         for source in self.sources:
-            scores.append(source(rollouts, prompts, batch_size))
+            scores.append(source(rollouts, prompts, max_tokens))
             if isinstance(source, ModelReward) and not bool(torch.isfinite(scores[-1]).all()):
                 responses = decoded_responses(rollouts, self.tokenizer)
                 samples = Samples(list(prompts), responses, rollouts.terminated.tolist())

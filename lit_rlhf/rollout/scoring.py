@@ -5,27 +5,15 @@ All without gradients and in evaluation mode. Notation: `B` samples, `T` respons
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_rlhf.functional import token_entropy, token_logprobs
-from lit_rlhf.models import LanguageModel, evaluating, response_logits, token_values
-from lit_rlhf.rollout.batch import RolloutBatch
-
-
-class ResponseStatistics(NamedTuple):
-    """A policy's view of responses.
-
-    Attributes:
-        logprobs: Log-probability of each token, `[B, T]` float32, nats; 0 behind the response.
-        entropy: Entropy of the distribution the token is from, `[B, T]` float32, nats; alike.
-    """
-
-    logprobs: Tensor
-    entropy: Tensor
+from lit_rlhf.models import LanguageModel, evaluating, target_readings, token_values
+from lit_rlhf.models.targets import Reading
+from lit_rlhf.rollout.batch import ResponseStatistics, RolloutBatch
 
 
 class ResponseValues(NamedTuple):
@@ -46,7 +34,7 @@ def response_statistics(
     model: LanguageModel,
     rollouts: RolloutBatch,
     temperature: float = 1.0,
-    micro_batch_size: int | None = None,
+    max_tokens: int | None = None,
 ) -> ResponseStatistics:
     """Log-probs and entropies of the responses under a policy.
 
@@ -54,22 +42,21 @@ def response_statistics(
         model: Policy or reference.
         rollouts: Prompts and responses.
         temperature: That of sampling.
-        micro_batch_size: Samples per forward; `None` takes all.
+        max_tokens: Real tokens per forward, see `RolloutBatch.parts`.
 
     Raises:
-        ValueError: If `temperature` or `micro_batch_size` is not positive.
+        ValueError: If `temperature` or `max_tokens` is not positive.
     """
-    logprobs, entropy = [], []
-    length = rollouts.response_ids.shape[1]
-    with evaluating(model):
-        for part in _micro_batches(rollouts, micro_batch_size):
-            logits = response_logits(model, part.sequence_ids, part.sequence_mask, length)
-            logprobs.append(token_logprobs(logits, part.response_ids, temperature))
-            entropy.append(token_entropy(logits, temperature))
-    outside = ~rollouts.response_mask
-    return ResponseStatistics(
-        torch.cat(logprobs).masked_fill(outside, 0.0), torch.cat(entropy).masked_fill(outside, 0.0)
+    logprobs, entropy = _readings(
+        model,
+        rollouts,
+        lambda logits, ids: (
+            token_logprobs(logits, ids, temperature),
+            token_entropy(logits, temperature),
+        ),
+        max_tokens,
     )
+    return ResponseStatistics(logprobs, entropy)
 
 
 @torch.no_grad()
@@ -77,7 +64,7 @@ def response_logprobs(
     model: LanguageModel,
     rollouts: RolloutBatch,
     temperature: float = 1.0,
-    micro_batch_size: int | None = None,
+    max_tokens: int | None = None,
 ) -> Tensor:
     """Log-probs of the responses under a policy; as `response_statistics`, without the entropies.
 
@@ -85,43 +72,43 @@ def response_logprobs(
         model: Policy or reference.
         rollouts: Prompts and responses.
         temperature: That of sampling.
-        micro_batch_size: Samples per forward; `None` takes all.
+        max_tokens: Real tokens per forward, see `RolloutBatch.parts`.
 
     Returns:
         `[B, T]` float32, nats; 0 behind the response.
 
     Raises:
-        ValueError: If `temperature` or `micro_batch_size` is not positive.
+        ValueError: If `temperature` or `max_tokens` is not positive.
     """
-    logprobs = []
-    length = rollouts.response_ids.shape[1]
-    with evaluating(model):
-        for part in _micro_batches(rollouts, micro_batch_size):
-            logits = response_logits(model, part.sequence_ids, part.sequence_mask, length)
-            logprobs.append(token_logprobs(logits, part.response_ids, temperature))
-    return torch.cat(logprobs).masked_fill(~rollouts.response_mask, 0.0)
+    (logprobs,) = _readings(
+        model,
+        rollouts,
+        lambda logits, ids: (token_logprobs(logits, ids, temperature),),
+        max_tokens,
+    )
+    return logprobs
 
 
 @torch.no_grad()
 def response_value_estimates(
-    model: LanguageModel, rollouts: RolloutBatch, micro_batch_size: int | None = None
+    model: LanguageModel, rollouts: RolloutBatch, max_tokens: int | None = None
 ) -> ResponseValues:
     """Values of the responses' states under a critic.
 
     Args:
         model: A scalar model.
         rollouts: Prompts and responses.
-        micro_batch_size: Samples per forward; `None` takes all.
+        max_tokens: Real tokens per forward, see `RolloutBatch.parts`.
 
     Raises:
-        ValueError: If `micro_batch_size` is not positive, or `model` has no scalar head.
+        ValueError: If `max_tokens` is not positive, or `model` has no scalar head.
     """
     length = rollouts.response_ids.shape[1]
     with evaluating(model):
         readings = torch.cat(
             [
                 token_values(model, part.sequence_ids, part.sequence_mask)[:, -length - 1 :]
-                for part in _micro_batches(rollouts, micro_batch_size)
+                for part in rollouts.parts(max_tokens)
             ]
         )
     # reading t is V(s_{t+1}) of the response's token t, and reading 0 that of the last prompt token
@@ -132,9 +119,20 @@ def response_value_estimates(
     )
 
 
-def _micro_batches(rollouts: RolloutBatch, size: int | None) -> Iterator[RolloutBatch]:
-    if size is not None and size < 1:
-        raise ValueError(f"micro_batch_size: expected an integer >= 1, got {size}")
-    n_samples = len(rollouts.response_ids)
-    for start in range(0, n_samples, size or n_samples):
-        yield RolloutBatch(*(field[start : start + (size or n_samples)] for field in rollouts))
+def _readings(
+    model: LanguageModel, rollouts: RolloutBatch, read: Reading, max_tokens: int | None
+) -> tuple[Tensor, ...]:
+    """What is read of the responses' logits, each `[B, T]`."""
+    length = rollouts.response_ids.shape[1]
+    with evaluating(model):
+        parts = [
+            target_readings(
+                model,
+                part.sequence_ids,
+                part.sequence_mask,
+                part.on_sequence(part.response_mask),
+                read,
+            )
+            for part in rollouts.parts(max_tokens)
+        ]
+    return tuple(torch.cat(readings)[:, -length:] for readings in zip(*parts, strict=True))

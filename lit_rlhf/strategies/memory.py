@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lit_rlhf.models.targets import CHUNK
+
 WEIGHT_BYTES = 2
 """Of a weight in bfloat16."""
 SHARD_BYTES = 18
@@ -22,8 +24,10 @@ BUCKET_WEIGHTS = 200_000_000
 """Largest gradient bucket of the multi-engine strategy, in weights; reduction overlaps: two."""
 LAYER_BYTES = 48
 """Activations of a layer per token and hidden unit, of transformers' Llama (a GPT's: 34)."""
-LOGIT_BYTES = 18
-"""Of a logit while it is scored or learned from: in bfloat16, and four float32 temporaries."""
+SCORED_LOGIT_BYTES = 18
+"""Of a logit while it is scored, entropy included: in bfloat16, and four float32 temporaries."""
+LEARNED_LOGIT_BYTES = 14
+"""Of a logit while it is learned from: in bfloat16, its log-softmax in float32, two gradients."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +119,16 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     weights = WEIGHT_BYTES * shape.parameters
     states = [zero2_model_states(shape.parameters, sizes.gpus, sizes.offload_optimizer)] * 2
     tokens = sizes.prompt_tokens + sizes.response_tokens
-    logits = LOGIT_BYTES * shape.vocabulary * sizes.response_tokens
+    logits = shape.vocabulary * sizes.response_tokens
     return PPOMemory(
         trained=sum(gpu for gpu, _ in states),
         buckets=2 * WEIGHT_BYTES * min(shape.parameters, BUCKET_WEIGHTS),
         frozen=0 if sizes.offload_frozen else 2 * weights,
         rollout=2 * WEIGHT_BYTES * shape.layers * shape.kv_width * tokens * sizes.rollouts,
-        scoring=sizes.rollouts * logits + (weights if sizes.offload_frozen else 0),
-        update=sizes.rows * (tokens * layer_activations(shape, sizes) + logits),
+        scoring=SCORED_LOGIT_BYTES * min(sizes.rollouts * logits, CHUNK)
+        + (weights if sizes.offload_frozen else 0),
+        update=sizes.rows * tokens * layer_activations(shape, sizes)
+        + LEARNED_LOGIT_BYTES * min(sizes.rows * logits, CHUNK),
         cpu=sum(cpu for _, cpu in states)
         + (2 * weights * sizes.gpus if sizes.offload_frozen else 0),
     )

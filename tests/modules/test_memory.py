@@ -13,13 +13,14 @@ from lit_rlhf.modules.memory import explained_memory_errors
 from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
 
 ROLLOUT = "What helps: lower rollout_batch_size (now 4), or lower max_new_tokens (now 6). The"
+SCORING = "What helps: set scoring_tokens (now None), or lower max_new_tokens (now 6). The"
 PHASES = {
     "rollout": ("rollout", ROLLOUT),
-    "score": ("score", ROLLOUT),
-    "estimate": ("estimate", ROLLOUT),
+    "score": ("score", SCORING),
+    "estimate": ("estimate", SCORING),
     "update": (
         "policy_loss",
-        "What helps: set micro_batch_size (now all at once), or lower max_new_tokens (now 6), or "
+        "What helps: set micro_batch_size (now None), or lower max_new_tokens (now 6), or "
         "set gradient_checkpointing: true. The",
     ),
 }

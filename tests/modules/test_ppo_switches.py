@@ -110,7 +110,7 @@ SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
     ("weight decay", {}, {"weight_decay": 0.5}, {"policy", "critic"}),
     ("policy's learning rate", {}, {"policy_lr": 1e-2}, {"policy"}),
     ("critic's learning rate", {}, {"critic_lr": 1e-2}, {"critic"}),
-    ("temperature", {}, {"temperature": 0.7}, EVERYTHING - {"loss_mask"}),
+    ("temperature", {}, {"temperature": 0.7}, EVERYTHING),
     ("switches of what is off", {}, {"entropy_clip": 3.0, "policy_kl_penalty": 5.0}, set()),
 ]
 

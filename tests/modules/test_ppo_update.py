@@ -279,49 +279,45 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
     eos = module.tokenizer.eos_token_id
     assert eos == module.tokenizer.pad_token_id
     batch = first_batch(prompts(pad_is_eos_root), pad_is_eos_root)
-    rollouts = module.rollout(batch, seed=0)
+    rollouts = module.rollout(batch, seed=3)
     ended = rollouts.terminated
     assert 0 < int(ended.sum()) < 8
     ends = rollouts.lengths - 1
     assert rollouts.response_ids[ended, ends[ended]].eq(eos).all()
     assert not rollouts.response_mask.all()
-    policy_logits, embedded = captured(module, rollouts)
+    policy_logits, read = captured(module, rollouts)
     mask = rollouts.response_mask
+    # there are logits of the responses' tokens, EOS included, and of nothing else
+    assert policy_logits.shape[:2] == (1, int(mask.sum()))
     assert policy_logits.grad is not None
-    chosen = policy_logits.grad.gather(2, rollouts.response_ids[..., None])[..., 0]
-    assert (chosen[ended, ends[ended]].abs() > 1e-5).all()
-    assert policy_logits.grad[~mask].abs().max() == 0.0
+    gradients = policy_logits.grad[0]
+    chosen = gradients[torch.arange(len(gradients)), rollouts.response_ids[mask]]
+    last = mask.flatten().cumsum(0).view_as(mask).gather(1, ends[:, None])[:, 0] - 1
+    assert (chosen[last[ended]].abs() > 1e-5).all()
     # V is read before a token, so the critic sees what precedes EOS and never what follows it
-    assert embedded.grad is not None
-    assert embedded.grad[:, rollouts.prompt_ids.shape[1] :][~mask].abs().max() == 0.0
+    assert read.tolist() == rollouts.sequence_ids[rollouts.sequence_mask].tolist()
 
 
 def captured(module: PPOModule, rollouts: RolloutBatch) -> tuple[Tensor, Tensor]:
-    """The policy's response logits and the critic's embeddings, after both losses' backward."""
+    """The policy's logits and what the critic read, after both losses' backward."""
     estimates = module.estimate(rollouts)
     rewards = torch.ones_like(estimates.values).masked_fill(~rollouts.response_mask, 0.0)
     experience = module.experience(rollouts, rewards, estimates)
     kept: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Any:
-        def hook(_: object, __: object, output: Tensor) -> None:
-            output.retain_grad()
-            kept[name] = output
+    def keep_logits(_: object, __: object, output: Tensor) -> None:
+        output.retain_grad()
+        kept["logits"] = output
 
-        return hook
+    def keep_ids(_: object, inputs: tuple[Tensor]) -> None:
+        kept["read"] = inputs[0].flatten()
 
-    module.policy.lm_head.register_forward_hook(keep("logits"))
-    module.critic.get_input_embeddings().register_forward_hook(keep("embedded"))
+    module.policy.lm_head.register_forward_hook(keep_logits)
+    module.critic.get_input_embeddings().register_forward_pre_hook(keep_ids)
     tokens = rollouts.response_mask.sum().float()
     loss, _ = module.policy_loss(experience, tokens)
     (loss + module.critic_loss(experience, tokens)["ppo/value_loss"]).backward()
-    logits = kept["logits"]
-    assert logits.grad is not None
-    # the last of the kept positions predicts what follows the response
-    assert logits.grad[:, -1].abs().max() == 0.0
-    trimmed = logits[:, :-1].detach()
-    trimmed.grad = logits.grad[:, :-1]
-    return trimmed, kept["embedded"]
+    return kept["logits"], kept["read"]
 
 
 def test_an_iteration_without_anything_to_learn_from_moves_nothing(

@@ -96,16 +96,15 @@ def test_imitation_learns_from_chosen_tokens_alone(root: Path) -> None:
         seen.append(output)
 
     assert model.lm_head is not None
+    shares(model, batch)  # the trunk is tried out at its first use
     model.lm_head.register_forward_hook(keep)
     metrics = shares(model, batch)
     metrics["reward/loss"].backward()
-    # one pass through the language-model head, on the chosen side
+    # one pass through the language-model head, on the chosen side's completions
     (logits,) = seen
-    assert logits.shape[:2] == batch.chosen.input_ids[:, 1:].shape
+    assert logits.shape[:2] == (1, int(batch.chosen.completion_mask.sum()))
     assert logits.grad is not None
-    trained = batch.chosen.completion_mask[:, 1:]
-    assert logits.grad[~trained].abs().max() == 0.0
-    assert (logits.grad[trained].abs().sum(-1) > 0).all()
+    assert (logits.grad.abs().sum(-1) > 0).all()
     # and other rejected responses change nothing in it
     shuffled = batch._replace(
         rejected=batch.rejected._replace(input_ids=batch.rejected.input_ids.flip(0))
@@ -130,32 +129,38 @@ def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -
     eos = model.tokenizer.eos_token_id
     assert eos == model.tokenizer.pad_token_id
     batch = first_batch(preferences(pad_is_eos_root, batch_size=8), pad_is_eos_root)
-    embedded: list[Tensor] = []
-    logits: list[Tensor] = []
+    kept: dict[str, Tensor] = {}
 
-    def keep(into: list[Tensor]) -> Any:
-        def hook(_: object, __: object, output: Tensor) -> None:
+    def keep(name: str) -> Any:
+        def hook(_: object, inputs: tuple[Tensor], output: Tensor) -> None:
             output.retain_grad()
-            into.append(output)
+            kept[name], kept[f"{name} inputs"] = output, inputs[0]
 
         return hook
 
     assert model.lm_head is not None
-    model.model.get_input_embeddings().register_forward_hook(keep(embedded))
-    model.lm_head.register_forward_hook(keep(logits))
+    shares(model, batch)  # the trunk is tried out at its first use
+    model.model.get_input_embeddings().register_forward_hook(keep("embedded"))
+    model.lm_head.register_forward_hook(keep("logits"))
     shares(model, batch)["reward/loss"].backward()
+    sides = (batch.chosen, batch.rejected)
     rows = torch.arange(8)
-    for side, inputs in zip((batch.chosen, batch.rejected), embedded, strict=True):
+    for side in sides:
         ends = side.attention_mask.sum(1) - 1
         assert side.input_ids[rows, ends].eq(eos).all()
         assert not side.attention_mask.all()
-        # the score is read at EOS, and nothing behind it has a say
-        assert inputs.grad is not None
-        assert (inputs.grad[rows, ends].abs().sum(-1) > 0).all()
-        assert inputs.grad[~side.attention_mask].abs().max() == 0.0
-    ends = batch.chosen.attention_mask.sum(1) - 1
-    assert logits[0].grad is not None
-    assert logits[0].grad[rows, ends - 1, eos].max() < -1e-4
+    # what is read ends with EOS and has no padding in it
+    assert kept["embedded inputs"].flatten().tolist() == [
+        token for side in sides for token in side.input_ids[side.attention_mask].tolist()
+    ]
+    # the score is read at EOS
+    last = torch.cat([side.attention_mask.sum(1) for side in sides]).cumsum(0) - 1
+    assert kept["embedded"].grad is not None
+    assert (kept["embedded"].grad[0, last].abs().sum(-1) > 0).all()
+    # and EOS is a target of the language-model loss
+    assert kept["logits"].grad is not None
+    target_ends = batch.chosen.completion_mask.sum(1).cumsum(0) - 1
+    assert kept["logits"].grad[0, target_ends, eos].max() < -1e-4
 
 
 def test_validation_reports_each_source_and_every_pair_alike(root: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Asking(Callback):
 def asked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Asking, PPOModule]:
     asking = Asking()
     rewards = {"tests.rollout.reward_functions:length": 2.0}
-    options = {"rewards": rewards, "critic_init": "policy", "policy_lr": 0.05}
+    options = {"rewards": rewards, "critic_init": "policy", "policy_lr": 0.05, "seed": 3}
     module = PPOModule(**ppo_options(root, **options))
     fitted(module, prompts(root), tmp_path_factory.mktemp("asked"), callbacks=[asking])
     return asking, module

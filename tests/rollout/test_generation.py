@@ -58,6 +58,9 @@ def sampled(
     return sampled_responses(model, ids, mask, options, eos, pad, seed, micro_batch_size)
 
 
+FIELDS = 5  # tensors of a RolloutBatch
+
+
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -66,7 +69,7 @@ def family(request: pytest.FixtureRequest) -> str:
 def test_the_same_seed_gives_the_same_tokens(family: str) -> None:
     model = tiny_causal_lm(family)
     first, second = sampled(model, seed=3), sampled(model, seed=3)
-    for a, b in zip(first, second, strict=True):
+    for a, b in zip(first[:FIELDS], second[:FIELDS], strict=True):
         assert torch.equal(a, b)
 
 

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lit_rlhf.functional import token_entropy, token_logprobs
-from lit_rlhf.models import response_logits
+from lit_rlhf.models import target_readings
+from lit_rlhf.models.targets import CHUNK
 from lit_rlhf.strategies.memory import (
     NetworkShape,
     PPOMemory,
@@ -53,11 +54,11 @@ def test_the_terms_by_hand() -> None:
         frozen=2 * 2000,
         rollout=2 * 2 * 3 * 4 * 10 * 5,
         scoring=5 * 4 * 50 * 18,
-        update=2 * (10 * 8 * (3 * 2 + 48) + 4 * 50 * 18),
+        update=2 * (10 * 8 * (3 * 2 + 48) + 4 * 50 * 14),
         cpu=2 * 1000 * 4 * 4 * 3 // 2,
     )
     plain = ppo_memory(SHAPE, PPOSizes(**SIZES, gradient_checkpointing=False))
-    assert plain.update == 2 * (10 * 8 * 3 * 48 + 4 * 50 * 18)
+    assert plain.update == 2 * (10 * 8 * 3 * 48 + 4 * 50 * 14)
     offloaded = ppo_memory(SHAPE, PPOSizes(**SIZES, offload_optimizer=True, offload_frozen=True))
     assert (offloaded.trained, offloaded.frozen) == (2 * 2000, 0)
     assert offloaded.scoring == 5 * 4 * 50 * 18 + 2000
@@ -81,7 +82,11 @@ def test_a_size_of_zero_is_refused() -> None:
     [(288, 128, 4, True), (288, 128, 4, False), (4096, 64, 2, True)],
 )
 def test_activations_next_to_the_tensors_of_a_llama(
-    vocabulary: int, hidden: int, layers: int, checkpointing: bool
+    vocabulary: int,
+    hidden: int,
+    layers: int,
+    checkpointing: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -98,15 +103,29 @@ def test_activations_next_to_the_tensors_of_a_llama(
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
+    targets = torch.arange(2 * TOKENS).expand_as(ids) >= TOKENS
+
     def logprobs_and_entropy() -> None:
         with torch.no_grad():
-            logits = response_logits(model, ids, mask, TOKENS)
-            token_logprobs(logits, ids[:, TOKENS:])
-            token_entropy(logits)
+            target_readings(
+                model,
+                ids,
+                mask,
+                targets,
+                lambda *logits_and_ids: (
+                    token_logprobs(*logits_and_ids),
+                    token_entropy(logits_and_ids[0]),
+                ),
+            )
 
     def update() -> None:
-        logits = response_logits(model, ids, mask, TOKENS)
-        token_logprobs(logits, ids[:, TOKENS:]).sum().backward()
+        (logprobs,) = target_readings(
+            model, ids, mask, targets, lambda *logits_and_ids: (token_logprobs(*logits_and_ids),)
+        )
+        logprobs.sum().backward()
+
+    logprobs_and_entropy()  # the model is tried out at its first use
+    monkeypatch.setattr("lit_rlhf.models.targets.CPU_CHUNK", CHUNK)
 
     sizes = PPOSizes(1, TOKENS, TOKENS, ROWS, ROWS, gradient_checkpointing=checkpointing)
     expected = ppo_memory(NetworkShape(1, layers, hidden, hidden, vocabulary), sizes)

@@ -1,0 +1,139 @@
+"""Attention that is told where a sequence begins and ends, behind transformers' own interface.
+
+A decoder whose attention goes through transformers' `AttentionInterface` hands extra keyword
+arguments of its forward down to it. An `AttentionLayout` travels that way: it says how the tokens
+in a forward belong together, so that they need not lie in a padded rectangle.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "lit_rlhf"
+"""transformers' name of this attention."""
+
+BASE = "sdpa"
+"""The attention that it is without a layout, and that it takes the place of."""
+
+
+class AttentionLayout(Protocol):
+    """How the tokens of a forward attend to each other."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        dropout: float,
+        window: int | None,
+    ) -> Tensor:
+        """What attention yields.
+
+        Args:
+            module: The attention layer.
+            query: `[S, A, N, D]`: `S` rows of `N` tokens, `A` heads of size `D`.
+            key: `[S, K, N, D]`; `A` is a multiple of `K`.
+            value: As `key`.
+            scale: Of the scores; `None`: `1 / sqrt(D)`.
+            dropout: Probability.
+            window: A token sees itself and this many tokens less one before it; `None`: all.
+
+        Returns:
+            `[S, N, A, D]`.
+        """
+        ...
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    layout: AttentionLayout | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers: the layout's where one is given, `BASE` elsewhere."""
+    if layout is not None:
+        output = layout.attend(module, query, key, value, scaling, dropout, sliding_window)
+        return output, None
+    output, _ = ALL_ATTENTION_FUNCTIONS[BASE](
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=dropout,
+        scaling=scaling,
+        sliding_window=sliding_window,
+        **kwargs,
+    )
+    return output, None
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[BASE])
+
+
+def takes_layouts(model: PreTrainedModel) -> bool:
+    """Whether layouts reach the attention of `model`, by what it says of itself."""
+    # private, but how transformers marks models whose attention goes through its interface
+    return bool(getattr(model, "_supports_attention_backend", False))
+
+
+def layout_arguments(layout: AttentionLayout, device: torch.device) -> dict[str, Any]:
+    """Arguments of a model's forward that hand on a layout and keep it from building a mask."""
+    # a mask with four dimensions is taken as ready made; the layout does not look at it
+    ready_made = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
+    return {"attention_mask": ready_made, "layout": layout, "use_cache": False}
+
+
+def band(length: int, window: int, device: torch.device) -> Tensor:
+    """Which earlier token each token sees through a window, `[L, L]` bool."""
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions[None, :]
+    return (distance >= 0) & (distance < window)
+
+
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None,
+    dropout: float,
+    window: int | None,
+) -> Tensor:
+    """Causal attention of rows that start at their first token, `[S, A, L, D]`.
+
+    What follows a row's end is padding that no token before it sees.
+    """
+    length, dtype = query.shape[2], value.dtype  # under autocast the others come in float32
+    # the backward of a CPU's attention is several times slower in bfloat16 than in float32
+    slow = query.device.type == "cpu" and torch.is_grad_enabled()
+    computed = torch.float32 if slow else dtype
+    narrow = window is not None and window < length
+    mask = band(length, window, query.device) if narrow and window is not None else None
+    with torch.autocast(query.device.type, enabled=False):
+        output = functional.scaled_dot_product_attention(
+            query.to(computed),
+            key.to(computed),
+            value.to(computed),
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+    return output.to(dtype)

@@ -1,0 +1,142 @@
+"""Logits of the tokens that are asked about, and of no others, a bounded number at a time.
+
+The logits of a sequence are larger than anything else in a language model: `L x V` numbers. So they
+are computed where a token is scored, in chunks, and each chunk is reduced to what is read from it.
+Notation: `B` rows, `L` columns, `n` targets, `H` hidden size, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from lit_rlhf.models.forward import hidden_states, token_logits
+from lit_rlhf.models.heads import head_logits
+from lit_rlhf.models.networks import LanguageModel, evaluating, trunk_of, unwrapped
+from lit_rlhf.models.packing import packs
+
+CHUNK = 2**24
+"""Logits that exist at once: 64 MiB in float32."""
+
+CPU_CHUNK = 2**20
+"""The same without gradients on a CPU: what its caches hold."""
+
+Reading = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""From logits `[1, n, V]` and the tokens that they are of, `[1, n]`, to tensors `[1, n]`."""
+
+
+def target_readings(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, targets: Tensor, read: Reading
+) -> tuple[Tensor, ...]:
+    """What is read from the logits that predict the target tokens.
+
+    Args:
+        model: A causal language model.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+        targets: Which tokens to predict, `[B, L]` bool; each follows a real token, so none is in
+            column 0.
+        read: What to read, token by token. It is called once for each chunk.
+
+    Returns:
+        Each reading as `[B, L]`, 0 where there is no target.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit, or a target follows no real token.
+    """
+    _check_targets(mask, targets)
+    if reads_apart(model):
+        head = unwrapped(model).get_output_embeddings()  # type: ignore[no-untyped-call]
+        states = hidden_states(model, input_ids, mask)
+        return state_readings(model, head, states, input_ids, targets, read)
+    logits = token_logits(model, input_ids, mask)[:, :-1][targets[:, 1:]]
+    return _spread(_flat(read(logits.unsqueeze(0), input_ids[targets].unsqueeze(0))), targets)
+
+
+def state_readings(
+    model: LanguageModel,
+    head: nn.Module,
+    states: Tensor,
+    input_ids: Tensor,
+    targets: Tensor,
+    read: Reading,
+) -> tuple[Tensor, ...]:
+    """`target_readings` by an output layer on hidden states that are there already.
+
+    The logits exist one chunk at a time. In training a chunk's are computed again in the backward,
+    unless there is only one.
+
+    Args:
+        model: The model whose trunk gave `states`, see `head_logits`.
+        head: Output layer.
+        states: Hidden states, `[B, L, H]`.
+        input_ids: Token ids, `[B, L]` long.
+        targets: Which tokens to predict, `[B, L]` bool, none in column 0.
+        read: What to read.
+
+    Returns:
+        Each reading as `[B, L]`, 0 where there is no target.
+    """
+
+    def readings(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        logits = head_logits(model, head, states.unsqueeze(0))
+        return _flat(read(logits, tokens.unsqueeze(0)))
+
+    before, tokens = states[:, :-1][targets[:, 1:]], input_ids[targets]
+    again = torch.is_grad_enabled()
+    chunk = CHUNK if again or states.device.type != "cpu" else CPU_CHUNK
+    size = max(chunk // unwrapped(model).config.vocab_size, 1)
+    if len(tokens) <= size:
+        return _spread(readings(before, tokens), targets)
+    parts = [
+        checkpoint(readings, *part, use_reentrant=False) if again else readings(*part)
+        for part in zip(before.split(size), tokens.split(size), strict=True)
+    ]
+    return _spread(tuple(torch.cat(part) for part in zip(*parts, strict=True)), targets)
+
+
+def reads_apart(model: LanguageModel) -> bool:
+    """Whether trunk and output layer, one after the other, are the model; tried once for each."""
+    inner = unwrapped(model)
+    if not hasattr(inner, "_lit_rlhf_reads_apart"):
+        inner._lit_rlhf_reads_apart = _tried(inner)  # type: ignore[assignment]
+    return bool(inner._lit_rlhf_reads_apart)
+
+
+@torch.no_grad()
+def _tried(model: PreTrainedModel) -> bool:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(head, nn.Module) or not packs(trunk_of(model)):
+        return False
+    ids = torch.arange(4, device=model.device).unsqueeze(0)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    with evaluating(model):
+        expected = token_logits(model, ids, mask)
+        actual = head_logits(model, head, hidden_states(model, ids, mask))
+    return bool(
+        torch.allclose(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    )
+
+
+def _spread(readings: tuple[Tensor, ...], targets: Tensor) -> tuple[Tensor, ...]:
+    return tuple(
+        reading.new_zeros(targets.shape).masked_scatter(targets, reading) for reading in readings
+    )
+
+
+def _flat(readings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(reading.squeeze(0) for reading in readings)
+
+
+def _check_targets(mask: Tensor, targets: Tensor) -> None:
+    if targets.shape != mask.shape or targets.dtype != torch.bool:
+        raise ValueError(
+            f"targets: expected the mask's shape {tuple(mask.shape)} and dtype bool, "
+            f"got {tuple(targets.shape)} and {targets.dtype}"
+        )
+    if bool(targets[:, 0].any()) or bool((targets[:, 1:] & ~mask[:, :-1]).any()):
+        raise ValueError("targets: expected tokens that follow a real token, got one that does not")
