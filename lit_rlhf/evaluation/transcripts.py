@@ -18,7 +18,8 @@ Ask: TypeAlias = Callable[[Show], str]
 """Has a model answer, showing the response as it grows; returns a remark on it, mostly empty."""
 
 NAME, REMARK = "bold cyan", "dim"
-_MIN_COLUMN = 30  # characters
+_MIN_COLUMN = 24  # characters
+_CTRL_C = len("^C")  # terminals echo it behind the table; on a new line it would break the redraw
 _FRAME = 5  # lines of the table around the responses, and the one that the cursor is in
 
 
@@ -70,7 +71,7 @@ def _side_by_side(console: Console, asks: Mapping[str, Ask]) -> None:
 
             show("")
             remarks[column] = ask(show)
-        live.update(_columns(console, list(asks), texts, remarks), refresh=True)
+        live.update(_columns(console, list(asks), texts, remarks))  # drawn whole when `live` ends
 
 
 def _columns(
@@ -81,13 +82,14 @@ def _columns(
     last: int | None = None,
 ) -> Table:
     """A column for each model; of long responses only the `last` lines, so that growth is seen."""
-    table = Table(box=box.ROUNDED, width=console.width)
+    table = Table(box=box.ROUNDED, width=console.width - _CTRL_C)
     for name in names:
         table.add_column(Text(name, NAME), ratio=1)
-    width = (console.width - 1) // len(names) - 3  # a border and two blanks for each column
+    # a border and two blanks for each column
+    width = (console.width - _CTRL_C - 1) // len(names) - 3
     cells = []
     for text, remark in zip(texts, remarks, strict=True):
-        lines = Text(text).wrap(console, width)
+        lines = Text(text.rstrip()).wrap(console, width)
         if remark:
             lines.extend(Text(f"({remark})", REMARK).wrap(console, width))
         cells.append(Text("\n").join(lines if last is None else lines[-last:]))
