@@ -24,8 +24,9 @@ def run_command(
         function: Its type hints, plain types, are the arguments' types, its docstring is the help.
         argv: Flags, among them `--config` with a YAML file of arguments.
         prog: What the command is called, for help and errors.
-        lists: Help by name of the parameters that take several strings, `--name a b` or
-            `--name a --name b`; required where the parameter has no default.
+        lists: Help by name of the parameters that take several strings, `--name a b`. Required, and
+            the last one given wins, where the parameter has no default; else `--name a --name b`
+            gives both.
         flags: Help by name of the parameters that are False unless given, `--name`.
 
     Raises:
@@ -40,7 +41,12 @@ def run_command(
     for name, text in lists.items():
         required = parameters[name].default is Parameter.empty
         parser.add_argument(
-            f"--{name}", nargs="+", action="extend", required=required, metavar="ITEM", help=text
+            f"--{name}",
+            nargs="+",
+            action="store" if required else "extend",
+            required=required,
+            metavar="ITEM",
+            help=text,
         )
     for name, text in flags.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
