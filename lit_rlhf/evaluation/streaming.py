@@ -94,7 +94,7 @@ def streamed_response(
                 streamer=streamer,
             )
     except KeyboardInterrupt:
-        streamer.end()  # what was held back as half a word
+        streamer.end()  # type: ignore[no-untyped-call]  # gives what was held back as half a word
         return StreamedResponse(streamer.text.strip(), ended=False, stopped=True)
     response = sequences[0, len(prompt_ids) :].tolist()
     ended = encoder.eos_token_id in response
