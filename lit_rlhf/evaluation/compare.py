@@ -187,7 +187,11 @@ def shared_encoder(
         limit = max_prompt_length
         if limit is None:
             limit = DEFAULT_PROMPT_LENGTH if saved is None else saved.max_length
-        encoder = DialogueEncoder(load_tokenizer(path, trust_remote_code), chat_template, limit)
+        tokenizer = load_tokenizer(path, trust_remote_code)
+        try:
+            encoder = DialogueEncoder(tokenizer, chat_template, limit)
+        except ValueError as error:
+            raise ValueError(f"policy {path!r}: {error}") from error
         mismatch = None if saved is None else saved.mismatch(encoder.contract)
         if mismatch is not None:
             raise ValueError(

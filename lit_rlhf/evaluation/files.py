@@ -32,5 +32,9 @@ def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> 
     Returns:
         The path.
     """
-    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    return write_text(path, "".join(lines))
+    return write_text(path, json_lines(records))
+
+
+def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
+    """The text of a JSON lines file."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

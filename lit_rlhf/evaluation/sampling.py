@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lit_rlhf.data import DataSource, DialogueEncoder, PromptBatch, load_records
+from lit_rlhf.data import DataSource, DialogueEncoder, PromptBatch, PromptRecord, load_records
 from lit_rlhf.data.examples import (
     EncodingCounts,
     PromptExample,
@@ -60,13 +60,27 @@ def encoded_prompts(
         RecordError: If the file is missing or empty, or a record has no usable prompt.
         ValueError: If `limit` is not positive.
     """
+    return encoded_records(prompt_records(source, limit), encoder)
+
+
+def prompt_records(source: DataSource, limit: int | None = None) -> list[PromptRecord]:
+    """Read prompts; arguments and errors are those of `encoded_prompts`."""
     if limit is not None and limit < 1:
         raise ValueError(f"max_prompts: expected an integer >= 1, got {limit}")
     records = load_records("prompt", [source], apply_weights=False).records[:limit]
+    return [record for record in records if isinstance(record, PromptRecord)]  # all are
+
+
+def encoded_records(records: Sequence[PromptRecord], encoder: DialogueEncoder) -> EncodedPrompts:
+    """Encode prompts that have been read.
+
+    Raises:
+        RecordError: If a turn contains the text of the EOS token.
+    """
     counts = EncodingCounts()
     examples = encoded_examples(
         records,
-        lambda record, counts: prompt_examples(record, encoder, counts),  # type: ignore[arg-type]
+        lambda record, counts: prompt_examples(record, encoder, counts),
         counts,
         on_bad_record="error",
     )

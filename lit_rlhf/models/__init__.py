@@ -14,6 +14,7 @@ from lit_rlhf.models.forward import (
 from lit_rlhf.models.generation import using_generation_config
 from lit_rlhf.models.heads import head_logits, scalar_model_from
 from lit_rlhf.models.loading import (
+    causal_lm_positions,
     lm_head_of,
     load_causal_lm,
     load_scalar_model,
@@ -38,6 +39,7 @@ __all__ = [
     "ModelCardInfo",
     "ModelOptions",
     "Offloaded",
+    "causal_lm_positions",
     "disable_dropout",
     "evaluating",
     "frozen",

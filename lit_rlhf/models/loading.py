@@ -55,6 +55,26 @@ def load_causal_lm(path: str | Path, options: ModelOptions | None = None) -> Lan
     return _prepared(model, options, TaskType.CAUSAL_LM, seed=0)
 
 
+def causal_lm_positions(path: str | Path, options: ModelOptions | None = None) -> int | None:
+    """How many tokens, prompt and response together, a causal language model has positions for.
+
+    Only its config is read, so that a wrong folder is told before any weights are loaded.
+
+    Args:
+        path: Folder or hub id.
+        options: How it is loaded; `None` takes the defaults.
+
+    Returns:
+        The number; `None` where the architecture has no limit.
+
+    Raises:
+        ValueError: If `path` is neither a folder nor a hub id, or is not a causal language model's.
+    """
+    config = _causal_lm_config(path, options or ModelOptions())
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit
+
+
 def load_scalar_model(
     path: str | Path, options: ModelOptions | None = None, head_seed: int = 0
 ) -> LanguageModel:
@@ -169,7 +189,13 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
 def _check_path(path: str | Path) -> None:
     """Refuse a mistyped folder here: transformers would ask the network for it, several times."""
     if path != "" and Path(path).is_dir():
+        _check_folder(Path(path))
         return
+    if Path(path).is_file():
+        raise ValueError(
+            f"path: expected a folder with a model, got the file {path}; from a checkpoint "
+            "`lit_rlhf export` makes such a folder"
+        )
     expected = (
         "path: expected a folder with a model or a hub id (name or owner/name), got "
         f"{str(path)!r}, which is no folder here and "
@@ -179,6 +205,23 @@ def _check_path(path: str | Path) -> None:
     owner, _, name = path.partition("/")
     if name and Path(owner).is_dir():
         raise ValueError(expected + f"no hub id either, as {owner!r} is a folder without {name!r}")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse what people take for a model's folder; transformers' own errors name other causes."""
+    if (folder / "config.json").is_file():
+        return
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"path: expected a folder with a whole model, got {folder} with a LoRA adapter alone; "
+            "merge it into its base model first (peft's `merge_and_unload`, then "
+            "`save_pretrained` of model and tokenizer)"
+        )
+    if folder.suffix == ".ckpt" or any(folder.glob("*.ckpt")):  # engines save a folder each
+        raise ValueError(
+            f"path: expected a folder with a model, got {folder} with a checkpoint of a run; from "
+            "a checkpoint `lit_rlhf export` makes such a folder"
+        )
 
 
 def _config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
@@ -196,11 +239,17 @@ def _is_classifier(config: PreTrainedConfig) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
-def _causal_lm(path: str | Path, options: ModelOptions) -> PreTrainedModel:
-    if _is_classifier(_config(path, options)):
+def _causal_lm_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
+    config = _config(path, options)
+    if _is_classifier(config):
         raise ValueError(
             f"path: expected a causal language model, got a reward model or classifier in {path}"
         )
+    return config
+
+
+def _causal_lm(path: str | Path, options: ModelOptions) -> PreTrainedModel:
+    _causal_lm_config(path, options)
     return _pretrained(AutoModelForCausalLM, path, options)
 
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_rlhf.models import (
     ModelOptions,
+    causal_lm_positions,
     disable_dropout,
     load_causal_lm,
     load_scalar_model,
@@ -208,6 +209,32 @@ def test_what_may_be_a_hub_id_is_looked_up(
     with pytest.raises(ValueError, match="not looked up"):
         load(path)
     assert hub_is_asked == [path]
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_checkpoint_says_how_it_becomes_a_folder(
+    load: Callable[[str], object], tmp_path: Path
+) -> None:
+    run, engines = tmp_path / "run", tmp_path / "engines.ckpt"
+    run.mkdir()
+    engines.mkdir()
+    (run / "last.ckpt").touch()
+    for path in (run / "last.ckpt", run, engines):
+        with pytest.raises(ValueError, match=r"path: .*`lit_rlhf export` makes such a folder"):
+            load(str(path))
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_an_adapter_alone_says_how_it_becomes_a_model(
+    load: Callable[[str], object], tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(ValueError, match="a LoRA adapter alone; merge it into its base model"):
+        load(str(tmp_path))
+
+
+def test_positions_are_those_of_the_config(family: str, causal_folder: Folder) -> None:
+    assert causal_lm_positions(causal_folder(family)) == 128
 
 
 def test_a_path_object_is_never_taken_for_a_hub_id() -> None:

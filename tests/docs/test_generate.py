@@ -1,0 +1,83 @@
+"""The user stories of docs/generate.md, from a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from lit_rlhf.data import DataSource, load_records
+from tests.docs.blocks import ROOT, blocks
+
+PAGE = ROOT / "docs" / "generate.md"
+ARGUMENT, CHAT, PIPE, FILE = (block.text for block in blocks(PAGE) if block.language == "bash")
+
+
+def in_shell(text: str, folder: Path) -> str:
+    """What a block of the page writes to standard output."""
+    command = shlex.join([sys.executable, "-m", "lit_rlhf.cli.main"])
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", f'lit_rlhf() {{ {command} "$@"; }}\n{text}'],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'callbacks'}",
+            "OMP_NUM_THREADS": "1",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ask_models_side_by_side(workspace: Path) -> None:
+    shown = in_shell(ARGUMENT, workspace)
+
+    for number, prompt in enumerate(("name two metals.", "name three fruits, please.")):
+        part = shown.split("user: ")[number + 1]
+        assert part.startswith(f"{prompt}\nsft: ")
+        assert "\nppo_max: " in part
+
+
+def test_talk_with_models(workspace: Path) -> None:
+    # its end of input comes at once; tests/cli/test_generate.py has the terminal
+    assert in_shell(CHAT, workspace) == ""
+
+    shown = in_shell(PIPE, workspace)
+
+    first, second = shown.split("\nyou: ")[1:]
+    assert first.startswith("name two metals.\nppo_max: ")
+    assert second.startswith("and three fruits, please.\nppo_max: ")
+
+
+def test_responses_for_a_file(fresh_workspace: Path) -> None:
+    assert in_shell(FILE, fresh_workspace) == "Responses: responses.jsonl\n"
+
+    heldout = "runs/quickstart/world/prompts_heldout.jsonl"
+    prompts = load_records("prompt", [DataSource(heldout)]).records
+    lines = (fresh_workspace / "responses.jsonl").read_text("utf-8").splitlines()
+    assert len(lines) == 2 * 2 * len(prompts)  # models and responses
+    table = PAGE.read_text("utf-8").partition("| field |")[2].partition("\n\n")[0]
+    described = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    assert described == list(json.loads(lines[0]))
+    again = load_records("prompt", [DataSource("responses.jsonl")]).records
+    assert len(again) == len(lines)
+
+
+def test_messages_are_those_of_the_program() -> None:
+    table = PAGE.read_text("utf-8").partition("| message |")[2]
+    source = " ".join(
+        re.sub(r'"\s*f?"', "", path.read_text("utf-8"))
+        for path in (ROOT / "lit_rlhf").rglob("*.py")
+    )
+    messages = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
+    assert len(messages) == 7
+    for message in messages:
+        assert all(part in source for part in message.split(" ... ")[0].split("...")), message
