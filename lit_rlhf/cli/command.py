@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -22,7 +23,8 @@ def run_command(
         function: Its type hints, plain types, are the arguments' types, its docstring is the help.
         argv: Flags, among them `--config` with a YAML file of arguments.
         prog: What the command is called, for help and errors.
-        lists: Help by name of the parameters that take several values, `--name a b`; required.
+        lists: Help by name of the parameters that take several values, `--name a b`; required
+            unless `function` has a default for it.
 
     Raises:
         SystemExit: With a message and without a traceback, when the arguments cannot be used. The
@@ -32,8 +34,10 @@ def run_command(
     summary = str(function.__doc__).split("\n", maxsplit=1)[0]
     parser = ArgumentParser(prog=prog, description=summary)
     parser.add_argument("--config", action="config", help="YAML file with these arguments.")
+    parameters = inspect.signature(function).parameters
     for name, text in lists.items():
-        parser.add_argument(f"--{name}", nargs="+", required=True, metavar="ITEM", help=text)
+        required = parameters[name].default is inspect.Parameter.empty
+        parser.add_argument(f"--{name}", nargs="+", required=required, metavar="ITEM", help=text)
     parser.add_function_arguments(
         function, as_group=False, as_positional=False, skip=set(lists), fail_untyped=True
     )
@@ -41,5 +45,5 @@ def run_command(
     del given["config"]
     try:
         return function(**given)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         raise SystemExit(f"{prog}: {error}") from error
