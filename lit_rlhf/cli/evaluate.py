@@ -91,6 +91,8 @@ def evaluate(
             "prompts, rewards: expected both, to compare responses; or neither, with benchmarks or "
             "choices"
         )
+    if responses is not None and prompts is None:
+        raise ValueError("responses: expected prompts and rewards with it, got none")
     options = ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code)
     comparison = None
     if prompts is not None and rewards is not None:
@@ -137,7 +139,7 @@ def evaluate(
         parts |= {} if measured is None else {"benchmarks": measured.as_dict()}
         report = json.dumps(parts | {"settings": settings}, indent=2) + "\n"
         print(f"Report: {write_text(output, report)}")
-    if responses is not None and comparison is not None:
+    if comparison is not None and responses is not None:
         print(f"Responses: {write_json_lines(responses, comparison.records())}")
     return comparison
 

@@ -175,6 +175,13 @@ def test_half_of_what_a_comparison_needs_is_refused(root: Path, more: list[str])
     assert "prompts, rewards: expected both, to compare responses" in message(error)
 
 
+def test_benchmarks_alone_have_no_responses_to_write(root: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", str(root / "sft"), "--choices", "q.jsonl", "--responses", "r.jsonl"])
+
+    assert "responses: expected prompts and rewards with it" in message(error)
+
+
 def test_help_explains_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

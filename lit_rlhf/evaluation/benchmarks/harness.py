@@ -181,7 +181,7 @@ def _is_cut(reader: HFLM, sample: Mapping[str, Any]) -> bool:
         if all(isinstance(argument, str) for argument in arguments)  # not one that is generated
     ]
     longest = max(texts, key=len, default="")
-    return len(reader.tok_encode(longest)) > reader.max_length + 1
+    return bool(len(reader.tok_encode(longest)) > reader.max_length + 1)
 
 
 def loaded_reader(path: str, options: ModelOptions, device: torch.device, batch_size: int) -> HFLM:
