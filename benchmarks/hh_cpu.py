@@ -4,8 +4,8 @@
 
 `FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`; 90 % of the prompts
 train, 10 % are held out, by seed. Trains a byte-level BPE tokenizer on the chosen dialogues, makes
-an untrained Llama, runs `lit_rlhf fit` for the three stages, and reports the reward model's
-held-out accuracy next to two baselines that look at lengths only.
+an untrained Llama, runs `lit_rlhf fit` for the three stages, and reports on the reward model with
+the held-out pairs, next to two baselines that look at lengths only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from lit_rlhf.cli.main import main as lit_rlhf
 from lit_rlhf.data import DataSource, load_records
 from lit_rlhf.data.splits import split_records
+from lit_rlhf.evaluation.files import write_json_lines
 
 FILES = {"helpful": "helpful_base_test.jsonl.gz", "harmless": "harmless_base_test.jsonl.gz"}
 
@@ -73,6 +74,27 @@ def length_baselines(held_out: list[Any]) -> dict[str, float]:
     return accuracy
 
 
+def write_held_out(folder: Path, held_out: list[Any]) -> list[str]:
+    """Files of the held-out pairs, one for each source."""
+    return [
+        str(
+            write_json_lines(
+                folder / f"{name}.jsonl",
+                (
+                    {
+                        "prompt": [{"role": m.role, "content": m.content} for m in record.prompt],
+                        "chosen": record.chosen,
+                        "rejected": record.rejected,
+                    }
+                    for record in held_out
+                    if record.source == name
+                ),
+            )
+        )
+        for name in FILES
+    ]
+
+
 def last_scalars(folder: Path) -> dict[str, float]:
     """The first and the last value of every scalar in a run's TensorBoard log."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
@@ -112,8 +134,16 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
             ]
         )
     report = {stage: last_scalars(root / "logs" / stage) for stage in ("sft", "reward", "ppo")}
-    report["length baselines"] = length_baselines(split_records(records, 0.1, 0.0, seed).val)
+    held_out = split_records(records, 0.1, 0.0, seed).val
+    report["length baselines"] = length_baselines(held_out)
     (root / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+    lit_rlhf(
+        [
+            *("report", "reward", "--model", f"{root}/reward", "--language_model", f"{root}/sft"),
+            *("--preferences", *write_held_out(root / "held_out", held_out)),
+            *("--output", f"{root}/reward_report"),
+        ]
+    )
     lit_rlhf(["plot", "--runs", f"PPO-max={root}/logs/ppo", "--output", f"{root}/ppo.png"])
     print(json.dumps(report, indent=2))
 

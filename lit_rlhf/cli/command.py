@@ -57,5 +57,5 @@ def run_command(
     del given["config"]
     try:
         return function(**given)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         raise SystemExit(f"{prog}: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.data import DataSource
 from lit_rlhf.evaluation import Comparison, compared_policies, print_comparison
+from lit_rlhf.evaluation.benchmarks import benchmark_scores, print_benchmarks
 from lit_rlhf.evaluation.files import write_json_lines, write_text
 from lit_rlhf.evaluation.sampling import chosen_device
 from lit_rlhf.models import ModelOptions
@@ -18,12 +19,25 @@ POLICIES_HELP = (
     "Folders or hub ids of language models. The first is the baseline: win, tie, lose and KL are "
     "against it."
 )
+BENCHMARKS_HELP = (
+    "Tasks or groups of lm-evaluation-harness, for instance mmlu ceval-valid cmmlu. Their data are "
+    "downloaded from the hub."
+)
+CHOICES_HELP = (
+    "Files of multiple-choice questions with the fields question, choices and answer. Nothing is "
+    "downloaded."
+)
 
 
 def evaluate(
     policies: list[str],
-    prompts: str,
-    rewards: dict[str, float],
+    prompts: str | None = None,
+    rewards: dict[str, float] | None = None,
+    benchmarks: list[str] | None = None,
+    choices: list[str] | None = None,
+    shots: int | None = None,
+    max_questions: int | None = None,
+    benchmark_batch_size: int = 8,
     output: str | None = None,
     responses: str | None = None,
     max_new_tokens: int = 128,
@@ -38,7 +52,7 @@ def evaluate(
     device: str = "auto",
     dtype: str = "float32",
     trust_remote_code: bool = False,
-) -> Comparison:
+) -> Comparison | None:
     """Compare policies: sample from each on the same prompts, score the responses, print a table.
 
     Args:
@@ -47,7 +61,13 @@ def evaluate(
             the hub. Files of preferences and demonstrations do too: their prompts are taken.
         rewards: Weight by source; a source is a reward model's folder or 'package.module:function'.
             Each is reported by itself, times its weight (1.0: as it is). The first decides who
-            wins.
+            wins. Prompts and rewards may be left out when there are benchmarks or choices.
+        benchmarks: Tasks or groups of lm-evaluation-harness.
+        choices: Files of multiple-choice questions.
+        shots: Examples before each question of benchmarks and choices. Default: as many as each
+            benchmark is defined with, none for choices.
+        max_questions: Use only this many of the first questions of each task. Default: all.
+        benchmark_batch_size: Texts of benchmarks and choices that are read together.
         output: JSON file for the report.
         responses: JSON lines file for all responses with their scores, KL and length.
         max_new_tokens: Longest response in tokens, EOS counted. Give what the policies were trained
@@ -66,23 +86,46 @@ def evaluate(
         dtype: Of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
     """
-    comparison = compared_policies(
-        policies,
-        DataSource(prompts, split=split),
-        rewards,
-        SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature),
-        ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code),
-        chosen_device(device),
-        batch_size=batch_size,
-        tie_margin=tie_margin,
-        chat_template=chat_template,
-        max_prompt_length=max_prompt_length,
-        max_prompts=max_prompts,
-        seed=seed,
-    )
-    if comparison.shortened:
-        print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
-    print_comparison(comparison)
+    if (prompts is None) != (rewards is None) or (prompts is None and not (benchmarks or choices)):
+        raise ValueError(
+            "prompts, rewards: expected both, to compare responses; or neither, with benchmarks or "
+            "choices"
+        )
+    if responses is not None and prompts is None:
+        raise ValueError("responses: expected prompts and rewards with it, got none")
+    options = ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code)
+    comparison = None
+    if prompts is not None and rewards is not None:
+        comparison = compared_policies(
+            policies,
+            DataSource(prompts, split=split),
+            rewards,
+            SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature),
+            options,
+            chosen_device(device),
+            batch_size=batch_size,
+            tie_margin=tie_margin,
+            chat_template=chat_template,
+            max_prompt_length=max_prompt_length,
+            max_prompts=max_prompts,
+            seed=seed,
+        )
+        if comparison.shortened:
+            print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
+        print_comparison(comparison)
+    measured = None
+    if benchmarks or choices:
+        measured = benchmark_scores(
+            policies,
+            benchmarks or (),
+            choices or (),
+            options,
+            chosen_device(device),
+            benchmark_batch_size,
+            shots,
+            max_questions,
+        )
+        print_benchmarks(measured)
     if output is not None:
         settings: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
@@ -92,13 +135,16 @@ def evaluate(
             "seed": seed,
             "dtype": dtype,
         }
-        report = json.dumps(comparison.as_dict() | {"settings": settings}, indent=2) + "\n"
+        parts = {} if comparison is None else comparison.as_dict()
+        parts |= {} if measured is None else {"benchmarks": measured.as_dict()}
+        report = json.dumps(parts | {"settings": settings}, indent=2) + "\n"
         print(f"Report: {write_text(output, report)}")
-    if responses is not None:
+    if comparison is not None and responses is not None:
         print(f"Responses: {write_json_lines(responses, comparison.records())}")
     return comparison
 
 
-def main(argv: Sequence[str]) -> Comparison:
+def main(argv: Sequence[str]) -> Comparison | None:
     """Entry point of `lit_rlhf evaluate`."""
-    return run_command(evaluate, argv, "lit_rlhf evaluate", lists={"policies": POLICIES_HELP})
+    lists = {"policies": POLICIES_HELP, "benchmarks": BENCHMARKS_HELP, "choices": CHOICES_HELP}
+    return run_command(evaluate, argv, "lit_rlhf evaluate", lists=lists)

@@ -30,6 +30,7 @@ TOOLS = {
     "lab": "write the built-in world, and label preferences in it",
     "plot": "draw how PPO runs went",
     "quickstart": "train and compare all stages on the built-in world",
+    "report": "one HTML page about a reward model",
 }
 
 

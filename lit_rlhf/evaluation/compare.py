@@ -195,14 +195,14 @@ def shared_encoder(
         mismatch = None if saved is None else saved.mismatch(encoder.contract)
         if mismatch is not None:
             raise ValueError(
-                f"policy {path!r}: expected to show it text as in its training (here), got other "
+                f"model {path!r}: expected to show it text as in its training (here), got other "
                 f"text (there): {mismatch}"
             )
         mismatch = None if not encoders else encoder.contract.mismatch(encoders[0].contract)
         if mismatch is not None:
             raise ValueError(
-                f"policy {path!r} (here): expected one that reads text as the baseline "
-                f"{policies[0]!r} (there) does, or they cannot be compared: {mismatch}"
+                f"model {path!r} (here): expected one that reads text as the first one, "
+                f"{policies[0]!r} (there), does, or they cannot be compared: {mismatch}"
             )
         encoders.append(encoder)
     return encoders[0]

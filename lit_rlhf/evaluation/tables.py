@@ -43,9 +43,13 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print the table on standard output; in a file it is as wide as it needs to be."""
+    """Print the table on standard output."""
+    print_table(comparison_table(comparison))
+
+
+def print_table(table: Table) -> None:
+    """Print a table on standard output; in a file it is as wide as it needs to be."""
     console = Console()
-    table = comparison_table(comparison)
     if not console.is_terminal:
         console = Console(width=Console(width=_ANY_WIDTH).measure(table).maximum)
     console.print(table)

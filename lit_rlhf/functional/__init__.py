@@ -8,6 +8,7 @@ shape, dtype or range raises ValueError with the argument's name.
 """
 
 from lit_rlhf.functional.advantages import AdvantageOutput, clipped_advantages, gae
+from lit_rlhf.functional.intervals import Interval, wilson_interval
 from lit_rlhf.functional.kl import KLEstimator, adaptive_kl_coef, exact_kl, kl_estimate
 from lit_rlhf.functional.logprobs import (
     language_model_loss,
@@ -51,6 +52,7 @@ from lit_rlhf.functional.value_loss import ValueLoss, explained_variance, value_
 
 __all__ = [
     "AdvantageOutput",
+    "Interval",
     "KLEstimator",
     "Moments",
     "PairwiseLoss",
@@ -88,4 +90,5 @@ __all__ = [
     "token_logprobs",
     "token_rewards",
     "value_loss",
+    "wilson_interval",
 ]

@@ -12,7 +12,7 @@ from lit_rlhf.models.forward import (
     token_values,
 )
 from lit_rlhf.models.generation import using_generation_config
-from lit_rlhf.models.heads import head_logits, scalar_model_from
+from lit_rlhf.models.heads import head_logits, saved_lm_head, scalar_model_from
 from lit_rlhf.models.loading import (
     causal_lm_positions,
     lm_head_of,
@@ -57,6 +57,7 @@ __all__ = [
     "response_logits",
     "response_values",
     "save_model_folder",
+    "saved_lm_head",
     "scalar_model_from",
     "scores_from_hidden",
     "sequence_scores",

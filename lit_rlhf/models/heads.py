@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from lit_rlhf.models.forward import hidden_states, token_logits
 from lit_rlhf.models.networks import LanguageModel, unwrapped
+
+LM_HEAD_FILE = "lm_head.safetensors"
+"""Where a reward model's folder keeps the output layer of Eq. 2; transformers passes over it."""
 
 
 def scalar_model_from(causal_lm: PreTrainedModel, head_seed: int = 0) -> PreTrainedModel:
@@ -92,6 +97,31 @@ def detached_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
                 f"path: {type(causal_lm).__name__} changes its logits in a way that is not known "
                 "here, so reward modelling cannot use its language-model loss; set lm_coef to 0"
             )
+    return head
+
+
+def save_lm_head(lm_head: nn.Module, folder: str | Path) -> Path:
+    """Write an output layer into a reward model's folder.
+
+    Returns:
+        The file, `lm_head.safetensors`.
+    """
+    path = Path(folder) / LM_HEAD_FILE
+    state = {name: tensor.contiguous() for name, tensor in lm_head.state_dict().items()}
+    save_file(state, path, metadata={"format": "pt"})
+    return path
+
+
+def saved_lm_head(folder: str | Path) -> nn.Linear | None:
+    """The output layer in a reward model's folder; `None` if there is none."""
+    path = Path(folder) / LM_HEAD_FILE
+    if not path.is_file():
+        return None
+    state = load_file(path)
+    with torch.device("meta"):
+        out_features, in_features = state["weight"].shape
+        head = nn.Linear(in_features, out_features, bias="bias" in state)
+    head.load_state_dict(state, assign=True)
     return head
 
 

@@ -11,11 +11,12 @@ from typing import Any, Protocol, cast
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.models.cards import ModelCardInfo, model_card
 from lit_rlhf.models.generation import saved_generation_config, using_generation_config
+from lit_rlhf.models.heads import save_lm_head
 from lit_rlhf.models.loading import set_scalar_padding
 from lit_rlhf.models.networks import LanguageModel, unwrapped
 
@@ -37,6 +38,7 @@ def save_model_folder(
     contract: Savable | None = None,
     card: ModelCardInfo | None = None,
     generation: Mapping[str, Any] | None = None,
+    lm_head: nn.Module | None = None,
 ) -> None:
     """Save a model for the next stage and for plain transformers.
 
@@ -54,6 +56,7 @@ def save_model_folder(
         card: How the model was made, for its README.md; `None` writes no model card.
         generation: Settings of `generation_config.json` besides the token ids, for language models.
             What came with the base model's folder is not passed on.
+        lm_head: Output layer that a scalar model's trunk was trained with, saved along if any.
 
     Raises:
         ValueError: If `folder` holds something other than a model, or `generation` is not valid.
@@ -71,6 +74,8 @@ def save_model_folder(
     try:
         partial.mkdir()
         _write(model, tokenizer, partial, contract, card, generation)
+        if lm_head is not None:
+            save_lm_head(lm_head, partial)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -335,7 +335,11 @@ class StageModule(LightningModule):
         return Path(self.trainer.log_dir or self.trainer.default_root_dir) / "model"
 
     def save_finished(
-        self, model: LanguageModel, folder: Path, generation: dict[str, Any] | None = None
+        self,
+        model: LanguageModel,
+        folder: Path,
+        generation: dict[str, Any] | None = None,
+        lm_head: nn.Module | None = None,
     ) -> None:
         """Leave `model` as a Hugging Face folder: weights, tokenizer, text contract, card."""
         if self.trainer.is_global_zero:
@@ -346,6 +350,7 @@ class StageModule(LightningModule):
                 contract=None if self.encoder is None else self.encoder.contract,
                 card=self.card(),
                 generation=generation,
+                lm_head=lm_head,
             )
             rank_zero_info(f"{self.stage}: saved the model to {folder}")
         self.trainer.strategy.barrier("lit_rlhf.save_finished")

@@ -229,4 +229,4 @@ class RewardModule(StageModule):
 
     def on_train_end(self) -> None:
         """Leave the finished reward model, with its text contract, for PPO."""
-        self.save_finished(self.model, self.finished_dir)
+        self.save_finished(self.model, self.finished_dir, lm_head=self.lm_head)

@@ -72,12 +72,17 @@ def test_a_config_file_says_the_same_as_flags(root: Path, tmp_path: Path) -> Non
 
     by_file = main(["--config", str(config), "--max_new_tokens", "4"])  # the flag wins
 
-    assert by_file.as_dict() == main(arguments(root)).as_dict()
+    by_flags = main(arguments(root))
+    assert by_file is not None
+    assert by_flags is not None
+    assert by_file.as_dict() == by_flags.as_dict()
 
 
 def test_the_seed_repeats_a_comparison(root: Path) -> None:
     def records(seed: str) -> list[dict[str, Any]]:
-        return main(arguments(root, "--seed", seed, "--max_prompts", "3")).records()
+        comparison = main(arguments(root, "--seed", seed, "--max_prompts", "3"))
+        assert comparison is not None
+        return comparison.records()
 
     first = records("1")
 
@@ -121,13 +126,70 @@ def test_a_response_that_cannot_fit_ends_the_command(root: Path) -> None:
     assert "max_new_tokens: expected prompt and response within the model's 128" in message(error)
 
 
+def test_benchmarks_alone_need_no_prompts(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
+    (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
+    policies = ["--policies", str(root / "sft"), str(root / "ppo"), "--device", "cpu"]
+
+    result = main(
+        [
+            *policies,
+            *("--choices", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "report.json")),
+        ]
+    )
+
+    assert result is None
+    assert "q.jsonl (acc)" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert report["benchmarks"]["models"] == {
+        "sft": str(root / "sft"),
+        "ppo": str(root / "ppo"),
+    }
+    assert "policies" not in report
+    assert report["settings"]["dtype"] == "float32"
+
+
+def test_benchmarks_come_after_a_comparison_in_one_report(root: Path, tmp_path: Path) -> None:
+    record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
+    (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
+
+    main(
+        arguments(
+            root,
+            *("--choices", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "report.json")),
+        )
+    )
+
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert list(report["policies"]) == ["sft", "ppo"]
+    assert report["benchmarks"]["rows"][0]["questions"] == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--prompts", "prompts.jsonl"], ["--rewards", "{a:b: 1.0}"]])
+def test_half_of_what_a_comparison_needs_is_refused(root: Path, more: list[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", str(root / "sft"), *more])
+
+    assert "prompts, rewards: expected both, to compare responses" in message(error)
+
+
+def test_benchmarks_alone_have_no_responses_to_write(root: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", str(root / "sft"), "--choices", "q.jsonl", "--responses", "r.jsonl"])
+
+    assert "responses: expected prompts and rewards with it" in message(error)
+
+
 def test_help_explains_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
 
     text = capsys.readouterr().out
     assert "first is the baseline" in " ".join(text.split())
-    for name in ("config", "policies", "prompts", "rewards", "output", "tie_margin", "seed"):
+    names = ("config", "policies", "prompts", "rewards", "benchmarks", "choices", "shots")
+    for name in (*names, "output", "tie_margin", "seed"):
         assert f"--{name} " in text
 
 

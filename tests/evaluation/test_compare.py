@@ -137,7 +137,7 @@ def test_policies_with_different_tokenizers_are_refused(folders: Folders, tmp_pa
     tokenizer: PreTrainedTokenizerFast = tiny_tokenizer(special_pad=False, pad_token="</s>")
     other = write_policy(tmp_path / "other", tokenizer=tokenizer)
 
-    with pytest.raises(ValueError, match=r"other' \(here\).* as the baseline .*tokenizer_hash"):
+    with pytest.raises(ValueError, match=r"other' \(here\).* as the first one, .*tokenizer_hash"):
         compared(folders, [folders.sft, other])
 
 

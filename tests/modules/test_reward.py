@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from lit_rlhf.data import DialogueEncoder, Message, PreferenceBatch
-from lit_rlhf.models import load_causal_lm, load_tokenizer
+from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, saved_lm_head
 from lit_rlhf.modules import RewardModule
 from lit_rlhf.rollout import ModelReward, RolloutBatch
 from tests.modules.stages import (
@@ -120,8 +120,23 @@ def test_imitation_can_be_left_out(root: Path, tmp_path: Path) -> None:
     logged = fitted(model, preferences(root), tmp_path).callback_metrics
     assert float(logged["reward/loss"]) == float(logged["reward/pairwise_loss"])
     assert not any("lm_loss" in key for key in logged)
+    assert saved_lm_head(tmp_path / "model") is None
     with pytest.raises(ValueError, match="lm_coef: expected a value >= 0, got -1"):
         module(root, lm_coef=-1.0)
+
+
+def test_the_folder_keeps_the_trained_output_layer(root: Path, tmp_path: Path) -> None:
+    model = module(root, learning_rate=0.1)
+    assert model.lm_head is not None
+    before = model.lm_head.weight.detach().clone()
+    fitted(model, preferences(root), tmp_path)
+
+    saved = saved_lm_head(tmp_path / "model")
+
+    assert saved is not None
+    assert torch.equal(saved.weight, model.lm_head.weight)
+    assert not torch.equal(saved.weight, before)
+    load_scalar_model(tmp_path / "model")  # which does not mind the file
 
 
 def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -> None:

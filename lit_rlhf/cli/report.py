@@ -1,0 +1,140 @@
+"""`lit_rlhf report`: one HTML page about a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_rlhf.cli.command import run_command
+from lit_rlhf.data import DataSource, RecordError
+from lit_rlhf.evaluation.files import write_text
+from lit_rlhf.evaluation.reward_report import (
+    RewardReport,
+    report_html,
+    reward_report,
+    scored_pairs,
+)
+from lit_rlhf.evaluation.reward_report.tables import print_reward_report
+from lit_rlhf.evaluation.sampling import chosen_device
+from lit_rlhf.models import ModelOptions
+
+PREFERENCES_HELP = (
+    "Files of preferences (.jsonl, .json, .parquet, .jsonl.gz) or ids of datasets on the hub, each "
+    "as PATH or NAME=PATH."
+)
+
+
+def reward(
+    model: str,
+    preferences: list[str],
+    output: str = "reward_report",
+    language_model: str | None = None,
+    mistakes: int = 10,
+    split: str = "test",
+    max_pairs: int | None = None,
+    max_length: int | None = None,
+    on_bad_record: Literal["error", "skip"] = "error",
+    chat_template: str = "tokenizer",
+    batch_size: int = 16,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+) -> RewardReport:
+    """Report on a reward model: accuracy, calibration, length bias, mistakes, perplexity.
+
+    Args:
+        model: Folder or hub id of the reward model.
+        preferences: Where the pairs come from. Take pairs that the model was not trained on.
+        output: Folder for report.html and report.json.
+        language_model: Folder or hub id of the language model that the reward model started from.
+            Its perplexity is reported beside the reward model's, and it lends its output layer to a
+            reward model's folder without lm_head.safetensors, which has no perplexity otherwise.
+        mistakes: How many mistakes to show, the most confident first.
+        split: Of a dataset on the hub, for instance test or test[:200]; not used for files.
+        max_pairs: Use only this many of the first pairs of each source. Default: all.
+        max_length: Longest dialogue in tokens; longer ones lose their oldest turns. Default: what
+            the model was trained with, or 512.
+        on_bad_record: error stops at the first record that cannot be used and names its line, skip
+            counts such records on the page.
+        chat_template: tokenizer for the template in the model's folder, or hh, paper-en, paper-zh.
+        batch_size: Pairs that are scored together.
+        seed: Of the bootstrap.
+        device: auto, cpu, cuda, cuda:1 and so on.
+        dtype: Of all weights: float32, bfloat16 or float16.
+        trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+    """
+    sources = [preference_source(word, split) for word in preferences]
+    try:
+        pairs = scored_pairs(
+            model,
+            sources,
+            language_model,
+            ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code),
+            chosen_device(device),
+            batch_size=batch_size,
+            chat_template=chat_template,
+            max_length=max_length,
+            max_pairs=max_pairs,
+            on_bad_record=on_bad_record,
+        )
+    except RecordError as error:
+        if on_bad_record == "error" and error.line:
+            raise ValueError(f"{error}; --on_bad_record skip leaves such records out") from error
+        raise
+    report = reward_report(
+        model, {source.label: source.path for source in sources}, pairs, mistakes, seed
+    )
+    settings: dict[str, Any] = {"max_length": max_length, "max_pairs": max_pairs, "dtype": dtype}
+    print_reward_report(report)
+    values = report.as_dict() | {"settings": settings}
+    numbers = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    folder = Path(output)
+    print(f"Numbers: {write_text(folder / 'report.json', numbers)}")
+    print(f"Page: {write_text(folder / 'report.html', report_html(report))}")
+    return report
+
+
+def preference_source(word: str, split: str) -> DataSource:
+    """A source from PATH or NAME=PATH; a path may itself contain a `=`.
+
+    Raises:
+        ValueError: If the name or the path is empty.
+    """
+    name, sign, path = word.partition("=")
+    if not sign or Path(word).exists():
+        return DataSource(word, split=split)
+    if not name or not path:
+        raise ValueError(f"preferences: expected PATH or NAME=PATH, got {word!r}")
+    return DataSource(path, name=name, split=split)
+
+
+COMMANDS: dict[str, tuple[Callable[..., RewardReport], dict[str, str]]] = {
+    "reward": (reward, {"preferences": PREFERENCES_HELP})
+}
+
+
+def main(argv: Sequence[str]) -> RewardReport | None:
+    """Entry point of `lit_rlhf report`."""
+    if argv and argv[0] in COMMANDS:
+        command, lists = COMMANDS[argv[0]]
+        return run_command(command, argv[1:], f"lit_rlhf report {argv[0]}", lists)
+    lines = [
+        f"  {name:<12} {str(command.__doc__).splitlines()[0]}"
+        for name, (command, _) in COMMANDS.items()
+    ]
+    usage = "\n".join(
+        [
+            "usage: lit_rlhf report COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "python -m lit_callbacks.report makes a page about training runs.",
+        ]
+    )
+    if argv and argv[0] not in ("-h", "--help"):
+        raise SystemExit(f"{usage}\n\nlit_rlhf report: no command {argv[0]!r}")
+    print(usage)
+    return None

@@ -1,0 +1,139 @@
+"""Multiple-choice questions from a local file, as lm-evaluation-harness's tasks have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lit_rlhf.data import RecordError
+from lit_rlhf.data.readers import file_rows
+from lit_rlhf.data.rows import FieldError, Row, string_field
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+
+
+class ChoiceQuestion(NamedTuple):
+    """A question with the choices to answer it by.
+
+    Attributes:
+        question: Its text.
+        choices: Two or more texts.
+        answer: Place of the right one, from 0.
+        subject: What it is about; "" where the file does not say.
+    """
+
+    question: str
+    choices: tuple[str, ...]
+    answer: int
+    subject: str = ""
+
+    @property
+    def letters(self) -> list[str]:
+        """What the model chooses among."""
+        return list(LETTERS[: len(self.choices)])
+
+    @property
+    def text(self) -> str:
+        """The question as MMLU and C-Eval ask it: what the model continues with a letter."""
+        lines = [self.question.strip()]
+        lines += [f"{letter}. {text}" for letter, text in zip(LETTERS, self.choices, strict=False)]
+        return "\n".join([*lines, "答案：" if _CHINESE.search(self.question) else "Answer:"])
+
+
+def local_questions(path: str) -> list[ChoiceQuestion]:
+    """Read questions from a file, one record each.
+
+    A record has `question`, `choices` (a list of texts), `answer` (a letter, or the place counted
+    from 0) and, if it likes, `subject`.
+
+    Args:
+        path: A `.jsonl`, `.json` or `.parquet` file, or one with `.gz`.
+
+    Raises:
+        RecordError: If the file is missing or empty, or a record cannot be used; names the line and
+            the field.
+    """
+    questions = []
+    for line, value in file_rows(path):
+        if isinstance(value, RecordError):
+            raise value
+        try:
+            questions.append(_question(value))
+        except FieldError as error:
+            raise RecordError(path, line, error.reason, error.field, error.detail) from error
+    if not questions:
+        raise RecordError(path, 0, "no question")
+    return questions
+
+
+def local_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any]:
+    """The questions as a task of lm-evaluation-harness, which takes their file's name.
+
+    Args:
+        path: Their file.
+        questions: What `local_questions` read from it.
+    """
+    import datasets
+
+    records = [
+        {"text": q.text, "letters": q.letters, "answer": q.answer, "subject": q.subject}
+        for q in questions
+    ]
+
+    def dataset(**_: object) -> Mapping[str, datasets.Dataset]:
+        return {"test": datasets.Dataset.from_list(records)}
+
+    return {
+        "task": Path(path).name,
+        "custom_dataset": dataset,
+        "test_split": "test",
+        "fewshot_split": "test",  # named, or a question would be among its own examples
+        "output_type": "multiple_choice",
+        "doc_to_text": _text,
+        "doc_to_choice": _letters,
+        "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    """Of a record of the task; no template, as braces in a question are only text."""
+    return str(record["text"])
+
+
+def _letters(record: Mapping[str, Any]) -> list[str]:
+    return list(record["letters"])
+
+
+def _question(row: Row) -> ChoiceQuestion:
+    question = string_field(row, "question")
+    choices = row.get("choices")
+    if choices is None:
+        raise FieldError("choices", "missing", "expected a list of two or more texts")
+    if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
+        raise FieldError("choices", "not a list of texts", repr(choices)[:80])
+    if not 2 <= len(choices) <= len(LETTERS):
+        raise FieldError("choices", f"not 2 to {len(LETTERS)} of them", str(len(choices)))
+    subject = row.get("subject")
+    if not isinstance(subject, str | None):
+        raise FieldError("subject", "not a string", type(subject).__name__)
+    return ChoiceQuestion(question, tuple(choices), _answer(row, len(choices)), subject or "")
+
+
+def _answer(row: Row, n_choices: int) -> int:
+    answer = row.get("answer")
+    if answer is None:
+        raise FieldError("answer", "missing", "expected a letter, or the place counted from 0")
+    if isinstance(answer, str) and answer.strip().upper() in tuple(LETTERS):
+        answer = LETTERS.index(answer.strip().upper())
+    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < n_choices:
+        raise FieldError(
+            "answer",
+            "not one of the choices",
+            f"expected a letter up to {LETTERS[n_choices - 1]} or a place from 0 to "
+            f"{n_choices - 1}, got {answer!r}",
+        )
+    return answer

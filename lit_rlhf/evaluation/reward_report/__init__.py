@@ -1,0 +1,14 @@
+"""What a reward model is worth on preference data: numbers, one HTML page and JSON."""
+
+from lit_rlhf.evaluation.reward_report.page import report_html
+from lit_rlhf.evaluation.reward_report.report import Mistake, RewardReport, reward_report
+from lit_rlhf.evaluation.reward_report.scores import ScoredPairs, scored_pairs
+
+__all__ = [
+    "Mistake",
+    "RewardReport",
+    "ScoredPairs",
+    "report_html",
+    "reward_report",
+    "scored_pairs",
+]

@@ -1,0 +1,242 @@
+"""What a reward model's scores of preference pairs say: numbers only, no model and no page.
+
+Plain numpy on `[N]` arrays, one entry for each of `N` pairs. A pair's difference is the score of
+its chosen response minus that of its rejected one; the model is right where it is above 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional.classification import binary_calibration_error
+
+from lit_callbacks.report.axes import nice_step
+from lit_rlhf.functional import preference_probability, wilson_interval
+
+CONFIDENCE_BINS = 15  # over [0, 1], as for the metric val/reward/calibration_error
+HISTOGRAM_BARS = 40
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class Accuracy(NamedTuple):
+    """How often the model prefers the response that people preferred.
+
+    Attributes:
+        pairs: Number of pairs.
+        accuracy: Share in which the chosen response scores higher; a tie is a miss.
+        low: Lower end of the accuracy's 95 % interval (Wilson).
+        high: Upper end of it.
+        margin: Mean difference of the scores.
+        longer: Share in which the chosen response is the longer one; equal lengths count half.
+    """
+
+    pairs: int
+    accuracy: float
+    low: float
+    high: float
+    margin: float
+    longer: float
+
+
+class LengthBucket(NamedTuple):
+    """The pairs whose responses differ in length by so much.
+
+    Attributes:
+        low: Smallest length of the chosen response minus that of the rejected one, tokens; `None`
+            for no bound.
+        high: Largest one; `None` for no bound.
+        accuracy: What the model makes of these pairs.
+    """
+
+    low: int | None
+    high: int | None
+    accuracy: Accuracy
+
+    @property
+    def label(self) -> str:
+        """The bounds in words."""
+        if self.low is None:
+            return f"{self.high} or less"
+        if self.high is None:
+            return f"{self.low} or more"
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+
+
+class ReliabilityBin(NamedTuple):
+    """The pairs in which the model is about equally sure.
+
+    Attributes:
+        pairs: Number of pairs.
+        confidence: Mean probability that the model gives to the response it prefers.
+        accuracy: Share in which people preferred it too.
+        low: Lower end of the accuracy's 95 % interval (Wilson).
+        high: Upper end of it.
+    """
+
+    pairs: int
+    confidence: float
+    accuracy: float
+    low: float
+    high: float
+
+
+class Histogram(NamedTuple):
+    """Counts of differences.
+
+    Attributes:
+        edges: Edges of the bars, multiples of their width, so that 0 is one; `[K + 1]`.
+        counts: Pairs in each bar, by source; `[K]`. The first and the last bar hold what lies
+            beyond them too.
+    """
+
+    edges: list[float]
+    counts: dict[str, list[int]]
+
+
+class Correlation(NamedTuple):
+    """Of two quantities; `None` where one does not vary.
+
+    Attributes:
+        pearson: Of the values.
+        spearman: Of their ranks.
+    """
+
+    pearson: float | None
+    spearman: float | None
+
+
+def accuracy(differences: Floats, length_differences: Integers) -> Accuracy:
+    """Accuracy with its interval, beside what length alone would score.
+
+    Args:
+        differences: Score differences, `[N]`, `N` at least 1.
+        length_differences: Length of the chosen response minus that of the rejected one, `[N]`.
+    """
+    right = int((differences > 0).sum())
+    low, high = wilson_interval(right, len(differences))
+    return Accuracy(
+        pairs=len(differences),
+        accuracy=right / len(differences),
+        low=low,
+        high=high,
+        margin=float(differences.mean()),
+        longer=float(longer_is_right(length_differences).mean()),
+    )
+
+
+def longer_is_right(length_differences: Integers) -> Floats:
+    """1 where the longer response is the chosen one, 0 where it is not, a half where none is."""
+    return np.sign(length_differences) / 2 + 0.5
+
+
+def length_buckets(differences: Floats, length_differences: Integers) -> list[LengthBucket]:
+    """Accuracy by length difference: thirds of its size on either side of 0, and 0 by itself.
+
+    Args:
+        differences: Score differences, `[N]`.
+        length_differences: Length of the chosen response minus that of the rejected one, `[N]`.
+
+    Returns:
+        The buckets that hold a pair, from the shortest to the longest chosen response.
+    """
+    sizes = np.abs(length_differences[length_differences != 0])
+    near, far = np.quantile(sizes, [1 / 3, 2 / 3]).astype(int) if len(sizes) else (1, 1)
+    tops = [int(near), max(int(far), int(near))]
+    positive = [(1, tops[0]), (tops[0] + 1, tops[1]), (tops[1] + 1, None)]
+    negative = [(None if high is None else -high, -low) for low, high in reversed(positive)]
+    buckets = []
+    for low, high in [*negative, (0, 0), *positive]:
+        inside = np.ones(len(differences), dtype=bool)
+        if low is not None:
+            inside &= length_differences >= low
+        if high is not None:
+            inside &= length_differences <= high
+        if inside.any():
+            found = accuracy(differences[inside], length_differences[inside])
+            buckets.append(LengthBucket(low, high, found))
+    return buckets
+
+
+def reliability(differences: Floats) -> list[ReliabilityBin]:
+    """How often the model is right when it is so sure, in bins of its confidence.
+
+    Args:
+        differences: Score differences, `[N]`.
+
+    Returns:
+        The bins that hold a pair, from unsure to sure.
+    """
+    confidence = _confidence(differences)
+    right = differences > 0
+    place = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
+    bins = []
+    for number in np.unique(place):
+        inside = place == number
+        hits, pairs = int(right[inside].sum()), int(inside.sum())
+        low, high = wilson_interval(hits, pairs)
+        bins.append(
+            ReliabilityBin(pairs, float(confidence[inside].mean()), hits / pairs, low, high)
+        )
+    return bins
+
+
+def calibration_error(differences: Floats) -> float:
+    """Expected calibration error: mean distance of confidence and accuracy over those bins.
+
+    Args:
+        differences: Score differences, `[N]`.
+    """
+    error = binary_calibration_error(
+        torch.from_numpy(_confidence(differences)),
+        torch.from_numpy((differences > 0).astype(np.int64)),
+        n_bins=CONFIDENCE_BINS,
+    )
+    return float(error)
+
+
+def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
+    """Counts of differences by source, in bars of a round width, about 40 over all.
+
+    Args:
+        differences: Score differences, `[N]`.
+        sources: Each pair's source, `[N]`.
+    """
+    reach = float(np.quantile(np.abs(differences), 0.995)) or 1.0
+    width = nice_step(2 * reach / HISTOGRAM_BARS)
+    bars = int(np.ceil(reach / width))
+    edges = np.arange(-bars, bars + 1) * width
+    inside = np.clip(differences, edges[0], np.nextafter(edges[-1], 0.0))
+    names = np.array(sources)
+    return Histogram(
+        edges=[float(f"{edge:.10g}") for edge in edges],
+        counts={
+            name: np.histogram(inside[names == name], edges)[0].tolist()
+            for name in dict.fromkeys(sources)
+        },
+    )
+
+
+def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> Correlation:
+    """Pearson's and Spearman's correlation.
+
+    Args:
+        a: One quantity, `[N]`.
+        b: The other one, `[N]`.
+    """
+    x, y = (torch.from_numpy(np.asarray(values, dtype=np.float64)) for values in (a, b))
+    if len(x) < 2 or bool((x == x[0]).all()) or bool((y == y[0]).all()):
+        return Correlation(None, None)
+    return Correlation(float(pearson_corrcoef(x, y)), float(spearman_corrcoef(x, y)))
+
+
+def _confidence(differences: Floats) -> Floats:
+    """Probability that the model gives to the response it prefers, in [0.5, 1]."""
+    return preference_probability(torch.from_numpy(np.abs(differences))).numpy()

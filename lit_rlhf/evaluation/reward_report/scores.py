@@ -1,0 +1,295 @@
+"""A reward model's scores of preference pairs, and its trunk's log-probs of the chosen responses.
+
+Notation: `N` pairs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lit_rlhf.data import (
+    DataSource,
+    DialogueEncoder,
+    PreferenceRecord,
+    TokenBatch,
+    load_records,
+)
+from lit_rlhf.data.examples import (
+    EncodingCounts,
+    PreferenceExample,
+    collated_preferences,
+    encoded_examples,
+    preference_examples,
+)
+from lit_rlhf.data.sources import OnBadRecord
+from lit_rlhf.evaluation.compare import shared_encoder
+from lit_rlhf.evaluation.progress import progress_line
+from lit_rlhf.evaluation.sampling import length_batches, loaded_policy
+from lit_rlhf.functional import token_logprobs
+from lit_rlhf.models import (
+    LanguageModel,
+    ModelOptions,
+    frozen,
+    head_logits,
+    hidden_states,
+    lm_head_of,
+    load_scalar_model,
+    saved_lm_head,
+    scores_from_hidden,
+    sequence_scores,
+    unwrapped,
+)
+
+TRUNK = "reward model"
+LANGUAGE_MODEL = "language model"
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """Pairs with the scores of their responses.
+
+    Attributes:
+        records: The pairs that were scored, `N` of them.
+        chosen: Scores of the chosen responses, `[N]`.
+        rejected: Scores of the rejected ones, `[N]`.
+        chosen_lengths: Tokens of the chosen responses, EOS counted, `[N]`.
+        rejected_lengths: Tokens of the rejected ones, `[N]`.
+        logprobs: Sum of each chosen response's log-probs in nats, `[N]`, by reader: the trunk of
+            the reward model, and the language model it started from; empty without an output layer.
+        lm_head: Where the output layer on the trunk is from; "" without one.
+        skipped: Pairs that could not be read, by reason.
+        left_out: Pairs left out as they do not fit the longest sequence, by reason.
+        shortened: Pairs whose prompt lost its oldest turns or its beginning.
+    """
+
+    records: Sequence[PreferenceRecord]
+    chosen: NDArray[np.float64]
+    rejected: NDArray[np.float64]
+    chosen_lengths: NDArray[np.int64]
+    rejected_lengths: NDArray[np.int64]
+    logprobs: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    lm_head: str = ""
+    skipped: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    shortened: int = 0
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A trunk with an output layer."""
+
+    trunk: LanguageModel
+    lm_head: nn.Module
+
+
+def scored_pairs(
+    model: str,
+    sources: Sequence[DataSource],
+    language_model: str | None = None,
+    options: ModelOptions | None = None,
+    device: torch.device | None = None,
+    batch_size: int = 16,
+    chat_template: str = "tokenizer",
+    max_length: int | None = None,
+    max_pairs: int | None = None,
+    on_bad_record: OnBadRecord = "error",
+) -> ScoredPairs:
+    """Score preference pairs with a reward model.
+
+    Args:
+        model: The reward model's folder or hub id.
+        sources: Where the pairs come from.
+        language_model: Folder or hub id of the language model that the reward model started from.
+            It is read along, and lends its output layer to a reward model without one.
+        options: How models are loaded; `None` takes the defaults.
+        device: Where to run; `None` is the CPU.
+        batch_size: Pairs per batch.
+        chat_template: `tokenizer` for the model's own, or the name of a built-in one.
+        max_length: Longest dialogue in tokens; `None` takes the model's of training, else 512.
+        max_pairs: Use only this many of the first pairs of each source; `None` takes all.
+        on_bad_record: `error` or `skip`.
+
+    Raises:
+        RecordError: If the pairs cannot be read; names file, line and field.
+        ValueError: If a model cannot be loaded or does not read text as it was trained, no pair is
+            left, a score is not finite, or an argument is out of range.
+    """
+    if max_pairs is not None and max_pairs < 1:
+        raise ValueError(f"max_pairs: expected an integer >= 1, got {max_pairs}")
+    options, device = options or ModelOptions(), device or torch.device("cpu")
+    folders = [model] if language_model is None else [model, language_model]
+    encoder = shared_encoder(folders, chat_template, max_length, options)
+    loaded = load_records("preference", sources, on_bad_record, apply_weights=False)
+    counts = EncodingCounts()
+    pairs = _encoded(_first(loaded.records, max_pairs), encoder, counts, on_bad_record)
+    if not pairs:
+        raise ValueError(
+            f"preferences: expected pairs of at most {encoder.max_length} tokens (max_length), got "
+            f"none; left out: {dict(counts.dropped_records)}"
+        )
+    scorer = _reward_model(model, options, device)
+    readers, lm_head = _readers(scorer, model, language_model, options, device)
+    scores, logprobs = _measured(
+        scorer, readers, [example for _, example in pairs], encoder, batch_size, device
+    )
+    records = [record for record, _ in pairs]
+    _check_finite(scores, records, model)
+    return ScoredPairs(
+        records=records,
+        chosen=scores[:, 0],
+        rejected=scores[:, 1],
+        chosen_lengths=np.array([_response_tokens(e.chosen.completion_mask) for _, e in pairs]),
+        rejected_lengths=np.array([_response_tokens(e.rejected.completion_mask) for _, e in pairs]),
+        logprobs=logprobs,
+        lm_head=lm_head,
+        skipped=loaded.skipped,
+        left_out=counts.dropped_records,
+        shortened=counts.shortened + counts.cut_prompts,
+    )
+
+
+def _first(records: Sequence[object], limit: int | None) -> list[PreferenceRecord]:
+    """The first records of each source."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for record in records:
+        assert isinstance(record, PreferenceRecord)
+        seen[record.source] += 1
+        if limit is None or seen[record.source] <= limit:
+            kept.append(record)
+    return kept
+
+
+def _encoded(
+    records: Sequence[PreferenceRecord],
+    encoder: DialogueEncoder,
+    counts: EncodingCounts,
+    on_bad_record: OnBadRecord,
+) -> list[tuple[PreferenceRecord, PreferenceExample]]:
+    """The pairs that fit, each with its record."""
+    names = list(dict.fromkeys(record.source for record in records))
+
+    def encode(
+        record: PreferenceRecord, counts: EncodingCounts
+    ) -> list[tuple[PreferenceRecord, PreferenceExample]]:
+        return [(record, e) for e in preference_examples(record, encoder, names, counts)]
+
+    return encoded_examples(records, encode, counts, on_bad_record)
+
+
+def _readers(
+    scorer: LanguageModel,
+    model: str,
+    language_model: str | None,
+    options: ModelOptions,
+    device: torch.device,
+) -> tuple[dict[str, _Reader], str]:
+    """Who reads the chosen responses, and where the output layer on the trunk is from."""
+    readers: dict[str, _Reader] = {}
+    own = saved_lm_head(model)
+    if own is not None:
+        own = own.to(device=device, dtype=options.torch_dtype)
+        readers[TRUNK] = _Reader(scorer, own.requires_grad_(False))
+    if language_model is None:
+        return readers, model if own is not None else ""
+    head = lm_head_of(language_model, options).to(device).requires_grad_(False)
+    if own is None:
+        _check_fit(scorer, head, language_model)
+        readers[TRUNK] = _Reader(scorer, head)
+    readers[LANGUAGE_MODEL] = _Reader(loaded_policy(language_model, options, device), head)
+    return readers, model if own is not None else language_model
+
+
+def _check_fit(scorer: LanguageModel, head: nn.Linear, language_model: str) -> None:
+    width = unwrapped(scorer).config.hidden_size
+    if head.in_features != width:
+        raise ValueError(
+            f"language_model: expected the one that the reward model started from, with a hidden "
+            f"size of {width}, got {head.in_features} in {language_model!r}"
+        )
+
+
+@torch.no_grad()
+def _measured(
+    scorer: LanguageModel,
+    readers: Mapping[str, _Reader],
+    examples: Sequence[PreferenceExample],
+    encoder: DialogueEncoder,
+    batch_size: int,
+    device: torch.device,
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """Scores `[N, 2]`, and the log-probs `[N]` of the chosen responses by reader."""
+    scores = np.zeros((len(examples), 2))
+    logprobs = {name: np.zeros(len(examples)) for name in readers}
+    lengths = [len(e.chosen.input_ids) + len(e.rejected.input_ids) for e in examples]
+    with progress_line("pairs scored", len(examples)) as progress:
+        for rows in length_batches(lengths, batch_size):
+            batch = collated_preferences([examples[row] for row in rows], encoder.pad_token_id)
+            chosen, rejected = (
+                TokenBatch(*(part.to(device) for part in side))
+                for side in (batch.chosen, batch.rejected)
+            )
+            hidden = hidden_states(scorer, chosen.input_ids, chosen.attention_mask)
+            scores[rows, 0] = _numbers(scores_from_hidden(scorer, hidden, chosen.attention_mask))
+            scores[rows, 1] = _numbers(
+                sequence_scores(scorer, rejected.input_ids, rejected.attention_mask)
+            )
+            for name, reader in readers.items():
+                states = (
+                    hidden
+                    if reader.trunk is scorer
+                    else hidden_states(reader.trunk, chosen.input_ids, chosen.attention_mask)
+                )
+                logprobs[name][rows] = _response_logprobs(reader, states, chosen)
+            progress(len(rows))
+    return scores, logprobs
+
+
+def _response_logprobs(reader: _Reader, hidden: Tensor, batch: TokenBatch) -> list[float]:
+    """Sum of each response's log-probs, row by row: the logits of a whole batch are large."""
+    sums = []
+    for row, wanted in enumerate(batch.completion_mask[:, 1:]):
+        logits = head_logits(reader.trunk, reader.lm_head, hidden[row, :-1][wanted])
+        tokens = batch.input_ids[row, 1:][wanted]
+        sums.append(float(token_logprobs(logits.unsqueeze(0), tokens.unsqueeze(0)).double().sum()))
+    return sums
+
+
+def _response_tokens(mask: Tensor) -> int:
+    return int(mask.sum())
+
+
+def _numbers(scores: Tensor) -> NDArray[np.float64]:
+    return scores.double().cpu().numpy()
+
+
+def _reward_model(path: str, options: ModelOptions, device: torch.device) -> LanguageModel:
+    model = frozen(load_scalar_model(path, options))
+    architectures = unwrapped(model).config.architectures or []
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+        raise ValueError(
+            f"model: expected a reward model, got the language model in {path}, whose scores would "
+            "come from a new, random head"
+        )
+    module: nn.Module = model  # transformers' own `to` is typed for one model class only
+    module.to(device)
+    return model
+
+
+def _check_finite(
+    scores: NDArray[np.float64], records: Sequence[PreferenceRecord], model: str
+) -> None:
+    bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+    if len(bad):
+        where = records[int(bad[0])].location
+        raise ValueError(
+            f"model {model!r}: expected finite scores, got {scores[bad[0]].tolist()} for the pair "
+            f"of {where}; {len(bad)} of {len(scores)} pairs have one"
+        )

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_rlhf.cli.report import main, preference_source
+from tests.evaluation.folders import write_policy, write_reward
+
+PAIRS = [
+    {"prompt": "hi", "chosen": "hello to you", "rejected": "no"},
+    {"prompt": "why?", "chosen": "so", "rejected": "because it is what it is"},
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `sft` and `reward` and a file of pairs; read only."""
+    folder = tmp_path_factory.mktemp("report")
+    write_reward(folder / "reward", write_policy(folder / "sft"))
+    text = "".join(json.dumps(pair) + "\n" for pair in PAIRS)
+    (folder / "pairs.jsonl").write_text(text, "utf-8")
+    return folder
+
+
+def arguments(root: Path, output: Path, *more: str, preferences: str = "pairs.jsonl") -> list[str]:
+    return [
+        *("reward", "--model", str(root / "reward"), "--preferences", str(root / preferences)),
+        *("--output", str(output), "--device", "cpu", *more),
+    ]
+
+
+def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
+    return str(error.value.code)
+
+
+def test_a_page_and_its_numbers_are_written(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(arguments(root, tmp_path / "new", "--language_model", str(root / "sft")))
+
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "report.html",
+        "report.json",
+    ]
+    numbers = json.loads((tmp_path / "new/report.json").read_text("utf-8"))
+    assert numbers["accuracy"]["pairs"] == 2
+    assert numbers["perplexity"]["language model"]["all"] > 1
+    assert "<!doctype html>" in (tmp_path / "new/report.html").read_text("utf-8")
+    printed = capsys.readouterr().out
+    assert "right [95 % interval]" in printed
+    assert f"Page: {tmp_path / 'new/report.html'}" in printed
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"prompt": "hi", "chosen": "a"}\n', "bad.jsonl:1: field 'chosen': missing"),
+        ("", "bad.jsonl: empty file"),
+        (
+            '{"prompt": "hi", "chosen": "a", "rejected": "b"}\n{"prompt": "hi", "chosen": "a"}\n',
+            "bad.jsonl:2: field 'rejected': missing, or no assistant turn at the end; "
+            "--on_bad_record skip leaves such records out",
+        ),
+    ],
+)
+def test_bad_pairs_end_the_command_with_their_place(
+    root: Path, tmp_path: Path, content: str, expected: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(content, "utf-8")
+
+    with pytest.raises(SystemExit) as error:
+        main(arguments(root, tmp_path / "out", preferences=str(tmp_path / "bad.jsonl")))
+
+    assert message(error).startswith("lit_rlhf report reward: ")
+    assert expected in message(error)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_pairs_can_be_skipped_and_are_counted(root: Path, tmp_path: Path) -> None:
+    lines = [json.dumps(PAIRS[0]), json.dumps({"prompt": "hi", "chosen": "a"})]
+    (tmp_path / "bad.jsonl").write_text("\n".join(lines), "utf-8")
+
+    report = main(
+        arguments(
+            root,
+            tmp_path / "out",
+            *("--on_bad_record", "skip"),
+            preferences=str(tmp_path / "bad.jsonl"),
+        )
+    )
+
+    assert report is not None
+    assert sum(report.skipped.values()) == 1
+
+
+def test_a_model_that_is_not_there_ends_the_command(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main([*arguments(root, tmp_path), "--model", str(root / "rewrad")])
+
+    assert "expected a folder with a model or a hub id" in message(error)
+
+
+def test_sources_can_be_named() -> None:
+    assert preference_source("data/pairs.jsonl", "test").label == "pairs"
+    named = preference_source("mine=data/pairs.jsonl", "test[:5]")
+    assert (named.label, named.path, named.split) == ("mine", "data/pairs.jsonl", "test[:5]")
+    with pytest.raises(ValueError, match=r"expected PATH or NAME=PATH, got '=a\.jsonl'"):
+        preference_source("=a.jsonl", "test")
+
+
+def test_a_path_with_an_equals_sign_is_no_name(tmp_path: Path) -> None:
+    path = tmp_path / "lr=0.1.jsonl"
+    path.write_text("{}\n", "utf-8")
+
+    assert preference_source(str(path), "test").path == str(path)
+
+
+def test_help_lists_the_reports_and_explains_every_argument(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["--help"])
+    assert "reward" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as error:
+        main(["rewards"])
+    assert "no command 'rewards'" in message(error)
+
+    with pytest.raises(SystemExit):
+        main(["reward", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Report on a reward model: accuracy, calibration" in text
+    for name in ("model", "preferences", "output", "language_model", "mistakes", "split"):
+        assert f"--{name} " in text
