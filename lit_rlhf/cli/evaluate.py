@@ -46,14 +46,13 @@ def evaluate(
         prompts: A file with prompts (.jsonl, .json, .parquet, .jsonl.gz) or the id of a dataset on
             the hub. Files of preferences and demonstrations do too: their prompts are taken.
         rewards: Weight by source; a source is a reward model's folder or 'package.module:function'.
-            Each is reported by itself, times its weight (1.0: as it is). The first decides who
-            wins.
+            Each is reported by itself, times its weight (1.0: as it is), and decides who wins.
         output: JSON file for the report.
         responses: JSON lines file for all responses with their scores, KL and length.
         max_new_tokens: Longest response in tokens, EOS counted. Give what the policies were trained
             with: a longer response is cut off.
         temperature: Of sampling, and so of KL and perplexity.
-        tie_margin: Largest difference in the first reward that still is a tie.
+        tie_margin: Largest difference in a reward (times its weight) that still is a tie.
         split: Of a dataset on the hub, for instance test or test[:200]; not used for files.
         max_prompts: Use only this many of the first prompts. Default: all.
         max_prompt_length: Longest prompt in tokens; longer ones lose their oldest turns. Default:

@@ -42,7 +42,7 @@ def test_a_comparison_is_printed_and_written(
     main(arguments(root, "--output", str(report_file), "--responses", str(responses_file)))
 
     printed = capsys.readouterr().out
-    assert "win/tie/lose" in printed
+    assert "against sft" in printed
     report = json.loads(report_file.read_text("utf-8"))
     assert list(report["policies"]) == ["sft", "ppo"]
     assert report["n_prompts"] == len(QUESTIONS)
