@@ -102,7 +102,8 @@ def outcomes(
         [difference > margin, np.abs(difference) <= margin, difference < -margin], axis=1
     ).astype(np.float64)
     win, tie, lose = happened.mean(axis=0).tolist()
-    return Outcomes(win, tie, lose, *mean_intervals(happened, seed), n=len(ours))
+    win_interval, tie_interval, lose_interval = mean_intervals(happened, seed)
+    return Outcomes(win, tie, lose, win_interval, tie_interval, lose_interval, len(ours))
 
 
 def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:

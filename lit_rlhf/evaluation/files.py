@@ -27,10 +27,10 @@ def write_text(path: str | Path, text: str) -> Path:
 
 
 def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Path:
-    """Write one JSON object per line.
+    """Write one JSON object per line. Halves of surrogate pairs, which UTF-8 lacks, are escaped.
 
     Returns:
         The path.
     """
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    return write_text(path, "".join(lines))
+    return write_text(path, "".join(lines).encode(errors="backslashreplace").decode())
