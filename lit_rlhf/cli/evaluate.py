@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.data import DataSource
-from lit_rlhf.evaluation import Comparison, compared_policies, print_comparison
+from lit_rlhf.data.readers import is_file_path
+from lit_rlhf.evaluation import (
+    HeadToHead,
+    Responses,
+    compared_policies,
+    print_comparison,
+    saved_responses,
+)
 from lit_rlhf.evaluation.files import write_json_lines, write_text
+from lit_rlhf.evaluation.judge import JudgeOptions, judgement, print_judgement
 from lit_rlhf.evaluation.sampling import chosen_device
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
 POLICIES_HELP = (
-    "Folders or hub ids of language models. The first is the baseline: win, tie, lose and KL are "
-    "against it."
+    "Folders or hub ids of language models, or files (.jsonl) of responses that they gave before. "
+    "The first is the baseline: win, tie, lose and KL are against it."
 )
+NO_JUDGE = JudgeOptions()
 
 
 def evaluate(
     policies: list[str],
-    prompts: str,
-    rewards: dict[str, float],
+    prompts: str | None = None,
+    rewards: dict[str, float] | None = None,
+    judge: JudgeOptions = NO_JUDGE,
     output: str | None = None,
     responses: str | None = None,
+    chart: str | None = None,
     max_new_tokens: int = 128,
     temperature: float = 1.0,
     tie_margin: float = 0.0,
@@ -38,17 +50,21 @@ def evaluate(
     device: str = "auto",
     dtype: str = "float32",
     trust_remote_code: bool = False,
-) -> Comparison:
-    """Compare policies: sample from each on the same prompts, score the responses, print a table.
+) -> dict[str, Any]:
+    """Compare policies: sample from each on the same prompts, score or judge the responses.
 
     Args:
-        policies: Folders or hub ids of language models, the baseline first.
+        policies: Folders or hub ids of language models, the baseline first; or files of responses,
+            as `lit_rlhf generate` and --responses write them, which a judge compares.
         prompts: A file with prompts (.jsonl, .json, .parquet, .jsonl.gz) or the id of a dataset on
             the hub. Files of preferences and demonstrations do too: their prompts are taken.
         rewards: Weight by source; a source is a reward model's folder or 'package.module:function'.
             Each is reported by itself, times its weight (1.0: as it is), and decides who wins.
+        judge: A language model that compares the responses too.
         output: JSON file for the report.
         responses: JSON lines file for all responses with their scores, KL and length.
+        chart: Figure of win, tie and lose by every reward and criterion; its suffix is its format,
+            for instance .png or .svg.
         max_new_tokens: Longest response in tokens, EOS counted. Give what the policies were trained
             with: a longer response is cut off.
         temperature: Of sampling, and so of KL and perplexity.
@@ -64,26 +80,42 @@ def evaluate(
         device: auto, cpu, cuda, cuda:1 and so on.
         dtype: Of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+
+    Returns:
+        The report.
     """
-    comparison = compared_policies(
-        policies,
-        DataSource(prompts, split=split),
-        rewards,
-        SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature),
-        ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code),
-        chosen_device(device),
-        batch_size=batch_size,
-        tie_margin=tie_margin,
-        chat_template=chat_template,
-        max_prompt_length=max_prompt_length,
-        max_prompts=max_prompts,
-        seed=seed,
-    )
-    if comparison.shortened:
-        print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
-    print_comparison(comparison)
-    if output is not None:
-        settings: dict[str, Any] = {
+    _check_chart(chart)
+    head_to_heads: list[HeadToHead] = []
+    if any(is_file_path(policy) for policy in policies):
+        unused = {"prompts": prompts, "rewards": rewards, "responses": responses}
+        answered = _responses_of_files(policies, judge, unused, max_prompts)
+        report: dict[str, Any] = {
+            "baseline": next(iter(answered.by_policy)),
+            "n_prompts": len(answered.prompts),
+        }
+    else:
+        if prompts is None:
+            raise ValueError("prompts: expected a file of prompts or a dataset's id, got none")
+        comparison = compared_policies(
+            policies,
+            DataSource(prompts, split=split),
+            rewards or {},
+            SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature),
+            ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code),
+            chosen_device(device),
+            batch_size=batch_size,
+            tie_margin=tie_margin,
+            chat_template=chat_template,
+            max_prompt_length=max_prompt_length,
+            max_prompts=max_prompts,
+            seed=seed,
+        )
+        if comparison.shortened:
+            print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
+        print_comparison(comparison)
+        if responses is not None:  # before a judge is asked, which may fail
+            print(f"Responses: {write_json_lines(responses, comparison.records())}")
+        settings = {
             "max_new_tokens": max_new_tokens,
             "temperature": temperature,
             "tie_margin": tie_margin,
@@ -91,13 +123,54 @@ def evaluate(
             "seed": seed,
             "dtype": dtype,
         }
-        report = json.dumps(comparison.as_dict() | {"settings": settings}, indent=2) + "\n"
-        print(f"Report: {write_text(output, report)}")
-    if responses is not None:
-        print(f"Responses: {write_json_lines(responses, comparison.records())}")
-    return comparison
+        report = comparison.as_dict() | {"settings": settings}
+        answered = comparison.answered
+        head_to_heads = comparison.head_to_heads
+    if judge.model is not None:
+        judged = judgement(answered, judge, seed)
+        print_judgement(judged)
+        report["judge"] = judged.as_dict()
+        head_to_heads = head_to_heads + judged.head_to_heads
+    if chart is not None:
+        from lit_rlhf.evaluation.outcome_chart import outcomes_chart
+
+        print(f"Chart: {outcomes_chart(head_to_heads, report['baseline'], chart)}")
+    if output is not None:
+        text = json.dumps(report, indent=2) + "\n"
+        print(f"Report: {write_text(output, text)}")
+    return report
 
 
-def main(argv: Sequence[str]) -> Comparison:
+def _responses_of_files(
+    policies: Sequence[str], judge: JudgeOptions, unused: dict[str, Any], max_prompts: int | None
+) -> Responses:
+    models = [policy for policy in policies if not is_file_path(policy)]
+    if models:
+        raise ValueError(
+            f"policies: expected models or files of responses alone, got both; let {models[0]!r} "
+            "respond to the same prompts first, with `lit_rlhf generate`"
+        )
+    for name, value in unused.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: expected none with files of responses, which a judge compares as they "
+                f"are, got {value!r}; give the models' folders as policies to sample and score"
+            )
+    if judge.model is None:
+        raise ValueError("judge.model: expected a judge to compare files of responses, got none")
+    return saved_responses(policies, max_prompts)
+
+
+def _check_chart(chart: str | None) -> None:
+    """Refuse an unknown format before hours of work."""
+    if chart is not None:
+        from matplotlib.figure import Figure
+
+        known = Figure().canvas.get_supported_filetypes()
+        if Path(chart).suffix.removeprefix(".") not in known:
+            raise ValueError(f"chart: expected one of the suffixes {sorted(known)}, got {chart}")
+
+
+def main(argv: Sequence[str]) -> dict[str, Any]:
     """Entry point of `lit_rlhf evaluate`."""
     return run_command(evaluate, argv, "lit_rlhf evaluate", lists={"policies": POLICIES_HELP})

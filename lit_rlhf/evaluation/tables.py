@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lit_rlhf.evaluation.compare import Comparison, PolicyReport
-from lit_rlhf.evaluation.comparison import HeadToHead, Interval
+from lit_rlhf.evaluation.comparison import HeadToHead
 
 # row, its metric, and how a value is written
 _ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -58,9 +58,9 @@ def outcomes_table(rows: Sequence[HeadToHead], baseline: str) -> Table:
         cells = ("-", "-", "-", "0")
         if result is not None:
             cells = (
-                _share(result.win, result.win_interval),
-                _share(result.tie, result.tie_interval),
-                _share(result.lose, result.lose_interval),
+                share_with_interval(result.win, *result.win_interval),
+                share_with_interval(result.tie, *result.tie_interval),
+                share_with_interval(result.lose, *result.lose_interval),
                 str(result.n),
             )
         table.add_row(row.by, row.policy, *cells)
@@ -83,11 +83,11 @@ def print_table(table: Table) -> None:
     console.print(table)
 
 
+def share_with_interval(share: float, low: float, high: float) -> str:
+    """A share and its interval in per cent."""
+    return f"{100 * share:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
 def _score(report: PolicyReport, reward: str) -> str:
     score = report.scores[reward]
     return f"{score.mean:.2f} [{score.low:.2f}, {score.high:.2f}]"
-
-
-def _share(share: float, interval: Interval) -> str:
-    low, high = interval
-    return f"{100 * share:.0f} [{100 * low:.0f}, {100 * high:.0f}]"

@@ -5,6 +5,7 @@ from lit_rlhf.evaluation.judge.asking import Judge, Pair, Spent, Usage
 from lit_rlhf.evaluation.judge.client import JudgeError
 from lit_rlhf.evaluation.judge.judgement import JudgedPolicy, Judgement, judgement
 from lit_rlhf.evaluation.judge.options import Criterion, JudgeOptions
+from lit_rlhf.evaluation.judge.tables import print_judgement
 from lit_rlhf.evaluation.judge.verdicts import PairVerdict, PositionBias
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "agreement",
     "cohens_kappa",
     "judgement",
+    "print_judgement",
 ]
