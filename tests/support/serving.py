@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -88,21 +90,26 @@ def transformers_serve(log: Path) -> Iterator[str]:
     program = "from transformers.cli.transformers import main; main()"
     command = [sys.executable, "-c", program, "serve", "--host", "127.0.0.1", "--port", port]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with (
-        log.open("w", encoding="utf-8") as rest,
-        subprocess.Popen(
-            [*command, "--device", "cpu"], stderr=subprocess.PIPE, text=True, env=environment
-        ) as server,
-    ):
-        assert server.stderr is not None
-        try:
-            for line in server.stderr:
-                rest.write(line)
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = Event()
+
+    def copy_output(server: subprocess.Popen[str]) -> None:
+        assert server.stdout is not None
+        with log.open("w", encoding="utf-8") as file:
+            for line in server.stdout:  # all of it: a full pipe would stop the server
+                file.write(line)
                 if "Uvicorn running" in line:
-                    break
-            else:
+                    started.set()
+        started.set()  # or ended
+
+    with subprocess.Popen([*command, "--device", "cpu"], env=environment, **output) as server:
+        reader = Thread(target=copy_output, args=[server])
+        reader.start()
+        try:
+            started.wait()
+            if server.poll() is not None:
                 raise RuntimeError(f"transformers serve did not start: {log.read_text('utf-8')}")
             yield f"http://127.0.0.1:{port}/v1"
         finally:
             server.terminate()
-            rest.write(server.stderr.read())
+            reader.join()
