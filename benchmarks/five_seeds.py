@@ -54,6 +54,7 @@ def summary(seed: int, evaluation: dict[str, Any]) -> dict[str, Any]:
         name: next(r["mean"] for key, r in report["rewards"].items() if key != "gold_reward")
         for name, report in (("vanilla", vanilla), ("ppo_max", ppo_max))
     }
+    against = {name: gold[name]["against_baseline"] for name in ("vanilla", "ppo_max")}
     gain = (gold["ppo_max"]["mean"] - gold["sft"]["mean"]) / deviation
     return {
         "seed": seed,
@@ -64,17 +65,17 @@ def summary(seed: int, evaluation: dict[str, Any]) -> dict[str, Any]:
         "gain_in_std": gain,
         "vanilla_score": score["vanilla"],
         "ppo_max_score": score["ppo_max"],
-        "ppo_max_win": ppo_max["win"],
-        "ppo_max_tie": ppo_max["tie"],
-        "ppo_max_lose": ppo_max["lose"],
-        "vanilla_win": vanilla["win"],
-        "vanilla_lose": vanilla["lose"],
+        "ppo_max_win": against["ppo_max"]["win"],
+        "ppo_max_tie": against["ppo_max"]["tie"],
+        "ppo_max_lose": against["ppo_max"]["lose"],
+        "vanilla_win": against["vanilla"]["win"],
+        "vanilla_lose": against["vanilla"]["lose"],
         **{
             f"{name}_{key}": report[key]
             for name, report in (("sft", sft), ("vanilla", vanilla), ("ppo_max", ppo_max))
             for key in ("response_length", "kl", "perplexity")
         },
-        "ppo_max_improves": gain >= 0.3 and ppo_max["win"] > ppo_max["lose"],
+        "ppo_max_improves": gain >= 0.3 and against["ppo_max"]["win"] > against["ppo_max"]["lose"],
         "vanilla_cheats": (
             gold["vanilla"]["mean"] < gold["sft"]["mean"] and score["vanilla"] > score["ppo_max"]
         ),

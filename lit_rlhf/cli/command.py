@@ -21,7 +21,8 @@ def run_command(
     """Call `function` with the arguments in `argv`.
 
     Args:
-        function: Its type hints, plain types, are the arguments' types, its docstring is the help.
+        function: Its type hints, plain types and dataclasses, are the arguments' types, its
+            docstring is the help.
         argv: Flags, among them `--config` with a YAML file of arguments.
         prog: What the command is called, for help and errors.
         lists: Help by name of the parameters that take several strings, `--name a b`. Required, and
@@ -53,9 +54,10 @@ def run_command(
     parser.add_function_arguments(
         function, as_group=False, as_positional=False, skip={*lists, *flags}, fail_untyped=True
     )
-    given = parser.parse_args(list(argv)).as_dict()
-    del given["config"]
+    parsed = parser.parse_args(list(argv))
     try:
+        given = parser.instantiate(parsed).as_dict()
+        del given["config"]
         return function(**given)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         raise SystemExit(f"{prog}: {error}") from error

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.data import DataSource
-from lit_rlhf.evaluation import Comparison, compared_policies, print_comparison
+from lit_rlhf.data.readers import is_file_path
+from lit_rlhf.evaluation import (
+    HeadToHead,
+    Responses,
+    compared_policies,
+    print_comparison,
+    saved_responses,
+)
 from lit_rlhf.evaluation.benchmarks import benchmark_scores, print_benchmarks
 from lit_rlhf.evaluation.files import write_json_lines, write_text
+from lit_rlhf.evaluation.judge import JudgeOptions, judgement, print_judgement
 from lit_rlhf.evaluation.sampling import chosen_device
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
 POLICIES_HELP = (
-    "Folders or hub ids of language models. The first is the baseline: win, tie, lose and KL are "
-    "against it."
+    "Folders or hub ids of language models, or files (.jsonl) of responses that they gave before. "
+    "The first is the baseline: win, tie, lose and KL are against it."
 )
 BENCHMARKS_HELP = (
     "Tasks or groups of lm-evaluation-harness, for instance mmlu ceval-valid cmmlu. Their data are "
@@ -27,12 +36,14 @@ CHOICES_HELP = (
     "Files of multiple-choice questions with the fields question, choices and answer. Nothing is "
     "downloaded."
 )
+NO_JUDGE = JudgeOptions()
 
 
 def evaluate(
     policies: list[str],
     prompts: str | None = None,
     rewards: dict[str, float] | None = None,
+    judge: JudgeOptions = NO_JUDGE,
     benchmarks: list[str] | None = None,
     choices: list[str] | None = None,
     shots: int | None = None,
@@ -40,6 +51,7 @@ def evaluate(
     benchmark_batch_size: int = 8,
     output: str | None = None,
     responses: str | None = None,
+    chart: str | None = None,
     max_new_tokens: int = 128,
     temperature: float = 1.0,
     tie_margin: float = 0.0,
@@ -52,16 +64,17 @@ def evaluate(
     device: str = "auto",
     dtype: str = "float32",
     trust_remote_code: bool = False,
-) -> Comparison | None:
-    """Compare policies: sample from each on the same prompts, score the responses, print a table.
+) -> dict[str, Any]:
+    """Compare policies: sample from each on the same prompts, score or judge the responses.
 
     Args:
-        policies: Folders or hub ids of language models, the baseline first.
+        policies: Folders or hub ids of language models, the baseline first; or files of responses,
+            as `lit_rlhf generate` and --responses write them, which a judge compares.
         prompts: A file with prompts (.jsonl, .json, .parquet, .jsonl.gz) or the id of a dataset on
             the hub. Files of preferences and demonstrations do too: their prompts are taken.
         rewards: Weight by source; a source is a reward model's folder or 'package.module:function'.
-            Each is reported by itself, times its weight (1.0: as it is). The first decides who
-            wins. Prompts and rewards may be left out when there are benchmarks or choices.
+            Each is reported by itself, times its weight (1.0: as it is), and decides who wins.
+        judge: A language model that compares the responses too.
         benchmarks: Tasks or groups of lm-evaluation-harness.
         choices: Files of multiple-choice questions.
         shots: Examples before each question of benchmarks and choices. Default: as many as each
@@ -70,10 +83,12 @@ def evaluate(
         benchmark_batch_size: Texts of benchmarks and choices that are read together.
         output: JSON file for the report.
         responses: JSON lines file for all responses with their scores, KL and length.
+        chart: Figure of win, tie and lose by every reward and criterion; its suffix is its format,
+            for instance .png or .svg.
         max_new_tokens: Longest response in tokens, EOS counted. Give what the policies were trained
             with: a longer response is cut off.
         temperature: Of sampling, and so of KL and perplexity.
-        tie_margin: Largest difference in the first reward that still is a tie.
+        tie_margin: Largest difference in a reward (times its weight) that still is a tie.
         split: Of a dataset on the hub, for instance test or test[:200]; not used for files.
         max_prompts: Use only this many of the first prompts. Default: all.
         max_prompt_length: Longest prompt in tokens; longer ones lose their oldest turns. Default:
@@ -85,21 +100,24 @@ def evaluate(
         device: auto, cpu, cuda, cuda:1 and so on.
         dtype: Of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+
+    Returns:
+        The report.
     """
-    if (prompts is None) != (rewards is None) or (prompts is None and not (benchmarks or choices)):
-        raise ValueError(
-            "prompts, rewards: expected both, to compare responses; or neither, with benchmarks or "
-            "choices"
-        )
-    if responses is not None and prompts is None:
-        raise ValueError("responses: expected prompts and rewards with it, got none")
+    _check_chart(chart)
     options = ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code)
-    comparison = None
-    if prompts is not None and rewards is not None:
+    head_to_heads: list[HeadToHead] = []
+    answered: Responses | None = None
+    report: dict[str, Any] = {}
+    given = {"prompts": prompts, "rewards": rewards, "responses": responses}
+    if any(is_file_path(policy) for policy in policies):
+        answered = _responses_of_files(policies, judge, given, max_prompts)
+        report = {"baseline": next(iter(answered.by_policy)), "n_prompts": len(answered.prompts)}
+    elif prompts is not None:
         comparison = compared_policies(
             policies,
             DataSource(prompts, split=split),
-            rewards,
+            rewards or {},
             SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature),
             options,
             chosen_device(device),
@@ -113,7 +131,26 @@ def evaluate(
         if comparison.shortened:
             print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
         print_comparison(comparison)
-    measured = None
+        if responses is not None:  # before a judge is asked, which may fail
+            print(f"Responses: {write_json_lines(responses, comparison.records())}")
+        settings = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "tie_margin": tie_margin,
+            "batch_size": batch_size,
+            "seed": seed,
+            "dtype": dtype,
+        }
+        report = comparison.as_dict() | {"settings": settings}
+        answered = comparison.answered
+        head_to_heads = comparison.head_to_heads
+    else:
+        _check_benchmarks_alone(given, judge, benchmarks, choices)
+    if judge.model is not None and answered is not None:
+        judged = judgement(answered, judge, seed)
+        print_judgement(judged)
+        report["judge"] = judged.as_dict()
+        head_to_heads = head_to_heads + judged.head_to_heads
     if benchmarks or choices:
         measured = benchmark_scores(
             policies,
@@ -126,25 +163,70 @@ def evaluate(
             max_questions,
         )
         print_benchmarks(measured)
+        report["benchmarks"] = measured.as_dict()
+        report.setdefault("settings", {"dtype": dtype})
+    if chart is not None:
+        from lit_rlhf.evaluation.outcome_chart import outcomes_chart
+
+        print(f"Chart: {outcomes_chart(head_to_heads, report['baseline'], chart)}")
     if output is not None:
-        settings: dict[str, Any] = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "tie_margin": tie_margin,
-            "batch_size": batch_size,
-            "seed": seed,
-            "dtype": dtype,
-        }
-        parts = {} if comparison is None else comparison.as_dict()
-        parts |= {} if measured is None else {"benchmarks": measured.as_dict()}
-        report = json.dumps(parts | {"settings": settings}, indent=2) + "\n"
-        print(f"Report: {write_text(output, report)}")
-    if comparison is not None and responses is not None:
-        print(f"Responses: {write_json_lines(responses, comparison.records())}")
-    return comparison
+        text = json.dumps(report, indent=2) + "\n"
+        print(f"Report: {write_text(output, text)}")
+    return report
 
 
-def main(argv: Sequence[str]) -> Comparison | None:
+def _check_benchmarks_alone(
+    given: Mapping[str, Any],
+    judge: JudgeOptions,
+    benchmarks: list[str] | None,
+    choices: list[str] | None,
+) -> None:
+    """Refuse what only prompts make sense of, where there are benchmarks or nothing at all."""
+    unused = [name for name, value in given.items() if value is not None]
+    unused += ["judge.model"] if judge.model is not None else []
+    if unused:
+        raise ValueError(
+            f"prompts: expected a file of prompts or a dataset's id with {', '.join(unused)}, "
+            "got none"
+        )
+    if not (benchmarks or choices):
+        raise ValueError(
+            "prompts: expected a file of prompts or a dataset's id, to compare responses; or "
+            "benchmarks or choices, got none of them"
+        )
+
+
+def _responses_of_files(
+    policies: Sequence[str], judge: JudgeOptions, unused: dict[str, Any], max_prompts: int | None
+) -> Responses:
+    models = [policy for policy in policies if not is_file_path(policy)]
+    if models:
+        raise ValueError(
+            f"policies: expected models or files of responses alone, got both; let {models[0]!r} "
+            "respond to the same prompts first, with `lit_rlhf generate`"
+        )
+    for name, value in unused.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: expected none with files of responses, which a judge compares as they "
+                f"are, got {value!r}; give the models' folders as policies to sample and score"
+            )
+    if judge.model is None:
+        raise ValueError("judge.model: expected a judge to compare files of responses, got none")
+    return saved_responses(policies, max_prompts)
+
+
+def _check_chart(chart: str | None) -> None:
+    """Refuse an unknown format before hours of work."""
+    if chart is not None:
+        from matplotlib.figure import Figure
+
+        known = Figure().canvas.get_supported_filetypes()
+        if Path(chart).suffix.removeprefix(".") not in known:
+            raise ValueError(f"chart: expected one of the suffixes {sorted(known)}, got {chart}")
+
+
+def main(argv: Sequence[str]) -> dict[str, Any]:
     """Entry point of `lit_rlhf evaluate`."""
     lists = {"policies": POLICIES_HELP, "benchmarks": BENCHMARKS_HELP, "choices": CHOICES_HELP}
     return run_command(evaluate, argv, "lit_rlhf evaluate", lists=lists)

@@ -7,22 +7,35 @@ from lit_rlhf.evaluation.compare import (
     loaded_reward,
     shared_encoder,
 )
-from lit_rlhf.evaluation.comparison import Outcomes, ScoreSummary, outcomes, score_summary
+from lit_rlhf.evaluation.comparison import (
+    HeadToHead,
+    Interval,
+    Outcomes,
+    ScoreSummary,
+    outcomes,
+    score_summary,
+)
 from lit_rlhf.evaluation.policies import PolicySamples, policy_samples
-from lit_rlhf.evaluation.tables import comparison_table, print_comparison
+from lit_rlhf.evaluation.responses import Responses, saved_responses
+from lit_rlhf.evaluation.tables import comparison_table, outcomes_table, print_comparison
 
 __all__ = [
     "Comparison",
+    "HeadToHead",
+    "Interval",
     "Outcomes",
     "PolicyReport",
     "PolicySamples",
+    "Responses",
     "ScoreSummary",
     "compared_policies",
     "comparison_table",
     "loaded_reward",
     "outcomes",
+    "outcomes_table",
     "policy_samples",
     "print_comparison",
+    "saved_responses",
     "score_summary",
     "shared_encoder",
 ]

@@ -12,9 +12,16 @@ import torch
 
 from lit_rlhf.data import DataSource, DialogueEncoder, TextContract
 from lit_rlhf.data.contract import CONTRACT_FILE
-from lit_rlhf.evaluation.comparison import Outcomes, ScoreSummary, outcomes, score_summary
+from lit_rlhf.evaluation.comparison import (
+    HeadToHead,
+    Outcomes,
+    ScoreSummary,
+    outcomes,
+    score_summary,
+)
 from lit_rlhf.evaluation.policies import PolicySamples, policy_samples
 from lit_rlhf.evaluation.progress import progress_line
+from lit_rlhf.evaluation.responses import Responses, Turns
 from lit_rlhf.evaluation.sampling import encoded_prompts, loaded_policy
 from lit_rlhf.models import ModelOptions, load_tokenizer
 from lit_rlhf.rollout import SamplingOptions, WeightedReward
@@ -29,14 +36,15 @@ class PolicyReport:
     Attributes:
         path: Folder or hub id.
         scores: Mean score and its interval, by reward.
-        outcomes: Win, tie and lose rates against the baseline; `None` for the baseline itself.
+        outcomes: Win, tie and lose rates against the baseline, by reward; none for the baseline
+            itself.
         metrics: Length (tokens), truncation rate, KL (nats per response) and so on, by the names of
             `lit_rlhf.evaluation.policies.METRICS`.
     """
 
     path: str
     scores: dict[str, ScoreSummary]
-    outcomes: Outcomes | None
+    outcomes: dict[str, Outcomes]
     metrics: dict[str, float]
 
 
@@ -47,9 +55,10 @@ class Comparison:
     Attributes:
         policies: Reports by policy name, the baseline first.
         samples: The responses, by policy name.
-        rewards: Sources of the rewards by reward name; the first decides who wins.
+        rewards: Sources of the rewards by reward name.
         n_prompts: Number of prompts.
         shortened: Prompts that lost their oldest turns or their beginning to fit the length.
+        dialogues: The prompts as they were read.
     """
 
     policies: dict[str, PolicyReport]
@@ -57,11 +66,29 @@ class Comparison:
     rewards: dict[str, str]
     n_prompts: int
     shortened: int
+    dialogues: Sequence[Turns] = ()
 
     @property
     def baseline(self) -> str:
         """Name of the first policy."""
         return next(iter(self.policies))
+
+    @property
+    def head_to_heads(self) -> list[HeadToHead]:
+        """Each policy against the baseline, by each reward."""
+        return [
+            HeadToHead(name, reward, outcomes)
+            for reward in self.rewards
+            for name, report in self.policies.items()
+            for outcomes in [report.outcomes.get(reward)]
+            if outcomes is not None
+        ]
+
+    @property
+    def answered(self) -> Responses:
+        """What the policies said to the prompts as they were read."""
+        responses = {name: samples.responses for name, samples in self.samples.items()}
+        return Responses(self.dialogues, responses)
 
     def as_dict(self) -> dict[str, Any]:
         """The report without the responses, as JSON takes it: null where a number is not finite."""
@@ -73,9 +100,10 @@ class Comparison:
             "policies": {
                 name: {
                     "path": report.path,
-                    "rewards": {key: score._asdict() for key, score in report.scores.items()},
-                    **dict.fromkeys(Outcomes._fields),
-                    **(report.outcomes._asdict() if report.outcomes else {}),
+                    "rewards": {
+                        key: score._asdict() | {"against_baseline": _fields(report.outcomes, key)}
+                        for key, score in report.scores.items()
+                    },
                     **{key: _finite(value) for key, value in report.metrics.items()},
                 }
                 for name, report in self.policies.items()
@@ -110,12 +138,12 @@ def compared_policies(
             others win, tie or lose against it, and it is the reference of KL.
         prompts: Where the prompts come from.
         rewards: Weight by source, as for PPO; here each is reported by itself, times its weight.
-            The first decides who wins.
+            May be empty.
         sampling: How responses are sampled.
         options: How models are loaded; `None` takes the defaults.
         device: Where to run; `None` is the CPU.
         batch_size: Prompts per batch.
-        tie_margin: Largest difference in the first reward that still is a tie.
+        tie_margin: Largest difference in a reward (times its weight) that still is a tie.
         chat_template: `tokenizer` for the policies' own, or the name of a built-in one.
         max_prompt_length: Longest prompt in tokens; `None` takes the longest sequence that the
             baseline was trained on if its folder says so, else 512.
@@ -133,12 +161,11 @@ def compared_policies(
     names = short_names(policies, "policies")
     encoder = shared_encoder(policies, chat_template, max_prompt_length, options)
     encoded = encoded_prompts(prompts, encoder, max_prompts)
+    reward_names = short_names(list(rewards), "rewards") if rewards else []
     judges = {
         name: loaded_reward(source, rewards[source], options, encoder).to(device)
-        for name, source in zip(short_names(list(rewards), "rewards"), rewards, strict=True)
+        for name, source in zip(reward_names, rewards, strict=True)
     }
-    if not judges:
-        raise ValueError("rewards: expected at least one source with its weight, got none")
     reference = loaded_policy(policies[0], options, device)
     samples = {}
     for name, path in zip(names, policies, strict=True):
@@ -165,6 +192,7 @@ def compared_policies(
         rewards=dict(zip(judges, rewards, strict=True)),
         n_prompts=len(encoded.examples),
         shortened=encoded.counts.shortened + encoded.counts.cut_prompts,
+        dialogues=encoded.dialogues,
     )
 
 
@@ -241,21 +269,24 @@ def short_names(sources: Sequence[str], argument: str) -> list[str]:
 def _report(
     path: str, samples: PolicySamples, baseline: PolicySamples, tie_margin: float, seed: int
 ) -> PolicyReport:
-    first = next(iter(samples.scores))
+    rewards = [] if samples is baseline else list(samples.scores)
     return PolicyReport(
         path=path,
         scores={name: score_summary(scores, seed) for name, scores in samples.scores.items()},
-        outcomes=(
-            None
-            if samples is baseline
-            else outcomes(samples.scores[first], baseline.scores[first], tie_margin)
-        ),
+        outcomes={
+            name: outcomes(samples.scores[name], baseline.scores[name], tie_margin, seed)
+            for name in rewards
+        },
         metrics=samples.metrics,
     )
 
 
 def _saved_contract(path: str) -> TextContract | None:
     return TextContract.load(path) if (Path(path) / CONTRACT_FILE).is_file() else None
+
+
+def _fields(outcomes: Mapping[str, Outcomes], reward: str) -> dict[str, Any] | None:
+    return outcomes[reward]._asdict() if reward in outcomes else None
 
 
 def _finite(value: float) -> float | None:

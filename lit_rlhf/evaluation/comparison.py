@@ -14,6 +14,13 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 
 
+class Interval(NamedTuple):
+    """Ends of a 95 % interval."""
+
+    low: float
+    high: float
+
+
 class Outcomes(NamedTuple):
     """How often a policy won, tied and lost against the baseline.
 
@@ -21,11 +28,33 @@ class Outcomes(NamedTuple):
         win: Share of prompts with a higher score than the baseline's, by more than the margin.
         tie: Share of prompts with scores within the margin of each other.
         lose: Share of prompts with a lower score, by more than the margin.
+        win_interval: Interval of `win`. That of a share of 0 or 1 has no width.
+        tie_interval: Interval of `tie`.
+        lose_interval: Interval of `lose`.
+        n: Number of prompts.
     """
 
     win: float
     tie: float
     lose: float
+    win_interval: Interval
+    tie_interval: Interval
+    lose_interval: Interval
+    n: int
+
+
+class HeadToHead(NamedTuple):
+    """One policy against the baseline, by one judge.
+
+    Attributes:
+        policy: Name of the policy.
+        by: Who decided: a reward's name, or the criterion of a language-model judge.
+        outcomes: What came out; `None` if there was not one valid verdict.
+    """
+
+    policy: str
+    by: str
+    outcomes: Outcomes | None
 
 
 class ScoreSummary(NamedTuple):
@@ -44,13 +73,18 @@ class ScoreSummary(NamedTuple):
     std: float
 
 
-def outcomes(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -> Outcomes:
+def outcomes(
+    scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0, seed: int = 0
+) -> Outcomes:
     """Win, tie and lose rates of one policy against another, prompt by prompt.
+
+    Their intervals are the percentile bootstrap's over prompts.
 
     Args:
         scores: The policy's scores, `[N]`.
         baseline: The other policy's scores of the same prompts, `[N]`.
         margin: Largest difference that still is a tie, in units of the score.
+        seed: Of the resampling.
 
     Raises:
         ValueError: If the shapes differ, there is no prompt, a score is not finite, or the margin
@@ -64,10 +98,12 @@ def outcomes(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -> Out
     if not margin >= 0:
         raise ValueError(f"margin: expected a number >= 0, got {margin}")
     difference = ours - theirs
-    win = float(np.mean(difference > margin))
-    lose = float(np.mean(difference < -margin))
-    tie = float(np.mean(np.abs(difference) <= margin))
-    return Outcomes(win, tie, lose)
+    happened = np.stack(
+        [difference > margin, np.abs(difference) <= margin, difference < -margin], axis=1
+    ).astype(np.float64)
+    win, tie, lose = happened.mean(axis=0).tolist()
+    win_interval, tie_interval, lose_interval = mean_intervals(happened, seed)
+    return Outcomes(win, tie, lose, win_interval, tie_interval, lose_interval, len(ours))
 
 
 def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
@@ -83,13 +119,27 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
         ValueError: If there is no score, or one is not finite.
     """
     values = _scores(scores, "scores")
-    n_prompts = len(values)
+    interval = mean_intervals(values[:, None], seed)[0]
+    std = values.std(ddof=1) if len(values) > 1 else 0.0
+    return ScoreSummary(float(values.mean()), *interval, float(std))
+
+
+def mean_intervals(values: NDArray[np.float64], seed: int = 0) -> list[Interval]:
+    """95 % intervals of the means over the first axis: the percentile bootstrap.
+
+    Args:
+        values: `[N, K]`; the `K` columns are resampled together.
+        seed: Of the resampling.
+
+    Returns:
+        `K` intervals.
+    """
     generator = np.random.default_rng(seed)
-    means = [values[generator.integers(n_prompts, size=n_prompts)].mean() for _ in range(RESAMPLES)]
+    n = len(values)
+    means = [values[generator.integers(n, size=n)].mean(axis=0) for _ in range(RESAMPLES)]
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    std = values.std(ddof=1) if n_prompts > 1 else 0.0
-    return ScoreSummary(float(values.mean()), float(low), float(high), float(std))
+    ends = np.quantile(means, [tail, 1 - tail], axis=0)
+    return [Interval(low, high) for low, high in ends.T.tolist()]
 
 
 def _scores(values: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ def write_text(path: str | Path, text: str) -> Path:
 
 
 def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Path:
-    """Write one JSON object per line.
+    """Write one JSON object per line. Halves of surrogate pairs, which UTF-8 lacks, are escaped.
 
     Returns:
         The path.
@@ -37,4 +37,6 @@ def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> 
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
     """The text of a JSON lines file."""
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    # UTF-8 has no bytes for half a surrogate pair
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return text.encode(errors="backslashreplace").decode()

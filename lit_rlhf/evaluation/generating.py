@@ -122,7 +122,7 @@ def generated_responses(
     encoded = [encoded_records(prompts, encoder) for encoder in encoders]
     responses: list[GeneratedResponse] = []
     shortened = {}
-    for name, path, encoder, (examples, counts) in zip(
+    for name, path, encoder, (examples, counts, _) in zip(
         names, models, encoders, encoded, strict=True
     ):
         model = loaded_policy(path, options, device)

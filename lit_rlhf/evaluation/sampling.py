@@ -16,6 +16,7 @@ from lit_rlhf.data.examples import (
     encoded_examples,
     prompt_examples,
 )
+from lit_rlhf.evaluation.responses import Turns
 from lit_rlhf.models import LanguageModel, ModelOptions, frozen, load_causal_lm
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, sampled_responses
 
@@ -40,10 +41,12 @@ class EncodedPrompts(NamedTuple):
     Attributes:
         examples: The prompts; each one's index is its position.
         counts: What was cut so that they fit.
+        dialogues: The prompts as they were read.
     """
 
     examples: list[PromptExample]
     counts: EncodingCounts
+    dialogues: list[Turns]
 
 
 def encoded_prompts(
@@ -85,7 +88,7 @@ def encoded_records(records: Sequence[PromptRecord], encoder: DialogueEncoder) -
         on_bad_record="error",
     )
     numbered = [example._replace(index=index) for index, example in enumerate(examples)]
-    return EncodedPrompts(numbered, counts)
+    return EncodedPrompts(numbered, counts, [record.prompt for record in records])
 
 
 def length_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:

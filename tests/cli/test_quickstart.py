@@ -95,7 +95,7 @@ def test_the_evaluation_compares_both_policies_with_sft(done: Quickstart) -> Non
     assert report["n_prompts"] == 6
     assert report["settings"]["max_new_tokens"] == 48
     assert report["settings"]["seed"] == int(SEED)
-    assert "by gold_reward" in done.printed
+    assert "against sft" in done.printed
 
 
 def test_the_curves_are_drawn(done: Quickstart) -> None:

@@ -14,7 +14,13 @@ from lit_rlhf.evaluation.compare import PolicyReport, short_names
 from lit_rlhf.evaluation.comparison import score_summary
 from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
-from tests.evaluation.folders import CHARACTERS, QUESTION_MARKS, write_policy, write_reward
+from tests.evaluation.folders import (
+    CHARACTERS,
+    QUESTION_MARKS,
+    QUESTIONS,
+    write_policy,
+    write_reward,
+)
 from tests.support.tiny_models import tiny_tokenizer
 
 
@@ -46,16 +52,34 @@ def test_every_reward_of_every_policy_is_summarized(comparison: Comparison) -> N
             assert summary == score_summary(scores[reward], seed=0)
 
 
-def test_the_first_reward_decides_against_the_first_policy(comparison: Comparison) -> None:
-    ours, theirs = (comparison.samples[name].scores["characters"] for name in ("ppo", "sft"))
+@pytest.mark.parametrize("reward", ["characters", "reward"])
+def test_every_reward_decides_against_the_first_policy(comparison: Comparison, reward: str) -> None:
+    ours, theirs = (comparison.samples[name].scores[reward] for name in ("ppo", "sft"))
     wins = sum(a > b for a, b in zip(ours.tolist(), theirs.tolist(), strict=True))
     losses = sum(a < b for a, b in zip(ours.tolist(), theirs.tolist(), strict=True))
 
-    rates = comparison.policies["ppo"].outcomes
+    rates = comparison.policies["ppo"].outcomes[reward]
 
-    assert comparison.policies["sft"].outcomes is None
-    assert rates is not None
-    assert (rates.win, rates.lose) == (wins / 7, losses / 7)
+    assert comparison.policies["sft"].outcomes == {}
+    assert (rates.win, rates.lose, rates.n) == (wins / 7, losses / 7, 7)
+    assert [row[:2] for row in comparison.head_to_heads] == [
+        ("ppo", "characters"),
+        ("ppo", "reward"),
+    ]
+
+
+def test_without_a_reward_there_are_only_metrics(folders: Folders) -> None:
+    result = compared(folders, [folders.sft, folders.ppo], rewards={}, max_prompts=2)
+
+    assert result.head_to_heads == []
+    assert result.policies["ppo"].metrics["response_length"] > 0
+
+
+def test_responses_go_with_the_prompts_as_they_were_read(comparison: Comparison) -> None:
+    answered = comparison.answered
+
+    assert [prompt[0].content for prompt in answered.prompts] == QUESTIONS
+    assert answered.by_policy["ppo"] == comparison.samples["ppo"].responses
 
 
 def test_kl_is_against_the_first_policy(comparison: Comparison) -> None:
@@ -66,7 +90,7 @@ def test_kl_is_against_the_first_policy(comparison: Comparison) -> None:
 def test_a_copy_of_the_baseline_ties_on_every_prompt(folders: Folders) -> None:
     report = compared(folders, [folders.sft, folders.copy]).policies["copy"]
 
-    assert report.outcomes == (0.0, 1.0, 0.0)
+    assert report.outcomes["characters"][:3] == (0.0, 1.0, 0.0)
     assert report.metrics["kl"] == 0.0
 
 
@@ -76,16 +100,14 @@ def test_a_weight_multiplies_its_reward(folders: Folders, comparison: Comparison
     for name, report in flipped.policies.items():
         plain = comparison.policies[name].scores["characters"]
         assert report.scores["characters"].mean == pytest.approx(-2.0 * plain.mean)
-    ours, theirs = flipped.policies["ppo"].outcomes, comparison.policies["ppo"].outcomes
-    assert ours is not None
-    assert theirs is not None
+    ours, theirs = (run.policies["ppo"].outcomes["characters"] for run in (flipped, comparison))
     assert (ours.win, ours.lose) == (theirs.lose, theirs.win)
 
 
 def test_a_wide_margin_makes_every_prompt_a_tie(folders: Folders) -> None:
     report = compared(folders, [folders.sft, folders.ppo], tie_margin=1000.0).policies["ppo"]
 
-    assert report.outcomes == (0.0, 1.0, 0.0)
+    assert report.outcomes["characters"][:3] == (0.0, 1.0, 0.0)
 
 
 def test_a_function_is_told_which_responses_ended(folders: Folders) -> None:
@@ -103,15 +125,17 @@ def test_the_report_is_strict_json(comparison: Comparison) -> None:
     assert report["baseline"] == "sft"
     assert report["n_prompts"] == 7
     assert report["rewards"]["characters"] == CHARACTERS
-    assert report["policies"]["sft"]["win"] is None
+    assert report["policies"]["sft"]["rewards"]["reward"]["against_baseline"] is None
     ppo = report["policies"]["ppo"]
-    assert set(ppo["rewards"]["reward"]) == {"mean", "low", "high", "std"}
-    assert ppo["win"] + ppo["tie"] + ppo["lose"] == pytest.approx(1.0)
+    assert set(ppo["rewards"]["reward"]) == {"mean", "low", "high", "std", "against_baseline"}
+    against = ppo["rewards"]["reward"]["against_baseline"]
+    assert against["win"] + against["tie"] + against["lose"] == pytest.approx(1.0)
+    assert len(against["win_interval"]) == 2
     assert ppo["response_length"] == comparison.policies["ppo"].metrics["response_length"]
 
 
 def test_a_number_that_is_not_finite_is_null() -> None:
-    report = PolicyReport("a", {}, None, {"perplexity": math.inf, "kl": 1.0})
+    report = PolicyReport("a", {}, {}, {"perplexity": math.inf, "kl": 1.0})
 
     values = Comparison({"a": report}, {}, {}, 1, 0).as_dict()["policies"]["a"]
 
@@ -165,7 +189,6 @@ def test_a_reward_model_of_another_template_is_refused(folders: Folders, tmp_pat
     [
         (["sft", "sft"], {}, "policies: expected one or more, each once"),
         ([], {}, "policies: expected one or more, each once"),
-        (["sft"], {"rewards": {}}, "rewards: expected one or more"),
         (["sft"], {"tie_margin": -1.0}, "tie_margin: expected a number >= 0"),
         (["sft"], {"max_prompts": 0}, "max_prompts: expected an integer >= 1"),
         (["sft"], {"rewards": {"no.such:function": 1.0}}, "reward function 'no.such:function'"),

@@ -11,7 +11,7 @@ from lit_rlhf.evaluation.comparison import outcomes, score_summary
 def test_outcomes_are_shares_of_prompts() -> None:
     rates = outcomes([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
 
-    assert rates == (0.5, 0.25, 0.25)
+    assert (rates.win, rates.tie, rates.lose, rates.n) == (0.5, 0.25, 0.25, 4)
 
 
 def test_a_difference_of_exactly_the_margin_is_a_tie() -> None:
@@ -26,6 +26,38 @@ def test_outcomes_swap_with_the_policies() -> None:
     there, back = outcomes(ours, theirs, 0.2), outcomes(theirs, ours, 0.2)
 
     assert (there.win, there.tie, there.lose) == (back.lose, back.tie, back.win)
+
+
+def test_intervals_of_shares_have_the_width_of_the_normal_approximation() -> None:
+    differences = [1.0] * 120 + [0.0] * 200 + [-1.0] * 80  # shares of 0.3, 0.5 and 0.2
+
+    rates = outcomes(differences, [0.0] * 400)
+
+    for share, interval in [
+        (0.3, rates.win_interval),
+        (0.5, rates.tie_interval),
+        (0.2, rates.lose_interval),
+    ]:
+        half_width = 1.96 * math.sqrt(share * (1 - share) / 400)
+        assert interval.high - share == pytest.approx(half_width, rel=0.15)
+        assert share - interval.low == pytest.approx(half_width, rel=0.15)
+
+
+def test_the_three_shares_are_resampled_together() -> None:
+    # two prompts, one won and one lost: whatever a resample has of one, the other lacks
+    rates = outcomes([1.0, -1.0], [0.0, 0.0])
+
+    assert rates.win_interval == rates.lose_interval == (0.0, 1.0)
+    assert rates.tie_interval == (0.0, 0.0)
+
+
+def test_the_seed_decides_the_intervals_of_shares() -> None:
+    ours = np.random.default_rng(0).normal(size=50)
+
+    once, again = ([outcomes(ours, -ours, seed=seed) for seed in range(8)] for _ in range(2))
+
+    assert once == again
+    assert len(set(once)) > 1  # ends are multiples of 1/50, so that some seeds agree
 
 
 @pytest.mark.parametrize(

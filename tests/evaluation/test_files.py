@@ -19,6 +19,15 @@ def test_lines_are_json_in_utf_8(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == records
 
 
+def test_half_a_surrogate_pair_is_written_as_json_writes_it(tmp_path: Path) -> None:
+    records = [{"text": "half \ud800 of a pair, 铁"}]  # a model's text read from JSON may hold it
+
+    path = write_json_lines(tmp_path / "records.jsonl", records)
+
+    assert "铁" in path.read_text("utf-8")
+    assert [json.loads(line) for line in path.read_text("utf-8").splitlines()] == records
+
+
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     def broken() -> Iterator[dict[str, str]]:
         yield {"text": "new"}

@@ -1,0 +1,157 @@
+"""A judge's endpoint made of the standard library: it reads the question and answers by a rule."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+_DATA = re.compile(r"^BEGIN DATA (\w+)\n(.*)\nEND DATA \1$", re.MULTILINE)
+
+
+class Asked(NamedTuple):
+    """One request.
+
+    Attributes:
+        number: Of the request, from 1.
+        body: As it was sent.
+        headers: As they were sent, names in lower case.
+    """
+
+    number: int
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Conversation and answers, found as the system message tells the judge to find them."""
+        system, user = (message["content"] for message in self.body["messages"][:2])
+        ((mark, line),) = _DATA.findall(user)
+        assert f"between BEGIN DATA {mark} and END DATA {mark}" in system
+        data = json.loads(line)
+        assert list(data) == ["conversation", "answer_a", "answer_b"]
+        return dict(data)
+
+
+class Failure(NamedTuple):
+    """An HTTP status in place of a completion."""
+
+    status: int
+    message: str = "scripted"
+    headers: Mapping[str, str] = {}
+
+
+Rule = Callable[[Asked], str | Failure]
+
+
+@dataclass
+class JudgeServer:
+    """What a test sees of the server.
+
+    Attributes:
+        base_url: For the client.
+        asked: The requests so far.
+        most_at_once: The most requests that were under way at a time.
+    """
+
+    base_url: str
+    asked: list[Asked] = field(default_factory=list)
+    most_at_once: int = 0
+
+
+def verdict(letter: str, reason: str = "scripted") -> str:
+    """A reply in the form that was asked for."""
+    return json.dumps({"reason": reason, "verdict": letter})
+
+
+def longer_wins(asked: Asked) -> str:
+    """A rule: the longer answer is better."""
+    a, b = (len(asked.data[name]) for name in ("answer_a", "answer_b"))
+    return verdict("A" if a > b else "B" if b > a else "tie", f"{a} and {b} characters")
+
+
+@contextmanager
+def judge_server(rule: Rule) -> Iterator[JudgeServer]:
+    """Answer chat completions by a rule, each word of a request and of a reply being a token."""
+    lock = threading.Lock()
+    running = 0
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            nonlocal running
+            length = int(self.headers["content-length"])
+            body = json.loads(self.rfile.read(length))
+            with lock:
+                running += 1
+                server.most_at_once = max(server.most_at_once, running)
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                asked = Asked(len(server.asked) + 1, body, headers)
+                server.asked.append(asked)
+            try:
+                self.send(200, {}, self.completion(asked, rule(asked)))
+            except _FailedError as error:
+                failure = error.failure
+                message = {"error": {"message": failure.message}}
+                self.send(failure.status, failure.headers, message)
+            finally:
+                with lock:
+                    running -= 1
+
+        def completion(self, asked: Asked, reply: str | Failure) -> dict[str, Any]:
+            if self.path != "/v1/chat/completions":
+                reply = Failure(404, f"no such path: {self.path}")
+            if isinstance(reply, Failure):
+                raise _FailedError(reply)
+            sent = sum(len(message["content"].split()) for message in asked.body["messages"])
+            received = len(reply.split())
+            return {
+                "id": str(asked.number),
+                "object": "chat.completion",
+                "created": 0,
+                "model": asked.body["model"],
+                "choices": [
+                    {
+                        "index": 0,
+                        "finish_reason": "stop",
+                        "message": {"role": "assistant", "content": reply},
+                    }
+                ],
+                "usage": {
+                    "prompt_tokens": sent,
+                    "completion_tokens": received,
+                    "total_tokens": sent + received,
+                },
+            }
+
+        def send(self, status: int, headers: Mapping[str, str], body: dict[str, Any]) -> None:
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            for name, value in {"content-type": "application/json", **headers}.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = JudgeServer(f"http://127.0.0.1:{listener.server_address[1]}/v1")
+    thread = threading.Thread(target=listener.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        listener.shutdown()
+        thread.join()
+        listener.server_close()
+
+
+class _FailedError(Exception):
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure

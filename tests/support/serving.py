@@ -1,0 +1,115 @@
+"""`transformers serve` in a process of its own, and tiny models for it to serve."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_tokenizer
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ message['role'] + ': ' + message['content'] + '\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ 'assistant:' }}{%- endif -%}"
+)
+
+
+def write_chat_model(folder: Path, reply: str | None = None) -> str:
+    """A Llama of a few thousand weights with a chat template and room for a judge's questions.
+
+    Args:
+        folder: Where to.
+        reply: What it says to everything, in one token and then EOS; `None`: random weights, so
+            that it talks nonsense.
+    """
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    if reply is not None:
+        tokenizer.add_tokens([reply])
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16384,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    if reply is not None:
+        _always_says(model, len(tokenizer) - 1)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@torch.no_grad()
+def _always_says(model: LlamaForCausalLM, token: int) -> None:
+    """Weights with which any token is followed by `token`, and that by EOS."""
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    embedding.zero_()
+    head.zero_()
+    embedding[:, 0] = 1.0
+    embedding[token] = 0.0
+    embedding[token, 1] = 1.0
+    head[token, 0] = 1.0
+    head[EOS_ID, 1] = 1.0
+
+
+@contextmanager
+def transformers_serve(log: Path) -> Iterator[str]:
+    """Serve any model by its folder.
+
+    Args:
+        log: Where the server's output goes.
+
+    Yields:
+        The base URL.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    program = "from transformers.cli.transformers import main; main()"
+    command = [sys.executable, "-c", program, "serve", "--host", "127.0.0.1", "--port", port]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = Event()
+
+    def copy_output(server: subprocess.Popen[str]) -> None:
+        assert server.stdout is not None
+        with log.open("w", encoding="utf-8") as file:
+            for line in server.stdout:  # all of it: a full pipe would stop the server
+                file.write(line)
+                if "Uvicorn running" in line:
+                    started.set()
+        started.set()  # or ended
+
+    with subprocess.Popen([*command, "--device", "cpu"], env=environment, **output) as server:
+        reader = Thread(target=copy_output, args=[server])
+        reader.start()
+        try:
+            started.wait()
+            if server.poll() is not None:
+                raise RuntimeError(f"transformers serve did not start: {log.read_text('utf-8')}")
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            server.terminate()
+            reader.join()
