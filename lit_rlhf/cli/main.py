@@ -25,6 +25,7 @@ from lit_rlhf.strategies.engine_shards import STATE_FILE
 
 # Each is `lit_rlhf.cli.<name>` with `main(argv)`; imported when called, so that `fit` starts fast.
 TOOLS = {
+    "doctor": "check a PPO run before it starts",
     "evaluate": "compare policies on the same prompts",
     "lab": "write the built-in world, and label preferences in it",
     "plot": "draw how PPO runs went",
@@ -135,12 +136,14 @@ def check_checkpoint_class(parser: LightningArgumentParser, path: str, configure
         )
 
 
-def run_cli(args: ArgsType = None) -> RLHFCLI:
+def run_cli(
+    args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, prog: str = "lit_rlhf", **options: Any
+) -> RLHFCLI:
     """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`."""
     import lit_rlhf.data
     import lit_rlhf.modules  # noqa: F401  # short names of modules and data
 
-    return RLHFCLI(
+    return cli(
         LightningModule,
         LightningDataModule,
         subclass_mode_model=True,
@@ -149,7 +152,8 @@ def run_cli(args: ArgsType = None) -> RLHFCLI:
         save_config_kwargs={"overwrite": True},
         auto_configure_optimizers=False,
         args=args,
-        parser_kwargs={"description": __doc__, "prog": "lit_rlhf"},
+        parser_kwargs={"description": __doc__, "prog": prog},
+        **options,
     )
 
 
@@ -161,11 +165,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     # Loading and saving take no time worth a bar; the terminal belongs to the stages' own.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
+    # LightningCLI warns of arguments beside sys.argv; a tool that calls us means its own.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     if arguments[0] in TOOLS:
         importlib.import_module(f"lit_rlhf.cli.{arguments[0]}").main(arguments[1:])
     else:
-        # LightningCLI warns of arguments beside sys.argv; a tool that calls us means its own.
-        warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
         run_cli(arguments)
 
 

@@ -1,0 +1,131 @@
+"""`lit_rlhf doctor`: check a PPO run before it starts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pydoc
+import tempfile
+import warnings
+from collections.abc import Sequence
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities.warnings import PossibleUserWarning
+
+from lit_rlhf.cli.main import RLHFCLI, run_cli
+from lit_rlhf.doctor import Display, Report, examine, run_plan
+from lit_rlhf.doctor.case import raised
+from lit_rlhf.doctor.examination import BEFORE, DURING, START, START_ABOUT, not_reached
+from lit_rlhf.doctor.plan import examining_settings
+from lit_rlhf.evaluation.files import write_text
+from lit_rlhf.modules import PPOModule
+
+PROG = "lit_rlhf doctor"
+USAGE = """\
+usage: lit_rlhf doctor --config CONFIG [--config OVERLAY ...] [--output REPORT]
+                       [any flag of `lit_rlhf fit`, e.g. --model.policy_lr 1e-5]
+
+Check a PPO run before it starts: one rollout and two optimizer steps on your
+own models, prompts and strategy. Nothing is saved, and no file is changed.
+
+options:
+  --config CONFIG  YAML file as for `lit_rlhf fit`; of several the last wins
+  --output REPORT  JSON file for the findings
+  -h, --help       this text; `lit_rlhf fit --help` has the flags of the run
+
+checks:
+{checks}
+
+exit status: 0 if no check failed (warnings are no failures), 1 if one did,
+2 if the configuration cannot be read or is not PPO's.
+"""
+
+
+class DoctorCLI(RLHFCLI):
+    """Reads a configuration as `fit` does, and makes module and data but no run of it."""
+
+    refused: Exception | None = None
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """What `fit` takes beside the classes, and where the report goes."""
+        skip: set[str | int] = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
+        parser.add_method_arguments(Trainer, "fit", skip=skip)
+        parser.add_argument("--output", type=str | None, help="JSON file for the findings.")
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse other stages, and exchange the Trainer's settings by those of the examination."""
+        super().before_instantiate_classes()
+        class_path = self.config.model.class_path
+        module = pydoc.locate(class_path)
+        if not (isinstance(module, type) and issubclass(module, PPOModule)):
+            self.parser.error(
+                f"the doctor checks PPO runs, this configuration trains {class_path}. Give it the "
+                "configuration of the PPO stage, for instance configs/ppo/hh_cpu.yaml"
+            )
+        given = vars(self.config.trainer)
+        self.plan = run_plan(given)
+        for name, value in examining_settings(given).items():
+            self.config.trainer[name] = value
+
+    def instantiate_classes(self) -> None:
+        """Make module, data and Trainer; what they refuse is the first finding."""
+        try:
+            super().instantiate_classes()
+        except Exception as error:  # of the user's models or classes: any kind
+            self.refused = error
+
+
+def examined(cli: DoctorCLI, display: Display) -> Report:
+    """The findings of what a configuration describes."""
+    if cli.refused is None:
+        return examine(cli.model, cli.datamodule, cli.trainer, cli.plan, display)
+    report = Report(stand_in=cli.plan.stand_in)
+    report.findings[START] = raised(cli.refused)
+    report.findings |= {check.name: not_reached() for check in (*BEFORE, *DURING)}
+    for name, finding in report.findings.items():
+        display.show(name, finding)
+    return report
+
+
+def usage() -> str:
+    """The help."""
+    abouts = [(START, START_ABOUT), *((check.name, check.about) for check in (*BEFORE, *DURING))]
+    return USAGE.format(checks="\n".join(f"  {name:<16} {about}" for name, about in abouts))
+
+
+def main(argv: Sequence[str]) -> Report:
+    """Entry point of `lit_rlhf doctor`.
+
+    Raises:
+        SystemExit: With status 1 if a check failed, 2 for arguments that cannot be used.
+    """
+    arguments = list(argv)
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(usage())
+        raise SystemExit(0 if arguments else 2)
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    with (
+        tempfile.TemporaryDirectory(prefix="lit_rlhf_doctor_") as folder,
+        warnings.catch_warnings(),
+    ):
+        # Lightning's advice for a training, which this is not
+        warnings.simplefilter("ignore", PossibleUserWarning)
+        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+        try:
+            log.setLevel(logging.WARNING)
+            # a folder of its own, for whatever writes to the default one
+            arguments += ["--trainer.default_root_dir", folder]
+            cli = run_cli(arguments, DoctorCLI, PROG, run=False, save_config_callback=None)
+            assert isinstance(cli, DoctorCLI)
+            report = examined(cli, display := Display())
+        finally:
+            log.setLevel(level)
+    display.summary(report)
+    output: str | None = cli.config.output
+    if output is not None:
+        print(f"Report: {write_text(output, json.dumps(report.as_dict(), indent=2) + chr(10))}")
+    if report.failed:
+        raise SystemExit(1)
+    return report
