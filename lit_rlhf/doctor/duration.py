@@ -82,5 +82,5 @@ def shown(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
+        return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h"
