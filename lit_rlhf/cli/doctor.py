@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import pydoc
+import sys
 import tempfile
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
@@ -23,8 +26,10 @@ from lit_rlhf.modules import PPOModule
 
 PROG = "lit_rlhf doctor"
 USAGE = """\
-usage: lit_rlhf doctor --config CONFIG [--config OVERLAY ...] [--output REPORT]
-                       [any flag of `lit_rlhf fit`, e.g. --model.policy_lr 1e-5]
+lit_rlhf doctor --config CONFIG [--config OVERLAY ...] [--output REPORT]
+                       [any flag of `lit_rlhf fit`, e.g. --model.policy_lr 1e-5]"""
+HELP = """\
+usage: {usage}
 
 Check a PPO run before it starts: one rollout and two optimizer steps on your
 own models, prompts and strategy. Nothing is saved, and no file is changed.
@@ -37,9 +42,9 @@ options:
 checks:
 {checks}
 
-exit status: 0 if no check failed (warnings are no failures), 1 if one did,
-2 if the configuration cannot be read or is not PPO's.
-"""
+exit status: 0 if no check failed (a warning is no failure), 1 if one did,
+2 if the configuration cannot be read or is not PPO's."""
+LOGGERS = ("lightning.pytorch", "lightning.fabric")
 
 
 class DoctorCLI(RLHFCLI):
@@ -54,7 +59,7 @@ class DoctorCLI(RLHFCLI):
         parser.add_argument("--output", type=str | None, help="JSON file for the findings.")
 
     def before_instantiate_classes(self) -> None:
-        """Refuse other stages, and exchange the Trainer's settings by those of the examination."""
+        """Refuse other stages, and exchange the Trainer's settings for those of the examination."""
         super().before_instantiate_classes()
         class_path = self.config.model.class_path
         module = pydoc.locate(class_path)
@@ -73,7 +78,18 @@ class DoctorCLI(RLHFCLI):
         try:
             super().instantiate_classes()
         except Exception as error:  # of the user's models or classes: any kind
-            self.refused = error
+            self.refused = own_error(error)
+
+
+def own_error(error: Exception) -> Exception:
+    """The error behind those that the parser makes of it, which show all arguments."""
+    inner: BaseException | None = error
+    while isinstance(inner, Exception):
+        frames = list(traceback.walk_tb(inner.__traceback__))
+        if not frames[-1][0].f_globals["__name__"].startswith("jsonargparse"):
+            return inner
+        inner = inner.__cause__ or inner.__context__
+    return error
 
 
 def examined(cli: DoctorCLI, display: Display) -> Report:
@@ -91,7 +107,27 @@ def examined(cli: DoctorCLI, display: Display) -> Report:
 def usage() -> str:
     """The help."""
     abouts = [(START, START_ABOUT), *((check.name, check.about) for check in (*BEFORE, *DURING))]
-    return USAGE.format(checks="\n".join(f"  {name:<16} {about}" for name, about in abouts))
+    lines = (f"  {name:<16} {about}" for name, about in abouts)
+    return HELP.format(usage=USAGE, checks="\n".join(lines))
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Without Lightning's advice and messages, which are for a training."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PossibleUserWarning)
+        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+        # Lightning 2.6.6 still looks at pytrees the way that torch 2.9 deprecated
+        warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.WARNING)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def main(argv: Sequence[str]) -> Report:
@@ -101,27 +137,22 @@ def main(argv: Sequence[str]) -> Report:
         SystemExit: With status 1 if a check failed, 2 for arguments that cannot be used.
     """
     arguments = list(argv)
-    if not arguments or {"-h", "--help"} & set(arguments):
+    if {"-h", "--help"} & set(arguments):
         print(usage())
-        raise SystemExit(0 if arguments else 2)
-    log = logging.getLogger("lightning.pytorch")
-    level = log.level
-    with (
-        tempfile.TemporaryDirectory(prefix="lit_rlhf_doctor_") as folder,
-        warnings.catch_warnings(),
-    ):
-        # Lightning's advice for a training, which this is not
-        warnings.simplefilter("ignore", PossibleUserWarning)
-        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
-        try:
-            log.setLevel(logging.WARNING)
-            # a folder of its own, for whatever writes to the default one
-            arguments += ["--trainer.default_root_dir", folder]
-            cli = run_cli(arguments, DoctorCLI, PROG, run=False, save_config_callback=None)
-            assert isinstance(cli, DoctorCLI)
-            report = examined(cli, display := Display())
-        finally:
-            log.setLevel(level)
+        raise SystemExit(0)
+    if not arguments:
+        print(usage(), file=sys.stderr)
+        raise SystemExit(2)
+    parser = {"prog": PROG, "usage": USAGE, "description": __doc__}
+    with tempfile.TemporaryDirectory(prefix="lit_rlhf_doctor_") as folder, quiet_lightning():
+        # a folder of its own, for whatever writes to the default one
+        arguments += ["--trainer.default_root_dir", folder]
+        cli = run_cli(
+            arguments, DoctorCLI, run=False, save_config_callback=None, parser_kwargs=parser
+        )
+        assert isinstance(cli, DoctorCLI)
+        display = Display()
+        report = examined(cli, display)
     display.summary(report)
     output: str | None = cli.config.output
     if output is not None:

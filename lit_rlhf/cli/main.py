@@ -136,25 +136,26 @@ def check_checkpoint_class(parser: LightningArgumentParser, path: str, configure
         )
 
 
-def run_cli(
-    args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, prog: str = "lit_rlhf", **options: Any
-) -> RLHFCLI:
-    """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`."""
+def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any) -> RLHFCLI:
+    """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`.
+
+    Args:
+        args: Of the command; `None`: those of the process.
+        cli: The class that runs it.
+        **options: Arguments of LightningCLI that differ from the commands' own.
+    """
     import lit_rlhf.data
     import lit_rlhf.modules  # noqa: F401  # short names of modules and data
 
-    return cli(
-        LightningModule,
-        LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        seed_everything_default=0,
-        save_config_kwargs={"overwrite": True},
-        auto_configure_optimizers=False,
-        args=args,
-        parser_kwargs={"description": __doc__, "prog": prog},
-        **options,
-    )
+    usual: dict[str, Any] = {
+        "subclass_mode_model": True,
+        "subclass_mode_data": True,
+        "seed_everything_default": 0,
+        "save_config_kwargs": {"overwrite": True},
+        "auto_configure_optimizers": False,
+        "parser_kwargs": {"description": __doc__, "prog": "lit_rlhf"},
+    }
+    return cli(LightningModule, LightningDataModule, args=args, **(usual | options))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

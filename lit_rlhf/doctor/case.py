@@ -133,4 +133,4 @@ def checked(check: Check, case: Case) -> Finding:
 def raised(error: Exception) -> Finding:
     """The failure that an exception is."""
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return failure(f"{kind}{error}", "The run would end with this error; see what it names.")
+    return failure(f"{kind}{error}", "The run would end with this error: change what it names.")
