@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.utilities.warnings import PossibleUserWarning
 
 from lit_rlhf.cli.main import RLHFCLI, run_cli
 from lit_rlhf.doctor import Display, Report, examine, run_plan

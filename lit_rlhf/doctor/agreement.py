@@ -20,12 +20,11 @@ def vocabularies(case: Case) -> Finding:
     """Embeddings that hold all tokens, and special tokens that mean the same to all."""
     tokenizer = tokenizer_of(case)
     rows = {
-        name: int(unwrapped(network).get_input_embeddings().weight.shape[0])
+        name: len(unwrapped(network).get_input_embeddings().weight)  # type: ignore[arg-type]
         for name, network in case.networks().items()
     }
-    head = unwrapped(case.module.policy).get_output_embeddings()
-    largest = max(tokenizer.get_vocab().values())
-    emitted = int(head.weight.shape[0]) - 1  # type: ignore[union-attr]
+    head = unwrapped(case.module.policy).get_output_embeddings()  # type: ignore[no-untyped-call]
+    largest, emitted = max(tokenizer.get_vocab().values()), len(head.weight) - 1
     for name, count in rows.items():
         if count <= largest:
             return failure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from lightning.pytorch.callbacks import Timer
 
@@ -63,7 +64,7 @@ def iteration_seconds(case: Case) -> dict[str, float]:
 def iterations(case: Case, updates: int) -> float:
     """Iterations of the whole run, as its limits say."""
     trainer, plan = case.trainer, case.plan
-    loader = trainer.train_dataloader
+    loader: Any = trainer.train_dataloader
     per_epoch = len(loader) // plan.ranks
     limit = plan.limit_train_batches
     if isinstance(limit, float):

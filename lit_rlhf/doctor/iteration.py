@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import starmap
 
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.doctor.case import Case, NetworkStep, OneUpdate
@@ -106,7 +106,7 @@ def one_update(
     return OneUpdate(metrics, steps)
 
 
-def first_moments(optimizer: Optimizer) -> list[tuple[Tensor, float]]:
+def first_moments(optimizer: LightningOptimizer) -> list[tuple[Tensor, float]]:
     """Adam's running means of the gradient, each with its beta_1; empty for other optimizers.
 
     They hold what the step has really used, under every strategy: an engine's are those of its
@@ -121,11 +121,12 @@ def first_moments(optimizer: Optimizer) -> list[tuple[Tensor, float]]:
     ]
 
 
-def applied_norm(optimizer: Optimizer) -> float | None:
+def applied_norm(optimizer: LightningOptimizer) -> float | None:
     """L2 norm of the gradient of the last step, if the moments were 0 before it."""
     norms = list(starmap(_gradient_norm, first_moments(optimizer)))
     return float(torch.stack(norms).norm()) if norms else None
 
 
 def _gradient_norm(moment: Tensor, beta: float) -> Tensor:
-    return torch.linalg.vector_norm(moment, dtype=torch.float32).cpu() / (1 - beta)
+    norm: Tensor = torch.linalg.vector_norm(moment, dtype=torch.float32)
+    return norm.cpu() / (1 - beta)
