@@ -207,7 +207,7 @@ def _readings(case: Case, rollouts: RolloutBatch, prompts: list[str]) -> dict[st
         "critic": rows(estimates.values),
     }
     for source in module.reward.models:
-        scores = source(rollouts, prompts, module.hparams["rollout_batch_size"])
+        scores = source(rollouts, prompts, None)  # a few: all at once
         found[f"reward model {source.path!r}"] = list(scores[:, None])
     return found
 
