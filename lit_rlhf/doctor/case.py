@@ -103,6 +103,17 @@ class Case:
         return low if coarse else full
 
 
+def first_rows(rollouts: RolloutBatch) -> RolloutBatch:
+    """A few of the rollouts."""
+    return RolloutBatch(
+        rollouts.prompt_ids[:FEW],
+        rollouts.prompt_mask[:FEW],
+        rollouts.response_ids[:FEW],
+        rollouts.response_mask[:FEW],
+        rollouts.terminated[:FEW],
+    )
+
+
 class Check(NamedTuple):
     """One check.
 

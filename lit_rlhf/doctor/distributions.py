@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from lit_rlhf.doctor.agreement import tokenizer_of
-from lit_rlhf.doctor.case import FEW, Case
+from lit_rlhf.doctor.case import FEW, Case, first_rows
 from lit_rlhf.doctor.findings import Finding, failure, ok, warning
 from lit_rlhf.functional import kl_estimate, masked_mean, token_logprobs
 from lit_rlhf.models import evaluating, unwrapped, using_generation_config
@@ -66,8 +66,7 @@ def padding(case: Case) -> Finding:
     assert case.batch is not None
     rows = range(min(FEW, len(case.rollouts.response_ids)))
     alone = [_readings(case, _row(case.rollouts, row), [case.batch.texts[row]]) for row in rows]
-    together = RolloutBatch(*(field[: len(rows)] for field in case.rollouts))
-    wide = padded(together, int(tokenizer_of(case).pad_token_id))
+    wide = padded(first_rows(case.rollouts), int(tokenizer_of(case).pad_token_id))
     padded_readings = _readings(case, wide, case.batch.texts[: len(rows)])
     limit = case.tolerance(1e-3, 5e-2)
     worst = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.doctor.agreement import tokenizer_of
-from lit_rlhf.doctor.case import FEW, Case
+from lit_rlhf.doctor.case import FEW, Case, first_rows
 from lit_rlhf.doctor.findings import Finding, failure, ok, warning
 from lit_rlhf.functional import token_logprobs
 from lit_rlhf.models import evaluating, response_logits, unwrapped
@@ -131,11 +131,6 @@ def _data_end(case: Case) -> float | None:
     rows = RolloutBatch(ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:], ended)
     logprobs = eos_logprobs(case, rows).gather(1, last - 1)[ended]
     return math.exp(float(logprobs.mean()))
-
-
-def first_rows(rollouts: RolloutBatch) -> RolloutBatch:
-    """A few of the rollouts."""
-    return RolloutBatch(*(field[:FEW] for field in rollouts))
 
 
 @torch.no_grad()
