@@ -25,6 +25,7 @@ from lit_rlhf.strategies.engine_shards import STATE_FILE
 
 # Each is `lit_rlhf.cli.<name>` with `main(argv)`; imported when called, so that `fit` starts fast.
 TOOLS = {
+    "doctor": "check a PPO run before it starts",
     "evaluate": "compare policies on the same prompts",
     "generate": "responses to prompts, or a chat in the terminal",
     "lab": "write the built-in world, and label preferences in it",
@@ -137,22 +138,26 @@ def check_checkpoint_class(parser: LightningArgumentParser, path: str, configure
         )
 
 
-def run_cli(args: ArgsType = None) -> RLHFCLI:
-    """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`."""
+def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any) -> RLHFCLI:
+    """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`.
+
+    Args:
+        args: Of the command; `None`: those of the process.
+        cli: The class that runs it.
+        **options: Arguments of LightningCLI that differ from the commands' own.
+    """
     import lit_rlhf.data
     import lit_rlhf.modules  # noqa: F401  # short names of modules and data
 
-    return RLHFCLI(
-        LightningModule,
-        LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        seed_everything_default=0,
-        save_config_kwargs={"overwrite": True},
-        auto_configure_optimizers=False,
-        args=args,
-        parser_kwargs={"description": __doc__, "prog": "lit_rlhf"},
-    )
+    usual: dict[str, Any] = {
+        "subclass_mode_model": True,
+        "subclass_mode_data": True,
+        "seed_everything_default": 0,
+        "save_config_kwargs": {"overwrite": True},
+        "auto_configure_optimizers": False,
+        "parser_kwargs": {"description": __doc__, "prog": "lit_rlhf"},
+    }
+    return cli(LightningModule, LightningDataModule, args=args, **(usual | options))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -163,11 +168,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     # Loading and saving take no time worth a bar; the terminal belongs to the stages' own.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
+    # LightningCLI warns of arguments beside sys.argv; a tool that calls us means its own.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     if arguments[0] in TOOLS:
         importlib.import_module(f"lit_rlhf.cli.{arguments[0]}").main(arguments[1:])
     else:
-        # LightningCLI warns of arguments beside sys.argv; a tool that calls us means its own.
-        warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
         run_cli(arguments)
 
 

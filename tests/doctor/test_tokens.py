@@ -1,0 +1,152 @@
+"""Checks of tokens and texts: each fails when just its own thing is broken."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import (
+    Estimates,
+    Experience,
+    RolloutBatch,
+)
+from tests.doctor.runs import findings, module_of, not_ok
+from tests.modules.stages import write_data, write_models
+from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_config
+
+
+def test_a_policy_that_cannot_end(tmp_path: Path) -> None:
+    folder = tmp_path / "no_eos"
+    folder.mkdir()
+    root = write_models(write_data(folder), tiny_config("gpt_neox"))
+    path = root / "policy" / "model.safetensors"
+    weights = load_file(path)
+    # the first of the last hidden states is 10 everywhere, and counts for EOS alone
+    weights["gpt_neox.final_layer_norm.weight"][0] = 0.0
+    weights["gpt_neox.final_layer_norm.bias"][0] = 10.0
+    weights["embed_out.weight"][:, 0] = 0.0
+    weights["embed_out.weight"][EOS_ID, 0] = -10.0
+    save_file(weights, path, {"format": "pt"})
+
+    report = findings(root, tmp_path / "run")
+
+    assert not_ok(report) == {"EOS": "failure"}
+    assert "No response of 8 ended within 24 tokens" in report.findings["EOS"].found
+    assert "'</s>'" in report.findings["EOS"].change
+
+
+def test_most_responses_cut_off_is_a_warning(root: Path, tmp_path: Path) -> None:
+    report = findings(root, tmp_path, _short(root))
+
+    assert not_ok(report) == {"EOS": "warning"}
+    assert "Raise model.max_new_tokens (now 2)" in report.findings["EOS"].change
+
+
+def _short(root: Path) -> PPOModule:
+    module = module_of(root)
+    module.sampling = replace(module.sampling, max_new_tokens=2)
+    return module
+
+
+def test_an_eos_that_the_models_folder_does_not_know(own_root: Path, tmp_path: Path) -> None:
+    path = own_root / "policy" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [7]}))
+
+    report = findings(own_root, tmp_path / "run")
+
+    assert not_ok(report) == {"EOS": "failure"}
+    assert "Rollouts end at '</s>' (id 2)" in report.findings["EOS"].found
+    assert "tokenizer_config.json" in report.findings["EOS"].change
+
+
+def test_responses_that_go_on_behind_another_eos(own_root: Path, tmp_path: Path) -> None:
+    path = own_root / "policy" / "generation_config.json"
+    every = [i for i in range(288) if i != PAD_ID]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": every}))
+
+    report = findings(own_root, tmp_path / "run")
+
+    assert not_ok(report) == {"EOS": "warning"}
+    assert "responses go on behind" in report.findings["EOS"].found
+
+
+class MasksByPadding(PPOModule):
+    """Takes every padding id for padding, EOS too where it pads."""
+
+    def experience(
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: Estimates
+    ) -> Experience:
+        made = super().experience(rollouts, rewards, estimates)
+        real = rollouts.response_ids != self.tokenizer.pad_token_id
+        return replace(made, loss_mask=made.loss_mask & real)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(PPOModule, {}), (MasksByPadding, {"EOS": "failure"})]
+)
+def test_a_padding_token_that_is_eos(
+    tmp_path: Path, kind: type[PPOModule], expected: dict[str, str]
+) -> None:
+    folder = tmp_path / "pad_is_eos"
+    folder.mkdir()
+    root = write_models(write_data(folder), pad_is_eos=True)
+
+    report = findings(root, tmp_path / "run", module_of(root, kind))
+
+    assert not_ok(report) == expected
+    if expected:
+        assert "masks must come from lengths, not from ids" in report.findings["EOS"].found
+
+
+def test_a_reward_model_of_another_template(own_root: Path, tmp_path: Path) -> None:
+    path = own_root / "reward" / "text_contract.json"
+    contract = json.loads(path.read_text())
+    contract["chat_template"] = contract["chat_template"].replace("Human", "Person")
+    path.write_text(json.dumps(contract))
+
+    report = findings(own_root, tmp_path / "run")
+
+    assert not_ok(report) == {"text contract": "failure"}
+    assert "Person: first question" in report.findings["text contract"].found
+    assert "data.chat_template" in report.findings["text contract"].change
+
+
+def test_a_reward_model_without_a_contract_is_a_warning(own_root: Path, tmp_path: Path) -> None:
+    (own_root / "reward" / "text_contract.json").unlink()
+    with pytest.warns(UserWarning, match=r"has no text_contract\.json"):  # of the module itself
+        report = findings(own_root, tmp_path / "run")
+
+    assert not_ok(report) == {"text contract": "warning"}
+
+
+def test_a_reward_model_with_a_smaller_vocabulary(own_root: Path, tmp_path: Path) -> None:
+    path = own_root / "reward" / "model.safetensors"
+    weights = load_file(path)
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:287].clone()
+    save_file(weights, path, {"format": "pt"})
+    config = own_root / "reward" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 287}))
+
+    report = findings(own_root, tmp_path / "run", module_of(own_root, critic_init="policy"))
+
+    assert not_ok(report) == {"vocabulary": "failure"}
+    assert "ids up to 287, the reward model" in report.findings["vocabulary"].found
+    assert "embeds 287 tokens only" in report.findings["vocabulary"].found
+
+
+def test_a_reward_model_with_another_eos_token(own_root: Path, tmp_path: Path) -> None:
+    path = own_root / "reward" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<s>"}))
+
+    report = findings(own_root, tmp_path / "run")
+
+    assert not_ok(report) == {"vocabulary": "failure"}
+    assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in (
+        report.findings["vocabulary"].found
+    )
