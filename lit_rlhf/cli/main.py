@@ -26,6 +26,7 @@ from lit_rlhf.strategies.engine_shards import STATE_FILE
 # Each is `lit_rlhf.cli.<name>` with `main(argv)`; imported when called, so that `fit` starts fast.
 TOOLS = {
     "evaluate": "compare policies on the same prompts",
+    "export": "turn a checkpoint or model into a folder that others load",
     "lab": "write the built-in world, and label preferences in it",
     "plot": "draw how PPO runs went",
     "quickstart": "train and compare all stages on the built-in world",

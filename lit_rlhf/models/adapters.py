@@ -33,12 +33,18 @@ def prepared(
         # GPT-2's layers hold their weight transposed
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
-    with private_rng(seed), warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 for this by its old name; nothing a user could change
+    with private_rng(seed), without_peft_warning():
+        return get_peft_model(model, config)
+
+
+@contextmanager
+def without_peft_warning() -> Iterator[None]:
+    """Without what peft 0.21 asks transformers 5.23 for by its old name: no user can change it."""
+    with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
         )
-        return get_peft_model(model, config)
+        yield
 
 
 @contextmanager

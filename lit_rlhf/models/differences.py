@@ -37,7 +37,7 @@ def add_base(model: PreTrainedModel, base: PreTrainedModel) -> None:
             "have other names or shapes"
         )
     for name, parameter in layers.items():
-        parameter += added[name]
+        parameter.add_(added[name])
 
 
 @torch.no_grad()

@@ -35,8 +35,8 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
     WEIGHTS_INDEX_NAME,
     WEIGHTS_NAME,
-    cached_file,
 )
+from transformers.utils.hub import cached_file
 
 from lit_rlhf.models.configs import is_classifier
 

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from lit_rlhf.models.adapters import prepared, private_rng
 from lit_rlhf.models.configs import (
@@ -198,9 +199,16 @@ def _with_stored_head(
     """A scalar model from files with other names, or other content, than transformers' own."""
     # OpenRLHF leaves out num_labels, which is then 2
     config.num_labels = 1
-    loaded = _pretrained(
-        AutoModelForSequenceClassification, path, options, config=config, key_mapping=head.renamed
-    )
+    before = logging.get_verbosity()
+    # its report names a language model's head and a bias as unexpected; what is missing, we see
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped there
+    try:
+        names = head.renamed
+        loaded = _pretrained(
+            AutoModelForSequenceClassification, path, options, config=config, key_mapping=names
+        )
+    finally:
+        logging.set_verbosity(before)
     # on another model: transformers would save this one under the names that it was loaded by
     model = scalar_model_from(loaded, head=head.layer())
     _set_padding(model.config, path, options)

@@ -38,7 +38,7 @@ def save_model_folder(
     folder: str | Path,
     *,
     contract: Savable | None = None,
-    card: ModelCardInfo | None = None,
+    card: ModelCardInfo | str | None = None,
     generation: Mapping[str, Any] | None = None,
     max_shard_size: str = "50GB",
     head_format: HeadFormat = "transformers",
@@ -55,7 +55,7 @@ def save_model_folder(
             of a scalar model's config.
         folder: Where to. An existing model folder is replaced.
         contract: Saved along, if any.
-        card: How the model was made, for its README.md; `None` writes no model card.
+        card: How the model was made, for its README.md, or that file's text; `None` writes none.
         generation: Settings of `generation_config.json` besides the token ids, for language models.
             What came with the base model's folder is not passed on.
         max_shard_size: Largest weight file, for instance `5GB`.
@@ -74,6 +74,33 @@ def save_model_folder(
             )
         else:
             _write_language_model(model, tokenizer, partial, generation, max_shard_size)
+        save_companions(tokenizer, partial, contract, card, scalar)
+
+
+def save_adapter_folder(
+    model: PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    *,
+    contract: Savable | None = None,
+    card: ModelCardInfo | str | None = None,
+) -> None:
+    """Save a model's adapters alone, as peft loads them on top of the model below.
+
+    Args:
+        model: A language model or scalar model; a scalar model's head goes with the adapters.
+        tokenizer: Saved along.
+        folder: As for `save_model_folder`.
+        contract: Saved along, if any.
+        card: As for `save_model_folder`.
+
+    Raises:
+        ValueError: If `folder` holds something other than a model.
+    """
+    with replaced_folder(folder) as partial:
+        # else peft looks at the base model, also on the hub, for whether its vocabulary has grown
+        model.save_pretrained(str(partial), save_embedding_layers=False)
+        scalar = not unwrapped(model).can_generate()
         save_companions(tokenizer, partial, contract, card, scalar)
 
 
@@ -176,7 +203,7 @@ def save_companions(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     contract: Savable | None,
-    card: ModelCardInfo | None,
+    card: ModelCardInfo | str | None,
     scalar: bool,
 ) -> None:
     """Write what stands beside the weights: tokenizer, text contract, model card."""
@@ -184,7 +211,8 @@ def save_companions(
     if contract is not None:
         contract.save(folder)
     if card is not None:
-        (folder / "README.md").write_text(model_card(card, scalar), encoding="utf-8")
+        text = card if isinstance(card, str) else model_card(card, scalar)
+        (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, padding_side: str) -> None:

@@ -105,7 +105,7 @@ def write_foreign(
 
 def _write_weights(folder: Path, weights: dict[str, Tensor], shards: int, pickled: bool) -> None:
     stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
-    names, places = sorted(weights), {}
+    names, places = sorted(weights), dict[str, str]()
     for number in range(shards):
         file = f"{stem}-{number + 1:05d}-of-{shards:05d}.{suffix}"
         file = file if shards > 1 else f"{stem}.{suffix}"

@@ -126,8 +126,8 @@ def test_a_classifier_that_is_no_decoder_is_refused_with_a_way_out(tmp_path: Pat
         num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=32,
-        num_labels=1,
     )
+    config.num_labels = 1
     BertForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"got BertForSequenceClassification .*reward function"):
         load_scalar_model(tmp_path)

@@ -45,7 +45,8 @@ def transformers_scores(folder: Path) -> Tensor:
 def openrlhf_scores(folder: Path) -> Tensor:
     """Its RewardModel: a trunk, and a bias-free layer by the name that the config says."""
     name = json.loads((folder / "config.json").read_text("utf-8"))["value_head_prefix"]
-    trunk = AutoModel.from_pretrained(folder).eval()
+    trunk: Any = AutoModel.from_pretrained(folder)
+    trunk.eval()
     head = load_file(folder / "model.safetensors")[f"{name}.weight"]
     scores: Tensor = trunk(IDS).last_hidden_state[:, -1] @ head[0]
     return scores
@@ -54,7 +55,8 @@ def openrlhf_scores(folder: Path) -> Tensor:
 @torch.no_grad()
 def trl_scores(folder: Path) -> Tensor:
     """Its AutoModelForCausalLMWithValueHead: a language model, and `v_head.summary` beside it."""
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model.eval()
     weights = load_file(folder / "model.safetensors")
     head = torch.nn.Linear(weights["v_head.summary.weight"].shape[1], 1)
     state = {n.removeprefix("v_head.summary."): t for n, t in weights.items() if "v_head" in n}
