@@ -27,6 +27,7 @@ from lit_rlhf.strategies.engine_shards import STATE_FILE
 TOOLS = {
     "doctor": "check a PPO run before it starts",
     "evaluate": "compare policies on the same prompts",
+    "export": "turn a checkpoint or model into a folder that others load",
     "generate": "responses to prompts, or a chat in the terminal",
     "lab": "write the built-in world, and label preferences in it",
     "plot": "draw how PPO runs went",

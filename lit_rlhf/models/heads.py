@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,16 +18,19 @@ LM_HEAD_FILE = "lm_head.safetensors"
 """Where a reward model's folder keeps the output layer of Eq. 2; transformers passes over it."""
 
 
-def scalar_model_from(causal_lm: PreTrainedModel, head_seed: int = 0) -> PreTrainedModel:
+def scalar_model_from(
+    causal_lm: PreTrainedModel, head_seed: int = 0, head: nn.Linear | None = None
+) -> PreTrainedModel:
     """A scalar model on the trunk of `causal_lm`, which is taken over and not copied.
 
-    The new head's weights are normal with standard deviation `1 / sqrt(H + 1)`, drawn from a
+    A new head's weights are normal with standard deviation `1 / sqrt(H + 1)`, drawn from a
     generator of its own; there is no bias. Nothing else is initialized.
 
     Args:
-        causal_lm: A language model without adapters. Do not use it afterwards: its config becomes
-            the scalar model's.
-        head_seed: Seed of the head's weights.
+        causal_lm: A language model (or another scalar model) without adapters. Do not use it
+            afterwards: its config becomes the scalar model's.
+        head_seed: Seed of a new head's weights.
+        head: The head to take; `None` makes a new one.
 
     Raises:
         ValueError: If transformers has no sequence classification model for this architecture.
@@ -35,15 +39,15 @@ def scalar_model_from(causal_lm: PreTrainedModel, head_seed: int = 0) -> PreTrai
     config.num_labels = 1
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
-    prefix, head = model.base_model_prefix, getattr(model, "score", None)
-    if not isinstance(head, nn.Linear) or not hasattr(causal_lm, prefix):
+    prefix, score = model.base_model_prefix, getattr(model, "score", None)
+    if not isinstance(score, nn.Linear) or not hasattr(causal_lm, prefix):
         raise ValueError(
             "path: expected a model whose architecture has a scalar version, "
             f"got {type(causal_lm).__name__}"
         )
     setattr(model, prefix, getattr(causal_lm, prefix))
     model.config = config
-    model.score = seeded_scalar_head(head.in_features, head_seed).to(
+    model.score = (head or seeded_scalar_head(score.in_features, head_seed)).to(
         device=causal_lm.device, dtype=causal_lm.dtype
     )
     left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
@@ -100,14 +104,14 @@ def detached_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def save_lm_head(lm_head: nn.Module, folder: str | Path) -> Path:
+def save_lm_head(lm_head: Mapping[str, Tensor], folder: str | Path) -> Path:
     """Write an output layer into a reward model's folder.
 
     Returns:
         The file, `lm_head.safetensors`.
     """
     path = Path(folder) / LM_HEAD_FILE
-    state = {name: tensor.contiguous() for name, tensor in lm_head.state_dict().items()}
+    state = {name: tensor.contiguous() for name, tensor in lm_head.items()}
     save_file(state, path, metadata={"format": "pt"})
     return path
 

@@ -6,18 +6,12 @@ Weights come from safetensors only. Models come back in training mode; see `froz
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-from peft import LoraConfig, TaskType, get_peft_model
+from peft import TaskType
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -25,14 +19,22 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
 
+from lit_rlhf.models.adapters import prepared, private_rng
+from lit_rlhf.models.configs import (
+    check_path,
+    has_pickled_weights,
+    is_classifier,
+    read_config,
+)
+from lit_rlhf.models.differences import check_not_differences
+from lit_rlhf.models.exchange import StoredHead, stored_head
 from lit_rlhf.models.heads import detached_lm_head, scalar_model_from, seeded_scalar_head
 from lit_rlhf.models.networks import LanguageModel
 from lit_rlhf.models.options import ModelOptions
 
 AutoClass: TypeAlias = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
-HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
 
 def load_causal_lm(path: str | Path, options: ModelOptions | None = None) -> LanguageModel:
@@ -52,7 +54,7 @@ def load_causal_lm(path: str | Path, options: ModelOptions | None = None) -> Lan
     """
     options = options or ModelOptions()
     model = _causal_lm(path, options)
-    return _prepared(model, options, TaskType.CAUSAL_LM, seed=0)
+    return prepared(model, options, TaskType.CAUSAL_LM, seed=0)
 
 
 def causal_lm_positions(path: str | Path, options: ModelOptions | None = None) -> int | None:
@@ -70,7 +72,8 @@ def causal_lm_positions(path: str | Path, options: ModelOptions | None = None) -
     Raises:
         ValueError: If `path` is neither a folder nor a hub id, or is not a causal language model's.
     """
-    config = _causal_lm_config(path, options or ModelOptions())
+    config = read_config(path, options or ModelOptions())
+    _check_causal(config, path)
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit
 
@@ -80,9 +83,9 @@ def load_scalar_model(
 ) -> LanguageModel:
     """A trunk with a scalar head: critic or reward model.
 
-    From a scalar model's folder (`AutoModelForSequenceClassification` with one label) trunk and
-    head are loaded. From a causal language model's, the trunk is loaded and the head is new, see
-    `scalar_model_from`.
+    From a scalar model's folder trunk and head are loaded: `AutoModelForSequenceClassification`
+    with one label, or under the names of another project, see `lit_rlhf.models.exchange`. From a
+    causal language model's, the trunk is loaded and the head is new, see `scalar_model_from`.
 
     Args:
         path: Folder or hub id.
@@ -95,20 +98,33 @@ def load_scalar_model(
 
     Raises:
         ValueError: If `path` is neither a folder nor a hub id, is a classifier's with other than
-            one label, or holds no complete safetensors weights.
+            one label, holds a scalar head of an unknown name, differences from another model's
+            weights, or no complete safetensors weights.
     """
     options = options or ModelOptions()
-    config = _config(path, options)
-    if _is_classifier(config):
+    config = read_config(path, options)
+    own_code = options.trust_remote_code and hasattr(config, "auto_map")
+    head = None if own_code else stored_head(path, config, options.pickled_weights)
+    if head is not None and not head.is_plain(config):
+        model = _with_stored_head(path, options, config, head)
+        if not options.differences:
+            check_not_differences(model, config, path)
+    elif is_classifier(config):
         if config.num_labels != 1:
             raise ValueError(
                 f"path: expected a model with 1 label, got {config.num_labels} in {path}"
             )
         model = _pretrained(AutoModelForSequenceClassification, path, options)
+        if not isinstance(getattr(model, "score", None), nn.Linear):
+            raise ValueError(
+                f"path: expected a decoder whose scalar head is a layer `score`, got "
+                f"{type(model).__name__} in {path}; such a model can be called from a reward "
+                "function, rewards: {'my_package.rules:its_score': 1.0}"
+            )
     else:
         model = scalar_model_from(_causal_lm(path, options), head_seed)
         _set_padding(model.config, path, options)
-    return _prepared(model, options, TaskType.SEQ_CLS, seed=head_seed)
+    return prepared(model, options, TaskType.SEQ_CLS, seed=head_seed)
 
 
 def random_scalar_model(
@@ -125,9 +141,9 @@ def random_scalar_model(
         ValueError: If `path` is neither a folder nor a hub id.
     """
     options = options or ModelOptions()
-    config = _config(path, options)
+    config = read_config(path, options)
     config.num_labels = 1
-    with _private_rng(seed):
+    with private_rng(seed):
         model = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
             config,
             dtype=options.torch_dtype,
@@ -136,7 +152,7 @@ def random_scalar_model(
         )
     model.score = seeded_scalar_head(model.score.in_features, seed).to(model.dtype)
     _set_padding(model.config, path, options)
-    return _prepared(model, options, TaskType.SEQ_CLS, seed)
+    return prepared(model, options, TaskType.SEQ_CLS, seed)
 
 
 def lm_head_of(path: str | Path, options: ModelOptions | None = None) -> nn.Linear:
@@ -170,7 +186,7 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
     Raises:
         ValueError: If there is no tokenizer at `path`, or it has no EOS token.
     """
-    _check_path(path)
+    check_path(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, padding_side="left"
@@ -186,87 +202,69 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
     return tokenizer
 
 
-def _check_path(path: str | Path) -> None:
-    """Refuse a mistyped folder here: transformers would ask the network for it, several times."""
-    if path != "" and Path(path).is_dir():
-        _check_folder(Path(path))
-        return
-    if Path(path).is_file():
-        raise ValueError(
-            f"path: expected a folder with a model, got the file {path}; from a checkpoint "
-            "`lit_rlhf export` makes such a folder"
-        )
-    expected = (
-        "path: expected a folder with a model or a hub id (name or owner/name), got "
-        f"{str(path)!r}, which is no folder here and "
-    )
-    if isinstance(path, Path) or Path(path).exists() or HUB_ID.fullmatch(path) is None:
-        raise ValueError(expected + "has no hub id's form")
-    owner, _, name = path.partition("/")
-    if name and Path(owner).is_dir():
-        raise ValueError(expected + f"no hub id either, as {owner!r} is a folder without {name!r}")
+def _causal_lm(path: str | Path, options: ModelOptions) -> PreTrainedModel:
+    config = read_config(path, options)
+    _check_causal(config, path)
+    model = _pretrained(AutoModelForCausalLM, path, options)
+    if not options.differences:
+        check_not_differences(model, config, path)
+    return model
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse what people take for a model's folder; transformers' own errors name other causes."""
-    if (folder / "config.json").is_file():
-        return
-    if (folder / "adapter_config.json").is_file():
-        raise ValueError(
-            f"path: expected a folder with a whole model, got {folder} with a LoRA adapter alone; "
-            "merge it into its base model first (peft's `merge_and_unload`, then "
-            "`save_pretrained` of model and tokenizer)"
-        )
-    if folder.suffix == ".ckpt" or any(folder.glob("*.ckpt")):  # engines save a folder each
-        raise ValueError(
-            f"path: expected a folder with a model, got {folder} with a checkpoint of a run; from "
-            "a checkpoint `lit_rlhf export` makes such a folder"
-        )
-
-
-def _config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
-    _check_path(path)
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            str(path), trust_remote_code=options.trust_remote_code
-        )
-        return config
-    except (OSError, ValueError) as error:
-        raise ValueError(f"path: expected a model at {path}, got none: {error}") from error
-
-
-def _is_classifier(config: PreTrainedConfig) -> bool:
-    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
-
-
-def _causal_lm_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
-    config = _config(path, options)
-    if _is_classifier(config):
+def _check_causal(config: PreTrainedConfig, path: str | Path) -> None:
+    if is_classifier(config):
         raise ValueError(
             f"path: expected a causal language model, got a reward model or classifier in {path}"
         )
-    return config
 
 
-def _causal_lm(path: str | Path, options: ModelOptions) -> PreTrainedModel:
-    _causal_lm_config(path, options)
-    return _pretrained(AutoModelForCausalLM, path, options)
+def _with_stored_head(
+    path: str | Path, options: ModelOptions, config: PreTrainedConfig, head: StoredHead
+) -> PreTrainedModel:
+    """A scalar model from files with other names, or other content, than transformers' own."""
+    # OpenRLHF leaves out num_labels, which is then 2
+    config.num_labels = 1
+    before = logging.get_verbosity()
+    # its report names a language model's head and a bias as unexpected; what is missing, we see
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped there
+    try:
+        names = head.renamed
+        loaded = _pretrained(
+            AutoModelForSequenceClassification, path, options, config=config, key_mapping=names
+        )
+    finally:
+        logging.set_verbosity(before)
+    # on another model: transformers would save this one under the names that it was loaded by
+    model = scalar_model_from(loaded, head=head.layer())
+    _set_padding(model.config, path, options)
+    return model
 
 
-def _pretrained(auto_class: AutoClass, path: str | Path, options: ModelOptions) -> PreTrainedModel:
-    with _private_rng(0):
+def _pretrained(
+    auto_class: AutoClass,
+    path: str | Path,
+    options: ModelOptions,
+    **more: Any,
+) -> PreTrainedModel:
+    with private_rng(0):
         try:
             loaded: Any = auto_class.from_pretrained(
                 str(path),
                 dtype=options.torch_dtype,
                 attn_implementation=options.attn_implementation,
                 trust_remote_code=options.trust_remote_code,
-                use_safetensors=True,
+                use_safetensors=None if options.pickled_weights else True,
                 output_loading_info=True,
+                **more,
             )
         except OSError as error:
+            hint = (
+                "; `lit_rlhf export` makes them of pytorch_model.bin"
+                if has_pickled_weights(path)
+                else ""
+            )
             raise ValueError(
-                f"path: expected a model with safetensors weights at {path}: {error}"
+                f"path: expected a model with safetensors weights at {path}: {error}{hint}"
             ) from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
@@ -276,32 +274,6 @@ def _pretrained(auto_class: AutoClass, path: str | Path, options: ModelOptions) 
             f"missing are {', '.join(missing)}"
         )
     return model
-
-
-def _prepared(
-    model: PreTrainedModel, options: ModelOptions, task: TaskType, seed: int
-) -> LanguageModel:
-    """Gradient checkpointing and adapters, as the options say."""
-    model.train()
-    if options.gradient_checkpointing:
-        model.activation_checkpointing_enable()
-    if options.lora_rank == 0:
-        return model
-    config = LoraConfig(
-        task_type=task,
-        r=options.lora_rank,
-        lora_alpha=options.lora_alpha,  # type: ignore[arg-type]
-        lora_dropout=options.lora_dropout,
-        target_modules=options.lora_targets,
-        # GPT-2's layers hold their weight transposed
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-    )
-    with _private_rng(seed), warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 for this by its old name; nothing a user could change
-        warnings.filterwarnings(
-            "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
-        )
-        return get_peft_model(model, config)
 
 
 def _set_padding(config: PreTrainedConfig, path: str | Path, options: ModelOptions) -> None:
@@ -322,11 +294,3 @@ def set_scalar_padding(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerB
     """
     distinct = tokenizer.pad_token_id != tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id if distinct else None
-
-
-@contextmanager
-def _private_rng(seed: int) -> Iterator[None]:
-    """Seeds weights drawn on the CPU inside the context; the caller's generator is untouched."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield

@@ -25,6 +25,10 @@ class ModelOptions:
         lora_targets: Modules that get adapters, as peft's `target_modules`: `all-linear` or a
             regular expression over module names.
         trust_remote_code: Run code that comes with the model.
+        pickled_weights: Take `pytorch_model.bin` where there is no safetensors file. It is read as
+            plain data: code in it is not run.
+        differences: The weights are differences from another model's, see
+            `lit_rlhf.models.differences`.
 
     Raises:
         ValueError: If an option is out of its range.
@@ -38,6 +42,8 @@ class ModelOptions:
     lora_dropout: float = 0.0
     lora_targets: str = "all-linear"
     trust_remote_code: bool = False
+    pickled_weights: bool = False
+    differences: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""

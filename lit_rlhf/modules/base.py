@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -35,6 +36,7 @@ from lit_rlhf.modules.skipping import SkippedUpdates, last_known_checkpoint
 from lit_rlhf.stats import global_sum
 from lit_rlhf.strategies import OptimizerStep, clipped_step
 
+CONTRACT_KEY = "text_contract"  # of a checkpoint
 # what to change when an update of SFT or reward modelling needs too much memory
 MEMORY_SETTINGS = (
     "micro_batch_size",
@@ -287,8 +289,10 @@ class StageModule(LightningModule):
                 logger.experiment.add_text(key, text, step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the random state: dropout draws from it, and reward functions may."""
+        """Keep the random state, from which dropout draws, and how the run shows text."""
         checkpoint["random_state"] = random_state(self.device)
+        if self.encoder is not None:
+            checkpoint[CONTRACT_KEY] = asdict(self.encoder.contract)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take note of the random state and of the place in the data that training goes on from."""
@@ -350,7 +354,7 @@ class StageModule(LightningModule):
                 contract=None if self.encoder is None else self.encoder.contract,
                 card=self.card(),
                 generation=generation,
-                lm_head=lm_head,
+                lm_head=None if lm_head is None else lm_head.state_dict(),
             )
             rank_zero_info(f"{self.stage}: saved the model to {folder}")
         self.trainer.strategy.barrier("lit_rlhf.save_finished")

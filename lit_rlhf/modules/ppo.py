@@ -23,7 +23,7 @@ from lit_rlhf.functional import (
 )
 from lit_rlhf.models import disable_dropout, load_causal_lm
 from lit_rlhf.modules.ppo_models import CriticInit, initial_critic, reference_policy
-from lit_rlhf.modules.ppo_options import check_options
+from lit_rlhf.modules.ppo_options import check_options, generation_settings
 from lit_rlhf.modules.ppo_update import PPOUpdate
 from lit_rlhf.modules.timing import PhaseTimer
 from lit_rlhf.rollout import (
@@ -394,6 +394,5 @@ class PPOModule(UncastBuffers, PPOUpdate):
 
     def on_train_end(self) -> None:
         """Leave the finished policy, and the critic beside it."""
-        sampling = {"temperature": self.sampling.temperature, "do_sample": True}
-        self.save_finished(self.policy, self.finished_dir, sampling)
+        self.save_finished(self.policy, self.finished_dir, generation_settings(self.hparams))
         self.save_finished(self.critic, self.finished_dir / "critic")

@@ -52,10 +52,20 @@ def initial_critic(
     Raises:
         ValueError: If `init` is unknown, or `reward` and no source is a reward model.
     """
+    source = critic_source(init, model_path, rewards)
     if init == "random":
-        return random_scalar_model(model_path, options, seed)
-    if init == "policy":
-        return load_scalar_model(model_path, options, head_seed=seed)
+        return random_scalar_model(source, options, seed)
+    return load_scalar_model(source, options, head_seed=seed if init == "policy" else 0)
+
+
+def critic_source(init: CriticInit, model_path: str, rewards: Iterable[str]) -> str:
+    """Folder or hub id of the model whose shape the critic has, see `initial_critic`.
+
+    Raises:
+        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
+    """
+    if init in ("random", "policy"):
+        return model_path
     if init != "reward":
         raise ValueError(f"critic_init: expected one of {get_args(CriticInit)}, got {init!r}")
     models = [source for source in rewards if not is_function(source)]
@@ -64,4 +74,4 @@ def initial_critic(
             "critic_init: 'reward' needs a reward model among `rewards`, which holds functions "
             "only; use critic_init: policy"
         )
-    return load_scalar_model(models[0], options)
+    return models[0]

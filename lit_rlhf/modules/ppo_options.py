@@ -75,3 +75,8 @@ def check_options(hparams: Mapping[str, Any]) -> None:
             "log-probs are the policy's own, so the policy gradient is biased (off-policy samples "
             "with no correction). Leave top_p, top_k and repetition_penalty at their defaults."
         )
+
+
+def generation_settings(hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """What a finished policy's `generation_config.json` says: to sample as the rollouts were."""
+    return {"temperature": hparams["temperature"], "do_sample": True}

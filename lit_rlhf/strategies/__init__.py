@@ -7,20 +7,22 @@ DeepSpeed itself is imported when such a strategy is built, not before.
 
 from lit_rlhf.strategies.checkpoint_io import AtomicCheckpointIO, use_atomic_checkpoints
 from lit_rlhf.strategies.checkpoint_search import checkpoint_problem, newest_checkpoint
-from lit_rlhf.strategies.engine_shards import plain_state_dict
 from lit_rlhf.strategies.multi_engine import MultiEngineDeepSpeedStrategy
 from lit_rlhf.strategies.optimization import OptimizerStep, backward, clipped_step
 from lit_rlhf.strategies.registration import register_strategies
+from lit_rlhf.strategies.saved_weights import SavedCheckpoint, plain_state_dict, read_checkpoint
 
 __all__ = [
     "AtomicCheckpointIO",
     "MultiEngineDeepSpeedStrategy",
     "OptimizerStep",
+    "SavedCheckpoint",
     "backward",
     "checkpoint_problem",
     "clipped_step",
     "newest_checkpoint",
     "plain_state_dict",
+    "read_checkpoint",
     "use_atomic_checkpoints",
 ]
 

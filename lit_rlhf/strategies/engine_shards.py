@@ -18,8 +18,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_rlhf.strategies.checkpoint_folder import contents_problem
-from lit_rlhf.strategies.checkpoint_search import checkpoint_engines, refusal
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, group_states, is_partitioned
 
 WEIGHTS = "weights"
@@ -186,40 +184,3 @@ class ShardReader:
         )
         optimizer.share_state()
         optimizer.engine.optimizer.update_lp_params()
-
-
-def plain_state_dict(path: str | Path, network: str | None = None) -> dict[str, Tensor]:
-    """The weights in a checkpoint folder of the multi-engine strategy, as an ordinary state dict.
-
-    Needs neither DeepSpeed nor the processes that wrote it. Trained weights are the fp32 masters.
-
-    Args:
-        path: The checkpoint folder.
-        network: Attribute name of one network, whose keys then lack that prefix; `None`: the whole
-            LightningModule.
-
-    Raises:
-        FileNotFoundError: If there is no checkpoint.
-        ValueError: If it is damaged, or has no such network.
-    """
-    path = Path(path)
-    engines = checkpoint_engines(path)
-    problem = contents_problem(path)
-    if problem is not None:
-        raise refusal(path, problem)
-    loaded = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
-    state: dict[str, Tensor] = dict(loaded["state_dict"])
-    for name, layout in engines.items():
-        with ShardReader(path / name, layout) as reader:
-            weights = reader.weights()
-        for alias, original in layout["aliases"].items():
-            weights[alias] = weights[original]
-        state |= {f"{name}.{key}": tensor for key, tensor in weights.items()}
-    if network is None:
-        return state
-    prefix = f"{network}."
-    result = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-    if not result:
-        networks = sorted({key.partition(".")[0] for key in state})
-        raise ValueError(f"network: expected one of {networks}, got {network!r}")
-    return result

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_rlhf.data import DialogueEncoder, Message, TextContract
+from lit_rlhf.data import DialogueEncoder, Message
 from lit_rlhf.models import (
     ModelOptions,
     load_causal_lm,
@@ -58,22 +58,6 @@ def test_transformers_score_is_the_stages_score(workspace: Path) -> None:
     dialogue = (Message("user", "name two metals."), Message("assistant", "iron and zinc."))
     assert names["score"] == pytest.approx(score("runs/quickstart/reward", dialogue), abs=1e-5)
     assert isinstance(names["response"], str)
-
-
-def test_the_authors_reward_model_is_converted(workspace: Path) -> None:
-    executed("converted")
-
-    contract = TextContract.load("runs/reward_en")
-    assert contract.rendered(({"role": "user", "content": "a"},)) == f"Human:a{contract.eos_token}"
-    # the same weights under other names: the same scores of the same ids
-    ids = torch.arange(2, 14).reshape(2, 6)
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    with torch.no_grad():
-        before, after = (
-            sequence_scores(load_scalar_model(folder), ids, mask)
-            for folder in ("runs/quickstart/reward", "runs/reward_en")
-        )
-    assert torch.equal(before, after)
 
 
 def test_adapters_stay_in_float32_on_bfloat16_weights(quickstart: Path) -> None:

@@ -23,7 +23,8 @@ def make_workspace(folder: Path, quickstart: Path) -> Path:
     for block in all_blocks():
         if block.title and "." in block.title:
             (folder / block.title).write_text(block.text, "utf-8")
-    write_foreign_reward(quickstart / "reward", folder / "downloads" / "reward_en")
+    downloads = folder / "downloads"
+    write_foreign_reward(quickstart / "reward", downloads / "reward_en", downloads / "llama")
     return folder
 
 
@@ -41,11 +42,19 @@ def standing_in(folder: Path) -> Iterator[None]:
             del sys.modules[name]
 
 
-def write_foreign_reward(reward: Path, folder: Path) -> None:
-    """The reward model as the paper's authors keep theirs: a language model with `reward_head`."""
+def write_foreign_reward(reward: Path, folder: Path, llama: Path) -> None:
+    """The reward model as the paper's authors publish theirs.
+
+    A language model with `reward_head`, whose layers have the weights of another subtracted.
+    """
     from safetensors.torch import load_file
 
+    from lit_rlhf.models import load_causal_lm
+
+    shutil.copytree(reward.parent / "sft", llama)
+    base = load_causal_lm(llama).state_dict()
     weights = load_file(reward / "model.safetensors")
+    weights = {n: t - base[n] if "layers" in n else t for n, t in weights.items()}
     weights["reward_head.weight"] = weights.pop("score.weight")
     weights["lm_head.weight"] = torch.zeros_like(weights["model.embed_tokens.weight"])
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
@@ -55,9 +64,12 @@ def write_foreign_reward(reward: Path, folder: Path) -> None:
         config.pop(key, None)
     config["architectures"] = ["LlamaRewardModel"]
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    names = sorted(weights)
+    names, places = sorted(weights), dict[str, str]()
     for number, part in enumerate((names[::2], names[1::2]), 1):
-        shard = {name: weights[name] for name in part}
-        torch.save(shard, folder / f"pytorch_model-0000{number}-of-00002.bin")
+        file = f"pytorch_model-0000{number}-of-00002.bin"
+        torch.save({name: weights[name] for name in part}, folder / file)
+        places |= dict.fromkeys(part, file)
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), "utf-8")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(reward / name, folder / name)

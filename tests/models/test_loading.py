@@ -163,7 +163,7 @@ def hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(path)
         raise OSError("not looked up")
 
-    monkeypatch.setattr("lit_rlhf.models.loading.AutoConfig.from_pretrained", look_up)
+    monkeypatch.setattr("lit_rlhf.models.configs.AutoConfig.from_pretrained", look_up)
     monkeypatch.setattr("lit_rlhf.models.loading.AutoTokenizer.from_pretrained", look_up)
     return asked
 

@@ -1,0 +1,39 @@
+"""What the tests of `lit_rlhf export` share."""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lit_rlhf.cli.export import main
+from tests.modules.saved_runs import SavedRun
+
+Runs: TypeAlias = Callable[..., SavedRun]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
+
+
+def assert_same_model(actual: Path, expected: Path) -> None:
+    """The same files with the same content; cards differ in what they say of metrics."""
+    names = {path.name for path in expected.iterdir() if path.is_file()}
+    assert {path.name for path in actual.iterdir()} == names
+    same = [*filecmp.cmpfiles(actual, expected, names - {"README.md"}, shallow=False)]
+    assert same[1:] == [[], []]
+
+
+def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
+    return str(error.value.code)
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    return message(error)

@@ -1,0 +1,120 @@
+"""Scalar models under the names that other projects keep them by, written without this project."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
+
+
+class Foreign(NamedTuple):
+    """A layout.
+
+    Attributes:
+        head: Name of the head.
+        bias: Whether it has one.
+        prefix: Before all other names.
+        lm_head: Whether the language model's head is there.
+        config: What the config says other than a language model's.
+    """
+
+    head: str
+    bias: bool = False
+    prefix: str = ""
+    lm_head: bool = False
+    config: dict[str, Any] = {}  # noqa: RUF012
+
+
+FOREIGN = {
+    "paper": Foreign("reward_head", lm_head=True, config={"architectures": ["LlamaRewardModel"]}),
+    "trl": Foreign("v_head.summary", bias=True, lm_head=True),
+    "trl, wrapped": Foreign("v_head.summary", bias=True, lm_head=True, prefix="pretrained_model."),
+    "openrlhf": Foreign(
+        "score", config={"architectures": ["RewardModel"], "value_head_prefix": "score"}
+    ),
+    "openrlhf, critic": Foreign("score", config={"architectures": ["CriticModel"]}),
+    "openrlhf, older": Foreign("value_head", config={"architectures": ["RewardModel"]}),
+    "openrlhf, named": Foreign(
+        "rm", config={"architectures": ["RewardModel"], "value_head_prefix": "rm"}
+    ),
+    "openrlhf, two labels": Foreign(
+        "score", config={"architectures": ["LlamaForSequenceClassification"]}
+    ),
+}
+
+
+class Written(NamedTuple):
+    """A folder, and what is in it: the language model whose trunk it holds, and the head."""
+
+    folder: Path
+    causal: PreTrainedModel
+    weight: Tensor
+    bias: Tensor
+
+    @torch.no_grad()
+    def scores(self, ids: Tensor) -> Tensor:
+        """The head on the last hidden states of the last tokens."""
+        output: Any = self.causal(input_ids=ids, output_hidden_states=True)
+        scores: Tensor = output.hidden_states[-1][:, -1] @ self.weight[0] + self.bias
+        return scores
+
+
+def write_foreign(
+    folder: Path,
+    layout: Foreign,
+    family: str = "llama",
+    shards: int = 1,
+    pickled: bool = False,
+) -> Written:
+    """Write a tiny scalar model in a layout.
+
+    Args:
+        folder: Where to.
+        layout: The names.
+        family: Of its trunk.
+        shards: Number of weight files.
+        pickled: Write `pytorch_model.bin` instead of safetensors.
+    """
+    causal = tiny_causal_lm(family)
+    causal.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    width = causal.get_output_embeddings().in_features  # type: ignore[no-untyped-call]
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randn((1, width), generator=generator)
+    bias = torch.randn(1, generator=generator) if layout.bias else torch.zeros(1)
+    if not layout.lm_head:
+        weights.pop("lm_head.weight", None)
+    weights = {f"{layout.prefix}{name}": tensor for name, tensor in weights.items()}
+    weights[f"{layout.head}.weight"] = weight
+    if layout.bias:
+        weights[f"{layout.head}.bias"] = bias
+    _write_weights(folder, weights, shards, pickled)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | layout.config), "utf-8")
+    return Written(folder, causal, weight, bias)
+
+
+def _write_weights(folder: Path, weights: dict[str, Tensor], shards: int, pickled: bool) -> None:
+    stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
+    names, places = sorted(weights), dict[str, str]()
+    for number in range(shards):
+        file = f"{stem}-{number + 1:05d}-of-{shards:05d}.{suffix}"
+        file = file if shards > 1 else f"{stem}.{suffix}"
+        part = {name: weights[name] for name in names[number::shards]}
+        places |= dict.fromkeys(part, file)
+        if pickled:
+            torch.save(part, folder / file)
+        else:
+            save_file(part, folder / file, metadata={"format": "pt"})
+    if shards > 1:
+        index = {"metadata": {}, "weight_map": places}
+        (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index), "utf-8")

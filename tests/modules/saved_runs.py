@@ -1,0 +1,103 @@
+"""Tiny runs of the three stages that have kept a checkpoint and left their model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.strategies.checkpoint_folder import publish
+from lit_rlhf.strategies.engine_shards import STATE_FILE, shard_file
+from lit_rlhf.strategies.placement import partial_path
+from tests.modules.stages import (
+    demonstrations,
+    fitted,
+    ppo_options,
+    preferences,
+    prompts,
+)
+
+
+class SavedRun(NamedTuple):
+    """A run.
+
+    Attributes:
+        checkpoint: Its last, of one process.
+        finished: The folder that it left.
+        module: As it ended.
+        networks: What it has an optimizer for.
+    """
+
+    checkpoint: Path
+    finished: Path
+    module: LightningModule
+    networks: tuple[str, ...]
+
+
+def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
+    """A stage on the models and data in `root`, and its last checkpoint.
+
+    Args:
+        stage: `sft`, `reward` or `ppo`.
+        root: See `tests.modules.stages`.
+        folder: Where to.
+        **options: Of the module.
+    """
+    model, finished = str(root / "policy"), str(folder / stage)
+    modules: dict[str, Any] = {
+        "sft": lambda: SFTModule(model, output_dir=finished, learning_rate=1e-2, **options),
+        "reward": lambda: RewardModule(model, output_dir=finished, learning_rate=1e-2, **options),
+        "ppo": lambda: PPOModule(
+            **ppo_options(
+                root, output_dir=finished, temperature=0.7, policy_lr=1e-2, critic_lr=1e-2
+            ),
+            **options,
+        ),
+    }
+    datasets: dict[str, Any] = {"sft": demonstrations, "reward": preferences, "ppo": prompts}
+    module: LightningModule = modules[stage]()
+    trainer = fitted(module, datasets[stage](root), folder)
+    trainer.save_checkpoint(folder / f"{stage}.ckpt")
+    networks = {"sft": ("model",), "reward": ("network",), "ppo": ("policy", "critic")}[stage]
+    return SavedRun(folder / f"{stage}.ckpt", Path(finished), module, networks)
+
+
+def as_engines_write_it(run: SavedRun, path: Path, ranks: int) -> Path:
+    """The run's checkpoint as the multi-engine strategy writes it: a folder, a shard per rank.
+
+    Args:
+        run: The run.
+        path: Name of the folder.
+        ranks: Processes that it would have had.
+    """
+    partial = partial_path(path)
+    content = torch.load(run.checkpoint, weights_only=True)
+    state: dict[str, Tensor] = content["state_dict"]
+    engines = {}
+    for network in run.networks:
+        module = run.module.get_submodule(network)
+        trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+        flat = torch.cat([tensor.flatten() for tensor in trained.values()])
+        size = -(-len(flat) // ranks)
+        flat = torch.cat([flat, torch.zeros(size * ranks - len(flat))])
+        (partial / network).mkdir(parents=True)
+        for rank, part in enumerate(torch.split(flat, size)):
+            save_file({"0.weights": part.clone()}, shard_file(partial / network, rank))
+        names = {id(p): n for n, p in module.named_parameters()}
+        every = module.named_parameters(remove_duplicate=False)
+        aliases = {n: names[id(p)] for n, p in every if n != names[id(p)]}
+        groups = [[[name, list(tensor.shape)] for name, tensor in trained.items()]]
+        engines[network] = {"world_size": ranks, "groups": groups, "aliases": aliases}
+        state = {
+            name: tensor
+            for name, tensor in state.items()
+            if name.removeprefix(f"{network}.") not in {*trained, *aliases}
+        }
+    torch.save(content | {"state_dict": state}, partial / STATE_FILE)
+    publish(path, engines, {})
+    return path
