@@ -23,7 +23,7 @@ POLICIES_HELP = (
 def evaluate(
     policies: list[str],
     prompts: str,
-    rewards: dict[str, float],
+    rewards: dict[str, float | dict[str, Any]],
     output: str | None = None,
     responses: str | None = None,
     max_new_tokens: int = 128,
@@ -46,8 +46,8 @@ def evaluate(
         prompts: A file with prompts (.jsonl, .json, .parquet, .jsonl.gz) or the id of a dataset on
             the hub. Files of preferences and demonstrations do too: their prompts are taken.
         rewards: Weight by source; a source is a reward model's folder or 'package.module:function'.
-            Each is reported by itself, times its weight (1.0: as it is). The first decides who
-            wins.
+            A mapping instead of a weight describes a rule (docs/rewards.md). Each is reported by
+            itself, times its weight (1.0: as it is). The first decides who wins.
         output: JSON file for the report.
         responses: JSON lines file for all responses with their scores, KL and length.
         max_new_tokens: Longest response in tokens, EOS counted. Give what the policies were trained

@@ -42,6 +42,7 @@ from lit_rlhf.functional.preference_loss import (
 from lit_rlhf.functional.rewards import (
     TokenRewards,
     clipped_scores,
+    length_penalty,
     normalized_scores,
     scaled_scores,
     token_rewards,
@@ -69,6 +70,7 @@ __all__ = [
     "kl_penalty_loss",
     "language_model_loss",
     "length_mask",
+    "length_penalty",
     "loss_perplexity",
     "masked_mean",
     "masked_moments",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -15,7 +15,7 @@ from lit_rlhf.models import (
     load_scalar_model,
     random_scalar_model,
 )
-from lit_rlhf.rollout import is_function
+from lit_rlhf.rollout import ModelReward
 
 CriticInit = Literal["reward", "policy", "random"]
 
@@ -37,7 +37,11 @@ def reference_policy(
 
 
 def initial_critic(
-    init: CriticInit, model_path: str, rewards: Iterable[str], options: ModelOptions, seed: int
+    init: CriticInit,
+    model_path: str,
+    rewards: Sequence[ModelReward],
+    options: ModelOptions,
+    seed: int,
 ) -> LanguageModel:
     """The critic that PPO starts from.
 
@@ -45,7 +49,7 @@ def initial_critic(
         init: `reward`: the first reward model; `policy`: the SFT model with a new head; `random`:
             random weights of the SFT model's shape.
         model_path: The SFT model.
-        rewards: Reward sources in their order.
+        rewards: The reward models in their order.
         options: How the critic is loaded.
         seed: Of new weights.
 
@@ -58,10 +62,9 @@ def initial_critic(
         return load_scalar_model(model_path, options, head_seed=seed)
     if init != "reward":
         raise ValueError(f"critic_init: expected one of {get_args(CriticInit)}, got {init!r}")
-    models = [source for source in rewards if not is_function(source)]
-    if not models:
+    if not rewards:
         raise ValueError(
-            "critic_init: 'reward' needs a reward model among `rewards`, which holds functions "
-            "only; use critic_init: policy"
+            "critic_init: 'reward' needs a reward model among `rewards`, which holds functions and "
+            "rules only; use critic_init: policy"
         )
-    return load_scalar_model(models[0], options)
+    return load_scalar_model(rewards[0].path, options)
