@@ -154,7 +154,6 @@ class PPOModule(UncastBuffers, PPOUpdate):
         if gold_reward is not None:
             self.gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
         self.score_moments = RunningMoments()
-        self.timer = PhaseTimer()
         self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
 
     def setup(self, stage: str) -> None:
