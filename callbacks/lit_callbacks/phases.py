@@ -209,6 +209,8 @@ class PhaseSummary(Callback):
             return
         told = (hint(self.report, trainer, pl_module) for hint in self.hints)
         sentences = [sentence for sentence in told if sentence]
+        headline = f"fit took {self.report.headline()}"
+        self._console.print(headline, markup=False, highlight=False)
         self._console.print(phase_table(self.report))
         for sentence in sentences:
             self._console.print(f"- {sentence}", markup=False, highlight=False)
@@ -224,16 +226,7 @@ def phase_table(report: PhaseReport) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    title = Text(f"fit took {report.headline()}")
-    table = Table(
-        box=None,
-        pad_edge=False,
-        header_style="dim",
-        title=title,
-        title_justify="left",
-        title_style="",
-        padding=(0, 2, 0, 0),
-    )
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for name, *cells in report.rows():

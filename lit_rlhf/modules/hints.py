@@ -9,6 +9,7 @@ from lit_callbacks.phases import OTHER, VALIDATION, Hint, PhaseReport
 from lit_rlhf.modules.timing import GIB
 from lit_rlhf.rollout import WeightedReward
 
+SLOW = 0.15  # share of the time that reward functions should stay below
 LARGE = 0.3  # share of the time from which a phase is worth a word
 MOST = 0.5  # share from which it is what to look at first
 CUT_OFF = 0.3  # share of responses that run to their limit
@@ -54,17 +55,19 @@ def small_rollout_batches(
     return f"rollout takes {share:.0%} of the time: raise rollout_batch_size (now {size}); {left}"
 
 
-def slow_scoring(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
-    """Scores take long, and not all come from reward models."""
-    share, reward = report.share("score"), getattr(module, "reward", None)
-    if share < LARGE or not isinstance(reward, WeightedReward):
+def slow_functions(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
+    """Reward functions, rules and services take long."""
+    reward = getattr(module, "reward", None)
+    if not isinstance(reward, WeightedReward):
         return None
     names = [term.name for term in reward.terms if not term.is_model]
-    if not names:
+    share = sum(reward.seconds[name] for name in names) / max(report.seconds, 1e-9)
+    if share < SLOW:
         return None
+    slowest = max(names, key=lambda name: reward.seconds[name])
     return (
-        f"score takes {share:.0%} of the time; the rewards are asked one after the other: see "
-        f"whether {', '.join(names)} can be faster"
+        f"reward functions take {share:.0%} of the time, one after the other, most of it "
+        f"{slowest}: see whether it can be faster"
     )
 
 
@@ -125,7 +128,7 @@ def waiting(report: PhaseReport, trainer: Trainer, module: LightningModule) -> s
 HINTS: tuple[Hint, ...] = (
     long_responses,
     small_rollout_batches,
-    slow_scoring,
+    slow_functions,
     float32,
     needless_checkpointing,
     small_micro_batches,

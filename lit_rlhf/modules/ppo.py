@@ -198,12 +198,11 @@ class PPOModule(UncastBuffers, PPOUpdate):
         """Responses to the prompts, their raw rewards, and what the networks make of them."""
         with timer("rollout"), self.memory_for("rollout", batch.input_ids, *ROLLOUT_MEMORY):
             rollouts = self.rollout(batch, seed)
-        with timer("score"):
-            ids = rollouts.sequence_ids
-            with self.memory_for("score", ids, *ROLLOUT_MEMORY):
-                scores = self.score(rollouts, batch.texts)
-            with self.memory_for("estimate", ids, *ROLLOUT_MEMORY):
-                estimates = self.estimate(rollouts)
+        ids = rollouts.sequence_ids
+        with timer("score"), self.memory_for("score", ids, *ROLLOUT_MEMORY):
+            scores = self.score(rollouts, batch.texts)
+        with timer("estimate"), self.memory_for("estimate", ids, *ROLLOUT_MEMORY):
+            estimates = self.estimate(rollouts)
         return rollouts, scores, estimates
 
     def rollouts_are_finite(self, scores: Tensor, estimates: Estimates) -> bool:

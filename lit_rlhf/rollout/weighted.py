@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ class WeightedReward(nn.Module):
         tokenizer: The policy's.
         timeout: Seconds that a call of a function may take; `None`: as long as it likes.
         offload: Keep reward models in CPU memory between uses.
+
+    Attributes:
+        seconds: What each source has taken so far, by name.
 
     Raises:
         ValueError: If there is no source, or one is described wrongly.
@@ -64,6 +68,7 @@ class WeightedReward(nn.Module):
                 if term.normalize
             }
         )
+        self.seconds = dict.fromkeys((term.name for term in self.terms), 0.0)
         self._raw: dict[str, Tensor] = {}
         self._pending: dict[str, RunningMoments] = {}
 
@@ -73,7 +78,9 @@ class WeightedReward(nn.Module):
         """Weighted scores `[B]`, float32; a warning shows one that is not finite."""
         self._raw = {}
         for term, source in zip(self.terms, self.sources, strict=True):
+            start = perf_counter()
             scores = source(rollouts, prompts, batch_size)
+            self.seconds[term.name] += perf_counter() - start
             if isinstance(source, ModelReward) and not bool(torch.isfinite(scores).all()):
                 samples = samples_of(rollouts, prompts, self.tokenizer)
                 warn_of_non_finite(f"reward model {source.path!r}", scores, samples)

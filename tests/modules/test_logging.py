@@ -46,10 +46,12 @@ POLICY = {
 TIMES = {
     "time/rollout",
     "time/score",
+    "time/estimate",
     "time/update",
     "time/iteration",
     "memory/rollout",
     "memory/score",
+    "memory/estimate",
     "memory/update",
     "throughput/response_tokens_per_second",
 }

@@ -96,10 +96,6 @@ def test_hints_say_what_to_change(module: PPOModule) -> None:
         "rollout takes 70% of the time, and 45% of the responses run to max_new_tokens (6): lower "
         "it, or raise missing_eos_penalty so that responses end"
     ]
-    assert told(module, {"score": 35.0}, None) == [
-        "score takes 35% of the time; the rewards are asked one after the other: see whether "
-        "brevity can be faster"
-    ]
     assert told(module, {"validation": 40.0}, None) == [
         "validation takes 40% of the time: raise trainer.val_check_interval, or lower "
         "trainer.limit_val_batches"
@@ -108,6 +104,19 @@ def test_hints_say_what_to_change(module: PPOModule) -> None:
         "50% of the time is outside the phases, in data loading, logging, checkpoints and "
         "callbacks: raise data.num_workers, or log, save and sample less often"
     ]
+
+
+def test_slow_reward_functions_are_named(root: Path) -> None:
+    rules = {name: {"rule": "length", "longest": 3} for name in ("brevity", "other_rule")}
+    rewards = {str(root / "reward"): 1.0, **rules}
+    stage = PPOModule(**ppo_options(root, rewards=rewards))
+    stage.reward.seconds = {"reward": 50.0, "brevity": 18.0, "other_rule": 2.0}
+    assert told(stage, {"score": 70.0}, None) == [
+        "reward functions take 20% of the time, one after the other, most of it brevity: see "
+        "whether it can be faster"
+    ]
+    stage.reward.seconds["brevity"] = 1.0
+    assert told(stage, {"score": 70.0}, None) == []
 
 
 def test_hints_of_a_gpu_with_room(module: PPOModule) -> None:
@@ -135,7 +144,7 @@ def test_a_fit_in_which_all_is_well_gets_no_hint(root: Path) -> None:
 def test_the_phases_that_hints_speak_of_are_those_of_ppo(root: Path, tmp_path: Path) -> None:
     run = fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
     phases = {key.removeprefix("time/") for key in run.callback_metrics if key.startswith("time/")}
-    assert {"rollout", "score", "update"} <= phases
+    assert {"rollout", "score", "estimate", "update"} <= phases
     assert all(
         0.01 < float(run.callback_metrics[f"memory/{p}"]) < 100 for p in phases - {"iteration"}
     )
