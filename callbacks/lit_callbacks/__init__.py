@@ -16,6 +16,7 @@ from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
 from lit_callbacks.levels import Level
 from lit_callbacks.live import LiveView
 from lit_callbacks.monitors import Monitor, Record
+from lit_callbacks.phases import PhaseReport, PhaseSummary
 from lit_callbacks.progress import StageProgressBar
 from lit_callbacks.resume import ResumeCheckpoint
 from lit_callbacks.rollback import RollBack
@@ -57,6 +58,8 @@ __all__ = [
     "Monitor",
     "NonFiniteMonitor",
     "PerplexityMonitor",
+    "PhaseReport",
+    "PhaseSummary",
     "Record",
     "RepetitionMonitor",
     "ResumeCheckpoint",

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_callbacks.detector import CollapseDetector
 from lit_callbacks.levels import Level
 from lit_callbacks.monitors import HISTORY
+from lit_callbacks.terminal import stderr_console
 from lit_callbacks.text import duration_text, number_text, short_names, sparkline
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class LiveView(Callback):
                 "got neither"
             )
         self._histories = {key: [] for key in self.metrics}
-        console = _stderr_console()
+        console = stderr_console("LiveView")
         # rich takes a file for a terminal where FORCE_COLOR is set
         is_terminal = console.is_terminal and console.file.isatty() and not console.is_dumb_terminal
         is_shown = trainer.is_global_zero and is_terminal
@@ -231,13 +232,3 @@ def _move_handlers(old: TextIO, new: TextIO) -> None:
         for handler in logger.handlers if isinstance(logger, logging.Logger) else []:
             if isinstance(handler, logging.StreamHandler) and handler.stream is old:
                 handler.setStream(new)
-
-
-def _stderr_console() -> Console:
-    try:
-        from rich.console import Console
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "LiveView draws with rich: pip install lit-callbacks[live]"
-        ) from error
-    return Console(stderr=True)

@@ -37,7 +37,7 @@ class RecordReader:
             tensors: names of tensors wanted; one that is missing is left out, and so is one that
                 is also a logged metric.
         """
-        scalars = self._new_scalars(trainer)
+        scalars = self.new_scalars(trainer)
         items = outputs.items() if isinstance(outputs, Mapping) else ()
         returned = {name: value for name, value in items if isinstance(value, Tensor)}
         found = (tensors & returned.keys()) - self._last.keys()
@@ -50,7 +50,8 @@ class RecordReader:
         self.seen |= record.scalars.keys() | record.tensors.keys() | returned.keys()
         return record
 
-    def _new_scalars(self, trainer: Trainer) -> dict[str, float]:
+    def new_scalars(self, trainer: Trainer) -> dict[str, float]:
+        """The numbers that this process has logged since the last call, by key."""
         last, self._last = self._last, dict(trainer.callback_metrics)
         # Lightning copies what is logged. As the last copy is kept here, one at the same place in
         # memory is the same copy.

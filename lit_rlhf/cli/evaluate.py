@@ -42,7 +42,7 @@ NO_JUDGE = JudgeOptions()
 def evaluate(
     policies: list[str],
     prompts: str | None = None,
-    rewards: dict[str, float] | None = None,
+    rewards: dict[str, float | dict[str, Any]] | None = None,
     judge: JudgeOptions = NO_JUDGE,
     benchmarks: list[str] | None = None,
     choices: list[str] | None = None,
@@ -73,7 +73,8 @@ def evaluate(
         prompts: A file with prompts (.jsonl, .json, .parquet, .jsonl.gz) or the id of a dataset on
             the hub. Files of preferences and demonstrations do too: their prompts are taken.
         rewards: Weight by source; a source is a reward model's folder or 'package.module:function'.
-            Each is reported by itself, times its weight (1.0: as it is), and decides who wins.
+            A mapping instead of a weight describes a rule (docs/rewards.md). Each is reported by
+            itself, times its weight (1.0: as it is), and decides who wins.
         judge: A language model that compares the responses too.
         benchmarks: Tasks or groups of lm-evaluation-harness.
         choices: Files of multiple-choice questions.

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
 from transformers.utils import logging as transformers_logging
 
-from lit_callbacks import ResumeCheckpoint
+from lit_callbacks import PhaseSummary, ResumeCheckpoint
 from lit_callbacks.resume import checkpoint_folder
 from lit_rlhf.strategies import checkpoint_problem, newest_checkpoint, use_atomic_checkpoints
 from lit_rlhf.strategies.checkpoint_search import refusal
@@ -66,13 +66,18 @@ class RLHFCLI(LightningCLI):
         self.config = self._given
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The configured Trainer, made to write checkpoints safely, and one at SIGTERM."""
+        """The configured Trainer, with safe checkpoints, one at SIGTERM, and a phase summary."""
+        from lit_rlhf.modules.hints import HINTS
+
         trainer = super().instantiate_trainer(**kwargs)
         use_atomic_checkpoints(trainer)
+        # Lightning does not declare the attribute
+        added: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, PhaseSummary) for callback in added):
+            added.insert(0, PhaseSummary(hints=list(HINTS)))
         callbacks = trainer.checkpoint_callbacks
         if callbacks and not any(isinstance(c, ResumeCheckpoint) for c in callbacks):
-            # Lightning does not declare the attribute
-            trainer.callbacks.append(ResumeCheckpoint())  # type: ignore[attr-defined]
+            added.append(ResumeCheckpoint())
         return trainer
 
     def before_fit(self) -> None:

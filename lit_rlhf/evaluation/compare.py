@@ -24,7 +24,7 @@ from lit_rlhf.evaluation.progress import progress_line
 from lit_rlhf.evaluation.responses import Responses, Turns
 from lit_rlhf.evaluation.sampling import encoded_prompts, loaded_policy
 from lit_rlhf.models import ModelOptions, load_tokenizer
-from lit_rlhf.rollout import SamplingOptions, WeightedReward
+from lit_rlhf.rollout import SamplingOptions, WeightedReward, source_names
 
 DEFAULT_PROMPT_LENGTH = 512
 
@@ -55,7 +55,7 @@ class Comparison:
     Attributes:
         policies: Reports by policy name, the baseline first.
         samples: The responses, by policy name.
-        rewards: Sources of the rewards by reward name.
+        rewards: Sources of the rewards by reward name, a rule as its mapping.
         n_prompts: Number of prompts.
         shortened: Prompts that lost their oldest turns or their beginning to fit the length.
         dialogues: The prompts as they were read.
@@ -63,7 +63,7 @@ class Comparison:
 
     policies: dict[str, PolicyReport]
     samples: dict[str, PolicySamples]
-    rewards: dict[str, str]
+    rewards: dict[str, str | dict[str, Any]]
     n_prompts: int
     shortened: int
     dialogues: Sequence[Turns] = ()
@@ -120,7 +120,7 @@ class Comparison:
 def compared_policies(
     policies: Sequence[str],
     prompts: DataSource,
-    rewards: Mapping[str, float],
+    rewards: Mapping[str, float | Mapping[str, Any]],
     sampling: SamplingOptions,
     options: ModelOptions | None = None,
     device: torch.device | None = None,
@@ -137,8 +137,8 @@ def compared_policies(
         policies: Folders or hub ids of causal language models. The first is the baseline: the
             others win, tie or lose against it, and it is the reference of KL.
         prompts: Where the prompts come from.
-        rewards: Weight by source, as for PPO; here each is reported by itself, times its weight.
-            May be empty.
+        rewards: Weight or mapping by source, as for PPO; here each is reported by itself, times its
+            weight and not normalized. May be empty.
         sampling: How responses are sampled.
         options: How models are loaded; `None` takes the defaults.
         device: Where to run; `None` is the CPU.
@@ -189,7 +189,10 @@ def compared_policies(
             for name, path in zip(names, policies, strict=True)
         },
         samples=samples,
-        rewards=dict(zip(judges, rewards, strict=True)),
+        rewards={
+            name: dict(value) if isinstance(value, Mapping) and "rule" in value else source
+            for name, (source, value) in zip(judges, rewards.items(), strict=True)
+        },
         n_prompts=len(encoded.examples),
         shortened=encoded.counts.shortened + encoded.counts.cut_prompts,
         dialogues=encoded.dialogues,
@@ -237,7 +240,10 @@ def shared_encoder(
 
 
 def loaded_reward(
-    source: str, weight: float, options: ModelOptions, encoder: DialogueEncoder
+    source: str,
+    weight: float | Mapping[str, Any],
+    options: ModelOptions,
+    encoder: DialogueEncoder,
 ) -> WeightedReward:
     """One reward by itself, times its weight.
 
@@ -245,7 +251,7 @@ def loaded_reward(
         ValueError: If there is no such reward, or it is a reward model that was trained on text
             rendered otherwise than the policies'.
     """
-    reward = WeightedReward({source: weight}, options, encoder.tokenizer)
+    reward = WeightedReward({source: weight}, options, encoder.tokenizer).eval()
     for model in reward.models:
         model.check_contract(encoder.contract)
     return reward
@@ -259,11 +265,7 @@ def short_names(sources: Sequence[str], argument: str) -> list[str]:
     """
     if not sources or len(set(sources)) < len(sources):
         raise ValueError(f"{argument}: expected one or more, each once, got {list(sources)}")
-    tails = [Path(source).name.rpartition(":")[2] for source in sources]
-    return [
-        tail if tails.count(tail) == 1 else source
-        for tail, source in zip(tails, sources, strict=True)
-    ]
+    return list(source_names(sources).values())
 
 
 def _report(

@@ -43,6 +43,7 @@ from lit_rlhf.functional.preference_loss import (
 from lit_rlhf.functional.rewards import (
     TokenRewards,
     clipped_scores,
+    length_penalty,
     normalized_scores,
     scaled_scores,
     token_rewards,
@@ -71,6 +72,7 @@ __all__ = [
     "kl_penalty_loss",
     "language_model_loss",
     "length_mask",
+    "length_penalty",
     "loss_perplexity",
     "masked_mean",
     "masked_moments",

@@ -93,6 +93,28 @@ def clipped_scores(scores: Tensor, clip: float) -> Tensor:
     return scores.detach().clamp(-clip, clip)
 
 
+def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tensor:
+    """Minus the distance of a length from a range: -max(shortest - n, n - longest, 0).
+
+    Args:
+        lengths: `[B]`, of responses in any unit.
+        shortest: Beginning of the range.
+        longest: Its end; `None`: no end.
+
+    Returns:
+        `[B]` float32, at most 0.
+
+    Raises:
+        ValueError: For a wrong shape.
+    """
+    check_dims("lengths", lengths, 1)
+    lengths = lengths.float()
+    outside = (shortest - lengths).clamp(min=0)
+    if longest is not None:
+        outside = outside + (lengths - longest).clamp(min=0)
+    return -outside
+
+
 def token_rewards(
     scores: Tensor,
     logprobs: Tensor,

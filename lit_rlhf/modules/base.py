@@ -33,6 +33,7 @@ from lit_rlhf.modules.memory import change, explained_memory_errors
 from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, micro_batches
 from lit_rlhf.modules.random_state import random_state, restore_random_state
 from lit_rlhf.modules.skipping import SkippedUpdates, last_known_checkpoint
+from lit_rlhf.modules.timing import PhaseTimer
 from lit_rlhf.stats import global_sum
 from lit_rlhf.strategies import OptimizerStep, clipped_step
 
@@ -102,6 +103,7 @@ class StageModule(LightningModule):
             trust_remote_code=trust_remote_code,
         )
         self.skipped = SkippedUpdates(max_skipped_in_a_row)
+        self.timer = PhaseTimer()
         self._random_state: dict[str, Any] = {}
         self._trained = False
         self._loader_states: list[dict[str, Any]] = []
@@ -313,6 +315,7 @@ class StageModule(LightningModule):
         count_resumed_epoch(self.trainer)
         restore_random_state(self._random_state, self.device)
         self._random_state = {}
+        self.timer = PhaseTimer(self.device)
         self._trained = True
 
     def on_fit_end(self) -> None:

@@ -19,6 +19,7 @@ from lit_rlhf.models.configs import check_path
 from lit_rlhf.modules.base import CONTRACT_KEY
 from lit_rlhf.modules.ppo_models import critic_source
 from lit_rlhf.modules.ppo_options import generation_settings
+from lit_rlhf.rollout.sources import reward_sources
 from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 
 NetworkName = Literal["policy", "critic", "reward", "model"]
@@ -113,7 +114,8 @@ def checkpoint_export(
     source = base or hparams["model_path"]
     shape = source
     if chosen == "critic" and base is None:
-        shape = critic_source(hparams["critic_init"], hparams["model_path"], hparams["rewards"])
+        models = [term.path for term in reward_sources(hparams["rewards"]) if term.is_model]
+        shape = critic_source(hparams["critic_init"], hparams["model_path"], models)
     for model in (source, shape) if base is None else ():
         try:
             check_path(model)

@@ -43,7 +43,7 @@ from lit_rlhf.stats import RunningMoments, UncastBuffers, global_masked_moments
 
 Truncation = Literal["terminal", "bootstrap", "mask"]
 OldPolicy = Literal["rollout", "reference"]
-FROZEN = ("reference.", "reward.")  # keys of the state dict that checkpoints leave out
+FROZEN = ("reference.", "reward.sources.")  # keys of the state dict that checkpoints leave out
 # what to change when a phase needs too much memory
 ROLLOUT_MEMORY = ("rollout_batch_size", "max_new_tokens")
 SCORING_MEMORY = ("scoring_tokens", "max_new_tokens")
@@ -59,6 +59,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
     Args:
         model_path: Folder or hub id of the SFT model: the policy's start and the reference.
         rewards: Weight by source; a source is a reward model's folder or `package.module:function`.
+            A mapping instead of a weight describes a ready-made rule (`docs/rewards.md`).
         gold_reward: `package.module:function`, logged as `rollout/gold` and never trained on.
         reward_timeout: Seconds that a reward function may take for an iteration's responses;
             `None`: as long as it likes.
@@ -105,7 +106,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
     def __init__(
         self,
         model_path: str,
-        rewards: dict[str, float],
+        rewards: dict[str, float | dict[str, Any]],
         gold_reward: str | None = None,
         reward_timeout: float | None = None,
         critic_init: CriticInit = "reward",
@@ -152,13 +153,12 @@ class PPOModule(UncastBuffers, PPOUpdate):
             rewards, frozen, self.tokenizer, reward_timeout, offload_frozen
         )
         self.critic = disable_dropout(
-            initial_critic(critic_init, model_path, rewards, self.options, seed)
+            initial_critic(critic_init, model_path, self.reward.models, self.options, seed)
         )
         self.gold = None
         if gold_reward is not None:
             self.gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
         self.score_moments = RunningMoments()
-        self.timer = PhaseTimer()
         self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
 
     def setup(self, stage: str) -> None:
@@ -175,6 +175,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
         metrics = self.rollout_summary(rollouts, batch.texts, scores, estimates)
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
         if self.rollouts_are_finite(scores, estimates):
+            self.reward.accept()
             rewards = self.shape_rewards(rollouts, scores, estimates)
             experience = self.experience(rollouts, rewards, estimates)
             metrics["rollout/reward"] = rewards.sum(1).mean()
@@ -202,12 +203,11 @@ class PPOModule(UncastBuffers, PPOUpdate):
         """Responses to the prompts, their raw rewards, and what the networks make of them."""
         with timer("rollout"), self.memory_for("rollout", batch.input_ids, *ROLLOUT_MEMORY):
             rollouts = self.rollout(batch, seed)
-        with timer("score"):
-            ids = rollouts.sequence_ids
-            with self.memory_for("score", ids, *SCORING_MEMORY):
-                scores = self.score(rollouts, batch.texts)
-            with self.memory_for("estimate", ids, *SCORING_MEMORY):
-                estimates = self.estimate(rollouts)
+        ids = rollouts.sequence_ids
+        with timer("score"), self.memory_for("score", ids, *SCORING_MEMORY):
+            scores = self.score(rollouts, batch.texts)
+        with timer("estimate"), self.memory_for("estimate", ids, *SCORING_MEMORY):
+            estimates = self.estimate(rollouts)
         return rollouts, scores, estimates
 
     def rollouts_are_finite(self, scores: Tensor, estimates: Estimates) -> bool:
@@ -250,7 +250,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
         )
 
     def score(self, rollouts: RolloutBatch, prompts: list[str]) -> Tensor:
-        """Raw rewards `[B]`."""
+        """Raw rewards `[B]`: the weighted sum of the sources."""
         scores: Tensor = self.reward(rollouts, prompts, self.hparams["scoring_tokens"])
         return scores
 
@@ -268,8 +268,8 @@ class PPOModule(UncastBuffers, PPOUpdate):
     def rollout_summary(
         self, rollouts: RolloutBatch, prompts: list[str], scores: Tensor, estimates: Estimates
     ) -> dict[str, Tensor]:
-        """The `rollout/*` metrics, with the gold reward where there is one."""
-        metrics = rollout_metrics(rollouts, estimates, scores)
+        """The `rollout/*` metrics, with each source's score and the gold reward if there is one."""
+        metrics = rollout_metrics(rollouts, estimates, scores) | self.reward.metrics()
         if self.gold is not None:
             metrics["rollout/gold"] = self.gold(rollouts, prompts, None).mean()
         return metrics

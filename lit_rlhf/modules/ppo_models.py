@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -15,7 +15,7 @@ from lit_rlhf.models import (
     load_scalar_model,
     random_scalar_model,
 )
-from lit_rlhf.rollout import is_function
+from lit_rlhf.rollout import ModelReward
 
 CriticInit = Literal["reward", "policy", "random"]
 
@@ -37,7 +37,11 @@ def reference_policy(
 
 
 def initial_critic(
-    init: CriticInit, model_path: str, rewards: Iterable[str], options: ModelOptions, seed: int
+    init: CriticInit,
+    model_path: str,
+    rewards: Sequence[ModelReward],
+    options: ModelOptions,
+    seed: int,
 ) -> LanguageModel:
     """The critic that PPO starts from.
 
@@ -45,21 +49,26 @@ def initial_critic(
         init: `reward`: the first reward model; `policy`: the SFT model with a new head; `random`:
             random weights of the SFT model's shape.
         model_path: The SFT model.
-        rewards: Reward sources in their order.
+        rewards: The reward models in their order.
         options: How the critic is loaded.
         seed: Of new weights.
 
     Raises:
         ValueError: If `init` is unknown, or `reward` and no source is a reward model.
     """
-    source = critic_source(init, model_path, rewards)
+    source = critic_source(init, model_path, [model.path for model in rewards])
     if init == "random":
         return random_scalar_model(source, options, seed)
     return load_scalar_model(source, options, head_seed=seed if init == "policy" else 0)
 
 
-def critic_source(init: CriticInit, model_path: str, rewards: Iterable[str]) -> str:
+def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> str:
     """Folder or hub id of the model whose shape the critic has, see `initial_critic`.
+
+    Args:
+        init: What the critic starts from.
+        model_path: The SFT model.
+        models: Those of the reward models in their order.
 
     Raises:
         ValueError: If `init` is unknown, or `reward` and no source is a reward model.
@@ -68,10 +77,9 @@ def critic_source(init: CriticInit, model_path: str, rewards: Iterable[str]) -> 
         return model_path
     if init != "reward":
         raise ValueError(f"critic_init: expected one of {get_args(CriticInit)}, got {init!r}")
-    models = [source for source in rewards if not is_function(source)]
     if not models:
         raise ValueError(
-            "critic_init: 'reward' needs a reward model among `rewards`, which holds functions "
-            "only; use critic_init: policy"
+            "critic_init: 'reward' needs a reward model among `rewards`, which holds functions and "
+            "rules only; use critic_init: policy"
         )
     return models[0]

@@ -150,7 +150,10 @@ class RewardModule(StageModule):
         pairs = self.rank_share(len(batch.margin))
         tokens = self.rank_share(batch.chosen.completion_mask.sum())
         totals: dict[str, Tensor] = {}
-        with self.memory_for("update", batch.chosen.input_ids, *MEMORY_SETTINGS):
+        with (
+            self.timer("update"),
+            self.memory_for("update", batch.chosen.input_ids, *MEMORY_SETTINGS),
+        ):
             for part in self.micro_batches(batch, len(batch.margin)):
                 metrics, _ = self(part.rows, pairs, tokens)
                 shares = weighted(metrics, part.weight)
@@ -161,6 +164,8 @@ class RewardModule(StageModule):
         self.step_schedule(schedule)
         totals["reward/grad_norm"] = step.grad_norm
         totals["reward/skipped_updates"] = self.skipped.pop_count()
+        n_tokens = sum(int(side.attention_mask.sum()) for side in (batch.chosen, batch.rejected))
+        totals |= self.timer.metrics(n_tokens, "tokens")
         self.log_metrics(totals, len(batch.margin))
 
     def _evaluation_step(self, batch: PreferenceBatch) -> None:

@@ -78,7 +78,7 @@ class SFTModule(StageModule):
         [(optimizer, schedule)] = self.networks_in_training()
         denominator = self.rank_share(batch.completion_mask.sum())
         totals: dict[str, Tensor] = {}
-        with self.memory_for("update", batch.input_ids, *MEMORY_SETTINGS):
+        with self.timer("update"), self.memory_for("update", batch.input_ids, *MEMORY_SETTINGS):
             for part in self.micro_batches(batch, len(batch.input_ids)):
                 shares = weighted(self(part.rows, denominator), part.weight)
                 backward(self, shares["sft/loss"], optimizer)
@@ -90,6 +90,7 @@ class SFTModule(StageModule):
         totals["sft/perplexity"] = loss_perplexity(self.mean_over_ranks(totals["sft/loss"]))
         totals["sft/grad_norm"] = step.grad_norm
         totals["sft/skipped_updates"] = self.skipped.pop_count()
+        totals |= self.timer.metrics(int(batch.attention_mask.sum()), "tokens")
         self.log_metrics(totals, len(batch.input_ids))
 
     def _evaluation_step(self, batch: TokenBatch) -> None:

@@ -1,17 +1,25 @@
-"""Calling a user's reward function: with a time limit, and with reports that name the sample."""
+"""Calling a reward function: with a time limit, and with reports that name the sample."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from lit_rlhf.rollout.batch import RolloutBatch
+from lit_rlhf.rollout.samples import decoded_responses
 
 SHOWN = 200  # characters of a text in a message
+
+
+class RewardError(RuntimeError):
+    """A reward function's error that says itself what it was asked: no sample is looked for."""
 
 
 class Samples(NamedTuple):
@@ -21,21 +29,35 @@ class Samples(NamedTuple):
         prompts: Rendered prompts.
         responses: Decoded responses.
         terminated: Which responses ended by themselves.
+        lengths: Tokens of each response, EOS included.
     """
 
     prompts: list[str]
     responses: list[str]
     terminated: list[bool]
+    lengths: list[int]
 
     def only(self, row: int) -> Samples:
         """One of them."""
-        return Samples([self.prompts[row]], [self.responses[row]], [self.terminated[row]])
+        return Samples(*([values[row]] for values in self))  # type: ignore[arg-type]  # by field
 
     def shown(self, row: int) -> str:
         """One of them for a message, shortened."""
         return (
             f"prompt {shortened(self.prompts[row])} and response {shortened(self.responses[row])}"
         )
+
+
+def samples_of(
+    rollouts: RolloutBatch, prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> Samples:
+    """Rollouts as text."""
+    return Samples(
+        list(prompts),
+        decoded_responses(rollouts, tokenizer),
+        rollouts.terminated.tolist(),
+        rollouts.lengths.tolist(),
+    )
 
 
 def shortened(text: str) -> str:

@@ -1,10 +1,10 @@
-"""Where a score comes from: reward models, Python callables, or a weighted sum of several."""
+"""Where a score comes from: a reward model, or a callable."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -29,14 +29,22 @@ from lit_rlhf.models import (
     sequence_scores,
 )
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.reward_calls import Samples, attempted, warn_of_non_finite
-from lit_rlhf.rollout.samples import decoded_responses
+from lit_rlhf.rollout.reward_calls import (
+    RewardError,
+    Samples,
+    attempted,
+    samples_of,
+    warn_of_non_finite,
+)
+
+ON_DEMAND = ("terminated", "lengths")  # what a callable is told if it has a parameter of that name
 
 
 class RewardFunction(Protocol):
     """A user's reward: rendered prompts and decoded responses in, one score each out.
 
-    A function with a parameter `terminated` is also told which responses ended by themselves.
+    A function with a parameter `terminated` is also told which responses ended by themselves, one
+    with a parameter `lengths` how many tokens each response has, EOS included.
     """
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[float]:
@@ -63,25 +71,30 @@ def load_function(path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-class FunctionReward(nn.Module):
-    """Scores from a Python callable.
+class CallableReward(nn.Module):
+    """Scores from a callable: a user's function or a ready-made rule.
 
     Args:
-        path: `package.module:name` of it.
+        label: What messages call it.
+        function: The callable, see `RewardFunction`.
         tokenizer: The policy's.
         timeout: Seconds that a call may take; `None`: as long as it likes. With a limit it runs in
             a thread of its own (`attempted` says what that means).
     """
 
     def __init__(
-        self, path: str, tokenizer: PreTrainedTokenizerBase, timeout: float | None = None
+        self,
+        label: str,
+        function: Callable[..., Any],
+        tokenizer: PreTrainedTokenizerBase,
+        timeout: float | None = None,
     ) -> None:
         super().__init__()
-        self.path = path
-        self.function = load_function(path)
+        self.label = label
+        self.function = function
         self.tokenizer = tokenizer
         self.timeout = timeout
-        self.wants_terminated = "terminated" in inspect.signature(self.function).parameters
+        self.wants = [name for name in ON_DEMAND if name in inspect.signature(function).parameters]
 
     def forward(
         self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens: int | None
@@ -98,9 +111,7 @@ class FunctionReward(nn.Module):
             TimeoutError: If it takes too long.
             ValueError: If it returns other than one number for each response.
         """
-        samples = Samples(
-            list(prompts), decoded_responses(rollouts, self.tokenizer), rollouts.terminated.tolist()
-        )
+        samples = samples_of(rollouts, prompts, self.tokenizer)
         returned = self.returned(samples)
         expected = f"expected {len(prompts)} scores, one for each response"
         asked = f"{len(prompts)} responses, the first: {samples.shown(0)}"
@@ -108,15 +119,13 @@ class FunctionReward(nn.Module):
             scores = torch.as_tensor(returned, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"reward function {self.path!r}: {expected}, got {returned!r:.100}; called with "
-                f"{asked}"
+                f"{self.label}: {expected}, got {returned!r:.100}; called with {asked}"
             ) from error
         if scores.shape != (len(prompts),):
             raise ValueError(
-                f"reward function {self.path!r}: {expected}, got shape {tuple(scores.shape)}; "
-                f"called with {asked}"
+                f"{self.label}: {expected}, got shape {tuple(scores.shape)}; called with {asked}"
             )
-        warn_of_non_finite(f"reward function {self.path!r}", scores, samples)
+        warn_of_non_finite(self.label, scores, samples)
         return scores.to(rollouts.response_ids.device)
 
     def returned(self, samples: Samples) -> Any:  # noqa: ANN401  # whatever the callable returns
@@ -130,24 +139,26 @@ class FunctionReward(nn.Module):
         asked = f"{len(samples.prompts)} responses, the first: {samples.shown(0)}"
         if not attempt.done():
             raise TimeoutError(
-                f"reward function {self.path!r}: no scores after {self.timeout:g} seconds "
-                f"(reward_timeout) for {asked}"
+                f"{self.label}: no scores after {self.timeout:g} seconds (reward_timeout) for "
+                f"{asked}"
             )
         error = attempt.exception()
         if error is None:
             return attempt.result()
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise error  # explained by the phase
+        if isinstance(error, RewardError):
+            raise RewardError(f"{self.label}: {error}") from error
         alone = (samples.only(row) for row in range(len(samples.prompts)))
         culprit = next((s for s in alone if self.fails(s)), None)
         raise RuntimeError(
-            f"reward function {self.path!r} raised {type(error).__name__}: {error}. Called with "
+            f"{self.label} raised {type(error).__name__}: {error}. Called with "
             + (f"{asked}; none fails alone" if culprit is None else f"{culprit.shown(0)}")
         ) from error
 
     def attempt(self, samples: Samples) -> Future[Any]:
         """Call the callable."""
-        extra = {"terminated": samples.terminated} if self.wants_terminated else {}
+        extra = {name: getattr(samples, name) for name in self.wants}
         call = partial(self.function, samples.prompts, samples.responses, **extra)
         return attempted(call, self.timeout)
 
@@ -155,6 +166,21 @@ class FunctionReward(nn.Module):
         """Whether the callable raises or takes too long."""
         attempt = self.attempt(samples)
         return not attempt.done() or attempt.exception() is not None
+
+
+class FunctionReward(CallableReward):
+    """Scores from the Python function that a configuration names.
+
+    Args:
+        path: `package.module:name` of it.
+        tokenizer: The policy's.
+        timeout: Seconds that a call may take; `None`: as long as it likes.
+    """
+
+    def __init__(
+        self, path: str, tokenizer: PreTrainedTokenizerBase, timeout: float | None = None
+    ) -> None:
+        super().__init__(f"reward function {path!r}", load_function(path), tokenizer, timeout)
 
 
 class ModelReward(nn.Module):
@@ -228,65 +254,3 @@ class ModelReward(nn.Module):
             f"it has another tokenizer, of {len(tokenizer)} tokens here and {policy.vocab_size} "
             "there, which differ in the vocabulary or split text differently"
         )
-
-
-class WeightedReward(nn.Module):
-    """A weighted sum of rewards.
-
-    Args:
-        rewards: Weight by source: a reward model's folder or hub id, or `package.module:function`.
-        options: How reward models are loaded.
-        tokenizer: The policy's.
-        timeout: Seconds that a call of a function may take; `None`: as long as it likes.
-        offload: Keep reward models in CPU memory between uses.
-
-    Raises:
-        ValueError: If there is no source.
-    """
-
-    def __init__(
-        self,
-        rewards: Mapping[str, float],
-        options: ModelOptions,
-        tokenizer: PreTrainedTokenizerBase,
-        timeout: float | None = None,
-        offload: bool = False,
-    ) -> None:
-        super().__init__()
-        if not rewards:
-            raise ValueError(
-                "rewards: expected at least one source, a reward model's folder or "
-                "'package.module:function', with its weight; got none"
-            )
-        self.tokenizer = tokenizer
-        self.weights = list(rewards.values())
-        self.sources = nn.ModuleList(
-            FunctionReward(source, tokenizer, timeout)
-            if is_function(source)
-            else ModelReward(source, options, offload)
-            for source in rewards
-        )
-
-    def forward(
-        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens: int | None
-    ) -> Tensor:
-        """Weighted scores `[B]`, float32; a warning shows one that is not finite."""
-        scores = []
-        for source in self.sources:
-            scores.append(source(rollouts, prompts, max_tokens))
-            if isinstance(source, ModelReward) and not bool(torch.isfinite(scores[-1]).all()):
-                responses = decoded_responses(rollouts, self.tokenizer)
-                samples = Samples(list(prompts), responses, rollouts.terminated.tolist())
-                warn_of_non_finite(f"reward model {source.path!r}", scores[-1], samples)
-        weighted = [weight * s for weight, s in zip(self.weights, scores, strict=True)]
-        return torch.stack(weighted).sum(0)
-
-    @property
-    def models(self) -> list[ModelReward]:
-        """The sources that are reward models."""
-        return [source for source in self.sources if isinstance(source, ModelReward)]
-
-
-def is_function(source: str) -> bool:
-    """Whether a reward source names a Python function rather than a model."""
-    return ":" in source and not Path(source).exists()

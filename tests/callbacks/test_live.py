@@ -120,7 +120,7 @@ def terminal_of(monkeypatch: pytest.MonkeyPatch, width: int) -> Terminal:
     console = Console(
         file=stream, force_terminal=True, width=width, height=30, color_system="standard"
     )
-    monkeypatch.setattr("lit_callbacks.live._stderr_console", lambda: console)
+    monkeypatch.setattr("lit_callbacks.live.stderr_console", lambda who: console)
     return stream
 
 
@@ -294,7 +294,7 @@ class TestTheTerminal:
     ) -> None:
         stream = io.StringIO()
         console = Console(file=stream, force_terminal=True)  # as FORCE_COLOR makes it
-        monkeypatch.setattr("lit_callbacks.live._stderr_console", lambda: console)
+        monkeypatch.setattr("lit_callbacks.live.stderr_console", lambda who: console)
         enabled: list[bool] = []
         bar = StageProgressBar()
         bar.setup = lambda trainer, pl_module, stage: None  # type: ignore[method-assign]

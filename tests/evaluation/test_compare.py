@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from lit_rlhf.data import DataSource
@@ -117,6 +118,14 @@ def test_a_function_is_told_which_responses_ended(folders: Folders) -> None:
     assert samples.scores["question_marks"].tolist() == [
         -float(not ended) for ended in samples.terminated.tolist()
     ]
+
+
+def test_a_rule_scores_too_times_its_weight_and_not_normalized(folders: Folders) -> None:
+    rule = {"rule": "length", "unit": "characters", "longest": 0, "weight": 2.0, "normalize": True}
+    result = compared(folders, [folders.sft], rewards={CHARACTERS: 1.0, "short": rule})
+    (samples,) = result.samples.values()
+    assert torch.equal(samples.scores["short"], -2.0 * samples.scores["characters"])
+    assert result.as_dict()["rewards"] == {"characters": CHARACTERS, "short": rule}
 
 
 def test_the_report_is_strict_json(comparison: Comparison) -> None:

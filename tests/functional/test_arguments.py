@@ -73,6 +73,7 @@ CASES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (F.normalized_scores, (ROWS, ROWS, 1.0, None), "mean: expected 0 dimensions, got shape (2,)"),
     (F.normalized_scores, (ROWS, 0.0, 1.0, 0.0), "clip: expected a finite number > 0, got 0.0"),
     (F.normalized_scores, (ROWS, math.nan, 1.0, None), "mean: expected a finite number, got nan"),
+    (F.length_penalty, (REAL, 0, 3), "lengths: expected 1 dimensions, got shape (2, 3)"),
     (F.scaled_scores, (ROWS, -1.0), "std: expected a finite number >= 0, got -1.0"),
     (F.scaled_scores, (ROWS, ROWS), "std: expected 0 dimensions, got shape (2,)"),
     (F.clipped_scores, (ROWS, -1.0), "clip: expected a finite number > 0, got -1.0"),

@@ -75,7 +75,7 @@ class Logged(Callback):
             {
                 key: float(value)
                 for key, value in trainer.callback_metrics.items()
-                if not key.startswith(("time/", "throughput/", "val/"))
+                if not key.startswith(("time/", "throughput/", "memory/", "val/"))
             }
         )
 

@@ -19,7 +19,7 @@ FROZEN = ("reference.", "reward.")
 def trained(root: Path, folder: Path, **options: Any) -> tuple[PPOModule, dict[str, float]]:
     module = PPOModule(**ppo_options(root, **options))
     run = fitted(module, prompts(root), folder)
-    skipped = ("time/", "throughput/")
+    skipped = ("time/", "throughput/", "memory/")
     logged = {k: float(v) for k, v in run.callback_metrics.items() if not k.startswith(skipped)}
     return module, logged
 

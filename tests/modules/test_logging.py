@@ -14,6 +14,7 @@ from tests.modules.stages import demonstrations, fitted, ppo_options, preference
 
 ROLLOUT = {
     "rollout/score",
+    "rollout/score/reward",
     "rollout/kl",
     "rollout/kl_per_token",
     "rollout/response_length",
@@ -45,10 +46,16 @@ POLICY = {
 TIMES = {
     "time/rollout",
     "time/score",
+    "time/estimate",
     "time/update",
     "time/iteration",
+    "memory/rollout",
+    "memory/score",
+    "memory/estimate",
+    "memory/update",
     "throughput/response_tokens_per_second",
 }
+STEP_TIMES = {"time/update", "time/iteration", "memory/update", "throughput/tokens_per_second"}
 REWARD = {
     "reward/loss",
     "reward/pairwise_loss",
@@ -123,13 +130,15 @@ def test_no_key_is_logged_that_is_not_documented(ppo_events: EventAccumulator) -
     documented = keys | {f"val/{key}" for key in ROLLOUT} | {"epoch", "hp_metric"}
     assert set(ppo_events.Tags()["scalars"]) - documented == set()
     table = Path(__file__).parents[2] / "docs/metrics.md"
-    for key in keys | REWARD | SFT:
+    for key in (keys | STEP_TIMES | REWARD | SFT) - {
+        "rollout/score/reward"
+    }:  # listed as that of any source
         assert f"`{key}`" in table.read_text("utf-8"), key
 
 
 def test_sft_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> None:
     events = logged(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
-    for key in SFT | {"sft/grad_norm", "sft/skipped_updates"}:
+    for key in SFT | STEP_TIMES | {"sft/grad_norm", "sft/skipped_updates"}:
         assert steps(events, key) == [0, 1, 2, 3], key
     for key in SFT:
         assert len(steps(events, f"val/{key}")) == 2, key
@@ -137,7 +146,7 @@ def test_sft_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> Non
 
 def test_reward_modelling_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> None:
     events = logged(RewardModule(str(root / "policy")), preferences(root), tmp_path)
-    for key in REWARD | {"reward/grad_norm", "reward/skipped_updates"}:
+    for key in REWARD | STEP_TIMES | {"reward/grad_norm", "reward/skipped_updates"}:
         assert steps(events, key) == [0, 1, 2, 3], key
     for key in REWARD | {"reward/calibration_error", "reward/accuracy/preferences"}:
         assert len(steps(events, f"val/{key}")) == 2, key
