@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.speed.workload import Workload
+from benchmarks.speed.workload import Stage, Workload
 
 
 class Flops(NamedTuple):
@@ -86,15 +86,28 @@ def generation_bytes(
     return value_bytes * (weights * max(responses) + cached * seen)
 
 
-def sequence_flops(work: Workload, lengths: Sequence[int], logits: Sequence[int]) -> float:
-    """Forward and backward pass of a language model on whole sequences.
+def stage_flops(
+    stage: Stage, work: Workload, prompts: Sequence[int], responses: Sequence[int]
+) -> Flops:
+    """Operations of one update of a stage.
 
     Args:
-        work: The network's shape.
-        lengths: Tokens of every sequence.
-        logits: Positions of every sequence whose logits are used; 0 for a scalar model.
+        stage: `ppo`: see `update_flops`; `sft`: a language model on its responses' tokens;
+            `reward`: a scalar model on whole sequences, both of every pair.
+        work: The networks' shape.
+        prompts: Tokens of every sequence's prompt.
+        responses: Tokens of every sequence's response.
     """
-    return 3 * sum(
-        trunk_flops(work, length) + 2 * work.hidden * work.vocab * used
-        for length, used in zip(lengths, logits, strict=True)
-    )
+    if stage == "ppo":
+        return update_flops(work, prompts, responses)
+    lengths = list(zip(prompts, responses, strict=True))
+    if stage == "sft":
+        forward = sum(
+            trunk_flops(work, prompt + response - 1) + 2 * work.hidden * work.vocab * response
+            for prompt, response in lengths
+        )
+    else:
+        forward = sum(
+            trunk_flops(work, prompt + response) + 2 * work.hidden for prompt, response in lengths
+        )
+    return Flops(rollout=0.0, score=0.0, update=3 * forward)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from benchmarks.speed.machine import (
     synchronize,
     versions,
 )
-from benchmarks.speed.workload import Precision, Workload
+from benchmarks.speed.workload import Precision, Stage, Workload
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Job:
 
     Attributes:
         work: One update's work.
+        stage: What is trained.
         folder: Where `save_networks` put the networks.
         precision: Of weights and computation.
         device: `cpu` or `cuda`.
@@ -37,7 +38,8 @@ class Job:
     """
 
     work: Workload
-    folder: str
+    folder: str = ""
+    stage: Stage = "ppo"
     precision: Precision = "fp32"
     device: str = "cpu"
     warmup: int = 1
@@ -48,6 +50,10 @@ class Job:
     def steps(self) -> int:
         """All updates."""
         return self.warmup + self.updates
+
+    def placed(self, folder: Path) -> Job:
+        """The same job with its networks in another folder."""
+        return replace(self, folder=str(folder))
 
     def save(self, path: Path) -> None:
         """Write the job as JSON."""
@@ -87,6 +93,11 @@ class Laps:
         """Begin the first update."""
         self.memory_before_mib = peak_memory_mib(self.device)
         self._last = reading()
+
+    @property
+    def started(self) -> bool:
+        """Whether the first update has begun."""
+        return self._last is not None
 
     def lap(
         self, phases: Mapping[str, float], prompts: Sequence[int], responses: Sequence[int]

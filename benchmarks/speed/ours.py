@@ -96,21 +96,26 @@ class Watch(Callback):
         self.laps.lap(phases, prompts, outputs["response_lengths"].tolist())
 
 
-def run(job: Job) -> Laps:
-    """Run the job's updates."""
-    laps = Laps(job.device)
-    trainer = Trainer(
+def quiet_trainer(job: Job, watch: Callback) -> Trainer:
+    """A trainer for one pass over the data that logs, shows and saves nothing."""
+    return Trainer(
         max_epochs=1,
         accelerator="gpu" if job.device == "cuda" else "cpu",
         devices=1,
-        callbacks=[Watch(laps)],
+        callbacks=[watch],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         **PRECISIONS[job.precision],
     )
-    trainer.fit(built_module(job), train_dataloaders=loader(job.work, job.steps))
+
+
+def run(job: Job) -> Laps:
+    """Run the job's updates."""
+    laps = Laps(job.device)
+    batches = loader(job.work, job.steps)
+    quiet_trainer(job, Watch(laps)).fit(built_module(job), train_dataloaders=batches)
     return laps
 
 

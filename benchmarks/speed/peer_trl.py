@@ -33,24 +33,17 @@ from benchmarks.speed.job import Job, Laps
 from benchmarks.speed.machine import synchronize
 from benchmarks.speed.workload import (
     DTYPES,
-    EOS,
     PAD,
     Workload,
     bias_lm_head,
     left_padded,
     prompts,
+    response_lengths,
     scalar_network,
 )
 
 PACKAGES = ("trl", "torch", "transformers", "accelerate", "datasets")
 ROLLOUTS_AT_ONCE = 32
-
-
-def response_lengths(responses: torch.Tensor, ends: bool) -> list[int]:
-    """Tokens of each response `[B, T]`, EOS included; `ends`: whether EOS ends one."""
-    is_eos = responses.eq(EOS) & ends
-    first = torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, responses.shape[1])
-    return [int(length) for length in first]
 
 
 class Watch(TrainerCallback):

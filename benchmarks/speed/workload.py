@@ -27,6 +27,7 @@ from transformers import (
 PAD, BOS, EOS, FIRST_WORD = 0, 1, 2, 3
 NEVER = -30.0  # logit of a token that is not to be sampled
 Mode = Literal["ragged", "full"]
+Stage = Literal["ppo", "sft", "reward"]
 Precision = Literal["fp32", "bf16-mixed", "bf16-true"]
 DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}
 """Type of the weights; `bf16-mixed` keeps them in float32 and computes in bfloat16."""
@@ -195,8 +196,43 @@ def prompts(work: Workload, iterations: int) -> list[list[torch.Tensor]]:
     ]
 
 
+def completions(work: Workload, steps: int, per_prompt: int) -> list[list[list[torch.Tensor]]]:
+    """Responses for SFT and reward modelling: words, then EOS, of the lengths that PPO's have.
+
+    Args:
+        work: Prompts, lengths and seed; a response that runs to the limit has no EOS.
+        steps: Optimizer steps.
+        per_prompt: Responses to every prompt.
+
+    Returns:
+        By step, prompt and response, `[tokens]` long.
+    """
+    generator = torch.Generator().manual_seed(work.seed + 2)
+    longest = 1.0 if work.mode == "full" else 0.0
+
+    def response() -> torch.Tensor:
+        ids = torch.randint(FIRST_WORD, work.vocab, (work.response,), generator=generator)
+        draws = torch.rand(work.response, generator=generator)
+        ends = (draws + longest < work.eos_probability).nonzero()
+        if len(ends) == 0:
+            return ids
+        ids[ends[0, 0]] = EOS
+        return ids[: int(ends[0, 0]) + 1]
+
+    return [
+        [[response() for _ in range(per_prompt)] for _ in range(work.batch)] for _ in range(steps)
+    ]
+
+
 def left_padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """Rows of ids as one matrix, with PAD on the left."""
     return nn.utils.rnn.pad_sequence(
         list(rows), batch_first=True, padding_value=PAD, padding_side="left"
     )
+
+
+def response_lengths(responses: torch.Tensor, ends: bool) -> list[int]:
+    """Tokens of each response `[B, T]`, EOS included; `ends`: whether EOS ends one."""
+    is_eos = responses.eq(EOS) & ends
+    first = torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, responses.shape[1])
+    return [int(length) for length in first]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed.flops import (
     generation_bytes,
     layer_weights,
-    sequence_flops,
+    stage_flops,
     trunk_flops,
     update_flops,
 )
@@ -59,21 +58,34 @@ def test_an_update_is_the_sum_over_responses() -> None:
     assert together == tuple(a + b for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("used", [0, 4])
-def test_torch_counts_the_same_but_for_attention(used: int) -> None:
-    # torch does not count the CPU's fused attention
-    work = Workload(hidden=8, layers=2, heads=2, kv_heads=2, intermediate=12, vocab=16)
-    model = policy_network(work) if used else scalar_network(work)
-    ids = torch.arange(4).unsqueeze(0) + 3
-    attention = 4 * 8 * 2 * 10
-    head = 0 if used else 2 * 8 * 4  # the scalar head reads every position
-
+def counted_by_torch(model: torch.nn.Module, ids: torch.Tensor) -> int:
     with FlopCounterMode(display=False) as counter:
         model(ids)
+    return sum(
+        count
+        for name, count in counter.get_flop_counts()["Global"].items()
+        if "attention" not in str(name)
+    )
 
-    forward = sequence_flops(work, [4], [used]) / 3
-    counted = counter.get_total_flops()
-    assert counted - head in (forward, forward - attention, forward - attention + 2 * attention)
+
+def test_torch_counts_the_same_products_in_a_language_model() -> None:
+    ids = torch.arange(4).unsqueeze(0) + 3
+    attention = 10 * 64  # ten pairs, as above
+
+    # five tokens of a prompt and a response: the last is not fed, four logits are used
+    forward = stage_flops("sft", SMALL, [1], [4]).total / 3
+
+    assert forward - attention == counted_by_torch(policy_network(SMALL), ids)
+
+
+def test_torch_counts_the_same_products_in_a_scalar_model() -> None:
+    ids = torch.arange(4).unsqueeze(0) + 3
+    attention = 10 * 64
+    unused = 3 * 2 * 8  # transformers reads the head at every token and takes the last
+
+    forward = stage_flops("reward", SMALL, [1], [3]).total / 3
+
+    assert forward - attention == counted_by_torch(scalar_network(SMALL), ids) - unused
 
 
 def test_bytes_that_generation_reads() -> None:
