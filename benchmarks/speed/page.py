@@ -26,7 +26,7 @@ def tables_of(result: dict[str, Any]) -> str:
 
 
 def filled(page: str, results: Path) -> str:
-    """The page with every table as its results say.
+    """The page with every table as its results say; results may be missing.
 
     Args:
         page: Markdown.
@@ -34,8 +34,11 @@ def filled(page: str, results: Path) -> str:
     """
 
     def place(found: re.Match[str]) -> str:
-        result = json.loads((results / f"{found['name']}.json").read_text("utf-8"))
-        return f"<!-- results: {found['name']} -->\n{tables_of(result)}<!-- end -->"
+        file = results / f"{found['name']}.json"
+        text = f"Not measured yet: `python -m benchmarks.{found['name']}` does.\n"
+        if file.is_file():
+            text = tables_of(json.loads(file.read_text("utf-8")))
+        return f"<!-- results: {found['name']} -->\n\n{text}\n<!-- end -->"
 
     return PLACE.sub(place, page)
 
