@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import scaling as scaling_script
 from benchmarks.scaling import changed, line
 from benchmarks.speed.job import Job
 from benchmarks.speed.ours_supervised import batches, lengths
@@ -238,3 +240,49 @@ def test_the_page_quotes_the_results() -> None:
 
     assert len(PLACE.findall(page)) >= 1
     assert filled(page, RESULTS) == page, "run python -m benchmarks.speed.page"
+
+
+def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Workload] = []
+
+    def alternate(jobs: Any, sides: Any, *_: Any) -> Any:
+        """Costs 1 s, 1 ms per response token and 1 ns per 100 operations of the update."""
+        [side] = sides
+        turns = {}
+        for labels, job in jobs.items():
+            measured.append(job.work)
+            responses = [job.work.response // 2] * job.work.batch
+            update = {
+                "prompts": [1] * job.work.batch,
+                "responses": responses,
+                "foreign_cores": 0.0,
+                "phases": {},
+            }
+            flops = sum(counted(update | {"seconds": 1.0}, job)["flops"].values())
+            update["seconds"] = 1.0 + flops * 1e-11
+            run = {
+                "precision": "fp32",
+                "versions": {"torch": "2.13.0"},
+                "memory_before_mib": 1.0,
+                "peak_memory_mib": 2.0,
+                "updates": [update],
+            }
+            turns[(*labels, side.name)] = [run]
+        return CEILINGS, turns
+
+    monkeypatch.setattr(scaling_script, "alternate", alternate)
+    monkeypatch.setattr(scaling_script, "save_networks", lambda *_: None)
+
+    scaling_script.scaling(str(tmp_path / "scaling"))
+
+    result = json.loads((tmp_path / "scaling.json").read_text("utf-8"))
+    assert len(measured) == len(set(measured)) == 4 + 3 + 2 + 2  # the default is in every sweep
+    fits = {one["size"]: one for one in result["sweeps"]}
+    assert list(fits) == ["batch", "response", "hidden", "vocab"]
+    for size in ("hidden", "vocab"):
+        assert fits[size]["slope"] == pytest.approx(0.01)  # per GFLOP
+        assert fits[size]["fixed"] == pytest.approx(1.0)
+    assert fits["batch"]["r_squared"] == pytest.approx(1.0)
+    assert fits["response"]["r_squared"] > 0.99  # attention grows with the square
+    assert (tmp_path / "scaling.png").stat().st_size > 0
+    assert (tmp_path / "scaling.md").read_text("utf-8") == scaling_tables(result)
