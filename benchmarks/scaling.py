@@ -115,7 +115,8 @@ def figure(sweeps: Sequence[dict[str, Any]], output: Path) -> None:
             )
         axes.set_title(f"{one['size']}, R² = {one['r_squared']:.3f}", loc="left", fontsize=10)
         unit = "real tokens" if one["against"] == "real_tokens" else "useful GFLOP"
-        axes.set(xlabel=unit, ylabel="seconds per iteration", xlim=(0, None), ylim=(0, None))
+        top = 1.2 * max(point["seconds"] for point in one["points"])  # room for the last label
+        axes.set(xlabel=unit, ylabel="seconds per iteration", xlim=(0, None), ylim=(0, top))
         axes.grid(alpha=0.3)
     drawing.savefig(output, dpi=120)
 

@@ -18,7 +18,7 @@ from benchmarks.speed.comparison import RESULTS, compare, publish
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
 from benchmarks.speed.turns import Labels, Side, peer_interpreter
-from benchmarks.speed.workload import SIZES, Precision, Size, Stage, Workload
+from benchmarks.speed.workload import SIZES, Precision, Size, Workload
 
 
 def sft_reward(
@@ -27,6 +27,7 @@ def sft_reward(
     size: Size = "5m",
     device: Literal["cpu", "cuda"] = "cpu",
     precisions: tuple[Precision, ...] = ("fp32",),
+    stages: tuple[Literal["sft", "reward"], ...] = ("sft", "reward"),
     batch: int = 32,
     rounds: int = 3,
     updates: int = 8,
@@ -42,6 +43,7 @@ def sft_reward(
         size: Of the networks.
         device: Where both sides run.
         precisions: Measured on both sides.
+        stages: What is trained.
         batch: Sequences, or pairs, of an optimizer step.
         rounds: Turns of every side.
         updates: Timed steps of a turn; two more come before them.
@@ -53,7 +55,6 @@ def sft_reward(
         Side("lit_rlhf", "benchmarks.speed.ours_supervised"),
         Side("TRL", "benchmarks.speed.peer_supervised", peer_interpreter(peer_python)),
     ]
-    stages: tuple[Stage, ...] = ("sft", "reward")
     jobs: dict[Labels, Job] = {
         (stage, precision): Job(
             Workload(**SIZES[size] | {"batch": batch}),

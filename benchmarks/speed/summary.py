@@ -102,7 +102,8 @@ def of_gpu(used: list[dict[str, Any]], ceilings: dict[str, Any]) -> dict[str, fl
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The peer's seconds over ours and our memory over the peer's, for all precisions of a case.
 
-    Seconds are those of useful work: where responses end at random, the sides sampled others.
+    `speed_at_equal_work` divides useful operations per second instead: where responses end at
+    random, the sides sampled others, and one had more to do.
     """
     return [
         {

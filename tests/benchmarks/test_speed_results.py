@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import scaling as scaling_script
 from benchmarks.scaling import changed, line
+from benchmarks.speed import turns
 from benchmarks.speed.job import Job
 from benchmarks.speed.ours_supervised import batches, lengths
 from benchmarks.speed.page import PAGE, PLACE, RESULTS, filled
@@ -195,6 +196,46 @@ def test_an_interpreter_that_is_not_there_is_refused(tmp_path: Path) -> None:
         peer_interpreter(str(tmp_path / "python"))
 
 
+def test_without_an_interpreter_the_peers_environment_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "peer"
+    commands: list[list[str]] = []
+
+    def ran(command: list[str], check: bool) -> None:
+        assert check
+        commands.append(command)
+        folder.mkdir(exist_ok=True)
+
+    monkeypatch.setattr(turns, "PEER_FOLDER", folder)
+    monkeypatch.setattr(turns.subprocess, "run", ran)
+
+    first, second = peer_interpreter(None), peer_interpreter(None)
+
+    python = str(folder / "bin" / "python")
+    assert (first, second) == (python, python)
+    assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
+    assert commands[1][0] == python
+    assert commands[1][3:] == ["install", *turns.PEER]
+
+
+def test_a_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([run_of("TRL", 9.0, foreign=1.0), run_of("TRL", 3.0), run_of("TRL", 4.0)])
+    monkeypatch.setattr(turns, "wait_until_quiet", lambda _: 0.0)
+    monkeypatch.setattr(turns, "answer", lambda *_: next(answers))
+
+    result = turns.turn(turns.Side("TRL", "peer"), Job(TINY), wait=0.0)
+
+    assert result["updates"][0]["seconds"] == 3.0
+
+
+def test_a_process_that_fails_is_shown(tmp_path: Path) -> None:
+    side = turns.Side("nobody", "benchmarks.speed.nobody")
+
+    with pytest.raises(RuntimeError, match=r"(?s)nobody: .* failed.*No module named"):
+        turns.answer(side, Job(TINY, str(tmp_path)))
+
+
 def test_tables_of_a_comparison() -> None:
     runs = [run_of("lit_rlhf", 2.0, memory=50.0), run_of("TRL", 6.0)]
     rows = [summary([run], CEILINGS, 0.05) for run in runs]
@@ -248,7 +289,7 @@ def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.M
     def alternate(jobs: Any, sides: Any, *_: Any) -> Any:
         """Costs 1 s, 1 ms per response token and 1 ns per 100 operations of the update."""
         [side] = sides
-        turns = {}
+        results = {}
         for labels, job in jobs.items():
             measured.append(job.work)
             responses = [job.work.response // 2] * job.work.batch
@@ -267,8 +308,8 @@ def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.M
                 "peak_memory_mib": 2.0,
                 "updates": [update],
             }
-            turns[(*labels, side.name)] = [run]
-        return CEILINGS, turns
+            results[(*labels, side.name)] = [run]
+        return CEILINGS, results
 
     monkeypatch.setattr(scaling_script, "alternate", alternate)
     monkeypatch.setattr(scaling_script, "save_networks", lambda *_: None)
