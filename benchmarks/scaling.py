@@ -1,0 +1,187 @@
+"""How the cost of a PPO iteration grows with batch, response length, model size and vocabulary.
+
+    python -m benchmarks.scaling
+
+Changes one size at a time and fits a line by least squares: seconds against real tokens where the
+number of tokens changes, against useful operations where the network does. Responses are ragged,
+with an expected length of half the limit. Writes `benchmarks/results/scaling.{md,json,png}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from jsonargparse import auto_cli
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.markdown import Markdown
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.speed.comparison import RESULTS
+from benchmarks.speed.job import Job
+from benchmarks.speed.machine import QUIET_CORES
+from benchmarks.speed.summary import labelled, summary
+from benchmarks.speed.tables import scaling_tables
+from benchmarks.speed.turns import Labels, Side, alternate
+from benchmarks.speed.workload import Precision, Workload, save_networks
+from lit_rlhf.evaluation.files import write_text
+
+OURS = Side("lit_rlhf", "benchmarks.speed.ours")
+
+
+class Line(NamedTuple):
+    """A least-squares line `seconds = fixed + slope * x` and the share of variance it explains."""
+
+    fixed: float
+    slope: float
+    r_squared: float
+
+
+def line(x: Sequence[float], seconds: Sequence[float]) -> Line:
+    """Fit a line.
+
+    Raises:
+        ValueError: With fewer than three points, which say nothing of a line.
+    """
+    if len(x) < 3:
+        raise ValueError(f"x: expected at least 3 points, got {len(x)}")
+    xs, ys = np.asarray(x, dtype=float), np.asarray(seconds, dtype=float)
+    slope, fixed = np.polyfit(xs, ys, 1)
+    left = ((ys - fixed - slope * xs) ** 2).sum()
+    return Line(float(fixed), float(slope), float(1 - left / ((ys - ys.mean()) ** 2).sum()))
+
+
+def changed(work: Workload, size: str, value: int) -> Workload:
+    """The workload with one size changed, and what has to go with it."""
+    if size == "response":
+        return replace(work, response=value, eos_probability=2 / value)
+    if size == "hidden":
+        # heads stay 32 wide; the MLP keeps its ratio of 688 to 256, in multiples of 16
+        heads = value // 32
+        intermediate = round(value * 688 / 256 / 16) * 16
+        return replace(work, hidden=value, heads=heads, kv_heads=heads, intermediate=intermediate)
+    return replace(work, **{size: value})
+
+
+def sweep(
+    size: str, values: Sequence[int], rows: dict[tuple[str, int], dict[str, Any]]
+) -> dict[str, Any]:
+    """One size's points and their line.
+
+    Args:
+        size: Field of `Workload`.
+        values: Its values.
+        rows: Summaries by size and value.
+    """
+    in_tokens = size in ("batch", "response")
+    points = [
+        {
+            "value": value,
+            "real_tokens": rows[size, value]["real_tokens"],
+            "useful_gflop": rows[size, value]["useful_gflop"],
+            "seconds": rows[size, value]["seconds"],
+            "ceiling_fraction": rows[size, value]["ceiling_fraction"],
+            "peak_memory_mib": rows[size, value]["peak_memory_mib"],
+        }
+        for value in values
+    ]
+    against = "real_tokens" if in_tokens else "useful_gflop"
+    fit = line([p[against] for p in points], [p["seconds"] for p in points])
+    return {"size": size, "against": against, "points": points, **fit._asdict()}
+
+
+def figure(sweeps: Sequence[dict[str, Any]], output: Path) -> None:
+    """Draw every sweep's points and line."""
+    drawing = Figure(figsize=(9, 6.5), layout="constrained")
+    for axes, one in zip(drawing.subplots(2, 2).flat, sweeps, strict=True):
+        x = [point[one["against"]] for point in one["points"]]
+        axes.plot(x, [point["seconds"] for point in one["points"]], "o", color="#0072B2")
+        ends = np.array([0.0, max(x)])
+        axes.plot(ends, one["fixed"] + one["slope"] * ends, color="#0072B2", alpha=0.5)
+        for point, at in zip(one["points"], x, strict=True):
+            axes.annotate(
+                f"{point['value']}",
+                (at, point["seconds"]),
+                xytext=(-4, 6),
+                textcoords="offset points",
+                ha="right",
+            )
+        axes.set_title(f"{one['size']}, R² = {one['r_squared']:.3f}", loc="left", fontsize=10)
+        unit = "real tokens" if one["against"] == "real_tokens" else "useful GFLOP"
+        top = 1.2 * max(point["seconds"] for point in one["points"])  # room for the last label
+        axes.set(xlabel=unit, ylabel="seconds per iteration", xlim=(0, None), ylim=(0, top))
+        axes.grid(alpha=0.3)
+    drawing.savefig(output, dpi=120)
+
+
+def scaling(
+    output: str = str(RESULTS / "scaling"),
+    batch: tuple[int, ...] = (32, 64, 128, 256),
+    response: tuple[int, ...] = (16, 32, 64, 128),
+    hidden: tuple[int, ...] = (128, 256, 512),
+    vocab: tuple[int, ...] = (1024, 4096, 16384),
+    precision: Precision = "fp32",
+    rounds: int = 1,
+    updates: int = 3,
+    threads: int = 2,
+    wait: float = 600.0,
+    quiet_cores: float = QUIET_CORES,
+) -> None:
+    """Measure every size, print the tables and write the results.
+
+    Args:
+        output: Path of the results, without `.md`, `.json` and `.png`.
+        batch: Prompts per iteration.
+        response: Longest responses, in tokens; the expected length is about half.
+        hidden: Hidden sizes, of heads 32 wide.
+        vocab: Vocabularies.
+        precision: Of weights and computation.
+        rounds: Turns of every size.
+        updates: Timed iterations of a turn; one more comes before them.
+        threads: Of the process.
+        wait: Seconds to wait for a quiet machine before a turn, at most.
+        quiet_cores: Foreign load, in cores, that an iteration is used with.
+    """
+    values = {"batch": batch, "response": response, "hidden": hidden, "vocab": vocab}
+    works = {
+        (size, value): changed(Workload(), size, value)
+        for size, of_size in values.items()
+        for value in of_size
+    }
+    disable_progress_bar()  # of saving the networks
+    with TemporaryDirectory(prefix="speed_") as folder:
+        jobs: dict[Labels, Job] = {}
+        # the size that all sweeps share is measured once
+        for number, work in enumerate(dict.fromkeys(works.values())):
+            job = Job(work, precision=precision, updates=updates, threads=threads)
+            jobs[str(number), precision] = job.placed(Path(folder) / str(number))
+            save_networks(work, Path(folder) / str(number), precision)
+        ceilings, turns = alternate(jobs, [OURS], rounds, wait, quiet_cores)
+    of_work: dict[Workload, dict[str, Any]] = {}
+    for labels, runs in turns.items():
+        job = jobs[labels[:2]]
+        row = summary([labelled(run, labels, job) for run in runs], ceilings, quiet_cores)
+        row["useful_gflop"] = row["useful_gflops"] * row["seconds"]
+        of_work[job.work] = row
+    rows = {key: of_work[work] for key, work in works.items()}
+    result = {
+        "machine": {**ceilings, "cores": os.cpu_count(), "threads": threads},
+        "precision": precision,
+        "versions": next(iter(turns.values()))[0]["versions"],
+        "sweeps": [sweep(size, of_size, rows) for size, of_size in values.items()],
+    }
+    write_text(f"{output}.json", json.dumps(result, indent=1) + "\n")
+    write_text(f"{output}.md", scaling_tables(result))
+    figure(result["sweeps"], Path(f"{output}.png"))
+    Console().print(Markdown(scaling_tables(result)))
+
+
+if __name__ == "__main__":
+    auto_cli(scaling)

@@ -1,0 +1,113 @@
+"""Floating-point operations that an update cannot do without; the same count for every side.
+
+Only real tokens count, causal attention counts its lower triangle, an output layer counts where a
+logit is used, and the last token of a response is fed to the reward model alone. A multiplication
+with an addition is two operations; a backward pass is twice its forward pass. Log-probs of the
+sampling policy come with its samples and count nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.speed.workload import Stage, Workload
+
+
+class Flops(NamedTuple):
+    """Operations of an update by phase.
+
+    Attributes:
+        rollout: Generation.
+        score: Forward passes of reference, critic and reward model.
+        update: Forward and backward passes of policy and critic.
+    """
+
+    rollout: float
+    score: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """All phases."""
+        return sum(self)
+
+
+def layer_weights(work: Workload) -> int:
+    """Weights of the layers' matrices: each is one multiplication and addition per token."""
+    kv_width = work.hidden // work.heads * work.kv_heads
+    attention = 2 * work.hidden * work.hidden + 2 * work.hidden * kv_width
+    return work.layers * (attention + 3 * work.hidden * work.intermediate)
+
+
+def trunk_flops(work: Workload, tokens: int) -> float:
+    """Forward pass of the layers over one sequence."""
+    pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
+    return 2 * layer_weights(work) * tokens + 4 * work.hidden * work.layers * pairs
+
+
+def update_flops(work: Workload, prompts: Sequence[int], responses: Sequence[int]) -> Flops:
+    """Operations of one PPO update.
+
+    Args:
+        work: The networks' shape; one epoch.
+        prompts: Tokens of every prompt.
+        responses: Tokens of every response, EOS included.
+    """
+    policy = critic = reward = 0.0
+    for prompt, response in zip(prompts, responses, strict=True):
+        trunk = trunk_flops(work, prompt + response - 1)
+        policy += trunk + 2 * work.hidden * work.vocab * response
+        critic += trunk + 2 * work.hidden * response
+        reward += trunk_flops(work, prompt + response) + 2 * work.hidden
+    return Flops(rollout=policy, score=policy + critic + reward, update=3 * (policy + critic))
+
+
+def generation_bytes(
+    work: Workload, prompts: Sequence[int], responses: Sequence[int], value_bytes: int
+) -> float:
+    """Memory that generation cannot but read if all responses are sampled side by side.
+
+    Every step reads all weights of the policy once, and for every response that has not ended the
+    keys and values of the tokens before.
+
+    Args:
+        work: The policy's shape.
+        prompts: Tokens of every prompt.
+        responses: Tokens of every response, EOS included.
+        value_bytes: Bytes of a weight, a key or a value.
+    """
+    weights = layer_weights(work) + work.hidden * work.vocab
+    seen = sum(
+        response * prompt + response * (response - 1) / 2
+        for prompt, response in zip(prompts, responses, strict=True)
+    )
+    cached = 2 * work.layers * (work.hidden // work.heads * work.kv_heads)
+    return value_bytes * (weights * max(responses) + cached * seen)
+
+
+def stage_flops(
+    stage: Stage, work: Workload, prompts: Sequence[int], responses: Sequence[int]
+) -> Flops:
+    """Operations of one update of a stage.
+
+    Args:
+        stage: `ppo`: see `update_flops`; `sft`: a language model on its responses' tokens;
+            `reward`: a scalar model on whole sequences, both of every pair.
+        work: The networks' shape.
+        prompts: Tokens of every sequence's prompt.
+        responses: Tokens of every sequence's response.
+    """
+    if stage == "ppo":
+        return update_flops(work, prompts, responses)
+    lengths = list(zip(prompts, responses, strict=True))
+    if stage == "sft":
+        forward = sum(
+            trunk_flops(work, prompt + response - 1) + 2 * work.hidden * work.vocab * response
+            for prompt, response in lengths
+        )
+    else:
+        forward = sum(
+            trunk_flops(work, prompt + response) + 2 * work.hidden for prompt, response in lengths
+        )
+    return Flops(rollout=0.0, score=0.0, update=3 * forward)

@@ -1,0 +1,172 @@
+"""The machine: its ceilings, its memory, and what else runs on it. Linux only, by /proc."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+QUIET_CORES = 0.05
+"""A lap with more foreign load than this is not used."""
+CPU_SHAPES = ((2048, 256, 688), (2048, 1024, 1024), (2048, 2048, 2048))
+GPU_SHAPES = ((8192, 8192, 8192),)
+BF16_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+"""Dense bf16 operations per second in the vendors' data sheets, by a part of the device's name."""
+
+
+def busy_seconds(stat: str) -> float:
+    """Processor time that the whole machine has used.
+
+    Args:
+        stat: Text of `/proc/stat`.
+
+    Returns:
+        Seconds of user, nice, system, irq, softirq and steal, over all cores.
+
+    Raises:
+        ValueError: If the first line is not that of all cores together.
+    """
+    name, *fields = stat.partition("\n")[0].split() or [""]
+    if name != "cpu" or len(fields) < 8:
+        raise ValueError(f"/proc/stat: expected a line 'cpu' with 8 numbers, got {stat[:80]!r}")
+    ticks = [int(field) for field in fields]
+    return (sum(ticks[:3]) + sum(ticks[5:8])) / TICKS_PER_SECOND
+
+
+class Reading(NamedTuple):
+    """Three clocks at one moment, in seconds: wall, this process, the whole machine."""
+
+    wall: float
+    own: float
+    machine: float
+
+
+def reading() -> Reading:
+    """The clocks now."""
+    stat = Path("/proc/stat").read_text("ascii")
+    return Reading(time.perf_counter(), time.process_time(), busy_seconds(stat))
+
+
+def foreign_cores(start: Reading, end: Reading) -> float:
+    """Cores that other processes used between two readings, on average."""
+    own, machine = end.own - start.own, end.machine - start.machine
+    return (machine - own) / (end.wall - start.wall)
+
+
+def wait_until_quiet(limit: float, window: float = 4.0, cores: float = 0.1) -> float:
+    """Wait until other processes use little for a while.
+
+    Args:
+        limit: Seconds to wait at most.
+        window: Seconds that are looked at together.
+        cores: What counts as little.
+
+    Returns:
+        Cores that others used in the last window.
+    """
+    end = time.perf_counter() + limit
+    while True:
+        start = reading()
+        time.sleep(window)
+        load = foreign_cores(start, reading())
+        if load < cores or time.perf_counter() > end:
+            return load
+
+
+def peak_memory_mib(device: str) -> float:
+    """Largest resident set of this process so far; on a GPU, largest allocation there."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return status_kib(Path("/proc/self/status").read_text("ascii"), "VmHWM") / 1024
+
+
+def status_kib(status: str, field: str) -> int:
+    """A field of `/proc/<pid>/status`, in KiB.
+
+    Raises:
+        ValueError: If it is not there.
+    """
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0])
+    raise ValueError(f"/proc/self/status: expected a field {field}, got none")
+
+
+def median_seconds(work: Callable[[], Any], blocks: int = 7, block: float = 0.2) -> float:
+    """Median time of a call over blocks of calls, after a warm-up."""
+    for _ in range(3):
+        work()
+    synchronize()
+    calls, elapsed = 1, timed(work, 1)
+    while elapsed < block / 4:
+        calls *= 2
+        elapsed = timed(work, calls)
+    calls = max(1, round(calls * block / elapsed))
+    return statistics.median(timed(work, calls) / calls for _ in range(blocks))
+
+
+def timed(work: Callable[[], Any], calls: int) -> float:
+    """Seconds that `calls` calls take."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return synchronize() - start
+
+
+def synchronize() -> float:
+    """Wait for the GPU, if there is one; returns the time, in seconds."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@torch.no_grad()
+def matmul_ceiling(dtype: torch.dtype, device: str) -> float:
+    """Operations per second of the fastest of a few matrix products."""
+    rates = []
+    for rows, inner, columns in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
+        left = torch.randn(rows, inner, device=device).to(dtype)
+        weight = torch.randn(columns, inner, device=device).to(dtype)
+
+        def product(left: torch.Tensor = left, weight: torch.Tensor = weight) -> torch.Tensor:
+            return torch.nn.functional.linear(left, weight)
+
+        rates.append(2 * rows * inner * columns / median_seconds(product))
+    return max(rates)
+
+
+@torch.no_grad()
+def memory_bandwidth(device: str) -> float:
+    """Bytes per second of reading a large tensor."""
+    values = torch.ones(2**28 if device == "cuda" else 2**27, device=device)
+    return values.numel() * values.element_size() / median_seconds(values.sum)
+
+
+def bf16_peak(device_name: str) -> float | None:
+    """Peak of a GPU in dense bf16 by its name; None where it is not in the table."""
+    peaks = (peak for part, peak in BF16_PEAKS.items() if part in device_name)
+    return next(peaks, None)
+
+
+def device_name(device: str) -> str:
+    """Model of the processor or GPU."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Installed versions, with Python's."""
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}

@@ -1,0 +1,129 @@
+"""PPO updates of lit_rlhf, in a process of their own.
+
+python -m benchmarks.speed.ours JOB.json RESULT.json
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from benchmarks.speed.job import Job, Laps
+from benchmarks.speed.workload import PAD, Precision, Workload, bias_lm_head, prompts
+from lit_rlhf.data import PromptBatch
+from lit_rlhf.data.batches import prompt_batch
+from lit_rlhf.modules import PPOModule
+
+PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers")
+MODULE_ARGUMENTS: dict[str, Any] = {
+    "rollout_batch_size": 64,
+    # the peer's mathematics
+    "critic_init": "random",
+    "kl_coef": 0.05,
+    "policy_lr": 3e-6,
+    "critic_lr": 3e-6,
+    "lr_scheduler": "constant",
+    "policy_grad_clip": None,
+    "critic_grad_clip": None,
+    "reward_normalization": False,
+    "reward_clip": None,
+}
+"""Arguments of `PPOModule` beside those that the workload gives."""
+PRECISIONS: dict[Precision, dict[str, Any]] = {
+    "fp32": {"precision": "32-true"},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+    "bf16-true": {"precision": "bf16-true"},
+}
+"""Arguments of `Trainer`."""
+
+
+def loader(work: Workload, iterations: int) -> DataLoader[PromptBatch]:
+    """The iterations' prompts as `PPOModule` takes them."""
+    batches = [
+        prompt_batch(rows, [""] * len(rows), range(len(rows)), PAD)
+        for rows in prompts(work, iterations)
+    ]
+    return DataLoader(cast(Any, batches), batch_size=None, collate_fn=lambda batch: batch)
+
+
+def built_module(job: Job) -> PPOModule:
+    """The module, with output layers that end responses as the workload says."""
+    folder, work = Path(job.folder), job.work
+    module = PPOModule(
+        str(folder / "policy"),
+        {str(folder / "reward"): 1.0},
+        output_dir=str(folder / "trained"),
+        dtype="bfloat16" if job.precision == "bf16-true" else "float32",
+        max_new_tokens=work.response,
+        minibatch_size=work.minibatch,
+        seed=work.seed,
+        **MODULE_ARGUMENTS,
+    )
+    for network in (module.policy, module.reference):
+        bias_lm_head(cast(nn.Module, network), work)
+    return module
+
+
+class Watch(Callback):
+    """Tells `laps` of every iteration: all from one batch's end to the next one's counts."""
+
+    def __init__(self, laps: Laps) -> None:
+        self.laps = laps
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin."""
+        self.laps.start()
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401  # Lightning's signature
+        batch: PromptBatch,
+        batch_idx: int,
+    ) -> None:
+        """Note an iteration's phases and lengths."""
+        phases = {
+            name: float(trainer.callback_metrics[f"time/{name}"])
+            for name in ("rollout", "score", "update")
+        }
+        prompts = batch.attention_mask.sum(1).tolist()
+        self.laps.lap(phases, prompts, outputs["response_lengths"].tolist())
+
+
+def quiet_trainer(job: Job, watch: Callback) -> Trainer:
+    """A trainer for one pass over the data that logs, shows and saves nothing."""
+    return Trainer(
+        max_epochs=1,
+        accelerator="gpu" if job.device == "cuda" else "cpu",
+        devices=1,
+        callbacks=[watch],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **PRECISIONS[job.precision],
+    )
+
+
+def run(job: Job) -> Laps:
+    """Run the job's updates."""
+    laps = Laps(job.device)
+    batches = loader(job.work, job.steps)
+    quiet_trainer(job, Watch(laps)).fit(built_module(job), train_dataloaders=batches)
+    return laps
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Run a job and write its result."""
+    job = Job.load(Path(job_file))
+    run(job).save(Path(result_file), job, PACKAGES)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,115 @@
+"""Steps of lit_rlhf's SFT or reward model, in a process of their own.
+
+python -m benchmarks.speed.ours_supervised JOB.json RESULT.json
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from benchmarks.speed.job import Job, Laps
+from benchmarks.speed.ours import PACKAGES, quiet_trainer
+from benchmarks.speed.workload import PAD, completions, prompts
+from lit_rlhf.data import PreferenceBatch, TokenBatch
+from lit_rlhf.data.batches import token_batch
+from lit_rlhf.modules import RewardModule, SFTModule
+
+COMMON: dict[str, Any] = {"lr_scheduler": "constant", "learning_rate": 1e-5, "grad_clip": 1.0}
+MODULE_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "sft": {**COMMON, "micro_batch_size": None},
+    "reward": {**COMMON, "micro_batch_size": None, "lm_coef": 0.0},
+}
+"""Arguments of `SFTModule` and `RewardModule`: TRL's steps, and its loss (Eq. 1 alone)."""
+
+
+def dialogues(rows: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> TokenBatch:
+    """Prompts with a response each."""
+    masks = [
+        torch.cat([torch.zeros(len(row)), torch.ones(len(answer))]).bool()
+        for row, answer in zip(rows, answers, strict=True)
+    ]
+    pairs = zip(rows, answers, strict=True)
+    return token_batch([torch.cat(pair) for pair in pairs], masks, PAD)
+
+
+def batches(job: Job) -> list[TokenBatch] | list[PreferenceBatch]:
+    """One batch for every optimizer step."""
+    work, steps = job.work, job.steps
+    if job.stage == "sft":
+        return [
+            dialogues(rows, [of_row[0] for of_row in answers])
+            for rows, answers in zip(prompts(work, steps), completions(work, steps, 1), strict=True)
+        ]
+    return [
+        PreferenceBatch(
+            dialogues(rows, [chosen for chosen, _ in pairs]),
+            dialogues(rows, [rejected for _, rejected in pairs]),
+            margin=torch.zeros(len(rows)),
+            source=torch.zeros(len(rows), dtype=torch.long),
+        )
+        for rows, pairs in zip(prompts(work, steps), completions(work, steps, 2), strict=True)
+    ]
+
+
+def lengths(batch: TokenBatch | PreferenceBatch) -> tuple[list[int], list[int]]:
+    """Tokens of every sequence's prompt and response; of both halves of a batch of pairs."""
+    if isinstance(batch, PreferenceBatch):
+        (prompts_a, a), (prompts_b, b) = lengths(batch.chosen), lengths(batch.rejected)
+        return prompts_a + prompts_b, a + b
+    responses = batch.completion_mask.sum(1)
+    return (batch.attention_mask.sum(1) - responses).tolist(), responses.tolist()
+
+
+class Watch(Callback):
+    """Tells `laps` of every step."""
+
+    def __init__(self, laps: Laps) -> None:
+        self.laps = laps
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin."""
+        self.laps.start()
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401  # Lightning's signature
+        batch: TokenBatch | PreferenceBatch,
+        batch_idx: int,
+    ) -> None:
+        """Note a step's lengths."""
+        self.laps.lap({}, *lengths(batch))
+
+
+def run(job: Job) -> Laps:
+    """Run the job's steps."""
+    laps = Laps(job.device)
+    stage = SFTModule if job.stage == "sft" else RewardModule
+    module = stage(
+        str(Path(job.folder) / "policy"),
+        output_dir=str(Path(job.folder) / "trained"),
+        dtype="bfloat16" if job.precision == "bf16-true" else "float32",
+        **MODULE_ARGUMENTS[job.stage],
+    )
+    data = cast(Any, batches(job))
+    loader: DataLoader[Any] = DataLoader(data, batch_size=None, collate_fn=lambda batch: batch)
+    quiet_trainer(job, Watch(laps)).fit(module, train_dataloaders=loader)
+    return laps
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Run a job and write its result."""
+    job = Job.load(Path(job_file))
+    run(job).save(Path(result_file), job, PACKAGES)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

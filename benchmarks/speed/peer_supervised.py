@@ -1,0 +1,138 @@
+"""Steps of TRL's SFTTrainer or RewardTrainer, in a process and an environment of their own.
+
+    TRL_PYTHON -m benchmarks.speed.peer_supervised JOB.json RESULT.json
+
+TRL's defaults (for SFT, logits of completions alone), but for what would cost it time: gradient
+checkpointing, printed logs and checkpoints are off.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+from datasets import Dataset
+from transformers import (
+    AutoTokenizer,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    TrainerCallback,
+)
+from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+from benchmarks.speed.job import Job, Laps
+from benchmarks.speed.peer_trl import PACKAGES
+from benchmarks.speed.workload import DTYPES, completions, prompts
+
+Lengths = tuple[list[int], list[int]]
+
+
+class Watch(TrainerCallback):
+    """Tells `laps` of every step."""
+
+    def __init__(self, laps: Laps, lengths: list[Lengths]) -> None:
+        self.laps = laps
+        self.lengths = iter(lengths)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Begin, at the first step."""
+        if not self.laps.started:
+            self.laps.start()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Note a step's lengths."""
+        self.laps.lap({}, *next(self.lengths))
+
+
+def arguments(job: Job) -> dict[str, Any]:
+    """Arguments of both trainers."""
+    return {
+        "output_dir": str(Path(job.folder) / "peer"),
+        "use_cpu": job.device == "cpu",
+        "bf16": job.precision == "bf16-mixed",
+        "seed": job.work.seed,
+        "per_device_train_batch_size": job.work.batch,
+        "max_steps": job.steps,
+        "learning_rate": 1e-5,
+        "lr_scheduler_type": "constant",
+        "max_length": None,
+        "train_sampling_strategy": "sequential",
+        "gradient_checkpointing": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+
+
+def sft(job: Job, laps: Laps) -> SFTTrainer:
+    """A trainer on prompts with a response each."""
+    rows, lengths = [], []
+    data = zip(prompts(job.work, job.steps), completions(job.work, job.steps, 1), strict=True)
+    for questions, answers in data:
+        lengths.append(([len(q) for q in questions], [len(a[0]) for a in answers]))
+        rows += [
+            {
+                "input_ids": [*question.tolist(), *answer.tolist()],
+                "completion_mask": [0] * len(question) + [1] * len(answer),
+            }
+            for question, [answer] in zip(questions, answers, strict=True)
+        ]
+    folder = Path(job.folder) / "policy"
+    return SFTTrainer(
+        LlamaForCausalLM.from_pretrained(folder, dtype=DTYPES[job.precision]),
+        SFTConfig(**arguments(job), completion_only_loss=True),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        callbacks=[Watch(laps, lengths)],
+    )
+
+
+def reward(job: Job, laps: Laps) -> RewardTrainer:
+    """A trainer on pairs of responses."""
+    rows, lengths = [], []
+    data = zip(prompts(job.work, job.steps), completions(job.work, job.steps, 2), strict=True)
+    for questions, pairs in data:
+        lengths.append(
+            (
+                [len(q) for q in questions] * 2,
+                [len(pair[side]) for side in (0, 1) for pair in pairs],
+            )
+        )
+        rows += [
+            {
+                "chosen_ids": [*question.tolist(), *chosen.tolist()],
+                "rejected_ids": [*question.tolist(), *rejected.tolist()],
+            }
+            for question, (chosen, rejected) in zip(questions, pairs, strict=True)
+        ]
+    folder = Path(job.folder) / "reward"
+    return RewardTrainer(
+        LlamaForSequenceClassification.from_pretrained(folder, dtype=DTYPES[job.precision]),
+        RewardConfig(**arguments(job)),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        callbacks=[Watch(laps, lengths)],
+    )
+
+
+def run(job: Job) -> Laps:
+    """Run the job's steps."""
+    laps = Laps(job.device)
+    trainer = sft(job, laps) if job.stage == "sft" else reward(job, laps)
+    trainer.train()
+    return laps
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Run a job and write its result."""
+    job = Job.load(Path(job_file))
+    transformers.logging.set_verbosity_error()
+    run(job).save(Path(result_file), job, PACKAGES)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,238 @@
+"""The work that both sides do: networks, prompts, and how likely a response is to end.
+
+The peer's process reads this module too, in an environment without lit_rlhf, so it needs torch,
+transformers and tokenizers only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+PAD, BOS, EOS, FIRST_WORD = 0, 1, 2, 3
+NEVER = -30.0  # logit of a token that is not to be sampled
+Mode = Literal["ragged", "full"]
+Stage = Literal["ppo", "sft", "reward"]
+Precision = Literal["fp32", "bf16-mixed", "bf16-true"]
+DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}
+"""Type of the weights; `bf16-mixed` keeps them in float32 and computes in bfloat16."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One PPO iteration; prompts have uniform lengths.
+
+    Attributes:
+        mode: `ragged`: a response ends with probability `eos_probability` at every step; `full`:
+            none ends before `response` tokens.
+        batch: Prompts per iteration.
+        minibatch: Rollouts per optimizer step of policy and critic.
+        response: Longest response, in tokens.
+        prompt_min: Shortest prompt, in tokens.
+        prompt_max: Longest prompt.
+        hidden: Hidden size of all four networks.
+        layers: Their layers.
+        heads: Their attention heads.
+        kv_heads: Their heads of keys and values.
+        intermediate: Width of their MLPs.
+        vocab: Their tokens; embedding and output layer are not tied.
+        eos_probability: See `mode`.
+        seed: Of weights, prompts and rollouts.
+    """
+
+    mode: Mode = "ragged"
+    batch: int = 128
+    minibatch: int = 32
+    response: int = 64
+    prompt_min: int = 16
+    prompt_max: int = 64
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int = 8
+    intermediate: int = 688
+    vocab: int = 4096
+    eos_probability: float = 1 / 32
+    seed: int = 1
+
+
+Size = Literal["tiny", "5m", "1b", "3b"]
+SIZES: dict[Size, dict[str, int]] = {
+    "tiny": {
+        **{"batch": 8, "minibatch": 4, "response": 8, "prompt_min": 2, "prompt_max": 6},
+        **{"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 48, "vocab": 64},
+    },
+    "5m": {},
+    "1b": {
+        "hidden": 2048,
+        "layers": 16,
+        "heads": 32,
+        "kv_heads": 8,
+        "intermediate": 8192,
+        "vocab": 32768,
+    },
+    "3b": {
+        "hidden": 3072,
+        "layers": 28,
+        "heads": 24,
+        "kv_heads": 8,
+        "intermediate": 8192,
+        "vocab": 32768,
+    },
+}
+"""What differs from `Workload` by name: to try a script in seconds, the CPU's size, and the shapes
+of Llama 3.2's two smaller models with a smaller vocabulary."""
+
+
+def llama_config(work: Workload, **changes: Any) -> LlamaConfig:
+    """The networks' shape."""
+    return LlamaConfig(
+        vocab_size=work.vocab,
+        hidden_size=work.hidden,
+        intermediate_size=work.intermediate,
+        num_hidden_layers=work.layers,
+        num_attention_heads=work.heads,
+        num_key_value_heads=work.kv_heads,
+        max_position_embeddings=max(512, work.prompt_max + work.response),
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        tie_word_embeddings=False,
+        **changes,
+    )
+
+
+def tokenizer(work: Workload) -> PreTrainedTokenizerFast:
+    """A tokenizer whose words are `w0`, `w1` and so on, one for each id."""
+    words = {f"w{index}": index for index in range(work.vocab)}
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token=f"w{work.vocab - 1}")),
+        pad_token=f"w{PAD}",
+        bos_token=f"w{BOS}",
+        eos_token=f"w{EOS}",
+        padding_side="left",
+    )
+
+
+def policy_network(work: Workload, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A language model with random weights."""
+    model = LlamaForCausalLM(llama_config(work))
+    return cast(PreTrainedModel, nn.Module.to(model, dtype=dtype))
+
+
+def scalar_network(work: Workload, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A reward model or critic with random weights."""
+    config = llama_config(work, num_labels=1)
+    model: nn.Module = LlamaForSequenceClassification(config)  # type: ignore[no-untyped-call]
+    return cast(PreTrainedModel, model.to(dtype=dtype))
+
+
+def save_networks(work: Workload, folder: Path, precision: Precision = "fp32") -> None:
+    """Write policy and reward model with random weights to `policy` and `reward` in `folder`."""
+    dtype = DTYPES[precision]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(work.seed)
+        networks = {"policy": policy_network(work, dtype), "reward": scalar_network(work, dtype)}
+    for name, network in networks.items():
+        network.save_pretrained(folder / name)
+        tokenizer(work).save_pretrained(folder / name)
+
+
+def eos_bias(work: Workload) -> float:
+    """Bias of EOS's logit that makes `eos_probability` its probability at the start of training.
+
+    The last hidden states have a root mean square of 1 and the output layer's weights a standard
+    deviation of 0.02, so the other logits are normal with variance `0.02^2 * hidden`; the mean of
+    their exponentials is that of a log-normal variable.
+    """
+    if work.mode == "full":
+        return NEVER
+    odds = work.eos_probability / (1 - work.eos_probability)
+    return math.log(odds * (work.vocab - FIRST_WORD)) + 0.02**2 * work.hidden / 2
+
+
+def bias_lm_head(model: nn.Module, work: Workload) -> None:
+    """Give a Llama's output layer a bias that rules PAD and BOS out and sets EOS's probability.
+
+    Random weights alone would end a response once in `vocab` tokens.
+    """
+    plain: Any = model.lm_head
+    head = nn.Linear(plain.in_features, plain.out_features, bias=True).to(plain.weight)
+    head.requires_grad_(plain.weight.requires_grad)
+    with torch.no_grad():
+        head.weight.copy_(plain.weight)
+        head.bias.zero_()
+        head.bias[[PAD, BOS, EOS]] = torch.tensor([NEVER, NEVER, eos_bias(work)]).to(head.bias)
+    model.lm_head = head
+
+
+def prompts(work: Workload, iterations: int) -> list[list[torch.Tensor]]:
+    """The prompts of each iteration: ids of words, drawn from the workload's seed."""
+    generator = torch.Generator().manual_seed(work.seed + 1)
+    lengths = torch.randint(
+        work.prompt_min, work.prompt_max + 1, (iterations, work.batch), generator=generator
+    )
+    return [
+        [
+            torch.randint(FIRST_WORD, work.vocab, (length,), generator=generator)
+            for length in iteration
+        ]
+        for iteration in lengths.tolist()
+    ]
+
+
+def completions(work: Workload, steps: int, per_prompt: int) -> list[list[list[torch.Tensor]]]:
+    """Responses for SFT and reward modelling: words, then EOS, of the lengths that PPO's have.
+
+    Args:
+        work: Prompts, lengths and seed; a response that runs to the limit has no EOS.
+        steps: Optimizer steps.
+        per_prompt: Responses to every prompt.
+
+    Returns:
+        By step, prompt and response, `[tokens]` long.
+    """
+    generator = torch.Generator().manual_seed(work.seed + 2)
+    longest = 1.0 if work.mode == "full" else 0.0
+
+    def response() -> torch.Tensor:
+        ids = torch.randint(FIRST_WORD, work.vocab, (work.response,), generator=generator)
+        draws = torch.rand(work.response, generator=generator)
+        ends = (draws + longest < work.eos_probability).nonzero()
+        if len(ends) == 0:
+            return ids
+        ids[ends[0, 0]] = EOS
+        return ids[: int(ends[0, 0]) + 1]
+
+    return [
+        [[response() for _ in range(per_prompt)] for _ in range(work.batch)] for _ in range(steps)
+    ]
+
+
+def left_padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows of ids as one matrix, with PAD on the left."""
+    return nn.utils.rnn.pad_sequence(
+        list(rows), batch_first=True, padding_value=PAD, padding_side="left"
+    )
+
+
+def response_lengths(responses: torch.Tensor, ends: bool) -> list[int]:
+    """Tokens of each response `[B, T]`, EOS included; `ends`: whether EOS ends one."""
+    is_eos = responses.eq(EOS) & ends
+    first = torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, responses.shape[1])
+    return [int(length) for length in first]

@@ -1,0 +1,329 @@
+"""From updates to figures, tables and the page that quotes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import scaling as scaling_script
+from benchmarks.scaling import changed, line
+from benchmarks.speed import turns
+from benchmarks.speed.job import Job
+from benchmarks.speed.ours_supervised import batches, lengths
+from benchmarks.speed.page import PAGE, PLACE, RESULTS, filled
+from benchmarks.speed.summary import counted, labelled, ratios, summary
+from benchmarks.speed.tables import comparison_tables, scaling_tables
+from benchmarks.speed.turns import highest, peer_interpreter
+from benchmarks.speed.workload import (
+    EOS,
+    SIZES,
+    Workload,
+    completions,
+    prompts,
+    response_lengths,
+)
+
+TINY = Workload(**SIZES["tiny"])
+CEILINGS: dict[str, Any] = {
+    "device": "a processor",
+    "flops_fp32": 1e6,
+    "flops_bf16": 2e6,
+    "bytes_per_second": 1e9,
+    "peak_bf16": None,
+}
+
+
+def run_of(side: str, *seconds: float, foreign: float = 0.0, memory: float = 100.0) -> Any:
+    return {
+        "side": side,
+        "case": "ragged",
+        "precision": "fp32",
+        "versions": {"torch": "2.13.0"},
+        "memory_before_mib": 50.0,
+        "peak_memory_mib": memory,
+        "updates": [
+            {
+                "seconds": value,
+                "foreign_cores": foreign,
+                "phases": {"rollout": value / 2, "update": value / 4, "other": value / 4},
+                "prompt_tokens": 30,
+                "response_tokens": 70,
+                "flops": {"rollout": 1e5, "score": 2e5, "update": 3e5},
+            }
+            for value in seconds
+        ],
+    }
+
+
+def test_a_summary_takes_medians_over_quiet_updates() -> None:
+    runs = [run_of("TRL", 2.0, 4.0), run_of("TRL", 100.0, foreign=1.0), run_of("TRL", 3.0)]
+
+    row = summary(runs, CEILINGS, quiet_cores=0.05)
+
+    assert (row["seconds"], row["seconds_min"], row["seconds_max"]) == (3.0, 2.0, 4.0)
+    assert (row["updates"], row["updates_dropped"]) == (3, 1)
+    assert row["phases"] == {"rollout": 1.5, "update": 0.75, "other": 0.75}
+    assert row["useful_gflops"] == pytest.approx(6e5 / 3 / 1e9)
+    assert row["ceiling_fraction"] == pytest.approx(0.2)
+    assert row["real_tokens"] == 100
+
+
+def test_bf16_is_measured_against_its_own_ceiling() -> None:
+    run = run_of("TRL", 3.0) | {"precision": "bf16-mixed"}
+
+    assert summary([run], CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
+
+
+def test_on_a_gpu_utilization_and_bandwidth_are_reported() -> None:
+    run = run_of("TRL", 4.0)
+    run["updates"][0]["generation_bytes"] = 1e9
+
+    row = summary([run], CEILINGS | {"peak_bf16": 1e6}, 0.05)
+
+    assert row["training_mfu"] == pytest.approx(3e5 / 1.0 / 1e6)
+    assert row["generation_tokens_per_second"] == 35
+    assert row["generation_bound_fraction"] == 0.5
+
+
+def test_ratios_compare_seconds_work_and_memory() -> None:
+    rows = [
+        summary([run_of("lit_rlhf", 2.0, memory=50.0)], CEILINGS, 0.05),
+        summary([run_of("TRL", 6.0)], CEILINGS, 0.05),
+    ]
+
+    [ratio] = ratios(rows)
+
+    assert ratio["speed"] == 3
+    assert ratio["speed_at_equal_work"] == pytest.approx(3)
+    assert ratio["memory"] == 0.5
+
+
+def test_an_update_keeps_its_work_and_not_its_lengths() -> None:
+    update = {
+        "seconds": 1.0,
+        "foreign_cores": 0.0,
+        "phases": {},
+        "prompts": [2, 3],
+        "responses": [4, 1],
+    }
+
+    result = counted(update, Job(TINY))
+
+    assert (result["prompt_tokens"], result["response_tokens"]) == (5, 5)
+    assert "prompts" not in result
+    assert result["flops"]["rollout"] > 0
+
+
+def test_a_turn_gets_its_case_and_side() -> None:
+    run = labelled({"updates": [], "precision": "fp32"}, ("full", "fp32", "TRL"), Job(TINY))
+
+    assert run == {"case": "full", "side": "TRL", "updates": [], "precision": "fp32"}
+
+
+def test_the_highest_of_two_ceilings() -> None:
+    low = CEILINGS | {"flops_fp32": 5e5, "flops_bf16": 3e6}
+
+    best = highest(highest({}, CEILINGS), low)
+
+    assert (best["flops_fp32"], best["flops_bf16"]) == (1e6, 3e6)
+    assert best["device"] == "a processor"
+
+
+def test_a_line_through_points_on_one() -> None:
+    fit = line([1.0, 2.0, 5.0], [5.0, 7.0, 13.0])
+
+    assert fit == pytest.approx((3.0, 2.0, 1.0))
+
+
+def test_a_line_through_other_points() -> None:
+    # mean (2, 2): slope 1/2, residuals -1/2, 1, -1/2: 1 - 1.5 / 2
+    assert line([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx((1.0, 0.5, 0.25))
+
+
+def test_two_points_are_no_line() -> None:
+    with pytest.raises(ValueError, match="at least 3 points, got 2"):
+        line([1.0, 2.0], [1.0, 2.0])
+
+
+def test_a_changed_size_takes_what_belongs_to_it() -> None:
+    assert changed(Workload(), "hidden", 256) == Workload()
+    assert changed(Workload(), "hidden", 512).heads == 16
+    assert changed(Workload(), "response", 64) == Workload()
+    assert changed(Workload(), "response", 128).eos_probability == 1 / 64
+    assert changed(Workload(), "vocab", 1024) == replace(Workload(), vocab=1024)
+
+
+def test_lengths_of_the_peers_responses() -> None:
+    responses = torch.tensor([[5, EOS, 7], [EOS, EOS, 4], [5, 6, 7]])
+
+    assert response_lengths(responses, ends=True) == [2, 1, 3]
+    assert response_lengths(responses, ends=False) == [3, 3, 3]
+
+
+def test_completions_end_as_often_as_responses_do() -> None:
+    work = replace(Workload(), batch=400)
+    found = [len(answer) for [answer] in completions(work, 1, 1)[0]]
+
+    # mean of min(geometric(1/32), 64): 32 * (1 - (31/32)^64)
+    assert sum(found) / len(found) == pytest.approx(27.8, rel=0.1)
+    assert max(found) == 64
+    full = completions(replace(work, mode="full"), 1, 2)[0]
+    assert {len(answer) for pair in full for answer in pair} == {64}
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_supervised_batches_hold_the_tokens_that_the_peer_gets(stage: Any) -> None:
+    job = Job(TINY, stage=stage, warmup=0, updates=2)
+    n_responses = 1 if stage == "sft" else 2
+    questions, answers = prompts(TINY, 2), completions(TINY, 2, n_responses)
+
+    for batch, rows, responses in zip(batches(job), questions, answers, strict=True):
+        expected_prompts = [len(row) for row in rows] * n_responses
+        expected = [len(r[side]) for side in range(n_responses) for r in responses]
+        assert lengths(batch) == (expected_prompts, expected)
+        first = batch if stage == "sft" else batch.chosen
+        together = torch.cat([rows[0], responses[0][0]])
+        assert first.input_ids[0, : len(together)].equal(together)
+
+
+def test_an_interpreter_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="peer_python: expected a Python interpreter"):
+        peer_interpreter(str(tmp_path / "python"))
+
+
+def test_without_an_interpreter_the_peers_environment_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "peer"
+    commands: list[list[str]] = []
+
+    def ran(command: list[str], check: bool) -> None:
+        assert check
+        commands.append(command)
+        folder.mkdir(exist_ok=True)
+
+    monkeypatch.setattr(turns, "PEER_FOLDER", folder)
+    monkeypatch.setattr(turns.subprocess, "run", ran)
+
+    first, second = peer_interpreter(None), peer_interpreter(None)
+
+    python = str(folder / "bin" / "python")
+    assert (first, second) == (python, python)
+    assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
+    assert commands[1][0] == python
+    assert commands[1][3:] == ["install", *turns.PEER]
+
+
+def test_a_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([run_of("TRL", 9.0, foreign=1.0), run_of("TRL", 3.0), run_of("TRL", 4.0)])
+    monkeypatch.setattr(turns, "wait_until_quiet", lambda _: 0.0)
+    monkeypatch.setattr(turns, "answer", lambda *_: next(answers))
+
+    result = turns.turn(turns.Side("TRL", "peer"), Job(TINY), wait=0.0)
+
+    assert result["updates"][0]["seconds"] == 3.0
+
+
+def test_a_process_that_fails_is_shown(tmp_path: Path) -> None:
+    side = turns.Side("nobody", "benchmarks.speed.nobody")
+
+    with pytest.raises(RuntimeError, match=r"(?s)nobody: .* failed.*No module named"):
+        turns.answer(side, Job(TINY, str(tmp_path)))
+
+
+def test_tables_of_a_comparison() -> None:
+    runs = [run_of("lit_rlhf", 2.0, memory=50.0), run_of("TRL", 6.0)]
+    rows = [summary([run], CEILINGS, 0.05) for run in runs]
+    result = {
+        "machine": {**CEILINGS, "cores": 2, "threads": 2},
+        "summary": rows,
+        "ratios": ratios(rows),
+        "runs": runs,
+    }
+
+    text = comparison_tables(result)
+
+    assert "| ragged | fp32 | TRL | 6.00 (6.00-6.00) | 0 | 10% | 100 (50) | 1 of 1 |" in text
+    assert "| ragged | fp32 / fp32 | 3.00 | 3.00 | 0.50 |" in text
+    assert "a processor, 2 cores, 2 threads" in text
+    assert "TRL: torch 2.13.0" in text
+
+
+def test_tables_of_scaling() -> None:
+    point = {
+        "value": 32,
+        "real_tokens": 2000.0,
+        "useful_gflop": 150.0,
+        "seconds": 1.5,
+        "ceiling_fraction": 0.5,
+        "peak_memory_mib": 900.0,
+    }
+    fit = {"fixed": 0.25, "slope": 0.0005, "r_squared": 0.999}
+    result = {
+        "machine": {**CEILINGS, "cores": 2, "threads": 2},
+        "versions": {"torch": "2.13.0"},
+        "sweeps": [{"size": "batch", "against": "real_tokens", "points": [point], **fit}],
+    }
+
+    text = scaling_tables(result)
+
+    assert "| batch | 32 | 2000 | 150 | 1.50 | 50% | 900 |" in text
+    assert "| batch | 0.25 | 0.50 per 1,000 real tokens | 0.999 |" in text
+
+
+def test_the_page_quotes_the_results() -> None:
+    page = PAGE.read_text("utf-8")
+
+    assert len(PLACE.findall(page)) >= 1
+    assert filled(page, RESULTS) == page, "run python -m benchmarks.speed.page"
+
+
+def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Workload] = []
+
+    def alternate(jobs: Any, sides: Any, *_: Any) -> Any:
+        """Costs 1 s, 1 ms per response token and 1 ns per 100 operations of the update."""
+        [side] = sides
+        results = {}
+        for labels, job in jobs.items():
+            measured.append(job.work)
+            responses = [job.work.response // 2] * job.work.batch
+            update = {
+                "prompts": [1] * job.work.batch,
+                "responses": responses,
+                "foreign_cores": 0.0,
+                "phases": {},
+            }
+            flops = sum(counted(update | {"seconds": 1.0}, job)["flops"].values())
+            update["seconds"] = 1.0 + flops * 1e-11
+            run = {
+                "precision": "fp32",
+                "versions": {"torch": "2.13.0"},
+                "memory_before_mib": 1.0,
+                "peak_memory_mib": 2.0,
+                "updates": [update],
+            }
+            results[(*labels, side.name)] = [run]
+        return CEILINGS, results
+
+    monkeypatch.setattr(scaling_script, "alternate", alternate)
+    monkeypatch.setattr(scaling_script, "save_networks", lambda *_: None)
+
+    scaling_script.scaling(str(tmp_path / "scaling"))
+
+    result = json.loads((tmp_path / "scaling.json").read_text("utf-8"))
+    assert len(measured) == len(set(measured)) == 4 + 3 + 2 + 2  # the default is in every sweep
+    fits = {one["size"]: one for one in result["sweeps"]}
+    assert list(fits) == ["batch", "response", "hidden", "vocab"]
+    for size in ("hidden", "vocab"):
+        assert fits[size]["slope"] == pytest.approx(0.01)  # per GFLOP
+        assert fits[size]["fixed"] == pytest.approx(1.0)
+    assert fits["batch"]["r_squared"] == pytest.approx(1.0)
+    assert fits["response"]["r_squared"] > 0.99  # attention grows with the square
+    assert (tmp_path / "scaling.png").stat().st_size > 0
+    assert (tmp_path / "scaling.md").read_text("utf-8") == scaling_tables(result)
