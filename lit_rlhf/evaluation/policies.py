@@ -41,9 +41,6 @@ METRICS = (
 )
 """What is measured of a policy besides its scores: the `rollout/*` metrics of the same name."""
 
-FIELDS = 5  # tensors of a RolloutBatch
-_PROMPT_FIELDS = 2  # of a RolloutBatch: padded on the left, unlike what follows them
-
 
 @dataclass(frozen=True)
 class PolicySamples:
@@ -133,11 +130,13 @@ def policy_samples(
         for batch in sampled
     ]
     order = torch.tensor([i for part in parts for i in part.positions]).argsort()
+    batches = [part.rollouts for part in parts]
     rollouts = RolloutBatch(
-        *(
-            _joined([part.rollouts[field] for part in parts], order, left=field < _PROMPT_FIELDS)
-            for field in range(FIELDS)
-        )
+        prompt_ids=_joined([batch.prompt_ids for batch in batches], order, left=True),
+        prompt_mask=_joined([batch.prompt_mask for batch in batches], order, left=True),
+        response_ids=_joined([batch.response_ids for batch in batches], order),
+        response_mask=_joined([batch.response_mask for batch in batches], order),
+        terminated=_joined([batch.terminated for batch in batches], order),
     )
     logprobs, ref_logprobs, entropy = (
         _joined([getattr(part, name) for part in parts], order)
@@ -179,7 +178,7 @@ def _measured(
         batch.positions,
         texts,
         decoded_responses(rollouts, encoder.tokenizer),
-        RolloutBatch(*(field.cpu() for field in rollouts[:FIELDS])),
+        rollouts.each(lambda tensor: tensor.cpu()),
         scores,
         statistics.logprobs.cpu(),
         ref_logprobs.cpu(),

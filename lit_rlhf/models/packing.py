@@ -83,7 +83,7 @@ class PackedLayout:
         positions = torch.arange(n_tokens) - starts.repeat_interleave(sizes)
         # one transfer for all three
         packed = torch.cat([*parts, tokens, positions]).to(device, non_blocking=True)
-        places, tokens, positions = packed.split([total, n_tokens, n_tokens])
+        places, tokens, positions = packed.tensor_split([total, total + n_tokens])
         return cls(groups, places, tokens, positions.unsqueeze(0))
 
     def attend(
@@ -100,20 +100,21 @@ class PackedLayout:
         spread = [self._spread(states) for states in (query, key, value)]
         outputs = []
         for group in self.groups:
+            shape = (group.n_rows, group.width)
             last = group.start + group.n_rows * group.width
-            rows = (
-                states[group.start : last].unflatten(0, (group.n_rows, group.width)).transpose(1, 2)
+            rows = [
+                states[group.start : last].view(*shape, *states.shape[1:]).transpose(1, 2)
                 for states in spread
-            )
-            output = causal_attention(*rows, scale, dropout, window)
+            ]
+            output = causal_attention(rows[0], rows[1], rows[2], scale, dropout, window)
             outputs.append(output.transpose(1, 2).flatten(0, 1))
-        joined: Tensor = _Select.apply(torch.cat(outputs).flatten(1), self.tokens)
+        joined: Tensor = _Select.apply(torch.cat(outputs).flatten(1), self.tokens)  # type: ignore[no-untyped-call]
         return joined.view(1, len(self.tokens), *query.shape[1::2])
 
     def _spread(self, states: Tensor) -> Tensor:
         """The states `[1, A, N, D]` at every place, `[P, A, D]`."""
         by_token = states.transpose(1, 2).flatten(0, 1)
-        spread: Tensor = _Spread.apply(by_token.flatten(1), self.places, self.tokens)
+        spread: Tensor = _Spread.apply(by_token.flatten(1), self.places, self.tokens)  # type: ignore[no-untyped-call]
         return spread.view(-1, *by_token.shape[1:])
 
 
@@ -187,8 +188,9 @@ def _tried(trunk: PreTrainedModel) -> bool:
     chosen = trunk.config._attn_implementation  # private, but there is no public reading of it
     if chosen != BASE or not takes_layouts(trunk):
         return False
-    embedding = trunk.get_input_embeddings()  # type: ignore[no-untyped-call]
-    device, n_tokens = embedding.weight.device, embedding.weight.shape[0]
+    weight = trunk.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    device, n_tokens = weight.device, len(weight)
     mask = torch.arange(12) < torch.tensor([[12], [7], [9]])
     ids = torch.randint(n_tokens, mask.shape, generator=torch.Generator().manual_seed(0))
     ids, mask = ids.to(device), mask.to(device)

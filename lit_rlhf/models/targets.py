@@ -93,8 +93,15 @@ def state_readings(
     if len(tokens) <= size:
         return _spread(readings(before, tokens), targets)
     parts = [
-        checkpoint(readings, *part, use_reentrant=False) if again else readings(*part)
-        for part in zip(before.split(size), tokens.split(size), strict=True)
+        checkpoint(
+            readings,
+            before[start : start + size],
+            tokens[start : start + size],
+            use_reentrant=False,
+        )
+        if again
+        else readings(before[start : start + size], tokens[start : start + size])
+        for start in range(0, len(tokens), size)
     ]
     return _spread(tuple(torch.cat(part) for part in zip(*parts, strict=True)), targets)
 

@@ -5,7 +5,7 @@ Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -90,8 +90,16 @@ class RolloutBatch(NamedTuple):
 
     def rows(self, rows: slice) -> RolloutBatch:
         """Some of the samples, with all columns."""
-        tensors = (field[rows] for field in self[:5])
-        statistics = self.statistics
-        if statistics is not None:
-            statistics = ResponseStatistics(*(field[rows] for field in statistics))
-        return RolloutBatch(*tensors, statistics)
+        return self.each(lambda tensor: tensor[rows])
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
+        """The rollouts with every tensor put through `function`."""
+        known = self.statistics
+        return RolloutBatch(
+            prompt_ids=function(self.prompt_ids),
+            prompt_mask=function(self.prompt_mask),
+            response_ids=function(self.response_ids),
+            response_mask=function(self.response_mask),
+            terminated=function(self.terminated),
+            statistics=known and ResponseStatistics(*map(function, known)),
+        )

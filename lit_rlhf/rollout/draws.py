@@ -45,7 +45,7 @@ def drawn_tokens(
     scores = logits.float()
     if options.repetition_penalty != 1:
         penalty = RepetitionPenaltyLogitsProcessor(options.repetition_penalty)
-        scores = penalty(seen, scores)  # type: ignore[arg-type]
+        scores = penalty(seen, scores)
     if options.min_new_tokens:
         early = n_new < options.min_new_tokens
         without = scores.index_fill(1, eos_token_ids, -torch.inf)
@@ -54,9 +54,9 @@ def drawn_tokens(
         return scores.argmax(-1)
     scores = tempered_logits(scores.unsqueeze(0), options.temperature).squeeze(0)
     if options.top_k > 0:
-        scores = TopKLogitsWarper(min(options.top_k, scores.shape[1]))(seen, scores)  # type: ignore[arg-type]
+        scores = TopKLogitsWarper(min(options.top_k, scores.shape[1]))(seen, scores)
     if options.top_p < 1:
-        scores = TopPLogitsWarper(options.top_p)(seen, scores)  # type: ignore[arg-type]
+        scores = TopPLogitsWarper(options.top_p)(seen, scores)
     # in float64: float32 sums over a large vocabulary lose what its rare tokens weigh
     cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None] * cumulative[:, -1:]

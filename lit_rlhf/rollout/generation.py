@@ -122,7 +122,8 @@ def _by_transformers(
         using_generation_config(model, GenerationConfig()),  # type: ignore[no-untyped-call]
         _seeded(seed, prompt_ids.device),
     ):
-        for ids, mask in zip(prompt_ids.split(size), prompt_mask.split(size), strict=True):
+        for start in range(0, len(prompt_ids), size):
+            ids, mask = prompt_ids[start : start + size], prompt_mask[start : start + size]
             sequences = model.generate(  # type: ignore[operator]
                 input_ids=ids, attention_mask=mask.long(), generation_config=config
             )

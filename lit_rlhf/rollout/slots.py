@@ -126,7 +126,8 @@ class StepLayout:
         keys, values = (buffer[: len(self.rows), :, : self.width] for buffer in buffers)
         n_heads, n_groups = query.shape[1], key.shape[1]
         # heads that share a key stand as queries of one head: no copies of keys and values
-        grouped = query[:, :, 0].unflatten(1, (n_groups, n_heads // n_groups)).to(keys.dtype)
+        shape = (len(query), n_groups, n_heads // n_groups, query.shape[3])
+        grouped = query[:, :, 0].reshape(shape).to(keys.dtype)
         output = functional.scaled_dot_product_attention(
             grouped, keys, values, attn_mask=self._mask(window), dropout_p=dropout, scale=scale
         )

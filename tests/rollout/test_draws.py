@@ -1,0 +1,76 @@
+"""A token is drawn from the distribution that the options leave, by one number."""
+
+from __future__ import annotations
+
+import torch
+
+from lit_rlhf.rollout import SamplingOptions
+from lit_rlhf.rollout.draws import drawn_tokens
+
+PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
+
+
+def shares(options: SamplingOptions, seen: list[int], n_new: int = 0) -> list[float]:
+    """How often each token comes for numbers that cover [0, 1) evenly: its probability."""
+    n = 10_000
+    uniforms = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    tokens = drawn_tokens(
+        PROBABILITIES.log().expand(n, 4),
+        uniforms,
+        options,
+        torch.tensor([0]),
+        torch.tensor(seen).expand(n, len(seen)),
+        torch.full((n,), n_new),
+    )
+    return [round(float((tokens == token).double().mean()), 3) for token in range(4)]
+
+
+def test_without_options_the_shares_are_the_probabilities() -> None:
+    assert shares(SamplingOptions(max_new_tokens=5), [3]) == [0.5, 0.3, 0.15, 0.05]
+
+
+def test_each_option_leaves_what_it_says() -> None:
+    # 0.5, 0.3 and 0.15 squared, over their sum with 0.05 squared: 0.365
+    cold = SamplingOptions(max_new_tokens=5, temperature=0.5)
+    assert shares(cold, [3]) == [0.685, 0.247, 0.062, 0.007]
+    assert shares(SamplingOptions(max_new_tokens=5, top_k=2), [3]) == [0.625, 0.375, 0.0, 0.0]
+    assert shares(SamplingOptions(max_new_tokens=5, top_p=0.7), [3]) == [0.625, 0.375, 0.0, 0.0]
+    assert shares(SamplingOptions(max_new_tokens=5, do_sample=False), [3]) == [1.0, 0.0, 0.0, 0.0]
+    # log-probs are negative, so a penalty of 2 doubles them: 0.5 becomes 0.25, over 0.75
+    penalized = SamplingOptions(max_new_tokens=5, repetition_penalty=2.0)
+    assert shares(penalized, [0, 0]) == [0.333, 0.4, 0.2, 0.067]
+    # EOS is token 0: the others share what is left
+    late = SamplingOptions(max_new_tokens=5, min_new_tokens=2)
+    assert shares(late, [3], n_new=1) == [0.0, 0.6, 0.3, 0.1]
+    assert shares(late, [3], n_new=2) == [0.5, 0.3, 0.15, 0.05]
+
+
+def test_tokens_without_probability_are_not_drawn_at_the_ends() -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(2, 3)
+    uniforms = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    tokens = drawn_tokens(
+        logits,
+        uniforms,
+        SamplingOptions(max_new_tokens=1),
+        torch.tensor([], dtype=torch.long),
+        torch.zeros(2, 1, dtype=torch.long),
+        torch.zeros(2, dtype=torch.long),
+    )
+    assert tokens.tolist() == [1, 1]
+
+
+def test_rare_tokens_of_a_large_vocabulary_keep_their_weight() -> None:
+    # the last token has a millionth of the mass of 100 000 others: float32 sums would lose it
+    logits = torch.zeros(1, 100_001)
+    logits[0, -1] = torch.tensor(1e-6 * 1e5).log()
+    total = 100_000 + 0.1
+    below, above = (100_000 - 0.01) / total, (100_000 + 0.01) / total
+    tokens = drawn_tokens(
+        logits.expand(2, -1),
+        torch.tensor([below, above], dtype=torch.float64),
+        SamplingOptions(max_new_tokens=1),
+        torch.tensor([], dtype=torch.long),
+        torch.zeros(2, 1, dtype=torch.long),
+        torch.zeros(2, dtype=torch.long),
+    )
+    assert tokens.tolist() == [99_999, 100_000]
