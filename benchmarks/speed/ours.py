@@ -21,7 +21,7 @@ from lit_rlhf.modules import PPOModule
 
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers")
 MODULE_ARGUMENTS: dict[str, Any] = {
-    "rollout_batch_size": 64,
+    "micro_batch_size": 16,
     # the peer's mathematics
     "critic_init": "random",
     "kl_coef": 0.05,
@@ -88,10 +88,13 @@ class Watch(Callback):
         batch_idx: int,
     ) -> None:
         """Note an iteration's phases and lengths."""
-        phases = {
+        seconds = {
             name: float(trainer.callback_metrics[f"time/{name}"])
-            for name in ("rollout", "score", "update")
+            for name in ("rollout", "score", "estimate", "update")
         }
+        # the peer scores with reward model, reference and critic in one phase
+        phases = {**seconds, "score": seconds["score"] + seconds["estimate"]}
+        del phases["estimate"]
         prompts = batch.attention_mask.sum(1).tolist()
         self.laps.lap(phases, prompts, outputs["response_lengths"].tolist())
 

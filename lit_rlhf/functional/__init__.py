@@ -16,6 +16,7 @@ from lit_rlhf.functional.logprobs import (
     perplexity,
     token_entropy,
     token_logprobs,
+    token_logprobs_and_entropy,
 )
 from lit_rlhf.functional.masking import (
     Moments,
@@ -90,6 +91,7 @@ __all__ = [
     "surrogate_loss",
     "token_entropy",
     "token_logprobs",
+    "token_logprobs_and_entropy",
     "token_rewards",
     "value_loss",
     "wilson_interval",

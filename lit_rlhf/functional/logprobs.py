@@ -57,10 +57,9 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
     """
     logits = tempered_logits(logits, temperature)
-    check_integer("token_ids", token_ids)
-    check_shape("token_ids", token_ids, logits.shape[:2])
+    _check_token_ids(token_ids, logits)
     # the fused log_softmax passes over the logits once forward and once backward
-    return logits.log_softmax(-1).gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
+    return _of_tokens(logits.log_softmax(-1), token_ids)
 
 
 def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -76,10 +75,29 @@ def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     Raises:
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
     """
-    logprobs = tempered_logits(logits, temperature).log_softmax(-1)
-    # p log p of a token that is ruled out is 0 in the limit, and 0 * -inf as it stands
-    finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
-    return -(logprobs.exp() * finite).sum(-1)
+    return _entropy(tempered_logits(logits, temperature).log_softmax(-1))
+
+
+def token_logprobs_and_entropy(
+    logits: Tensor, token_ids: Tensor, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """`token_logprobs` and `token_entropy` from one pass over the logits.
+
+    Args:
+        logits: `[B, T, V]`, floating-point; position t holds the logits *of* token t.
+        token_ids: `[B, T]` integers in [0, V).
+        temperature: That of sampling.
+
+    Returns:
+        Both `[B, T]`.
+
+    Raises:
+        ValueError: For a wrong shape or dtype, or a temperature that is not positive.
+    """
+    logits = tempered_logits(logits, temperature)
+    _check_token_ids(token_ids, logits)
+    logprobs = logits.log_softmax(-1)
+    return _of_tokens(logprobs, token_ids), _entropy(logprobs)
 
 
 def language_model_loss(
@@ -132,3 +150,18 @@ def perplexity(logprobs: Tensor, mask: Tensor) -> Tensor:
         ValueError: For a wrong shape or dtype.
     """
     return loss_perplexity(language_model_loss(logprobs, mask))
+
+
+def _check_token_ids(token_ids: Tensor, logits: Tensor) -> None:
+    check_integer("token_ids", token_ids)
+    check_shape("token_ids", token_ids, logits.shape[:2])
+
+
+def _of_tokens(logprobs: Tensor, token_ids: Tensor) -> Tensor:
+    return logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
+
+
+def _entropy(logprobs: Tensor) -> Tensor:
+    # p log p of a token that is ruled out is 0 in the limit, and 0 * -inf as it stands
+    finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
+    return -(logprobs.exp() * finite).sum(-1)

@@ -11,6 +11,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lit_rlhf.models.kernels import compiled, with_fused_kernels
 from lit_rlhf.models.networks import LanguageModel
 from lit_rlhf.models.options import ModelOptions
 
@@ -18,12 +19,21 @@ from lit_rlhf.models.options import ModelOptions
 def prepared(
     model: PreTrainedModel, options: ModelOptions, task: TaskType, seed: int
 ) -> LanguageModel:
-    """Gradient checkpointing and adapters, as the options say."""
+    """Kernels, gradient checkpointing, adapters and compilation, as the options say."""
     model.train()
+    if options.fused_kernels:
+        with_fused_kernels(model)
     if options.gradient_checkpointing:
         model.activation_checkpointing_enable()
-    if options.lora_rank == 0:
-        return model
+    adapted = model if options.lora_rank == 0 else _adapted(model, options, task, seed)
+    if options.torch_compile is not None:
+        compiled(adapted, options.torch_compile)
+    return adapted
+
+
+def _adapted(
+    model: PreTrainedModel, options: ModelOptions, task: TaskType, seed: int
+) -> LanguageModel:
     config = LoraConfig(
         task_type=task,
         r=options.lora_rank,

@@ -67,8 +67,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """An attention function of transformers: the layout's where one is given, `BASE` elsewhere."""
     if layout is not None:
-        output = layout.attend(module, query, key, value, scaling, dropout, sliding_window)
-        return output, None
+        return _attended(layout, module, query, key, value, scaling, dropout, sliding_window), None
     output, _ = ALL_ATTENTION_FUNCTIONS[BASE](
         module,
         query,
@@ -81,6 +80,12 @@ def attention(
         **kwargs,
     )
     return output, None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attended(layout: AttentionLayout, *arguments: Any) -> Tensor:
+    """What a layout yields; its sizes differ from batch to batch, so it is not compiled."""
+    return layout.attend(*arguments)
 
 
 AttentionInterface.register(NAME, attention)

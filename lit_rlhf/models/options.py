@@ -25,6 +25,8 @@ class ModelOptions:
         lora_targets: Modules that get adapters, as peft's `target_modules`: `all-linear` or a
             regular expression over module names.
         trust_remote_code: Run code that comes with the model.
+        fused_kernels: Run liger-kernel's norms, rotary positions and MLPs, on CUDA devices.
+        torch_compile: Backend of torch.compile for the trunk, for instance `inductor`; `None`: off.
         pickled_weights: Take `pytorch_model.bin` where there is no safetensors file. It is read as
             plain data: code in it is not run.
         differences: The weights are differences from another model's, see
@@ -42,6 +44,8 @@ class ModelOptions:
     lora_dropout: float = 0.0
     lora_targets: str = "all-linear"
     trust_remote_code: bool = False
+    fused_kernels: bool = False
+    torch_compile: str | None = None
     pickled_weights: bool = False
     differences: bool = False
 

@@ -61,6 +61,9 @@ class StageModule(LightningModule):
         lora_dropout: Dropout before the adapters.
         lora_targets: Modules that get adapters, as peft's `target_modules`.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+        fused_kernels: Run liger-kernel's norms, rotary positions and MLPs (extra `liger`, CUDA).
+        torch_compile: Backend of torch.compile for all networks, for instance `inductor`; `None`:
+            do not compile. Pays on a GPU, after a minute or more of compiling.
         max_skipped_in_a_row: Updates of a network in a row that may be skipped, as a number is not
             finite, until training stops.
 
@@ -82,6 +85,8 @@ class StageModule(LightningModule):
         lora_dropout: float = 0.0,
         lora_targets: str = "all-linear",
         trust_remote_code: bool = False,
+        fused_kernels: bool = False,
+        torch_compile: str | None = None,
         max_skipped_in_a_row: int = 5,
     ) -> None:
         super().__init__()
@@ -101,6 +106,8 @@ class StageModule(LightningModule):
             lora_dropout=lora_dropout,
             lora_targets=lora_targets,
             trust_remote_code=trust_remote_code,
+            fused_kernels=fused_kernels,
+            torch_compile=torch_compile,
         )
         self.skipped = SkippedUpdates(max_skipped_in_a_row)
         self.timer = PhaseTimer()

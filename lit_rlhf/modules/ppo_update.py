@@ -18,8 +18,8 @@ from lit_rlhf.functional import (
     language_model_loss,
     policy_gradient_loss,
     surrogate_loss,
-    token_entropy,
     token_logprobs,
+    token_logprobs_and_entropy,
     value_loss,
 )
 from lit_rlhf.models import LanguageModel, response_values, target_readings
@@ -234,8 +234,9 @@ class PPOUpdate(StageModule):
         entropy_coef, temperature = hparams["entropy_coef"], hparams["temperature"]
 
         def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-            logprobs = token_logprobs(logits, ids, temperature)
-            return (logprobs, token_entropy(logits, temperature)) if entropy_coef else (logprobs,)
+            if entropy_coef:
+                return token_logprobs_and_entropy(logits, ids, temperature)
+            return (token_logprobs(logits, ids, temperature),)
 
         logprobs, *entropy = target_readings(
             self.policy,

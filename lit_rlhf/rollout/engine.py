@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.functional import token_entropy, token_logprobs
+from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.models import LanguageModel, evaluating, head_logits, unwrapped
 from lit_rlhf.models.attention import AttentionLayout, layout_arguments
 from lit_rlhf.models.networks import trunk_of
@@ -180,9 +180,8 @@ class _Run:
         self.exact &= logits.dtype == torch.float32
         if self.exact:
             temperature = self.options.temperature
-            logprobs = token_logprobs(logits[None], tokens[None], temperature)
-            self.logprobs[rows, places] = logprobs[0]
-            self.entropy[rows, places] = token_entropy(logits[None], temperature)[0]
+            known = token_logprobs_and_entropy(logits[None], tokens[None], temperature)
+            self.logprobs[rows, places], self.entropy[rows, places] = known[0][0], known[1][0]
         self.tokens[first:] = tokens
         self.drawn[first:] += 1
         self.ended[first:] |= torch.isin(tokens, self.eos_token_ids)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.functional import token_entropy, token_logprobs
+from lit_rlhf.functional import token_logprobs, token_logprobs_and_entropy
 from lit_rlhf.models import LanguageModel, evaluating, target_readings, token_values
 from lit_rlhf.models.targets import Reading
 from lit_rlhf.rollout.batch import ResponseStatistics, RolloutBatch
@@ -50,10 +50,7 @@ def response_statistics(
     logprobs, entropy = _readings(
         model,
         rollouts,
-        lambda logits, ids: (
-            token_logprobs(logits, ids, temperature),
-            token_entropy(logits, temperature),
-        ),
+        lambda logits, ids: token_logprobs_and_entropy(logits, ids, temperature),
         max_tokens,
     )
     return ResponseStatistics(logprobs, entropy)

@@ -14,6 +14,7 @@ from lit_rlhf.functional import (
     perplexity,
     token_entropy,
     token_logprobs,
+    token_logprobs_and_entropy,
 )
 
 PROBABILITIES = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]], dtype=torch.float64)
@@ -66,6 +67,14 @@ def test_large_logits_do_not_overflow() -> None:
 def test_entropy_by_hand() -> None:
     expected = [-sum(p * math.log(p) for p in row) for row in PROBABILITIES[0].tolist()]
     assert token_entropy(PROBABILITIES.log()).tolist()[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_pass_gives_what_two_give() -> None:
+    logits, ids = PROBABILITIES.log() * 3.0, torch.tensor([[1, 2]])
+    logprobs, entropy = token_logprobs_and_entropy(logits, ids, 3.0)
+    assert logprobs.exp().tolist()[0] == pytest.approx([0.3, 0.8], rel=1e-12)
+    # -0.5 log 0.5 - 0.3 log 0.3 - 0.2 log 0.2, and -0.2 log 0.1 - 0.8 log 0.8
+    assert entropy.tolist()[0] == pytest.approx([1.0296530140645737, 0.6390318596501768], rel=1e-12)
 
 
 def test_entropy_at_a_temperature() -> None:
