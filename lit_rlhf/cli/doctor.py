@@ -11,11 +11,13 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lit_callbacks import PhaseSummary
 from lit_rlhf.cli.main import RLHFCLI, run_cli
 from lit_rlhf.doctor import Display, Report, examine, run_plan
 from lit_rlhf.doctor.case import raised
@@ -72,6 +74,17 @@ class DoctorCLI(RLHFCLI):
         self.plan = run_plan(given)
         for name, value in examining_settings(given).items():
             self.config.trainer[name] = value
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The Trainer of the examination, which has no phases to sum up."""
+        trainer = super().instantiate_trainer(**kwargs)
+        # Lightning does not declare the attribute
+        trainer.callbacks = [  # type: ignore[attr-defined]
+            callback
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
+            if not isinstance(callback, PhaseSummary)
+        ]
+        return trainer
 
     def instantiate_classes(self) -> None:
         """Make module, data and Trainer; what they refuse is the first finding."""

@@ -60,6 +60,7 @@ class Case:
         batch: Prompts of one iteration.
         rollouts: Responses to them.
         estimates: What the networks make of the responses.
+        scored: The same, if generation's own log-probs are in `estimates`, by another forward.
         scores: Raw rewards, `[B]`.
         experience: What the update learns from.
         updates: Two updates on one minibatch.
@@ -75,6 +76,7 @@ class Case:
     batch: PromptBatch | None = None
     rollouts: RolloutBatch | None = None
     estimates: Estimates | None = None
+    scored: Estimates | None = None
     scores: Tensor | None = None
     experience: Experience | None = None
     updates: list[OneUpdate] | None = None

@@ -91,7 +91,9 @@ def sampling(case: Case) -> Finding:
     assert case.rollouts is not None
     assert case.estimates is not None
     assert case.batch is not None
-    excess, errors = surprise(case.rollouts, case.estimates)
+    # what generation knew of its tokens must not vouch for itself
+    scored = case.scored or case.estimates
+    excess, errors = surprise(case.rollouts, scored)
     options = case.module.sampling.off_policy
     if options:
         return warning(
@@ -109,7 +111,14 @@ def sampling(case: Case) -> Finding:
             f"rollout() must sample with softmax(logits / {temperature:g}) (model.temperature), "
             "all tokens allowed, as estimate() scores.",
         )
-    gap, limit = generation_gap(case), case.tolerance(1e-3, 5e-2)
+    mask = case.rollouts.response_mask
+    known = case.rollouts.known(case.module.sampling.temperature)
+    gap = (
+        generation_gap(case)
+        if known is None
+        else _difference(known.logprobs[mask], scored.logprobs[mask])
+    )
+    limit = case.tolerance(1e-3, 5e-2)
     if not gap <= limit:
         return failure(
             f"Generation gives its own tokens other log-probs than scoring does: {gap:.2g} nats "

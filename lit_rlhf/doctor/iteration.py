@@ -12,7 +12,7 @@ from lit_rlhf.data import TokenBatch
 from lit_rlhf.doctor.case import Case, NetworkStep, OneUpdate
 from lit_rlhf.doctor.findings import Finding, failure, ok
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.modules.ppo import ROLLOUT_MEMORY, UPDATE_MEMORY
+from lit_rlhf.modules.ppo import ROLLOUT_MEMORY, SCORING_MEMORY, UPDATE_MEMORY
 from lit_rlhf.modules.timing import PhaseTimer
 from lit_rlhf.rollout import Experience, shuffled_minibatches
 
@@ -28,10 +28,12 @@ def one_iteration(case: Case) -> Finding:
     with timer("rollout"), module.memory_for("rollout", batch.input_ids, *ROLLOUT_MEMORY):
         case.rollouts = rollouts = module.rollout(batch, seed)
     ids = rollouts.sequence_ids
+    if rollouts.statistics is not None:
+        case.scored = module.estimate(rollouts._replace(statistics=None))
     with timer("score"):
-        with module.memory_for("estimate", ids, *ROLLOUT_MEMORY):
+        with module.memory_for("estimate", ids, *SCORING_MEMORY):
             case.estimates = estimates = module.estimate(rollouts)
-        with module.memory_for("score", ids, *ROLLOUT_MEMORY):
+        with module.memory_for("score", ids, *SCORING_MEMORY):
             case.scores = scores = module.score(rollouts, batch.texts)
     parts = {"rewards": scores, **estimates._asdict()}
     strange = [name for name, value in parts.items() if not bool(torch.isfinite(value).all())]

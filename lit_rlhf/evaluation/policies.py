@@ -167,7 +167,9 @@ def _measured(
     temperature: float,
 ) -> _Part:
     texts, rollouts = batch.prompts.texts, batch.rollouts
-    statistics = rollouts.statistics or response_statistics(policy, rollouts, temperature)
+    statistics = rollouts.known(temperature)
+    if statistics is None:
+        statistics = response_statistics(policy, rollouts, temperature)
     ref_logprobs = (
         statistics.logprobs
         if reference is policy

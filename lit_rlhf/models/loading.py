@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from lit_rlhf.models.adapters import prepared, private_rng
 from lit_rlhf.models.configs import (
+    check_folder,
     check_path,
     has_pickled_weights,
     is_classifier,
@@ -192,6 +193,8 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
             str(path), trust_remote_code=trust_remote_code, padding_side="left"
         )
     except (OSError, ValueError) as error:
+        if Path(path).is_dir():
+            check_folder(Path(path))
         raise ValueError(f"path: expected a tokenizer at {path}, got none: {error}") from error
     if tokenizer.eos_token is None:
         raise ValueError(f"path: expected a tokenizer with an EOS token, got none at {path}")

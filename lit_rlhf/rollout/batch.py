@@ -22,10 +22,12 @@ class ResponseStatistics(NamedTuple):
     Attributes:
         logprobs: Log-probability of each token, `[B, T]` float32, nats; 0 behind the response.
         entropy: Entropy of the distribution the token is from, `[B, T]` float32, nats; alike.
+        temperature: That both are at.
     """
 
     logprobs: Tensor
     entropy: Tensor
+    temperature: float
 
 
 class RolloutBatch(NamedTuple):
@@ -37,8 +39,8 @@ class RolloutBatch(NamedTuple):
         response_ids: `[B, T]` long, padded on the right.
         response_mask: Real tokens, `[B, T]` bool: a prefix of each row, EOS included, never empty.
         terminated: Whether the response ended with EOS, `[B]` bool; otherwise it was cut off.
-        statistics: What the policy that sampled the responses thought of them at the temperature of
-            sampling, if that is known to the precision of another forward.
+        statistics: What the policy that sampled the responses thought of them, at the temperature
+            of sampling, if that is known to the precision of another forward.
     """
 
     prompt_ids: Tensor
@@ -66,6 +68,11 @@ class RolloutBatch(NamedTuple):
     def lengths(self) -> Tensor:
         """Tokens of each response, EOS included, `[B]` long."""
         return self.response_mask.sum(dim=1)
+
+    def known(self, temperature: float) -> ResponseStatistics | None:
+        """The statistics, if they are known at this temperature."""
+        at_hand = self.statistics
+        return at_hand if at_hand is not None and at_hand.temperature == temperature else None
 
     def parts(self, max_tokens: int | None = None) -> Iterator[RolloutBatch]:
         """Consecutive rows of up to `max_tokens` real tokens, and of one row at least.
@@ -101,5 +108,6 @@ class RolloutBatch(NamedTuple):
             response_ids=function(self.response_ids),
             response_mask=function(self.response_mask),
             terminated=function(self.terminated),
-            statistics=known and ResponseStatistics(*map(function, known)),
+            statistics=known
+            and known._replace(logprobs=function(known.logprobs), entropy=function(known.entropy)),
         )

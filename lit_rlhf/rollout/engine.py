@@ -212,7 +212,9 @@ class _Run:
     def result(self) -> Generated:
         """What came out."""
         longest = self.options.max_new_tokens
-        statistics = ResponseStatistics(self.logprobs[:, :longest], self.entropy[:, :longest])
+        statistics = ResponseStatistics(
+            self.logprobs[:, :longest], self.entropy[:, :longest], self.options.temperature
+        )
         responses = self.sequences[:, self.n_prompt : self.n_prompt + longest]
         return Generated(responses, statistics if self.exact else None)
 

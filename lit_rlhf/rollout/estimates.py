@@ -77,8 +77,9 @@ def rollout_estimates(
         temperature: That of sampling.
         max_tokens: Real tokens per forward, see `RolloutBatch.parts`.
     """
-    known = rollouts.statistics
-    statistics = known or response_statistics(policy, rollouts, temperature, max_tokens)
+    statistics = rollouts.known(temperature)
+    if statistics is None:
+        statistics = response_statistics(policy, rollouts, temperature, max_tokens)
     values = response_value_estimates(critic, rollouts, max_tokens)
     return Estimates(
         statistics.logprobs,

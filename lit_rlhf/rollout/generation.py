@@ -20,7 +20,7 @@ from lit_rlhf.models import (
     unwrapped,
     using_generation_config,
 )
-from lit_rlhf.rollout.batch import ResponseStatistics, RolloutBatch
+from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.engine import Generated, generated
 from lit_rlhf.rollout.options import SamplingOptions
 
@@ -85,8 +85,9 @@ def sampled_responses(
     responses, response_mask = responses[:, :width], response_mask[:, :width]
     if statistics is not None:
         outside = ~response_mask
-        statistics = ResponseStatistics(
-            *(values[:, :width].masked_fill(outside, 0.0) for values in statistics)
+        statistics = statistics._replace(
+            logprobs=statistics.logprobs[:, :width].masked_fill(outside, 0.0),
+            entropy=statistics.entropy[:, :width].masked_fill(outside, 0.0),
         )
     return RolloutBatch(
         prompt_ids=prompt_ids,

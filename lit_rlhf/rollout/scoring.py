@@ -53,7 +53,7 @@ def response_statistics(
         lambda logits, ids: token_logprobs_and_entropy(logits, ids, temperature),
         max_tokens,
     )
-    return ResponseStatistics(logprobs, entropy)
+    return ResponseStatistics(logprobs, entropy, temperature)
 
 
 @torch.no_grad()

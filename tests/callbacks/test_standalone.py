@@ -14,7 +14,7 @@ import pytest
 
 from lit_callbacks import Level
 from tests.packaging.test_distributions import build
-from tests.packaging.test_requirements import reachable, requirements
+from tests.packaging.test_requirements import core_requirements, reachable
 
 CALLBACKS = Path(__file__).resolve().parents[2] / "callbacks"
 EXAMPLE = CALLBACKS / "examples" / "train_classifier.py"
@@ -28,7 +28,7 @@ ABSENT = (
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site-packages folder with the wheel, and links to what its requirements bring in."""
     folder = tmp_path_factory.mktemp("site")
-    for name in set(reachable(requirements("callbacks", extras=False))):
+    for name in set(reachable(core_requirements("callbacks"))):
         distribution = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or []} - {".."}:
             if not (folder / top).exists():

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -199,7 +200,7 @@ def test_what_is_no_models_folder_says_how_to_make_one(root: Path, tmp_path: Pat
         text = refusal(["--models", str(path), "--prompt", "hi"])
         assert "`lit_rlhf export` makes such a folder" in text
     text = refusal(["--models", str(tmp_path / "adapter"), "--prompt", "hi"])
-    assert "LoRA adapter alone; merge it into its base model" in text
+    assert "LoRA adapter alone; `lit_rlhf export` merges it into its base model" in text
 
 
 def test_help_explains_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,6 +256,8 @@ def terminal(*argv: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 
 def _take_terminal() -> None:
+    # a shell's background jobs, and what they start, ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     import fcntl
     import termios
 

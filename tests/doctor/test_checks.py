@@ -124,7 +124,7 @@ class Cooler(PPOModule):
     """Samples at another temperature than it scores."""
 
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
-        scored, self.sampling = self.sampling, replace(self.sampling, temperature=0.5)
+        scored, self.sampling = self.sampling, replace(self.sampling, temperature=0.3)
         rollouts = super().rollout(batch, seed)
         self.sampling = scored
         return rollouts

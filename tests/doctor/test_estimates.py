@@ -91,9 +91,9 @@ def test_what_helps_is_of_what_takes_the_most(root: Path, tmp_path: Path) -> Non
     scoring = memory.what_helps(case, memory.Needs(**{**big, "scoring": 20}))
 
     assert "set offload_frozen: true" in states
-    assert "set micro_batch_size (now all at once)" in update
+    assert "set micro_batch_size (now None)" in update
     assert "set gradient_checkpointing: true" in update
-    assert "set rollout_batch_size (now all at once)" in scoring
+    assert "set rollout_batch_size (now None)" in scoring
 
 
 def test_the_cpus_memory_is_what_is_available_within_the_containers_limit(

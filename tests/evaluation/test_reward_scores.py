@@ -34,7 +34,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = load_scalar_model(folder / "sft", head_seed=2)
     head = tiny_causal_lm(seed=5).get_output_embeddings()  # type: ignore[no-untyped-call]
     save_model_folder(
-        trained, tokenizer, folder / "trained", contract=encoder.contract, lm_head=head
+        trained,
+        tokenizer,
+        folder / "trained",
+        contract=encoder.contract,
+        lm_head=head.state_dict(),
     )
     write_pairs(folder / "a.jsonl", PAIRS[:3])
     write_pairs(folder / "b.jsonl", PAIRS[3:])

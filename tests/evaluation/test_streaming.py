@@ -81,8 +81,14 @@ def test_settings_in_the_models_folder_have_no_say(
 
 
 def test_ctrl_c_ends_the_response_and_keeps_what_was_said(
-    model: LanguageModel, encoder: DialogueEncoder, prompt: list[int]
+    model: LanguageModel,
+    encoder: DialogueEncoder,
+    prompt: list[int],
+    request: pytest.FixtureRequest,
 ) -> None:
+    # a shell's background jobs ignore Ctrl-C
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     pieces: list[str] = []
 
     def show(piece: str) -> None:

@@ -35,6 +35,8 @@ CASES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (F.token_logprobs, (LOGITS, LONG, 0.0), "temperature: expected a finite number > 0, got 0.0"),
     (F.token_entropy, (LOGITS.long(),), "logits: expected a floating-point dtype, got torch.int64"),
     (F.token_entropy, (LOGITS, math.inf), "temperature: expected a finite number > 0, got inf"),
+    (F.token_logprobs_and_entropy, (REAL, LONG), "logits: expected 3 dimensions, got shape (2, 3)"),
+    (F.wilson_interval, (1, 2, 1.5), "confidence: expected a number in (0, 1), got 1.5"),
     (F.language_model_loss, (ROWS, MASK), "logprobs: expected 2 dimensions, got shape (2,)"),
     (F.language_model_loss, (REAL, WIDE_MASK), WIDE_MASK_ERROR),
     (F.perplexity, (REAL, REAL), FLOAT_MASK),

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import PreTrainedModel
 
 import lit_rlhf.modules.base
 from lit_rlhf.cli.main import main
@@ -113,11 +114,11 @@ class Moments:
     def watch(self) -> None:
         """Patch this process, which is forked for one run, so that moments are passed."""
 
-        def policy_called(module: torch.nn.Module, *_: Any) -> None:
-            if type(module).__name__.endswith("ForCausalLM"):
+        def trunk_called(module: torch.nn.Module, *_: Any) -> None:
+            if isinstance(module, PreTrainedModel) and module.base_model is module:
                 self.passed("update" if torch.is_grad_enabled() else "rollout")
 
-        torch.nn.modules.module.register_module_forward_pre_hook(policy_called)
+        torch.nn.modules.module.register_module_forward_pre_hook(trunk_called)
         register_optimizer_step_pre_hook(lambda *_: self.passed("update"))
         save: Callable[..., None] = torch.save
 

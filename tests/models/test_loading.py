@@ -229,7 +229,7 @@ def test_an_adapter_alone_says_how_it_becomes_a_model(
     load: Callable[[str], object], tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_config.json").touch()
-    with pytest.raises(ValueError, match="a LoRA adapter alone; merge it into its base model"):
+    with pytest.raises(ValueError, match="a LoRA adapter alone; `lit_rlhf export` merges it"):
         load(str(tmp_path))
 
 

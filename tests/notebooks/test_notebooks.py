@@ -69,7 +69,7 @@ def test_the_lab_notebook_compares_the_three_policies(
 ) -> None:
     printed = text(done["ppo_max_on_the_lab"])
 
-    assert "by gold_reward" in printed
+    assert "against sft, % of prompts" in printed
     for name in ("sft", "vanilla", "ppo_max"):
         assert f"    {name}, gold " in printed
 
