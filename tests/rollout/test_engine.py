@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from lit_rlhf.rollout import SamplingOptions, response_statistics, sampled_responses
+from lit_rlhf.rollout.slots import Slots
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
 
 EOS = [EOS_ID, 17, 44, 150, 200]  # so that some responses end early
@@ -125,3 +127,14 @@ def test_weights_that_changed_are_seen_under_autocast() -> None:
         again = sampled_responses(model, ids, mask, greedy, [], PAD_ID, 0).response_ids
     assert torch.equal(after, again)
     assert not torch.equal(before, after)
+
+
+def test_the_cache_is_freed_with_the_rollout() -> None:
+    model = tiny_causal_lm()
+    ids, mask = prompts()
+    rollouts = sampled_responses(
+        model, ids, mask, SamplingOptions(max_new_tokens=5), EOS, PAD_ID, 0, 2
+    )
+    gc.collect()
+    assert len(rollouts.response_ids) == 6
+    assert Slots not in {type(thing) for thing in gc.get_objects()}
