@@ -1,0 +1,73 @@
+"""Packed forwards and the engine on a CUDA device: what they give on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_rlhf.functional import token_logprobs
+from lit_rlhf.models import target_readings
+from lit_rlhf.models.kernels import with_fused_kernels
+from lit_rlhf.rollout import SamplingOptions, response_statistics, sampled_responses
+from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
+
+pytestmark = pytest.mark.gpu
+EOS = [EOS_ID, 17, 44, 150, 200]
+
+
+def prompts() -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.arange(20) >= 20 - torch.tensor([20, 13, 5, 17, 1, 9])[:, None]
+    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(1))
+    return ids.masked_fill(~mask, PAD_ID), mask
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("n_slots", [6, 2])
+def test_responses_are_those_of_the_cpu(family: str, n_slots: int) -> None:
+    ids, mask = prompts()
+    options = SamplingOptions(max_new_tokens=30, do_sample=False)
+    expected = sampled_responses(tiny_causal_lm(family), ids, mask, options, EOS, PAD_ID, 0, 6)
+    model = tiny_causal_lm(family).cuda()
+    rollouts = sampled_responses(model, ids.cuda(), mask.cuda(), options, EOS, PAD_ID, 0, n_slots)
+    assert torch.equal(rollouts.response_ids.cpu(), expected.response_ids)
+    assert rollouts.statistics is not None
+    scored = response_statistics(model, rollouts)
+    torch.testing.assert_close(rollouts.statistics.logprobs, scored.logprobs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_and_gradients_are_those_of_the_cpu(family: str) -> None:
+    ids, mask = (tensor.flip(1) for tensor in prompts())
+    targets = mask.clone()
+    targets[:, 0] = False
+    cpu, gpu = tiny_causal_lm(family), tiny_causal_lm(family).cuda()
+    readings = []
+    for model, device in ((cpu, "cpu"), (gpu, "cuda")):
+        (logprobs,) = target_readings(
+            model,
+            ids.to(device),
+            mask.to(device),
+            targets.to(device),
+            lambda logits, tokens: (token_logprobs(logits, tokens),),
+        )
+        logprobs.sum().backward()
+        readings.append(logprobs.detach().cpu())
+    torch.testing.assert_close(readings[0], readings[1], rtol=1e-4, atol=1e-4)
+    for one, other in zip(cpu.parameters(), gpu.parameters(), strict=True):
+        if one.grad is not None:
+            assert other.grad is not None
+            largest = max(float(one.grad.abs().max()), 1.0)
+            assert float((one.grad - other.grad.cpu()).abs().max()) <= 1e-3 * largest
+
+
+def test_fused_kernels_change_nothing_but_the_speed() -> None:
+    pytest.importorskip("liger_kernel")
+    ids, mask = (tensor.flip(1).cuda() for tensor in prompts())
+    targets = mask.clone()
+    targets[:, 0] = False
+    plain, fused = tiny_causal_lm().cuda(), with_fused_kernels(tiny_causal_lm()).cuda()
+    one, other = (
+        target_readings(model, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))[0]
+        for model in (plain, fused)
+    )
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
