@@ -11,7 +11,10 @@ from lit_rlhf.models.kernels import with_fused_kernels
 from lit_rlhf.rollout import SamplingOptions, response_statistics, sampled_responses
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 EOS = [EOS_ID, 17, 44, 150, 200]
 
 
