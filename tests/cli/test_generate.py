@@ -264,12 +264,15 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C becomes a signal
 
 
-def shown_until(person: int, text: str) -> str:
-    shown = ""
+def shown_until(person: int, text: str, unread: list[str]) -> str:
+    """What is shown up to and with `text`; what came behind it stays in `unread`."""
+    shown = "".join(unread)
     while text not in shown:
         assert select.select([person], [], [], 120)[0], shown
         shown += os.read(person, 4096).decode("utf-8", "replace")
-    return shown
+    end = shown.index(text) + len(text)
+    unread[:] = [shown[end:]]
+    return shown[:end]
 
 
 def test_ctrl_c_stops_a_response_and_ctrl_d_ends_the_chat(root: Path, tmp_path: Path) -> None:
@@ -280,16 +283,17 @@ def test_ctrl_c_stops_a_response_and_ctrl_d_ends_the_chat(root: Path, tmp_path: 
     save_model_folder(model, tokenizer, tmp_path / "endless")
     endless = ["--max_new_tokens", "90000", "--do_sample", "false", "--repetition_penalty", "1"]
 
+    unread: list[str] = []
     with terminal("--models", str(tmp_path / "endless"), "--chat", *endless) as (chat, person):
-        greeting = shown_until(person, "you: ")
+        greeting = shown_until(person, "you: ", unread)
         os.write(person, b"hi\n")
-        shown_until(person, "endless: ")
+        shown_until(person, "endless: ", unread)
         os.write(person, b"\x03")
-        shown_until(person, "stopped")
-        shown_until(person, "you: ")
+        shown_until(person, "stopped", unread)
+        shown_until(person, "you: ", unread)
         os.write(person, b"\x03")
-        shown_until(person, "/quit or Ctrl-D ends the chat")
-        shown_until(person, "you: ")
+        shown_until(person, "/quit or Ctrl-D ends the chat", unread)
+        shown_until(person, "you: ", unread)
         os.write(person, b"\x04")
         assert chat.wait(timeout=120) == 0
 
