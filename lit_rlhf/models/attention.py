@@ -7,7 +7,7 @@ in a forward belong together, so that they need not lie in a padded rectangle.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,33 +23,31 @@ BASE = "sdpa"
 """The attention that it is without a layout, and that it takes the place of."""
 
 
+class AttentionInputs(NamedTuple):
+    """What attention is computed from.
+
+    Attributes:
+        query: `[S, A, N, D]`: `S` rows of `N` tokens, `A` heads of size `D`.
+        key: `[S, K, N, D]`; `A` is a multiple of `K`.
+        value: As `key`.
+        scale: Of the scores; `None`: `1 / sqrt(D)`.
+        dropout: Probability.
+        window: A token sees itself and this many tokens less one before it; `None`: all.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float | None
+    dropout: float
+    window: int | None
+
+
 class AttentionLayout(Protocol):
     """How the tokens of a forward attend to each other."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None,
-        dropout: float,
-        window: int | None,
-    ) -> Tensor:
-        """What attention yields.
-
-        Args:
-            module: The attention layer.
-            query: `[S, A, N, D]`: `S` rows of `N` tokens, `A` heads of size `D`.
-            key: `[S, K, N, D]`; `A` is a multiple of `K`.
-            value: As `key`.
-            scale: Of the scores; `None`: `1 / sqrt(D)`.
-            dropout: Probability.
-            window: A token sees itself and this many tokens less one before it; `None`: all.
-
-        Returns:
-            `[S, N, A, D]`.
-        """
+    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
+        """What the attention layer `module` yields, `[S, N, A, D]`."""
         ...
 
 
@@ -67,7 +65,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """An attention function of transformers: the layout's where one is given, `BASE` elsewhere."""
     if layout is not None:
-        return _attended(layout, module, query, key, value, scaling, dropout, sliding_window), None
+        inputs = AttentionInputs(query, key, value, scaling, dropout, sliding_window)
+        return _attended(layout, module, inputs), None
     output, _ = ALL_ATTENTION_FUNCTIONS[BASE](
         module,
         query,
@@ -83,9 +82,9 @@ def attention(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attended(layout: AttentionLayout, *arguments: Any) -> Tensor:
+def _attended(layout: AttentionLayout, module: nn.Module, inputs: AttentionInputs) -> Tensor:
     """What a layout yields; its sizes differ from batch to batch, so it is not compiled."""
-    return layout.attend(*arguments)
+    return layout.attend(module, inputs)
 
 
 AttentionInterface.register(NAME, attention)
@@ -112,18 +111,12 @@ def band(length: int, window: int, device: torch.device) -> Tensor:
     return (distance >= 0) & (distance < window)
 
 
-def causal_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None,
-    dropout: float,
-    window: int | None,
-) -> Tensor:
+def causal_attention(inputs: AttentionInputs) -> Tensor:
     """Causal attention of rows that start at their first token, `[S, A, L, D]`.
 
     What follows a row's end is padding that no token before it sees.
     """
+    query, key, value, scale, dropout, window = inputs
     length, dtype = query.shape[2], value.dtype  # under autocast the others come in float32
     # the backward of a CPU's attention is several times slower in bfloat16 than in float32
     slow = query.device.type == "cpu" and torch.is_grad_enabled()

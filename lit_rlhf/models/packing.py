@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from lit_rlhf.models.attention import (
     BASE,
     NAME,
+    AttentionInputs,
     causal_attention,
     layout_arguments,
     takes_layouts,
@@ -86,18 +87,9 @@ class PackedLayout:
         places, tokens, positions = packed.tensor_split([total, total + n_tokens])
         return cls(groups, places, tokens, positions.unsqueeze(0))
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None,
-        dropout: float,
-        window: int | None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention of each row among its own tokens, see `AttentionLayout`; `S` is 1."""
-        spread = [self._spread(states) for states in (query, key, value)]
+        spread = [self._spread(states) for states in inputs[:3]]
         outputs = []
         for group in self.groups:
             shape = (group.n_rows, group.width)
@@ -106,10 +98,11 @@ class PackedLayout:
                 states[group.start : last].view(*shape, *states.shape[1:]).transpose(1, 2)
                 for states in spread
             ]
-            output = causal_attention(rows[0], rows[1], rows[2], scale, dropout, window)
+            grouped = inputs._replace(query=rows[0], key=rows[1], value=rows[2])
+            output = causal_attention(grouped)
             outputs.append(output.transpose(1, 2).flatten(0, 1))
         joined: Tensor = _Select.apply(torch.cat(outputs).flatten(1), self.tokens)  # type: ignore[no-untyped-call]
-        return joined.view(1, len(self.tokens), *query.shape[1::2])
+        return joined.view(1, len(self.tokens), *inputs.query.shape[1::2])
 
     def _spread(self, states: Tensor) -> Tensor:
         """The states `[1, A, N, D]` at every place, `[P, A, D]`."""

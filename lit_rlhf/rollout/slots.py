@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lit_rlhf.models.attention import AttentionInputs
 from lit_rlhf.models.packing import PackedLayout
 
 
@@ -77,22 +78,12 @@ class PromptLayout:
         )
         self.last = sizes.cumsum(0) - 1
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None,
-        dropout: float,
-        window: int | None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention among the tokens of each prompt, see `AttentionLayout`."""
         columns = self.packed.position_ids[0]
-        self.slots.write(
-            module, key[0].transpose(0, 1), value[0].transpose(0, 1), self.rows, columns
-        )
-        return self.packed.attend(module, query, key, value, scale, dropout, window)
+        key, value = (states[0].transpose(0, 1) for states in (inputs.key, inputs.value))
+        self.slots.write(module, key, value, self.rows, columns)
+        return self.packed.attend(module, inputs)
 
 
 class StepLayout:
@@ -111,17 +102,9 @@ class StepLayout:
         self.columns = lengths
         self._masks: dict[int | None, Tensor] = {}
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None,
-        dropout: float,
-        window: int | None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention of each token to its sequence so far, see `AttentionLayout`; `N` is 1."""
+        query, key, value, scale, dropout, window = inputs
         buffers = self.slots.write(module, key[:, :, 0], value[:, :, 0], self.rows, self.columns)
         keys, values = (buffer[: len(self.rows), :, : self.width] for buffer in buffers)
         n_heads, n_groups = query.shape[1], key.shape[1]
