@@ -36,7 +36,7 @@ def drawn_tokens(
         uniforms: In [0, 1), `[n]` float64.
         options: How to sample.
         eos_token_ids: Tokens that end a response, `[E]` long.
-        seen: The tokens so far, for the repetition penalty, `[n, L]` long.
+        seen: The tokens so far, `[n, L]` long; not looked at without a repetition penalty.
         n_new: Tokens of the response so far, `[n]` long.
 
     Returns:

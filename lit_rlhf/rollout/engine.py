@@ -168,12 +168,14 @@ class _Run:
         """Draw a token after each of the `states`, of the rows in progress from `first` on."""
         logits = head_logits(self.model, self.head, states)
         rows, places = self.rows[first:], self.drawn[first:]
+        # nothing but the repetition penalty looks at them
+        seen = self.sequences[rows if self.options.repetition_penalty != 1 else rows[:0]]
         tokens = drawn_tokens(
             logits,
             self.uniforms[rows, places],
             self.options,
             self.eos_token_ids,
-            self.sequences[rows],
+            seen,
             places,
         )
         self.sequences[rows, self.n_prompt + places] = tokens
