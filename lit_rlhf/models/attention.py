@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -102,36 +101,3 @@ def layout_arguments(layout: AttentionLayout, device: torch.device) -> dict[str,
     # a mask with four dimensions is taken as ready made; the layout does not look at it
     ready_made = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
     return {"attention_mask": ready_made, "layout": layout, "use_cache": False}
-
-
-def band(length: int, window: int, device: torch.device) -> Tensor:
-    """Which earlier token each token sees through a window, `[L, L]` bool."""
-    positions = torch.arange(length, device=device)
-    distance = positions[:, None] - positions[None, :]
-    return (distance >= 0) & (distance < window)
-
-
-def causal_attention(inputs: AttentionInputs) -> Tensor:
-    """Causal attention of rows that start at their first token, `[S, A, L, D]`.
-
-    What follows a row's end is padding that no token before it sees.
-    """
-    query, key, value, scale, dropout, window = inputs
-    length, dtype = query.shape[2], value.dtype  # under autocast the others come in float32
-    # the backward of a CPU's attention is several times slower in bfloat16 than in float32
-    slow = query.device.type == "cpu" and torch.is_grad_enabled()
-    computed = torch.float32 if slow else dtype
-    narrow = window is not None and window < length
-    mask = band(length, window, query.device) if narrow and window is not None else None
-    with torch.autocast(query.device.type, enabled=False):
-        output = functional.scaled_dot_product_attention(
-            query.to(computed),
-            key.to(computed),
-            value.to(computed),
-            attn_mask=mask,
-            dropout_p=dropout,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
-    return output.to(dtype)

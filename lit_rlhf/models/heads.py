@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from lit_rlhf.models.forward import hidden_states, token_logits
 from lit_rlhf.models.networks import LanguageModel, unwrapped
+from lit_rlhf.models.trials import same_outputs, trying_out
 
 LM_HEAD_FILE = "lm_head.safetensors"
 """Where a reward model's folder keeps the output layer of Eq. 2; transformers passes over it."""
@@ -94,9 +95,9 @@ def detached_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
     head.load_state_dict(layer.state_dict())
     ids = torch.arange(4, device=causal_lm.device).unsqueeze(0)
     mask = torch.ones_like(ids, dtype=torch.bool)
-    with torch.no_grad():
+    with trying_out(causal_lm, causal_lm.device):
         logits = head_logits(causal_lm, head, hidden_states(causal_lm, ids, mask))
-        if not torch.allclose(logits, token_logits(causal_lm, ids, mask), rtol=1e-3, atol=1e-3):
+        if not same_outputs(logits, token_logits(causal_lm, ids, mask)):
             raise ValueError(
                 f"path: {type(causal_lm).__name__} changes its logits in a way that is not known "
                 "here, so reward modelling cannot use its language-model loss; set lm_coef to 0"

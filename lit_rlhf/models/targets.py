@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from lit_rlhf.models.forward import hidden_states, token_logits
 from lit_rlhf.models.heads import head_logits
-from lit_rlhf.models.networks import LanguageModel, evaluating, trunk_of, unwrapped
+from lit_rlhf.models.networks import LanguageModel, trunk_of, unwrapped
 from lit_rlhf.models.packing import packs
+from lit_rlhf.models.trials import same_outputs, trying_out
 
 CHUNK = 2**24
 """Logits that exist at once: 64 MiB in float32."""
@@ -114,19 +115,15 @@ def reads_apart(model: LanguageModel) -> bool:
     return bool(inner._lit_rlhf_reads_apart)
 
 
-@torch.no_grad()
 def _tried(model: PreTrainedModel) -> bool:
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(head, nn.Module) or not packs(trunk_of(model)):
         return False
     ids = torch.arange(4, device=model.device).unsqueeze(0)
     mask = torch.ones_like(ids, dtype=torch.bool)
-    with evaluating(model):
+    with trying_out(model, model.device):
         expected = token_logits(model, ids, mask)
-        actual = head_logits(model, head, hidden_states(model, ids, mask))
-    return bool(
-        torch.allclose(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
-    )
+        return same_outputs(head_logits(model, head, hidden_states(model, ids, mask)), expected)
 
 
 def _spread(readings: tuple[Tensor, ...], targets: Tensor) -> tuple[Tensor, ...]:

@@ -29,6 +29,7 @@ from lit_rlhf.models import (
     load_tokenizer,
     save_model_folder,
 )
+from lit_rlhf.modules.host_memory import give_back_freed_memory, keep_freed_memory
 from lit_rlhf.modules.memory import change, explained_memory_errors
 from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, micro_batches
 from lit_rlhf.modules.random_state import random_state, restore_random_state
@@ -113,6 +114,7 @@ class StageModule(LightningModule):
         self.timer = PhaseTimer()
         self._random_state: dict[str, Any] = {}
         self._trained = False
+        self._keeps_memory = False
         self._loader_states: list[dict[str, Any]] = []
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             model_path, trust_remote_code=trust_remote_code
@@ -309,6 +311,10 @@ class StageModule(LightningModule):
         fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
         self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
 
+    def on_fit_start(self) -> None:
+        """On a CPU, keep freed memory for what comes next."""
+        self._keeps_memory = self.device.type == "cpu" and keep_freed_memory()
+
     def on_train_start(self) -> None:
         """Go on from the random state and the place in the data of a checkpoint, if there is one.
 
@@ -334,6 +340,8 @@ class StageModule(LightningModule):
         if self.trainer.ckpt_path is not None and not self._trained:
             self.on_train_end()
         self._trained = False
+        if self._keeps_memory:
+            give_back_freed_memory()
 
     @property
     def encoder(self) -> DialogueEncoder | None:

@@ -5,15 +5,29 @@ Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 CPU_TOKENS, GPU_TOKENS = 2048, 16384
-"""Tokens that a network without gradients reads at once: what a CPU's caches hold, and enough for a
-GPU."""
+
+
+def tokens_at_once(device: torch.device) -> int:
+    """Tokens that a network without gradients reads at once: what fills a GPU or fits a CPU."""
+    return CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+
+
+def consecutive(lengths: Sequence[int], max_tokens: int) -> Iterator[slice]:
+    """Cut rows of these lengths into parts of up to `max_tokens`, and of one row at least."""
+    start, tokens = 0, 0
+    for row, length in enumerate(lengths):
+        if row > start and tokens + length > max_tokens:
+            yield slice(start, row)
+            start, tokens = row, 0
+        tokens += length
+    yield slice(start, len(lengths))
 
 
 class ResponseStatistics(NamedTuple):
@@ -78,22 +92,17 @@ class RolloutBatch(NamedTuple):
         """Consecutive rows of up to `max_tokens` real tokens, and of one row at least.
 
         Args:
-            max_tokens: `None` takes `CPU_TOKENS` or `GPU_TOKENS`.
+            max_tokens: `None` takes `tokens_at_once`.
 
         Raises:
             ValueError: If `max_tokens` is not positive.
         """
         if max_tokens is None:
-            max_tokens = CPU_TOKENS if self.prompt_ids.device.type == "cpu" else GPU_TOKENS
+            max_tokens = tokens_at_once(self.prompt_ids.device)
         if max_tokens < 1:
             raise ValueError(f"max_tokens: expected an integer >= 1, got {max_tokens}")
-        start, tokens = 0, 0
-        for row, length in enumerate(self.sequence_mask.sum(dim=1).tolist()):
-            if row > start and tokens + length > max_tokens:
-                yield self.rows(slice(start, row))
-                start, tokens = row, 0
-            tokens += length
-        yield self.rows(slice(start, None))
+        for rows in consecutive(self.sequence_mask.sum(dim=1).tolist(), max_tokens):
+            yield self.rows(rows)
 
     def rows(self, rows: slice) -> RolloutBatch:
         """Some of the samples, with all columns."""

@@ -16,7 +16,7 @@ from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.models import LanguageModel, evaluating, head_logits, unwrapped
 from lit_rlhf.models.attention import AttentionLayout, layout_arguments
 from lit_rlhf.models.networks import trunk_of
-from lit_rlhf.rollout.batch import ResponseStatistics
+from lit_rlhf.rollout.batch import ResponseStatistics, consecutive, tokens_at_once
 from lit_rlhf.rollout.draws import drawn_tokens
 from lit_rlhf.rollout.options import SamplingOptions
 from lit_rlhf.rollout.slots import PromptLayout, Slots, StepLayout
@@ -127,11 +127,17 @@ class _Run:
 
     def admit(self) -> None:
         """Read as many prompts as there are free slots, and draw their first tokens."""
+        n_free = self.n_slots - len(self.in_progress)
+        new = self.waiting[:n_free]
+        del self.waiting[:n_free]
+        sizes = [len(self.prompts[row]) for row in new]
+        for part in consecutive(sizes, tokens_at_once(self.rows.device)):
+            self.read(new[part], sizes[part])
+
+    def read(self, new: list[int], sizes: list[int]) -> None:
+        """Read prompts of these rows and sizes, and draw their first tokens."""
         first = len(self.in_progress)
-        new = self.waiting[: self.n_slots - first]
-        del self.waiting[: len(new)]
         prompts = [self.prompts[row] for row in new]
-        sizes = [len(prompt) for prompt in prompts]
         layout = PromptLayout(self.slots, sizes, first)
         states = self.states(torch.cat(prompts).unsqueeze(0), layout.packed.position_ids, layout)
         self.in_progress += new

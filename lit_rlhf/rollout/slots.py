@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lit_rlhf.models.attention import AttentionInputs
 from lit_rlhf.models.packing import PackedLayout
+from lit_rlhf.models.row_attention import next_attention
 
 
 class _Buffers(NamedTuple):
@@ -104,17 +104,11 @@ class StepLayout:
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention of each token to its sequence so far, see `AttentionLayout`; `N` is 1."""
-        query, key, value, scale, dropout, window = inputs
-        buffers = self.slots.write(module, key[:, :, 0], value[:, :, 0], self.rows, self.columns)
+        key, value = inputs.key[:, :, 0], inputs.value[:, :, 0]
+        buffers = self.slots.write(module, key, value, self.rows, self.columns)
         keys, values = (buffer[: len(self.rows), :, : self.width] for buffer in buffers)
-        n_heads, n_groups = query.shape[1], key.shape[1]
-        # heads that share a key stand as queries of one head: no copies of keys and values
-        shape = (len(query), n_groups, n_heads // n_groups, query.shape[3])
-        grouped = query[:, :, 0].reshape(shape).to(keys.dtype)
-        output = functional.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=self._mask(window), dropout_p=dropout, scale=scale
-        )
-        return output.flatten(1, 2).unsqueeze(1)
+        cached = inputs._replace(key=keys, value=values)
+        return next_attention(cached, self._mask(inputs.window)).transpose(1, 2)
 
     def _mask(self, window: int | None) -> Tensor:
         """What each token sees, `[n, 1, 1, width]` bool; layers share it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lit_rlhf.models import ModelOptions, hidden_states, load_causal_lm, packs
+from lit_rlhf.models import ModelOptions, hidden_states, load_causal_lm, packs, reads_apart
 from lit_rlhf.models.attention import NAME, takes_layouts
 from lit_rlhf.models.packing import PackedLayout
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm
@@ -129,6 +129,18 @@ def test_a_model_that_does_not_fit_is_left_as_it_is() -> None:
     ids, mask = ids[:2], mask[:2]
     expected = padded(plain.base_model, ids, mask)
     torch.testing.assert_close(hidden_states(mixing, ids, mask)[mask], expected[mask])
+
+
+def test_a_model_is_tried_out_in_the_precision_of_its_weights() -> None:
+    # autocast rounds by more than two ways may differ
+    model = tiny_causal_lm()
+    seen: list[bool] = []
+    model.base_model.register_forward_hook(
+        lambda *_: seen.append(torch.is_autocast_enabled("cpu") or torch.is_grad_enabled())
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert reads_apart(model)
+    assert seen == [False] * 4
 
 
 def test_the_attention_is_not_saved(tmp_path: object) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.rollout import SamplingOptions, response_statistics, sampled_responses
+from lit_rlhf.rollout import SamplingOptions, batch, response_statistics, sampled_responses
 from lit_rlhf.rollout.slots import Slots
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
 
@@ -111,6 +111,24 @@ def test_who_has_ended_is_not_computed_with() -> None:
         sum(rows * tokens for rows, tokens in read) == int(mask.sum() + rollouts.lengths.sum()) - 6
     )
     assert max(rows for rows, tokens in read if tokens == 1) == 2
+
+
+def test_no_more_tokens_are_read_at_once_than_scoring_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_causal_lm()
+    ids, mask = prompts()
+    options = SamplingOptions(max_new_tokens=30)
+    expected = sampled_responses(model, ids, mask, options, EOS, PAD_ID, 3)
+    read: list[int] = []
+    model.get_input_embeddings().register_forward_hook(  # type: ignore[no-untyped-call]
+        lambda _, inputs, __: read.append(inputs[0].numel())
+    )
+    monkeypatch.setattr(batch, "CPU_TOKENS", 20)
+    rollouts = sampled_responses(model, ids, mask, options, EOS, PAD_ID, 3)
+    assert read[:4] == [20, 18, 18, 9]  # prompts of 20, 13 + 5, 17 + 1 and 9 tokens
+    assert max(read[4:]) <= 6
+    assert torch.equal(rollouts.response_ids, expected.response_ids)
 
 
 def test_weights_that_changed_are_seen_under_autocast() -> None:
