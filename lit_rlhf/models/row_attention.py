@@ -7,6 +7,8 @@ a multiple of `K`), `N` queries and `C` keys of a row.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -26,8 +28,7 @@ def causal_attention(inputs: AttentionInputs) -> Tensor:
     length, dtype = query.shape[2], value.dtype  # under autocast the others come in float32
     on_cpu, exact = query.device.type == "cpu", dtype.itemsize >= 4
     if on_cpu and exact and length <= SHORT and not dropout:
-        seen = band(length, window or length, query.device)
-        return at_once(query, key, value, seen[None, None], scale)
+        return at_once(query, key, value, causal_bias(length, window or length, dtype), scale)
     # a CPU's backward is several times slower in bfloat16 than in float32
     computed = torch.float32 if on_cpu and not exact and torch.is_grad_enabled() else dtype
     narrow = window is not None and window < length
@@ -55,7 +56,8 @@ def next_attention(inputs: AttentionInputs, seen: Tensor) -> Tensor:
     """
     query, key, value, scale, dropout, _ = inputs
     if query.device.type == "cpu" and key.shape[2] <= SHORT:
-        return at_once(query, key, value, seen, scale)
+        bias = as_bias(seen, torch.promote_types(value.dtype, torch.float32))
+        return at_once(query, key, value, bias, scale)
     # heads that share a key stand as queries of one head: no copies of keys and values
     grouped = query.reshape(len(query), key.shape[1], -1, query.shape[3])
     output = functional.scaled_dot_product_attention(
@@ -64,14 +66,14 @@ def next_attention(inputs: AttentionInputs, seen: Tensor) -> Tensor:
     return output.view(query.shape)
 
 
-def at_once(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float | None) -> Tensor:
-    """softmax(q k^T scale) v of all heads of all rows in two products, in float32 or better.
+def at_once(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None) -> Tensor:
+    """softmax(q k^T scale + bias) v of all heads of all rows in two products, in float32 or better.
 
     Args:
         query: `[S, A, N, D]`.
         key: `[S, K, C, D]`.
         value: As `key`.
-        seen: Which keys a query sees, one at least, `[S or 1, 1, N, C]` bool.
+        bias: Added to the scores, `[S or 1, 1, N, C]`, float32 or better.
         scale: Of the scores; `None`: `1 / sqrt(D)`.
 
     Returns:
@@ -81,17 +83,28 @@ def at_once(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: floa
     n_groups, n_keys = key.shape[1:3]
     computed = torch.promote_types(value.dtype, torch.float32)
     shared = n_heads // n_groups
-    bias = torch.zeros(seen.shape, dtype=computed).masked_fill_(~seen, -torch.inf)
-    bias = bias.repeat(1, 1, shared, 1).expand(n_rows, n_groups, shared * n_queries, n_keys)
+    shape = (n_rows, n_groups, shared * n_queries, n_keys)
     with torch.autocast(query.device.type, enabled=False):
         scores = torch.baddbmm(
-            bias.flatten(0, 1),
+            bias.repeat(1, 1, shared, 1).expand(shape).flatten(0, 1),
             query.to(computed).reshape(n_rows * n_groups, shared * n_queries, size),
             key.to(computed).flatten(0, 1).transpose(1, 2),
             alpha=size**-0.5 if scale is None else scale,
         )
         output = scores.softmax(-1).bmm(value.to(computed).flatten(0, 1))
     return output.view(query.shape).to(value.dtype)
+
+
+def as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is seen (bool) and minus infinity elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
+
+
+@lru_cache(maxsize=SHORT)
+def causal_bias(length: int, window: int, dtype: torch.dtype) -> Tensor:
+    """The bias of rows of a length on a CPU, `[1, 1, L, L]`; every layer and forward asks again."""
+    with torch.inference_mode(False):  # what is made inside is of no use to training
+        return as_bias(band(length, window, torch.device("cpu")), dtype)[None, None]
 
 
 def band(length: int, window: int, device: torch.device) -> Tensor:

@@ -11,7 +11,14 @@ from torch.nn import functional
 
 from lit_rlhf.models import row_attention
 from lit_rlhf.models.attention import AttentionInputs
-from lit_rlhf.models.row_attention import SHORT, at_once, band, causal_attention, next_attention
+from lit_rlhf.models.row_attention import (
+    SHORT,
+    as_bias,
+    at_once,
+    band,
+    causal_attention,
+    next_attention,
+)
 
 
 def states(
@@ -51,7 +58,8 @@ def test_each_query_takes_the_mean_of_what_it_sees(
     query, key, value = states(3, 4, n_groups, 2, 5, dtype)
     seen = torch.rand((3, 1, 2, 5), generator=torch.Generator().manual_seed(1)) < 0.5
     seen[..., 2] = True
-    output = at_once(query, key, value, seen, scale)
+    bias = as_bias(seen, torch.promote_types(dtype, torch.float32))
+    output = at_once(query, key, value, bias, scale)
     assert output.dtype == dtype
     expected = by_loop(query, key, value, seen, 0.5 if scale is None else scale)
     torch.testing.assert_close(output.double(), expected, rtol=close, atol=close)
