@@ -1,8 +1,8 @@
 """Memory that training on a CPU uses again instead of fetching it anew at every operation.
 
 A large tensor's memory comes from the system, which hands out empty pages one by one as they are
-touched, and glibc gives it back as soon as the tensor is freed. Fetching the temporaries of every
-operation again took a seventh of a PPO iteration (`docs/speed.md`).
+touched, and glibc gives it back as soon as the tensor is freed. `docs/speed.md` says what that
+costs.
 """
 
 from __future__ import annotations
