@@ -11,6 +11,7 @@ import inspect
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lit_rlhf.models.networks import LanguageModel, scalar_head_of, trunk_of, unwrapped
 from lit_rlhf.models.packing import packed_states, packs
@@ -85,16 +86,19 @@ def response_logits(
     return token_logits(model, input_ids, mask, last=response_length + 1)[:, :-1]
 
 
-def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+def hidden_states(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, asked: Tensor | None = None
+) -> Tensor:
     """What the trunk hands to its head, with work for real tokens alone where the trunk `packs`.
 
     Args:
         model: A causal language model or a scalar model.
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool.
+        asked: The tokens whose states are asked for, `[B, L]` bool; `None`: all. It saves work.
 
     Returns:
-        `[B, L, H]`, in the model's dtype; meaningless where the mask is False.
+        `[B, L, H]`, in the model's dtype; meaningless where the mask or `asked` is False.
 
     Raises:
         ValueError: If shapes or dtypes do not fit.
@@ -102,27 +106,30 @@ def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tens
     _check_tokens(input_ids, mask)
     trunk = trunk_of(model)
     if packs(trunk):
-        return packed_states(trunk, input_ids, mask)
+        return packed_states(trunk, input_ids, mask, asked)
     states: Tensor = trunk(**_arguments(trunk, input_ids, mask)).last_hidden_state
     return states
 
 
-def token_values(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+def token_values(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, asked: Tensor | None = None
+) -> Tensor:
     """The scalar head's reading at every token: V of the state that ends with this token.
 
     Args:
         model: A scalar model (critic).
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool.
+        asked: The tokens whose values are asked for, see `hidden_states`.
 
     Returns:
-        `[B, L]` float32; meaningless where the mask is False.
+        `[B, L]` float32; meaningless where the mask or `asked` is False.
 
     Raises:
         ValueError: If shapes or dtypes do not fit, or `model` has no scalar head.
     """
     head = scalar_head_of(model)
-    values: Tensor = head(hidden_states(model, input_ids, mask))
+    values: Tensor = head(hidden_states(model, input_ids, mask, asked))
     return values.squeeze(-1).float()
 
 
@@ -147,7 +154,8 @@ def response_values(
     """
     _check_tokens(input_ids, mask)
     _check_response_length(response_length, input_ids.shape[1])
-    return token_values(model, input_ids, mask)[:, -response_length - 1 : -1]
+    asked = before(last_columns(mask, response_length))
+    return token_values(model, input_ids, mask, asked)[:, -response_length - 1 : -1]
 
 
 def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -189,7 +197,8 @@ def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Te
     Raises:
         ValueError: If a row of the mask is all False, or shapes or dtypes do not fit.
     """
-    return scores_from_hidden(model, hidden_states(model, input_ids, mask), mask)
+    states = hidden_states(model, input_ids, mask, last_tokens(mask))
+    return scores_from_hidden(model, states, mask)
 
 
 def last_positions(mask: Tensor) -> Tensor:
@@ -209,6 +218,22 @@ def last_positions(mask: Tensor) -> Tensor:
         raise ValueError("mask: expected at least one True in each row, got a row without any")
     columns = torch.arange(mask.shape[1], device=mask.device)
     return (columns * mask).argmax(dim=1)
+
+
+def last_tokens(mask: Tensor) -> Tensor:
+    """The last True of each row and no other, `[B, L]` bool; see `last_positions`."""
+    return functional.one_hot(last_positions(mask), mask.shape[1]).bool()
+
+
+def before(targets: Tensor) -> Tensor:
+    """The token before each target, whose state predicts it, `[B, L]` bool; none in column 0."""
+    return functional.pad(targets[:, 1:], (0, 1))
+
+
+def last_columns(mask: Tensor, n_columns: int) -> Tensor:
+    """True in the last columns, `[B, L]` bool."""
+    length = mask.shape[1]
+    return (torch.arange(length, device=mask.device) >= length - n_columns).expand_as(mask)
 
 
 def _accepts(module: nn.Module, argument: str) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from lit_rlhf.models.attention import (
@@ -22,23 +23,29 @@ from lit_rlhf.models.attention import (
     layout_arguments,
     takes_layouts,
 )
+from lit_rlhf.models.last_mlp import spare_last_mlp
 from lit_rlhf.models.row_attention import causal_attention
+from lit_rlhf.models.selection import selected, spread
 from lit_rlhf.models.trials import same_outputs, trying_out
 
 SIMILAR = 0.75
 """Rows of a group are at least this long, compared with its longest."""
+
+TOKENS = 32
+"""In bfloat16 on a CPU, a network and its last MLP read a multiple of this many tokens.
+
+oneDNN compiles a product for its sizes, which takes half a millisecond, and keeps about a thousand.
+"""
 
 
 class Group(NamedTuple):
     """Rows that attention takes together.
 
     Attributes:
-        start: Their first place among those of all groups.
         n_rows: How many.
         width: Length of the longest.
     """
 
-    start: int
     n_rows: int
     width: int
 
@@ -52,16 +59,20 @@ class PackedLayout:
         places: Which token lies at each place, `[P]` long; padding repeats a row's last token.
         tokens: The place of each token, `[N]` long.
         position_ids: Place of each token in its row, `[1, N]` long.
+        asked: The tokens whose final states are asked for, `[M]` long; `None`: all.
     """
 
     groups: list[Group]
     places: Tensor
     tokens: Tensor
     position_ids: Tensor
+    asked: Tensor | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> PackedLayout:
-        """The layout of rows of these lengths, one after the other."""
+    def of(
+        cls, lengths: Sequence[int], device: torch.device, asked: Tensor | None = None
+    ) -> PackedLayout:
+        """The layout of rows of these lengths, one after the other, on `device`."""
         order = sorted((row for row, n in enumerate(lengths) if n), key=lambda row: -lengths[row])
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
@@ -78,91 +89,92 @@ class PackedLayout:
             real = columns < size
             numbers = torch.arange(total, total + places.numel()).view_as(places)
             tokens[places[real]] = numbers[real]
-            groups.append(Group(total, len(rows), width))
+            groups.append(Group(len(rows), width))
             parts.append(places.flatten())
             total += places.numel()
         positions = torch.arange(n_tokens) - starts.repeat_interleave(sizes)
         # one transfer for all three
         packed = torch.cat([*parts, tokens, positions]).to(device, non_blocking=True)
         places, tokens, positions = packed.tensor_split([total, total + n_tokens])
-        return cls(groups, places, tokens, positions.unsqueeze(0))
+        return cls(groups, places, tokens, positions.unsqueeze(0), asked)
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention of each row among its own tokens, see `AttentionLayout`; `S` is 1."""
-        spread = [self._spread(states) for states in inputs[:3]]
+        sizes = [n_rows * width for n_rows, width in self.groups]
+        # a split's backward is one concatenation, where each slice's fills the whole with zeros
+        parts = zip(
+            *(torch.split(self._spread(states), sizes) for states in inputs[:3]), strict=True
+        )
         outputs = []
-        for group in self.groups:
-            shape = (group.n_rows, group.width)
-            last = group.start + group.n_rows * group.width
-            rows = [
-                states[group.start : last].view(*shape, *states.shape[1:]).transpose(1, 2)
-                for states in spread
-            ]
-            grouped = inputs._replace(query=rows[0], key=rows[1], value=rows[2])
+        for group, part in zip(self.groups, parts, strict=True):
+            query, key, value = (states.unflatten(0, group).transpose(1, 2) for states in part)
+            grouped = inputs._replace(query=query, key=key, value=value)
             output = causal_attention(grouped)
             outputs.append(output.transpose(1, 2).flatten(0, 1))
-        joined: Tensor = _Select.apply(torch.cat(outputs).flatten(1), self.tokens)  # type: ignore[no-untyped-call]
+        joined = selected(torch.cat(outputs).flatten(1), self.tokens)
         return joined.view(1, len(self.tokens), *inputs.query.shape[1::2])
 
     def _spread(self, states: Tensor) -> Tensor:
         """The states `[1, A, N, D]` at every place, `[P, A, D]`."""
         by_token = states.transpose(1, 2).flatten(0, 1)
-        spread: Tensor = _Spread.apply(by_token.flatten(1), self.places, self.tokens)  # type: ignore[no-untyped-call]
-        return spread.view(-1, *by_token.shape[1:])
+        everywhere = spread(by_token.flatten(1), self.places, self.tokens)
+        return everywhere.view(-1, *by_token.shape[1:])
 
 
-class _Spread(torch.autograd.Function):
-    """Rows at `places`. Nothing flows back from padding, so the backward is a selection too."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, places: Tensor, tokens: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.save_for_backward(tokens)
-        return states.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        (tokens,) = ctx.saved_tensors
-        return gradients[0].index_select(0, tokens), None, None
-
-
-class _Select(torch.autograd.Function):
-    """Rows at distinct `tokens`; the backward leaves zeros in the others."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, tokens: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.save_for_backward(tokens)
-        ctx.n_rows = len(states)
-        return states.index_select(0, tokens)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:  # noqa: ANN401
-        (tokens,) = ctx.saved_tensors
-        (gradient,) = gradients
-        spread = gradient.new_zeros((ctx.n_rows, *gradient.shape[1:]))
-        return spread.index_copy_(0, tokens, gradient), None
-
-
-def packed_states(trunk: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+def packed_states(
+    trunk: PreTrainedModel, input_ids: Tensor, mask: Tensor, asked: Tensor | None = None
+) -> Tensor:
     """What the trunk hands to its head, computed for real tokens only.
 
     Args:
         trunk: One that `packs`.
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool, next to each other in each row.
+        asked: The tokens whose states are asked for, `[B, L]` bool; `None`: all.
 
     Returns:
-        `[B, L, H]`, 0 at padding.
+        `[B, L, H]`, 0 at padding; meaningless for real tokens that are not asked for.
     """
-    layout = PackedLayout.of(mask.sum(1).tolist(), input_ids.device)
-    at = mask.flatten().nonzero().squeeze(1)
+    device = input_ids.device
+    # one wait for the device
+    real, wanted = torch.stack([mask, mask if asked is None else mask & asked]).cpu()
+    # of a row, what follows the last token that is asked for has no say; one row has to be left
+    needed = real & wanted.flip(1).cumsum(1).flip(1).bool() if wanted.any() else real
+    at = needed.flatten().nonzero().squeeze(1)
+    lengths, n_tokens = needed.sum(1).tolist(), len(at)
+    step = TOKENS if _compiles_products(trunk, device) else 1
+    filling = -n_tokens % step  # one more row, of any token
+    read = torch.cat([at, at[:1].expand(filling)]).to(device, non_blocking=True)
+    picked = None
+    if asked is not None:
+        of_read = functional.pad(wanted.flatten()[at], (0, filling))
+        picked = _filled(of_read, step).to(device, non_blocking=True)
+    layout = PackedLayout.of([*lengths, filling], device, picked)
     states: Tensor = trunk(
-        input_ids=input_ids.flatten().index_select(0, at).unsqueeze(0),
+        input_ids=input_ids.flatten().index_select(0, read).unsqueeze(0),
         position_ids=layout.position_ids,
-        **layout_arguments(layout, input_ids.device),
-    ).last_hidden_state[0]
+        **layout_arguments(layout, device),
+    ).last_hidden_state[0, :n_tokens]
     # the size of what is padding in the result costs little: it is not computed with
-    padded = states.new_zeros((mask.numel(), states.shape[1])).index_copy(0, at, states)
-    return padded.view(*mask.shape, -1)
+    padded = states.new_zeros((mask.numel(), states.shape[1]))
+    return padded.index_copy(0, read[:n_tokens], states).view(*mask.shape, -1)
+
+
+def _compiles_products(trunk: PreTrainedModel, device: torch.device) -> bool:
+    reduced = torch.is_autocast_enabled(device.type) or trunk.dtype.itemsize < 4
+    return device.type == "cpu" and reduced
+
+
+def _filled(wanted: Tensor, step: int) -> Tensor:
+    """Numbers of the wanted, and of as many others as make them a multiple of `step`.
+
+    Args:
+        wanted: `[N]` bool; `N` is a multiple of `step`.
+        step: Of how many.
+    """
+    picked = wanted.nonzero().squeeze(1)
+    others = (~wanted).nonzero().squeeze(1)
+    return torch.cat([picked, others[: -len(picked) % step]])
 
 
 def packs(trunk: PreTrainedModel) -> bool:
@@ -186,13 +198,20 @@ def _tried(trunk: PreTrainedModel) -> bool:
     mask = torch.arange(12) < torch.tensor([[12], [7], [9]])
     ids = torch.randint(n_tokens, mask.shape, generator=torch.Generator().manual_seed(0))
     ids, mask = ids.to(device), mask.to(device)
+    asked = mask & (torch.arange(12, device=device) % 3 == 1)
     with trying_out(trunk, device):
         padded = trunk(input_ids=ids, attention_mask=mask.long(), use_cache=False)
+        expected = padded.last_hidden_state
         trunk.set_attn_implementation(NAME)
-        same = same_outputs(packed_states(trunk, ids, mask)[mask], padded.last_hidden_state[mask])
-    if not same:
-        trunk.set_attn_implementation(chosen)
-    return same
+        same = same_outputs(packed_states(trunk, ids, mask)[mask], expected[mask])
+        if not same:
+            trunk.set_attn_implementation(chosen)
+            return False
+        hooks = spare_last_mlp(trunk)
+        if not same_outputs(packed_states(trunk, ids, mask, asked)[asked], expected[asked]):
+            for hook in hooks:
+                hook.remove()
+    return True
 
 
 def _similar(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:

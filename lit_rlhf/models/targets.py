@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from lit_rlhf.models.forward import hidden_states, token_logits
+from lit_rlhf.models.forward import before, hidden_states, token_logits
 from lit_rlhf.models.heads import head_logits
 from lit_rlhf.models.networks import LanguageModel, trunk_of, unwrapped
 from lit_rlhf.models.packing import packs
@@ -52,7 +52,7 @@ def target_readings(
     _check_targets(mask, targets)
     if reads_apart(model):
         head = unwrapped(model).get_output_embeddings()  # type: ignore[no-untyped-call]
-        states = hidden_states(model, input_ids, mask)
+        states = hidden_states(model, input_ids, mask, before(targets))
         return state_readings(model, head, states, input_ids, targets, read)
     logits = token_logits(model, input_ids, mask)[:, :-1][targets[:, 1:]]
     return _spread(_flat(read(logits.unsqueeze(0), input_ids[targets].unsqueeze(0))), targets)
@@ -87,21 +87,21 @@ def state_readings(
         logits = head_logits(model, head, states.unsqueeze(0))
         return _flat(read(logits, tokens.unsqueeze(0)))
 
-    before, tokens = states[:, :-1][targets[:, 1:]], input_ids[targets]
+    tokens, states = input_ids[targets], states[before(targets)]
     again = torch.is_grad_enabled()
     chunk = CHUNK if again or states.device.type != "cpu" else CPU_CHUNK
     size = max(chunk // unwrapped(model).config.vocab_size, 1)
     if len(tokens) <= size:
-        return _spread(readings(before, tokens), targets)
+        return _spread(readings(states, tokens), targets)
     parts = [
         checkpoint(
             readings,
-            before[start : start + size],
+            states[start : start + size],
             tokens[start : start + size],
             use_reentrant=False,
         )
         if again
-        else readings(before[start : start + size], tokens[start : start + size])
+        else readings(states[start : start + size], tokens[start : start + size])
         for start in range(0, len(tokens), size)
     ]
     return _spread(tuple(torch.cat(part) for part in zip(*parts, strict=True)), targets)

@@ -28,6 +28,7 @@ from lit_rlhf.models import (
     sequence_scores,
     state_readings,
 )
+from lit_rlhf.models.forward import before, last_tokens
 from lit_rlhf.modules.base import MEMORY_SETTINGS, StageModule
 from lit_rlhf.modules.micro_batches import accumulate, weighted
 from lit_rlhf.strategies import backward
@@ -109,7 +110,8 @@ class RewardModule(StageModule):
         """
         chosen, rejected = batch.chosen, batch.rejected
         # one pass over both: their tokens lie back to back, so the shorter side costs no padding
-        width = max(chosen.input_ids.shape[1], rejected.input_ids.shape[1])
+        n_rows, length = chosen.input_ids.shape
+        width = max(length, rejected.input_ids.shape[1])
         ids, mask = (
             torch.cat([pad(side, (0, width - side.shape[1])) for side in sides])
             for sides in (
@@ -117,7 +119,10 @@ class RewardModule(StageModule):
                 (chosen.attention_mask, rejected.attention_mask),
             )
         )
-        hidden = hidden_states(self.model, ids, mask)
+        asked = last_tokens(mask)
+        if self.lm_head is not None:
+            asked[:n_rows, :length] |= before(chosen.completion_mask)
+        hidden = hidden_states(self.model, ids, mask, asked)
         chosen_scores, rejected_scores = scores_from_hidden(self.model, hidden, mask).chunk(2)
         share = len(chosen_scores) / pairs
         pairwise = pairwise_reward_loss(chosen_scores, rejected_scores, batch.margin)
@@ -128,11 +133,10 @@ class RewardModule(StageModule):
         }
         lm_loss = hidden.new_zeros((), dtype=torch.float32)
         if self.lm_head is not None:
-            n_rows, width = chosen.input_ids.shape
             (logprobs,) = state_readings(
                 self.model,
                 self.lm_head,
-                hidden[:n_rows, :width],
+                hidden[:n_rows, :length],
                 chosen.input_ids,
                 chosen.completion_mask,
                 lambda logits, ids: (token_logprobs(logits, ids),),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_rlhf.functional import token_logprobs, token_logprobs_and_entropy
 from lit_rlhf.models import LanguageModel, evaluating, target_readings, token_values
+from lit_rlhf.models.forward import last_columns
 from lit_rlhf.models.targets import Reading
 from lit_rlhf.rollout.batch import ResponseStatistics, RolloutBatch
 
@@ -101,13 +102,14 @@ def response_value_estimates(
         ValueError: If `max_tokens` is not positive, or `model` has no scalar head.
     """
     length = rollouts.response_ids.shape[1]
+    parts = []
     with evaluating(model):
-        readings = torch.cat(
-            [
-                token_values(model, part.sequence_ids, part.sequence_mask)[:, -length - 1 :]
-                for part in rollouts.parts(max_tokens)
-            ]
-        )
+        for part in rollouts.parts(max_tokens):
+            mask = part.sequence_mask
+            asked = last_columns(mask, length + 1)
+            values = token_values(model, part.sequence_ids, mask, asked)
+            parts.append(values[:, -length - 1 :])
+    readings = torch.cat(parts)
     # reading t is V(s_{t+1}) of the response's token t, and reading 0 that of the last prompt token
     bootstrap = readings.gather(1, rollouts.lengths.unsqueeze(1)).squeeze(1)
     return ResponseValues(
