@@ -294,8 +294,10 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
     chosen = gradients[torch.arange(len(gradients)), rollouts.response_ids[mask]]
     last = mask.flatten().cumsum(0).view_as(mask).gather(1, ends[:, None])[:, 0] - 1
     assert (chosen[last[ended]].abs() > 1e-5).all()
-    # V is read before a token, so the critic sees what precedes EOS and never what follows it
-    assert read.tolist() == rollouts.sequence_ids[rollouts.sequence_mask].tolist()
+    # V is read before a token, so the critic sees what precedes EOS and never what follows it, and
+    # nothing of the last column
+    expected = rollouts.sequence_ids[:, :-1][rollouts.sequence_mask[:, :-1]]
+    assert read.tolist() == expected.tolist()
 
 
 def captured(module: PPOModule, rollouts: RolloutBatch) -> tuple[Tensor, Tensor]:
