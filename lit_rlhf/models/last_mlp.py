@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lit_rlhf.models.selection import selected
-
 
 def spare_last_mlp(trunk: nn.Module) -> list[RemovableHandle]:
     """Have the last layer's MLP pass over tokens that a layout's `asked` does not name.
@@ -67,7 +65,7 @@ class _Sparing:
             self.asked = None
             return None
         self.shape = args[0].shape
-        return (selected(args[0][0], self.asked)[None],)
+        return (args[0].index_select(1, self.asked),)
 
     def put_back(self, mlp: nn.Module, args: Any, output: Any) -> Any:  # noqa: ANN401
         """What the MLP makes of them, in their places among zeros, `[1, N, H]`."""
