@@ -54,7 +54,7 @@ def target_readings(
         head = unwrapped(model).get_output_embeddings()  # type: ignore[no-untyped-call]
         states = hidden_states(model, input_ids, mask, before(targets))
         return state_readings(model, head, states, input_ids, targets, read)
-    logits = token_logits(model, input_ids, mask)[:, :-1][targets[:, 1:]]
+    logits = token_logits(model, input_ids, mask)[before(targets)]
     return _spread(_flat(read(logits.unsqueeze(0), input_ids[targets].unsqueeze(0))), targets)
 
 
