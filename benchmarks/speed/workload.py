@@ -171,14 +171,10 @@ def bias_lm_head(model: nn.Module, work: Workload) -> None:
 
     Random weights alone would end a response once in `vocab` tokens.
     """
-    plain: Any = model.lm_head
-    head = nn.Linear(plain.in_features, plain.out_features, bias=True).to(plain.weight)
-    head.requires_grad_(plain.weight.requires_grad)
-    with torch.no_grad():
-        head.weight.copy_(plain.weight)
-        head.bias.zero_()
-        head.bias[[PAD, BOS, EOS]] = torch.tensor([NEVER, NEVER, eos_bias(work)]).to(head.bias)
-    model.lm_head = head
+    head: Any = model.lm_head
+    bias = head.weight.new_zeros(head.out_features)
+    bias[[PAD, BOS, EOS]] = bias.new_tensor([NEVER, NEVER, eos_bias(work)])
+    head.bias = nn.Parameter(bias, requires_grad=head.weight.requires_grad)
 
 
 def prompts(work: Workload, iterations: int) -> list[list[torch.Tensor]]:

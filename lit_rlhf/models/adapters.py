@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from lit_rlhf.models.kernels import compiled, with_fused_kernels
 from lit_rlhf.models.networks import LanguageModel
 from lit_rlhf.models.options import ModelOptions
+from lit_rlhf.models.products import with_fast_products
 
 
 def prepared(
@@ -28,7 +29,7 @@ def prepared(
     adapted = model if options.lora_rank == 0 else _adapted(model, options, task, seed)
     if options.torch_compile is not None:
         compiled(adapted, options.torch_compile)
-    return adapted
+    return with_fast_products(adapted)
 
 
 def _adapted(

@@ -34,6 +34,7 @@ from lit_rlhf.models.exchange import StoredHead, stored_head
 from lit_rlhf.models.heads import detached_lm_head, scalar_model_from, seeded_scalar_head
 from lit_rlhf.models.networks import LanguageModel
 from lit_rlhf.models.options import ModelOptions
+from lit_rlhf.models.products import with_fast_products
 
 AutoClass: TypeAlias = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
@@ -171,7 +172,8 @@ def lm_head_of(path: str | Path, options: ModelOptions | None = None) -> nn.Line
             know how to make.
     """
     options = options or ModelOptions()
-    return detached_lm_head(_causal_lm(path, options)).requires_grad_(options.lora_rank == 0)
+    head = detached_lm_head(_causal_lm(path, options)).requires_grad_(options.lora_rank == 0)
+    return with_fast_products(head)
 
 
 def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -24,18 +24,13 @@ from lit_rlhf.models.attention import (
     takes_layouts,
 )
 from lit_rlhf.models.last_mlp import spare_last_mlp
+from lit_rlhf.models.products import TOKENS, filling
 from lit_rlhf.models.row_attention import causal_attention
 from lit_rlhf.models.selection import selected, spread
 from lit_rlhf.models.trials import same_outputs, trying_out
 
 SIMILAR = 0.75
 """Rows of a group are at least this long, compared with its longest."""
-
-TOKENS = 32
-"""In bfloat16 on a CPU, a network and its last MLP read a multiple of this many tokens.
-
-oneDNN compiles a product for its sizes, which takes half a millisecond, and keeps about a thousand.
-"""
 
 
 class Group(NamedTuple):
@@ -142,14 +137,15 @@ def packed_states(
     needed = real & wanted.flip(1).cumsum(1).flip(1).bool() if wanted.any() else real
     at = needed.flatten().nonzero().squeeze(1)
     lengths, n_tokens = needed.sum(1).tolist(), len(at)
-    step = TOKENS if _compiles_products(trunk, device) else 1
-    filling = -n_tokens % step  # one more row, of any token
-    read = torch.cat([at, at[:1].expand(filling)]).to(device, non_blocking=True)
+    n_filling = filling(trunk, n_tokens, TOKENS)  # one more row, of any token
+    read = torch.cat([at, at[:1].expand(n_filling)]).to(device, non_blocking=True)
     picked = None
     if asked is not None:
-        of_read = functional.pad(wanted.flatten()[at], (0, filling))
-        picked = _filled(of_read, step).to(device, non_blocking=True)
-    layout = PackedLayout.of([*lengths, filling], device, picked)
+        of_read = functional.pad(wanted.flatten()[at], (0, n_filling))
+        picked, others = (which.nonzero().squeeze(1) for which in (of_read, ~of_read))
+        n_others = filling(trunk, len(picked), TOKENS)
+        picked = torch.cat([picked, others[:n_others]]).to(device, non_blocking=True)
+    layout = PackedLayout.of([*lengths, n_filling], device, picked)
     states: Tensor = trunk(
         input_ids=input_ids.flatten().index_select(0, read).unsqueeze(0),
         position_ids=layout.position_ids,
@@ -158,23 +154,6 @@ def packed_states(
     # the size of what is padding in the result costs little: it is not computed with
     padded = states.new_zeros((mask.numel(), states.shape[1]))
     return padded.index_copy(0, read[:n_tokens], states).view(*mask.shape, -1)
-
-
-def _compiles_products(trunk: PreTrainedModel, device: torch.device) -> bool:
-    reduced = torch.is_autocast_enabled(device.type) or trunk.dtype.itemsize < 4
-    return device.type == "cpu" and reduced
-
-
-def _filled(wanted: Tensor, step: int) -> Tensor:
-    """Numbers of the wanted, and of as many others as make them a multiple of `step`.
-
-    Args:
-        wanted: `[N]` bool; `N` is a multiple of `step`.
-        step: Of how many.
-    """
-    picked = wanted.nonzero().squeeze(1)
-    others = (~wanted).nonzero().squeeze(1)
-    return torch.cat([picked, others[: -len(picked) % step]])
 
 
 def packs(trunk: PreTrainedModel) -> bool:

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.models import LanguageModel, evaluating, head_logits, unwrapped
 from lit_rlhf.models.attention import AttentionLayout, layout_arguments
 from lit_rlhf.models.networks import trunk_of
+from lit_rlhf.models.products import ROWS, filling
 from lit_rlhf.rollout.batch import ResponseStatistics, consecutive, tokens_at_once
 from lit_rlhf.rollout.draws import drawn_tokens
 from lit_rlhf.rollout.options import SamplingOptions
@@ -109,7 +111,8 @@ class _Run:
         self.exact = True
         sizes = [len(prompt) for prompt in self.prompts]
         self.n_slots = min(n_slots, n_samples)
-        self.slots = Slots(self.n_slots, max(sizes) + longest, device)
+        n_filling = filling(self.model, self.n_slots, ROWS)
+        self.slots = Slots(self.n_slots + n_filling, max(sizes) + longest, device)
         self.waiting = list(range(n_samples))
         # of the rows in progress, by slot: their numbers and how many tokens were read, as the host
         # knows it and on the device; tokens drawn, the last of them, and whether it was the end
@@ -152,10 +155,14 @@ class _Run:
 
     def step(self) -> None:
         """Read the last token of every row in progress, and draw the next."""
-        layout = StepLayout(self.slots, self.lengths, max(self.widths) + 1)
+        n_filling = filling(self.model, len(self.in_progress), ROWS)  # in slots that are free
+        tokens, lengths = (
+            functional.pad(numbers, (0, n_filling)) for numbers in (self.tokens, self.lengths)
+        )
+        layout = StepLayout(self.slots, lengths, max(self.widths) + 1)
         # rows that have ended go on until they are let go, but not beyond the model's positions
-        positions = self.lengths.clamp(max=self.slots.capacity - self.interval - 1)
-        states = self.states(self.tokens.unsqueeze(1), positions.unsqueeze(1), layout)
+        positions = lengths.clamp(max=self.slots.capacity - self.interval - 1)
+        states = self.states(tokens.unsqueeze(1), positions.unsqueeze(1), layout)
         self.lengths = self.lengths + 1
         self.widths = [width + 1 for width in self.widths]
         self.draw(states[:, 0], 0)
@@ -171,9 +178,12 @@ class _Run:
         return states
 
     def draw(self, states: Tensor, first: int) -> None:
-        """Draw a token after each of the `states`, of the rows in progress from `first` on."""
-        logits = head_logits(self.model, self.head, states)
+        """Draw a token after each of the `states`, of the rows in progress from `first` on.
+
+        What there is more of `states` than of rows is of no use.
+        """
         rows, places = self.rows[first:], self.drawn[first:]
+        logits = head_logits(self.model, self.head, states)[: len(rows)]
         # nothing but the repetition penalty looks at them
         seen = self.sequences[rows if self.options.repetition_penalty != 1 else rows[:0]]
         tokens = drawn_tokens(

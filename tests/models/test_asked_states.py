@@ -23,7 +23,7 @@ from lit_rlhf.models import (
 )
 from lit_rlhf.models.forward import before, response_values
 from lit_rlhf.models.last_mlp import spare_last_mlp
-from lit_rlhf.models.packing import TOKENS
+from lit_rlhf.models.products import TOKENS
 from lit_rlhf.rollout import SamplingOptions, sampled_responses
 from tests.models.test_packing import padded, ragged
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm

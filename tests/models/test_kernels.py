@@ -15,8 +15,12 @@ from lit_rlhf.models import ModelOptions, load_causal_lm, target_readings
 from lit_rlhf.rollout import SamplingOptions, sampled_responses
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
-# torch 2.13 looks at the gradients of what it traces, and warns of it itself
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+# torch 2.13 looks at the gradients of what it traces, its inductor loads modules that are scripted,
+# and it warns of both itself
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+]
 
 
 @pytest.fixture(scope="module")
