@@ -22,6 +22,9 @@ def main(job_file: str, result_file: str) -> None:
     result = {
         "device": name,
         "flops_fp32": matmul_ceiling(torch.float32, job.device),
+        "flops_fp32_onednn": (
+            matmul_ceiling(torch.float32, "cpu", onednn=True) if job.device == "cpu" else None
+        ),
         "flops_bf16": matmul_ceiling(torch.bfloat16, job.device),
         "bytes_per_second": memory_bandwidth(job.device),
         "peak_bf16": bf16_peak(name) if job.device == "cuda" else None,

@@ -130,12 +130,19 @@ def synchronize() -> float:
 
 
 @torch.no_grad()
-def matmul_ceiling(dtype: torch.dtype, device: str) -> float:
-    """Operations per second of the fastest of a few matrix products."""
+def matmul_ceiling(dtype: torch.dtype, device: str, onednn: bool = False) -> float:
+    """Operations per second of the fastest of a few matrix products.
+
+    Args:
+        dtype: Of the matrices.
+        device: `cpu` or `cuda`.
+        onednn: Leave the product to oneDNN, whatever torch would choose; on a CPU.
+    """
     rates = []
     for rows, inner, columns in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
         left = torch.randn(rows, inner, device=device).to(dtype)
         weight = torch.randn(columns, inner, device=device).to(dtype)
+        left = left.to_mkldnn() if onednn else left
 
         def product(left: torch.Tensor = left, weight: torch.Tensor = weight) -> torch.Tensor:
             return torch.nn.functional.linear(left, weight)

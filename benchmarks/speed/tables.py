@@ -24,7 +24,7 @@ def comparison_tables(result: dict[str, Any]) -> str:
     parts = [
         table(
             [
-                *(*names, "seconds per update (min-max)", "useful GFLOP/s", "of ceiling"),
+                *(*names, "seconds per update (min-max)", "useful GFLOP/s", "of torch.mm"),
                 *("peak memory (before), MiB", "updates"),
             ],
             (
@@ -107,7 +107,7 @@ def scaling_tables(result: dict[str, Any]) -> str:
     points = table(
         [
             *("size", "value", "real tokens", "useful GFLOP", "seconds"),
-            *("of the ceiling", "peak memory, MiB"),
+            *("of torch.mm", "peak memory, MiB"),
         ],
         (
             [
@@ -148,9 +148,11 @@ def machine_line(machine: dict[str, Any], versions: dict[str, dict[str, str]]) -
         f"{side}: " + ", ".join(f"{name} {number}" for name, number in of_side.items())
         for side, of_side in versions.items()
     )
+    onednn = machine["flops_fp32_onednn"]
     return (
         f"Machine: {machine['device']}, {machine['cores']} cores, {machine['threads']} threads. "
-        f"Fastest matrix product: {machine['flops_fp32'] / 1e9:.0f} GFLOP/s in fp32, "
-        f"{machine['flops_bf16'] / 1e9:.0f} in bf16; reading memory: "
+        f"Fastest torch.mm: {machine['flops_fp32'] / 1e9:.0f} GFLOP/s in fp32"
+        + (f" (by oneDNN: {onednn / 1e9:.0f})" if onednn is not None else "")
+        + f", {machine['flops_bf16'] / 1e9:.0f} in bf16; reading memory: "
         f"{machine['bytes_per_second'] / 1e9:.0f} GB/s. {stated}.\n"
     )

@@ -32,6 +32,7 @@ TINY = Workload(**SIZES["tiny"])
 CEILINGS: dict[str, Any] = {
     "device": "a processor",
     "flops_fp32": 1e6,
+    "flops_fp32_onednn": 2e6,
     "flops_bf16": 2e6,
     "bytes_per_second": 1e9,
     "peak_bf16": None,
