@@ -50,7 +50,7 @@ def ppo_iteration(
         precisions: Measured on both sides.
         modes: Responses that end at random, and responses that do not.
         rounds: Turns of every side.
-        updates: Timed updates of a turn; one more comes before them.
+        updates: Timed updates of a turn; two more come before them.
         threads: Of every process.
         wait: Seconds to wait for a quiet machine before a turn, at most.
         quiet_cores: Foreign load, in cores, that an update is used with.

@@ -144,7 +144,7 @@ def scaling(
         vocab: Vocabularies.
         precision: Of weights and computation.
         rounds: Turns of every size.
-        updates: Timed iterations of a turn; one more comes before them.
+        updates: Timed iterations of a turn; two more come before them.
         threads: Of the process.
         wait: Seconds to wait for a quiet machine before a turn, at most.
         quiet_cores: Foreign load, in cores, that an iteration is used with.

@@ -61,7 +61,6 @@ def sft_reward(
             stage=stage,
             precision=precision,
             device=device,
-            warmup=2,
             updates=updates,
             threads=threads,
         )

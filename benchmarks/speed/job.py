@@ -32,7 +32,7 @@ class Job:
         folder: Where `save_networks` put the networks.
         precision: Of weights and computation.
         device: `cpu` or `cuda`.
-        warmup: Updates before the timed ones.
+        warmup: Updates before the timed ones; memory is still being fetched in the second.
         updates: Timed updates.
         threads: Of torch on a CPU.
     """
@@ -42,7 +42,7 @@ class Job:
     stage: Stage = "ppo"
     precision: Precision = "fp32"
     device: str = "cpu"
-    warmup: int = 1
+    warmup: int = 2
     updates: int = 4
     threads: int = 2
 

@@ -148,7 +148,7 @@ def machine_line(machine: dict[str, Any], versions: dict[str, dict[str, str]]) -
         f"{side}: " + ", ".join(f"{name} {number}" for name, number in of_side.items())
         for side, of_side in versions.items()
     )
-    onednn = machine["flops_fp32_onednn"]
+    onednn = machine.get("flops_fp32_onednn")  # not in results of before it was measured
     return (
         f"Machine: {machine['device']}, {machine['cores']} cores, {machine['threads']} threads. "
         f"Fastest torch.mm: {machine['flops_fp32'] / 1e9:.0f} GFLOP/s in fp32"
