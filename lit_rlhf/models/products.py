@@ -26,17 +26,33 @@ ROWS = 8
 """The same for the rows of a decode step."""
 
 
+class FastLinear(nn.Linear):
+    """A linear layer that hands large float32 products on a CPU over to oneDNN."""
+
+    def forward(self, input: Tensor) -> Tensor:  # the name that nn.Linear gave it
+        """As `nn.Linear`, up to rounding."""
+        if (
+            input.is_cpu
+            and input.dtype == self.weight.dtype == torch.float32
+            and input.numel() * len(self.weight) >= LEAST
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
+        ):
+            # an input in oneDNN's layout is what tells torch whose product to take
+            return super().forward(input.to_mkldnn()).to_dense()
+        return super().forward(input)
+
+
 def with_fast_products(network: ModuleT) -> ModuleT:
-    """`network`, whose linear layers multiply large float32 matrices by oneDNN if MKL is slow here.
+    """`network` with `FastLinear` in place of plain linear layers, if MKL is slow here.
 
     Args:
-        network: Changed in place; results differ by rounding alone.
+        network: Changed in place; weights and their names stay.
     """
     if mkl_is_slow():
         for module in network.modules():
-            if isinstance(module, nn.Linear):
-                module.register_forward_pre_hook(_hand_over)
-                module.register_forward_hook(_take_back)
+            if type(module) is nn.Linear:
+                module.__class__ = FastLinear  # adapters and wrappers hold this very object
     return network
 
 
@@ -66,23 +82,3 @@ def filling(network: nn.Module, n_tokens: int, multiple: int) -> int:
         layers = (layer for layer in network.modules() if isinstance(layer, nn.Linear))
         compiled = n_tokens * max((layer.weight.numel() for layer in layers), default=0) >= LEAST
     return -n_tokens % multiple if compiled else 0
-
-
-def _hand_over(layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
-    """A linear layer's input in oneDNN's layout, so that torch leaves the product to it."""
-    states, weight = args[0], layer.weight
-    assert isinstance(weight, Tensor)
-    if not (
-        states.device.type == "cpu"
-        and states.dtype == weight.dtype == torch.float32
-        and states.numel() * len(weight) >= LEAST
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-    ):
-        return None
-    return (states.to_mkldnn(),)
-
-
-def _take_back(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-    """The product as other layers read it."""
-    return output.to_dense() if output.is_mkldnn else None
