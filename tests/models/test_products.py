@@ -18,6 +18,11 @@ from lit_rlhf.rollout import SamplingOptions, sampled_responses
 from tests.rollout.test_engine import EOS, by_transformers, prompts
 from tests.support.tiny_models import FAMILIES, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+    reason="expected a torch with oneDNN",
+)
+
 
 @pytest.fixture
 def slow_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
