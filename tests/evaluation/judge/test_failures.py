@@ -169,7 +169,7 @@ def test_a_failure_on_the_way_ends_the_run(tmp_path: Path) -> None:
     with judge_server(fails_later) as server:
         options = JudgeOptions("tiny", server.base_url, folder=str(tmp_path), concurrency=2)
         # the fourth may still be on its way when the fifth fails
-        with pytest.raises(JudgeError, match="[34] answers are in"):
+        with pytest.raises(JudgeError, match=r"[34] answers are in"):
             judgement(many, options)
 
     assert len(server.asked) < 200  # of 400; how many depends on the threads
