@@ -28,6 +28,12 @@ def causal_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
 
 @pytest.fixture(scope="session")
+def folder(causal_folder: Callable[[str], Path]) -> Path:
+    """Folder of a tiny Llama; read only."""
+    return causal_folder("llama")
+
+
+@pytest.fixture(scope="session")
 def scalar_folder(
     tmp_path_factory: pytest.TempPathFactory, causal_folder: Callable[[str], Path]
 ) -> Callable[[str], Path]:

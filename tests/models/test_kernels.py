@@ -13,7 +13,7 @@ import torch
 from lit_rlhf.functional import token_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm, target_readings
 from lit_rlhf.rollout import SamplingOptions, sampled_responses
-from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
+from tests.support.tiny_models import EOS_ID, PAD_ID
 
 # torch 2.13 looks at the gradients of what it traces, its inductor loads modules that are scripted,
 # and it warns of both itself
@@ -21,14 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("kernels")
-    tiny_causal_lm().save_pretrained(path)
-    tiny_tokenizer().save_pretrained(path)
-    return path
 
 
 def batch(length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from lit_rlhf.models.loading import load_scalar_model
 from lit_rlhf.models.products import filling, mkl_is_slow, with_fast_products
 from lit_rlhf.rollout import SamplingOptions, sampled_responses
 from tests.rollout.test_engine import EOS, by_transformers, prompts
-from tests.support.tiny_models import FAMILIES, PAD_ID, tiny_causal_lm, tiny_tokenizer
+from tests.support.tiny_models import FAMILIES, PAD_ID, tiny_causal_lm
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
@@ -44,14 +44,6 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(nn.functional, "linear", noted)
     return rows
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("products")
-    tiny_causal_lm().save_pretrained(path)
-    tiny_tokenizer().save_pretrained(path)
-    return path
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -159,7 +159,11 @@ def test_a_key_that_is_wrong_is_found_by_one_request(tmp_path: Path) -> None:
     assert len(server.asked) == 1
 
 
-def test_a_failure_on_the_way_ends_the_run(tmp_path: Path) -> None:
+# of two at once, the fourth may still be on its way when the fifth fails
+@pytest.mark.parametrize(
+    ("concurrency", "stored"), [(1, "4 answers are in"), (2, r"[34] answers are in")]
+)
+def test_a_failure_on_the_way_ends_the_run(tmp_path: Path, concurrency: int, stored: str) -> None:
     prompts = [(Message("user", str(number)),) for number in range(100)]
     many = Responses(prompts, {"sft": ["four"] * 100, "ppo": ["longer"] * 100})
 
@@ -167,9 +171,10 @@ def test_a_failure_on_the_way_ends_the_run(tmp_path: Path) -> None:
         return longer_wins(asked) if asked.number < 5 else Failure(401)
 
     with judge_server(fails_later) as server:
-        options = JudgeOptions("tiny", server.base_url, folder=str(tmp_path), concurrency=2)
-        # the fourth may still be on its way when the fifth fails
-        with pytest.raises(JudgeError, match=r"[34] answers are in"):
+        options = JudgeOptions(
+            "tiny", server.base_url, folder=str(tmp_path), concurrency=concurrency
+        )
+        with pytest.raises(JudgeError, match=stored):
             judgement(many, options)
 
     assert len(server.asked) < 200  # of 400; how many depends on the threads
