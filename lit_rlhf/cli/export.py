@@ -13,12 +13,12 @@ from peft import PeftModel
 from rich.console import Console
 
 from lit_rlhf.cli.command import run_command
+from lit_rlhf.export.checkpoint import Export, NetworkName, export_checkpoint
+from lit_rlhf.export.folder import export_folder, with_template
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.models.assembly import ADAPTER_CONFIG, plain_model
 from lit_rlhf.models.exchange import HeadFormat
 from lit_rlhf.models.saving import save_adapter_folder
-from lit_rlhf.modules.exporting import Export, NetworkName, checkpoint_export
-from lit_rlhf.modules.folder_exporting import folder_export, with_template
 from lit_rlhf.strategies.checkpoint_folder import MANIFEST
 
 PROG = "lit_rlhf export"
@@ -70,10 +70,10 @@ def export(
     console = Console(stderr=True)
     with console.status(f"Reading {checkpoint}") as status:
         if _is_model(Path(checkpoint)):
-            exported = folder_export(checkpoint, network, dtype, base, trust_remote_code)
+            exported = export_folder(checkpoint, network, dtype, base, trust_remote_code)
         else:
             command = shlex.join([*PROG.split(), "--checkpoint", checkpoint])
-            exported = checkpoint_export(
+            exported = export_checkpoint(
                 checkpoint, network, dtype, base, trust_remote_code, command
             )
         if chat_template is not None:

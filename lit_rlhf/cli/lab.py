@@ -17,14 +17,15 @@ from lit_rlhf.evaluation.files import write_json_lines
 from lit_rlhf.evaluation.progress import progress_line
 from lit_rlhf.evaluation.sampling import (
     chosen_device,
-    encoded_prompts,
+    encode_prompts,
     loaded_policy,
     sampled_batches,
 )
+from lit_rlhf.forward import LanguageModel
 from lit_rlhf.lab.artifacts import write_world
 from lit_rlhf.lab.preferences import is_usable, labelled_pair
 from lit_rlhf.lab.world import World
-from lit_rlhf.models import LanguageModel, ModelOptions
+from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions, decoded_responses
 
 MAX_ATTEMPTS = 20  # sampled pairs per pair asked for
@@ -125,7 +126,7 @@ def preference_records(
     """
     rules = read_world(world_folder)
     encoder = shared_encoder([policy])
-    prompts = encoded_prompts(DataSource(str(world_folder / "prompts_train.jsonl")), encoder)
+    prompts = encode_prompts(DataSource(str(world_folder / "prompts_train.jsonl")), encoder)
     if prompts.counts.shortened or prompts.counts.cut_prompts:
         raise ValueError(
             f"policy: expected one that takes the world's prompts whole, got {policy!r}, which "

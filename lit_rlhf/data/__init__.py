@@ -8,7 +8,7 @@ from lit_rlhf.data.datamodules import (
     PromptDataModule,
 )
 from lit_rlhf.data.encoding import DialogueEncoder, Encoded, EncodedPair, EncodingError
-from lit_rlhf.data.prompts import encoded_prompts, parsed_prompts
+from lit_rlhf.data.prompts import encode_prompts, parsed_prompts
 from lit_rlhf.data.records import (
     DemonstrationRecord,
     Message,
@@ -43,7 +43,7 @@ __all__ = [
     "TextRecord",
     "TokenBatch",
     "TokenBudgetBatchSampler",
-    "encoded_prompts",
+    "encode_prompts",
     "load_records",
     "parsed_prompts",
     "resolved_template",

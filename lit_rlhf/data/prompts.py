@@ -35,7 +35,7 @@ def parsed_prompts(prompts: Sequence[str]) -> list[PromptRecord]:
     return records
 
 
-def encoded_prompts(prompts: Sequence[str], encoder: DialogueEncoder) -> PromptBatch:
+def encode_prompts(prompts: Sequence[str], encoder: DialogueEncoder) -> PromptBatch:
     """Render and tokenize prompts.
 
     Args:

@@ -11,7 +11,8 @@ from lit_rlhf.data import TextContract
 from lit_rlhf.data.contract import CONTRACT_FILE
 from lit_rlhf.doctor.case import Case
 from lit_rlhf.doctor.findings import Finding, failure, ok, warning
-from lit_rlhf.models import load_tokenizer, unwrapped
+from lit_rlhf.forward import unwrap_model
+from lit_rlhf.models import load_tokenizer
 
 SPECIAL = ("eos_token", "bos_token")
 
@@ -20,10 +21,10 @@ def vocabularies(case: Case) -> Finding:
     """Embeddings that hold all tokens, and special tokens that mean the same to all."""
     tokenizer = tokenizer_of(case)
     rows = {
-        name: len(unwrapped(network).get_input_embeddings().weight)  # type: ignore[arg-type]
+        name: len(unwrap_model(network).get_input_embeddings().weight)  # type: ignore[arg-type]
         for name, network in case.networks().items()
     }
-    head = unwrapped(case.module.policy).get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = unwrap_model(case.module.policy).get_output_embeddings()  # type: ignore[no-untyped-call]
     largest, emitted = max(tokenizer.get_vocab().values()), len(head.weight) - 1
     for name, count in rows.items():
         if count <= largest:

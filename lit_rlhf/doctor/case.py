@@ -13,10 +13,10 @@ from torch import Tensor
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.doctor.findings import Finding, Status, failure
 from lit_rlhf.doctor.plan import RunPlan
-from lit_rlhf.models import LanguageModel, Offloaded
+from lit_rlhf.forward import LanguageModel, Offloaded
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.modules.timing import PhaseTimer
-from lit_rlhf.rollout import Estimates, Experience, RolloutBatch
+from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 
 FEW = 8  # responses that a check takes where it needs no more
 
@@ -75,8 +75,8 @@ class Case:
     free_memory: int | None = None
     batch: PromptBatch | None = None
     rollouts: RolloutBatch | None = None
-    estimates: Estimates | None = None
-    scored: Estimates | None = None
+    estimates: TokenStatistics | None = None
+    scored: TokenStatistics | None = None
     scores: Tensor | None = None
     experience: Experience | None = None
     updates: list[OneUpdate] | None = None

@@ -11,10 +11,11 @@ from transformers import GenerationConfig
 from lit_rlhf.doctor.agreement import tokenizer_of
 from lit_rlhf.doctor.case import FEW, Case, first_rows
 from lit_rlhf.doctor.findings import Finding, failure, ok, warning
+from lit_rlhf.forward import eval_mode, unwrap_model
 from lit_rlhf.functional import kl_estimate, masked_mean, token_logprobs
-from lit_rlhf.models import evaluating, unwrapped, using_generation_config
+from lit_rlhf.models import using_generation_config
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.rollout import Estimates, RolloutBatch
+from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 
 FAR = 5.0  # standard errors that a mean does not leave by chance
 MANY = 32  # tokens from which on a mean has a standard error worth the name
@@ -132,7 +133,7 @@ def sampling(case: Case) -> Finding:
     )
 
 
-def surprise(rollouts: RolloutBatch, estimates: Estimates) -> tuple[float, float]:
+def surprise(rollouts: RolloutBatch, estimates: TokenStatistics) -> tuple[float, float]:
     """How far log-probs are from minus the entropy, which they are on average if truly sampled.
 
     Returns:
@@ -160,9 +161,9 @@ def generation_gap(case: Case) -> float:
         output_scores=True,
         return_dict_in_generate=True,
     )
-    inner = unwrapped(module.policy)
+    inner = unwrap_model(module.policy)
     open_config = GenerationConfig()  # type: ignore[no-untyped-call]
-    with torch.no_grad(), evaluating(inner), using_generation_config(inner, open_config):
+    with torch.no_grad(), eval_mode(inner), using_generation_config(inner, open_config):
         generated = inner.generate(  # type: ignore[operator]
             input_ids=ids, attention_mask=mask.long(), generation_config=config
         )

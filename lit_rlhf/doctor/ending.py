@@ -10,8 +10,8 @@ from torch import Tensor
 from lit_rlhf.doctor.agreement import tokenizer_of
 from lit_rlhf.doctor.case import FEW, Case, first_rows
 from lit_rlhf.doctor.findings import Finding, failure, ok, warning
+from lit_rlhf.forward import eval_mode, response_logits, unwrap_model
 from lit_rlhf.functional import token_logprobs
-from lit_rlhf.models import evaluating, response_logits, unwrapped
 from lit_rlhf.rollout import RolloutBatch
 
 UNREACHABLE = 1e-6  # a probability of EOS that no rollout will ever meet
@@ -47,7 +47,7 @@ def eos(case: Case) -> Finding:
 
 def generation_eos_ids(case: Case) -> list[int]:
     """The EOS ids that the policy's folder names for generation; empty for none."""
-    config = unwrapped(case.module.policy).generation_config
+    config = unwrap_model(case.module.policy).generation_config
     ids = None if config is None else config.eos_token_id
     if ids is None:
         return []
@@ -138,7 +138,7 @@ def eos_logprobs(case: Case, rollouts: RolloutBatch) -> Tensor:
     """Log-prob of EOS in the place of each response token, `[B, T]`; -inf behind the response."""
     ids = torch.full_like(rollouts.response_ids, int(tokenizer_of(case).eos_token_id))
     policy = case.module.policy
-    with evaluating(policy):
+    with eval_mode(policy):
         logits = response_logits(
             policy, rollouts.sequence_ids, rollouts.sequence_mask, ids.shape[1]
         )

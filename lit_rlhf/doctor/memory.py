@@ -11,15 +11,15 @@ from torch import nn
 
 from lit_rlhf.doctor.case import Case
 from lit_rlhf.doctor.findings import Finding, failure, ok, warning
-from lit_rlhf.models import LanguageModel, Offloaded, unwrapped
-from lit_rlhf.modules.memory import change
-from lit_rlhf.strategies.memory import (
+from lit_rlhf.doctor.zero2_memory import (
     WEIGHT_BYTES,
     NetworkShape,
     PPOSizes,
     ppo_memory,
     zero2_model_states,
 )
+from lit_rlhf.forward import LanguageModel, Offloaded, unwrap_model
+from lit_rlhf.modules.out_of_memory import change
 
 GIB = 2**30
 TIGHT = 0.9  # share of the memory from which on fragmentation may be too much
@@ -53,7 +53,7 @@ class Needs(NamedTuple):
 
 
 def memory(case: Case) -> Finding:
-    """The estimate of `lit_rlhf.strategies.memory` against what there is."""
+    """The estimate of `lit_rlhf.doctor.zero2_memory` against what there is."""
     needs = estimated_needs(case)
     split = (
         f"policy and critic {gib(needs.trained)}, frozen networks {gib(needs.frozen)}, rollout "
@@ -149,7 +149,7 @@ def states(network: LanguageModel, case: Case) -> tuple[int, int]:
 
 def shape_of(policy: LanguageModel) -> NetworkShape:
     """The policy's shape, by its transformers config."""
-    config = unwrapped(policy).config.get_text_config()
+    config = unwrap_model(policy).config.get_text_config()
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -166,7 +166,7 @@ def sizes_of(case: Case) -> PPOSizes:
     """The sizes of the run that decide its memory, at the longest prompts and responses."""
     hparams, encoder = case.module.hparams, case.module.encoder
     batch = int(getattr(case.data, "batch_size", hparams["minibatch_size"]))
-    limit = getattr(unwrapped(case.module.policy).config, "max_position_embeddings", 2048)
+    limit = getattr(unwrap_model(case.module.policy).config, "max_position_embeddings", 2048)
     return PPOSizes(
         gpus=case.plan.ranks,
         prompt_tokens=limit if encoder is None else encoder.max_prompt_length,

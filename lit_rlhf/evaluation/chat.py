@@ -16,7 +16,8 @@ from lit_rlhf.evaluation.progress import progress_line
 from lit_rlhf.evaluation.sampling import loaded_policy
 from lit_rlhf.evaluation.streaming import StreamedResponse, streamed_response
 from lit_rlhf.evaluation.transcripts import REMARK, Ask, Show, say, show_answers
-from lit_rlhf.models import LanguageModel, ModelOptions
+from lit_rlhf.forward import LanguageModel
+from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
 HELP = """\

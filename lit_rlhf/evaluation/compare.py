@@ -22,9 +22,10 @@ from lit_rlhf.evaluation.comparison import (
 from lit_rlhf.evaluation.policies import PolicySamples, policy_samples
 from lit_rlhf.evaluation.progress import progress_line
 from lit_rlhf.evaluation.responses import Responses, Turns
-from lit_rlhf.evaluation.sampling import encoded_prompts, loaded_policy
+from lit_rlhf.evaluation.sampling import encode_prompts, loaded_policy
 from lit_rlhf.models import ModelOptions, load_tokenizer
-from lit_rlhf.rollout import SamplingOptions, WeightedReward, source_names
+from lit_rlhf.rewards import WeightedReward, source_names
+from lit_rlhf.rollout import SamplingOptions
 
 DEFAULT_PROMPT_LENGTH = 512
 
@@ -160,7 +161,7 @@ def compared_policies(
         raise ValueError(f"tie_margin: expected a number >= 0, got {tie_margin}")
     names = short_names(policies, "policies")
     encoder = shared_encoder(policies, chat_template, max_prompt_length, options)
-    encoded = encoded_prompts(prompts, encoder, max_prompts)
+    encoded = encode_prompts(prompts, encoder, max_prompts)
     reward_names = short_names(list(rewards), "rewards") if rewards else []
     judges = {
         name: loaded_reward(source, rewards[source], options, encoder).to(device)

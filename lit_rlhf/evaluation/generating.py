@@ -21,7 +21,7 @@ from lit_rlhf.evaluation.sampling import (
     sampled_batches,
 )
 from lit_rlhf.evaluation.transcripts import NAME, REMARK, say
-from lit_rlhf.models import ModelOptions, causal_lm_positions
+from lit_rlhf.models import ModelOptions, max_positions
 from lit_rlhf.rollout import SamplingOptions
 
 
@@ -174,7 +174,7 @@ def model_encoder(
             would be shown text otherwise than its folder says it was trained, or prompt and
             response do not fit into its positions.
     """
-    positions = causal_lm_positions(path, options)
+    positions = max_positions(path, options)
     room = None if positions is None else positions - sampling.max_new_tokens
     if room is not None and room < (max_prompt_length or 2):
         raise ValueError(

@@ -16,13 +16,13 @@ from torch.nn import functional
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.data.examples import PromptExample
 from lit_rlhf.evaluation.sampling import SampledBatch, sampled_batches
+from lit_rlhf.forward import LanguageModel
 from lit_rlhf.functional import kl_estimate
-from lit_rlhf.models import LanguageModel
+from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import (
-    Estimates,
     RolloutBatch,
     SamplingOptions,
-    WeightedReward,
+    TokenStatistics,
     decoded_responses,
     response_logprobs,
     response_statistics,
@@ -143,7 +143,9 @@ def policy_samples(
         for name in ("logprobs", "ref_logprobs", "entropy")
     )
     no_critic = torch.zeros(())
-    estimates = Estimates(logprobs, ref_logprobs, entropy, values=no_critic, next_values=no_critic)
+    estimates = TokenStatistics(
+        logprobs, ref_logprobs, entropy, values=no_critic, next_values=no_critic
+    )
     metrics = rollout_metrics(rollouts, estimates, torch.zeros(len(order)))
     texts = [text for part in parts for text in part.texts]
     responses = [text for part in parts for text in part.responses]

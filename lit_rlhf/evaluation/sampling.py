@@ -17,8 +17,9 @@ from lit_rlhf.data.examples import (
     prompt_examples,
 )
 from lit_rlhf.evaluation.responses import Turns
-from lit_rlhf.models import LanguageModel, ModelOptions, frozen, load_causal_lm
-from lit_rlhf.rollout import RolloutBatch, SamplingOptions, sampled_responses
+from lit_rlhf.forward import LanguageModel, freeze
+from lit_rlhf.models import ModelOptions, load_causal_lm
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 
 
 class SampledBatch(NamedTuple):
@@ -49,7 +50,7 @@ class EncodedPrompts(NamedTuple):
     dialogues: list[Turns]
 
 
-def encoded_prompts(
+def encode_prompts(
     source: DataSource, encoder: DialogueEncoder, limit: int | None = None
 ) -> EncodedPrompts:
     """Read and encode prompts; files of preferences and demonstrations have some too.
@@ -67,7 +68,7 @@ def encoded_prompts(
 
 
 def prompt_records(source: DataSource, limit: int | None = None) -> list[PromptRecord]:
-    """Read prompts; arguments and errors are those of `encoded_prompts`."""
+    """Read prompts; arguments and errors are those of `encode_prompts`."""
     if limit is not None and limit < 1:
         raise ValueError(f"max_prompts: expected an integer >= 1, got {limit}")
     records = load_records("prompt", [source], apply_weights=False).records[:limit]
@@ -139,7 +140,7 @@ def sampled_batches(
     lengths = [len(example.input_ids) for example in examples]
     for positions in length_batches(lengths, batch_size):
         prompts = collated_prompts([examples[i] for i in positions], encoder.pad_token_id)
-        rollouts = sampled_responses(
+        rollouts = generate_responses(
             model,
             prompts.input_ids.to(device).repeat_interleave(responses_per_prompt, dim=0),
             prompts.attention_mask.to(device).repeat_interleave(responses_per_prompt, dim=0),
@@ -159,7 +160,7 @@ def loaded_policy(path: str, options: ModelOptions, device: torch.device) -> Lan
     Raises:
         ValueError: If there is no causal language model at `path`.
     """
-    model = frozen(load_causal_lm(path, options))
+    model = freeze(load_causal_lm(path, options))
     module: nn.Module = model  # transformers' own `to` is typed for one model class only
     module.to(device)
     return model

@@ -9,7 +9,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 
 from lit_rlhf.data import DialogueEncoder
-from lit_rlhf.models import LanguageModel, evaluating, unwrapped, using_generation_config
+from lit_rlhf.forward import LanguageModel, eval_mode, unwrap_model
+from lit_rlhf.models import using_generation_config
 from lit_rlhf.rollout import SamplingOptions
 
 
@@ -59,7 +60,7 @@ def streamed_response(
 ) -> StreamedResponse:
     """Sample a response and show it while it grows.
 
-    As for `sampled_responses`, the settings in the model's folder have no say. KeyboardInterrupt
+    As for `generate_responses`, the settings in the model's folder have no say. KeyboardInterrupt
     (Ctrl-C) ends the response and nothing else.
 
     Args:
@@ -70,7 +71,7 @@ def streamed_response(
         seed: The same seed gives the same tokens. The caller's random state is left as it was.
         show: Called with each new piece of text.
     """
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     ids = torch.tensor([prompt_ids], dtype=torch.long, device=inner.device)
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         **options.generation_config(),
@@ -82,7 +83,7 @@ def streamed_response(
     streamer = _Streamer(encoder.tokenizer, show)
     try:
         with (
-            evaluating(inner),
+            eval_mode(inner),
             using_generation_config(inner, GenerationConfig()),  # type: ignore[no-untyped-call]
             torch.random.fork_rng(devices=[inner.device] if inner.device.type == "cuda" else []),
         ):

@@ -11,10 +11,10 @@ from peft import LoraConfig, TaskType, get_peft_model
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lit_rlhf.forward.cpu import with_fast_products
+from lit_rlhf.forward.networks import LanguageModel
 from lit_rlhf.models.kernels import compiled, with_fused_kernels
-from lit_rlhf.models.networks import LanguageModel
 from lit_rlhf.models.options import ModelOptions
-from lit_rlhf.models.products import with_fast_products
 
 
 def prepared(

@@ -19,11 +19,11 @@ from transformers import (
     PreTrainedModel,
 )
 
+from lit_rlhf.forward.networks import LanguageModel, unwrap_model
 from lit_rlhf.models.adapters import prepared, without_peft_warning
 from lit_rlhf.models.configs import read_config
 from lit_rlhf.models.exchange import stored_head
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model
-from lit_rlhf.models.networks import LanguageModel, unwrapped
 from lit_rlhf.models.options import ModelOptions
 from lit_rlhf.models.saving import merged_state_dict
 
@@ -63,7 +63,7 @@ def model_with_weights(
             f"path: expected a model of the weights' shape, got {type(inner).__name__} of {path}: "
             f"{error}"
         ) from error
-    unwrapped(model).tie_weights()
+    unwrap_model(model).tie_weights()
     return model
 
 
@@ -100,7 +100,7 @@ def adapted_model(path: str | Path, options: ModelOptions, base: str | None = No
             f"path: expected adapters for CAUSAL_LM or SEQ_CLS in {path}, got {config.task_type}"
         )
     with without_peft_warning():
-        return PeftModel.from_pretrained(unwrapped(model), str(path))
+        return PeftModel.from_pretrained(unwrap_model(model), str(path))
 
 
 def plain_model(model: LanguageModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -110,7 +110,7 @@ def plain_model(model: LanguageModel, dtype: torch.dtype | None = None) -> PreTr
         model: Stays as it is.
         dtype: Type of the weights; `None` leaves them as they are.
     """
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     weights = merged_state_dict(model)
     if dtype is not None:
         weights = {n: t.to(dtype) if t.is_floating_point() else t for n, t in weights.items()}

@@ -11,15 +11,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from lit_rlhf.models.forward import hidden_states, token_logits
-from lit_rlhf.models.networks import LanguageModel, unwrapped
-from lit_rlhf.models.trials import same_outputs, trying_out
+from lit_rlhf.forward.chunked_logits import head_logits
+from lit_rlhf.forward.outputs import hidden_states, token_logits
+from lit_rlhf.forward.probe import same_outputs, trying_out
 
 LM_HEAD_FILE = "lm_head.safetensors"
 """Where a reward model's folder keeps the output layer of Eq. 2; transformers passes over it."""
 
 
-def scalar_model_from(
+def build_scalar_model(
     causal_lm: PreTrainedModel, head_seed: int = 0, head: nn.Linear | None = None
 ) -> PreTrainedModel:
     """A scalar model on the trunk of `causal_lm`, which is taken over and not copied.
@@ -73,7 +73,7 @@ def seeded_scalar_head(in_features: int, seed: int) -> nn.Linear:
     return head
 
 
-def detached_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
+def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
     """A copy of the output layer of `causal_lm`, with weights of its own even if it ties them.
 
     Raises:
@@ -117,7 +117,7 @@ def save_lm_head(lm_head: Mapping[str, Tensor], folder: str | Path) -> Path:
     return path
 
 
-def saved_lm_head(folder: str | Path) -> nn.Linear | None:
+def read_lm_head(folder: str | Path) -> nn.Linear | None:
     """The output layer in a reward model's folder; `None` if there is none."""
     path = Path(folder) / LM_HEAD_FILE
     if not path.is_file():
@@ -128,29 +128,3 @@ def saved_lm_head(folder: str | Path) -> nn.Linear | None:
         head = nn.Linear(in_features, out_features, bias="bias" in state)
     head.load_state_dict(state, assign=True)
     return head
-
-
-def head_logits(model: LanguageModel, lm_head: nn.Module, hidden: Tensor) -> Tensor:
-    """Next-token logits of `lm_head` on a trunk's hidden states.
-
-    Args:
-        model: The model whose trunk gave `hidden`; its config says what follows the output layer
-            (soft-capping in Gemma 2, scaling in Cohere and Granite).
-        lm_head: Output layer, see `lm_head_of`.
-        hidden: `[..., H]`.
-
-    Returns:
-        `[..., V]`.
-    """
-    config = unwrapped(model).config
-    logits: Tensor = lm_head(hidden)
-    scale = getattr(config, "logit_scale", None)
-    if scale is not None:
-        logits = logits * scale
-    divisor = getattr(config, "logits_scaling", None)
-    if divisor is not None:
-        logits = logits / divisor
-    cap = getattr(config, "final_logit_softcapping", None)
-    if cap is not None:
-        logits = cap * torch.tanh(logits / cap)
-    return logits

@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from lit_rlhf.models.networks import trunk_of, unwrapped
-from lit_rlhf.models.packing import packs
+from lit_rlhf.forward.networks import trunk_of, unwrap_model
+from lit_rlhf.forward.packing import supports_packing
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -31,7 +31,7 @@ def compiled(model: ModuleT, backend: str) -> ModuleT:
     if backend not in known:
         raise ValueError(f"torch_compile: expected one of {', '.join(known)}, got {backend!r}")
     trunk = trunk_of(model)
-    packs(trunk)  # tries the trunk out, which is not worth compiling for
+    supports_packing(trunk)  # tries the trunk out, which is not worth compiling for
     trunk.compile(dynamic=True, backend=backend)
     return model
 
@@ -52,7 +52,7 @@ def with_fused_kernels(model: ModuleT) -> ModuleT:
             "fused_kernels: expected liger-kernel to be installed (pip install 'lit-rlhf[liger]'), "
             f"got {error}"
         ) from error
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     kind = str(inner.config.model_type)
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
         raise ValueError(

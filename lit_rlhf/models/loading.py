@@ -21,6 +21,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from lit_rlhf.forward.cpu import with_fast_products
+from lit_rlhf.forward.networks import LanguageModel
 from lit_rlhf.models.adapters import prepared, private_rng
 from lit_rlhf.models.configs import (
     check_folder,
@@ -31,10 +33,8 @@ from lit_rlhf.models.configs import (
 )
 from lit_rlhf.models.differences import check_not_differences
 from lit_rlhf.models.exchange import StoredHead, stored_head
-from lit_rlhf.models.heads import detached_lm_head, scalar_model_from, seeded_scalar_head
-from lit_rlhf.models.networks import LanguageModel
+from lit_rlhf.models.heads import build_scalar_model, copy_lm_head, seeded_scalar_head
 from lit_rlhf.models.options import ModelOptions
-from lit_rlhf.models.products import with_fast_products
 
 AutoClass: TypeAlias = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
@@ -59,7 +59,7 @@ def load_causal_lm(path: str | Path, options: ModelOptions | None = None) -> Lan
     return prepared(model, options, TaskType.CAUSAL_LM, seed=0)
 
 
-def causal_lm_positions(path: str | Path, options: ModelOptions | None = None) -> int | None:
+def max_positions(path: str | Path, options: ModelOptions | None = None) -> int | None:
     """How many tokens, prompt and response together, a causal language model has positions for.
 
     Only its config is read, so that a wrong folder is told before any weights are loaded.
@@ -87,7 +87,7 @@ def load_scalar_model(
 
     From a scalar model's folder trunk and head are loaded: `AutoModelForSequenceClassification`
     with one label, or under the names of another project, see `lit_rlhf.models.exchange`. From a
-    causal language model's, the trunk is loaded and the head is new, see `scalar_model_from`.
+    causal language model's, the trunk is loaded and the head is new, see `build_scalar_model`.
 
     Args:
         path: Folder or hub id.
@@ -124,7 +124,7 @@ def load_scalar_model(
                 "function, rewards: {'my_package.rules:its_score': 1.0}"
             )
     else:
-        model = scalar_model_from(_causal_lm(path, options), head_seed)
+        model = build_scalar_model(_causal_lm(path, options), head_seed)
         _set_padding(model.config, path, options)
     return prepared(model, options, TaskType.SEQ_CLS, seed=head_seed)
 
@@ -157,7 +157,7 @@ def random_scalar_model(
     return prepared(model, options, TaskType.SEQ_CLS, seed)
 
 
-def lm_head_of(path: str | Path, options: ModelOptions | None = None) -> nn.Linear:
+def load_lm_head(path: str | Path, options: ModelOptions | None = None) -> nn.Linear:
     """The output layer of a causal language model, for the language-model loss of Eq. 2.
 
     Its weights are its own, also when the model ties them to its embedding. Use it with
@@ -172,7 +172,7 @@ def lm_head_of(path: str | Path, options: ModelOptions | None = None) -> nn.Line
             know how to make.
     """
     options = options or ModelOptions()
-    head = detached_lm_head(_causal_lm(path, options)).requires_grad_(options.lora_rank == 0)
+    head = copy_lm_head(_causal_lm(path, options)).requires_grad_(options.lora_rank == 0)
     return with_fast_products(head)
 
 
@@ -240,7 +240,7 @@ def _with_stored_head(
     finally:
         logging.set_verbosity(before)
     # on another model: transformers would save this one under the names that it was loaded by
-    model = scalar_model_from(loaded, head=head.layer())
+    model = build_scalar_model(loaded, head=head.layer())
     _set_padding(model.config, path, options)
     return model
 

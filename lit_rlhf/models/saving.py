@@ -15,12 +15,12 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.forward.networks import LanguageModel, unwrap_model
 from lit_rlhf.models.cards import ModelCardInfo, model_card
 from lit_rlhf.models.exchange import HeadFormat, with_value_head
 from lit_rlhf.models.generation import saved_generation_config, using_generation_config
 from lit_rlhf.models.heads import save_lm_head
 from lit_rlhf.models.loading import set_scalar_padding
-from lit_rlhf.models.networks import LanguageModel, unwrapped
 
 MODEL_FILES = {".json", ".safetensors", ".jinja", ".txt", ".model", ".md", ".py"}
 CONFIGS = ("config.json", "adapter_config.json")
@@ -69,7 +69,7 @@ def save_model_folder(
             model cannot be saved in `head_format`.
     """
     with replaced_folder(folder) as partial:
-        scalar = not unwrapped(model).can_generate()
+        scalar = not unwrap_model(model).can_generate()
         if scalar:
             _write_scalar(
                 model, tokenizer, partial, generation, max_shard_size, head_format, lm_head
@@ -104,7 +104,7 @@ def save_adapter_folder(
     with replaced_folder(folder) as partial:
         # else peft looks at the base model, also on the hub, for whether its vocabulary has grown
         model.save_pretrained(str(partial), save_embedding_layers=False)
-        scalar = not unwrapped(model).can_generate()
+        scalar = not unwrap_model(model).can_generate()
         save_companions(tokenizer, partial, contract, card, scalar)
 
 
@@ -159,7 +159,7 @@ def _write_language_model(
     generation: Mapping[str, Any] | None,
     max_shard_size: str,
 ) -> None:
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     with using_generation_config(inner, saved_generation_config(tokenizer, generation)):
         state = merged_state_dict(model)
         inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
@@ -176,7 +176,7 @@ def _write_scalar(
 ) -> None:
     if generation is not None:
         raise ValueError("generation: expected None for a scalar model, which does not generate")
-    inner, state = unwrapped(model), merged_state_dict(model)
+    inner, state = unwrap_model(model), merged_state_dict(model)
     set_scalar_padding(inner.config, tokenizer)
     # what vLLM and others would pass through a sigmoid otherwise
     inner.config.problem_type = "regression"
@@ -246,7 +246,7 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
     Returns:
         Weight by name, as the plain architecture names them.
     """
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     state: dict[str, Tensor] = inner.state_dict()
     if not isinstance(model, PeftModel):
         return state

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lit_callbacks.phases import OTHER, VALIDATION, Hint, PhaseReport
 from lit_rlhf.modules.timing import GIB
-from lit_rlhf.rollout import WeightedReward
+from lit_rlhf.rewards import WeightedReward
 
 SLOW = 0.15  # share of the time that reward functions should stay below
 LARGE = 0.3  # share of the time from which a phase is worth a word

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_rlhf.data import PromptBatch, encoded_prompts
+from lit_rlhf.data import PromptBatch, encode_prompts
+from lit_rlhf.forward import disable_dropout
 from lit_rlhf.functional import (
     KLEstimator,
     adaptive_kl_coef,
@@ -21,23 +22,22 @@ from lit_rlhf.functional import (
     scaled_scores,
     token_rewards,
 )
-from lit_rlhf.models import disable_dropout, load_causal_lm
+from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules.ppo_models import CriticInit, initial_critic, reference_policy
 from lit_rlhf.modules.ppo_options import check_options, generation_settings
 from lit_rlhf.modules.ppo_update import PPOUpdate
 from lit_rlhf.modules.timing import PhaseTimer
+from lit_rlhf.rewards import FunctionReward, WeightedReward
 from lit_rlhf.rollout import (
-    Estimates,
     Experience,
-    FunctionReward,
     RolloutBatch,
     SamplingOptions,
-    WeightedReward,
+    TokenStatistics,
+    generate_responses,
     response_records,
-    rollout_estimates,
     rollout_metrics,
     sample_table,
-    sampled_responses,
+    score_rollouts,
 )
 from lit_rlhf.stats import RunningMoments, UncastBuffers, global_masked_moments
 
@@ -199,7 +199,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
 
     def scored_rollouts(
         self, batch: PromptBatch, seed: int, timer: PhaseTimer
-    ) -> tuple[RolloutBatch, Tensor, Estimates]:
+    ) -> tuple[RolloutBatch, Tensor, TokenStatistics]:
         """Responses to the prompts, their raw rewards, and what the networks make of them."""
         with timer("rollout"), self.memory_for("rollout", batch.input_ids, *ROLLOUT_MEMORY):
             rollouts = self.rollout(batch, seed)
@@ -210,7 +210,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
             estimates = self.estimate(rollouts)
         return rollouts, scores, estimates
 
-    def rollouts_are_finite(self, scores: Tensor, estimates: Estimates) -> bool:
+    def rollouts_are_finite(self, scores: Tensor, estimates: TokenStatistics) -> bool:
         """Whether there is no NaN and no infinity on any rank; an iteration with one is skipped.
 
         Running moments, KL coefficient and weights are then as before.
@@ -238,7 +238,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
 
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
         """Sample one response to each prompt from the policy."""
-        return sampled_responses(
+        return generate_responses(
             self.policy,
             batch.input_ids,
             batch.attention_mask,
@@ -254,9 +254,9 @@ class PPOModule(UncastBuffers, PPOUpdate):
         scores: Tensor = self.reward(rollouts, prompts, self.hparams["scoring_tokens"])
         return scores
 
-    def estimate(self, rollouts: RolloutBatch) -> Estimates:
+    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         """Log-probs of policy and reference and the critic's values, before the update."""
-        return rollout_estimates(
+        return score_rollouts(
             self.policy,
             self.reference,
             self.critic,
@@ -266,7 +266,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
         )
 
     def rollout_summary(
-        self, rollouts: RolloutBatch, prompts: list[str], scores: Tensor, estimates: Estimates
+        self, rollouts: RolloutBatch, prompts: list[str], scores: Tensor, estimates: TokenStatistics
     ) -> dict[str, Tensor]:
         """The `rollout/*` metrics, with each source's score and the gold reward if there is one."""
         metrics = rollout_metrics(rollouts, estimates, scores) | self.reward.metrics()
@@ -284,7 +284,9 @@ class PPOModule(UncastBuffers, PPOUpdate):
             scores = scaled_scores(scores, moments.std)
         return scores if clip is None else clipped_scores(scores, clip)
 
-    def shape_rewards(self, rollouts: RolloutBatch, scores: Tensor, estimates: Estimates) -> Tensor:
+    def shape_rewards(
+        self, rollouts: RolloutBatch, scores: Tensor, estimates: TokenStatistics
+    ) -> Tensor:
         """Rewards `[B, T]`: the score at the last token, minus the KL penalty at each (Eq. 19)."""
         scores = self.reparameterize(scores)
         scores = scores - self.hparams["missing_eos_penalty"] * (~rollouts.terminated)
@@ -298,7 +300,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
         ).rewards
 
     def experience(
-        self, rollouts: RolloutBatch, rewards: Tensor, estimates: Estimates
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
     ) -> Experience:
         """Advantages and returns of the rollouts, under the truncation rule."""
         hparams, mask = self.hparams, rollouts.response_mask
@@ -371,7 +373,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
         """
         if self.encoder is None:
             raise RuntimeError("sample: the trainer has no datamodule that has set up an encoder")
-        batch = encoded_prompts(prompts, self.encoder)
+        batch = encode_prompts(prompts, self.encoder)
         batch = self.transfer_batch_to_device(batch, self.device, dataloader_idx=0)
         return self._answers(batch, seed=self.hparams["seed"])
 

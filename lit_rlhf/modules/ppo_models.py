@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from lit_rlhf.models import (
-    LanguageModel,
-    ModelOptions,
-    Offloaded,
-    frozen,
-    load_causal_lm,
-    load_scalar_model,
-    random_scalar_model,
-)
-from lit_rlhf.rollout import ModelReward
+from lit_rlhf.forward import LanguageModel, Offloaded, freeze
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, random_scalar_model
+from lit_rlhf.rewards import ModelReward
 
 CriticInit = Literal["reward", "policy", "random"]
 
@@ -32,7 +25,7 @@ def reference_policy(
     """
     if options.lora_rank > 0:
         return None
-    model = frozen(load_causal_lm(model_path, replace(options, gradient_checkpointing=False)))
+    model = freeze(load_causal_lm(model_path, replace(options, gradient_checkpointing=False)))
     return Offloaded(model) if offload else model
 
 

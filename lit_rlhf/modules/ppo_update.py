@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from lit_rlhf.data import TokenBatch
+from lit_rlhf.forward import LanguageModel, map_target_logits, response_values
 from lit_rlhf.functional import (
     PolicyLoss,
     entropy_loss,
@@ -22,9 +23,8 @@ from lit_rlhf.functional import (
     token_logprobs_and_entropy,
     value_loss,
 )
-from lit_rlhf.models import LanguageModel, response_values, target_readings
-from lit_rlhf.modules.base import StageModule
 from lit_rlhf.modules.micro_batches import accumulate, micro_batches
+from lit_rlhf.modules.stage import StageModule
 from lit_rlhf.rollout import Experience, shuffled_minibatches
 from lit_rlhf.strategies import backward
 
@@ -238,7 +238,7 @@ class PPOUpdate(StageModule):
                 return token_logprobs_and_entropy(logits, ids, temperature)
             return (token_logprobs(logits, ids, temperature),)
 
-        logprobs, *entropy = target_readings(
+        logprobs, *entropy = map_target_logits(
             self.policy,
             rollouts.sequence_ids,
             rollouts.sequence_mask,
@@ -286,7 +286,7 @@ class PPOUpdate(StageModule):
 
     def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
         """Share of a micro-batch in the language-model loss over `tokens` (Eq. 17)."""
-        (logprobs,) = target_readings(
+        (logprobs,) = map_target_logits(
             self.policy,
             batch.input_ids,
             batch.attention_mask,

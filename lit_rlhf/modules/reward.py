@@ -12,6 +12,14 @@ from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.functional.classification import binary_calibration_error
 
 from lit_rlhf.data import PreferenceBatch
+from lit_rlhf.forward import (
+    LanguageModel,
+    hidden_states,
+    map_state_logits,
+    scores_from_hidden,
+    sequence_scores,
+)
+from lit_rlhf.forward.outputs import before, last_tokens
 from lit_rlhf.functional import (
     language_model_loss,
     pairwise_reward_loss,
@@ -19,18 +27,9 @@ from lit_rlhf.functional import (
     reward_model_loss,
     token_logprobs,
 )
-from lit_rlhf.models import (
-    LanguageModel,
-    hidden_states,
-    lm_head_of,
-    load_scalar_model,
-    scores_from_hidden,
-    sequence_scores,
-    state_readings,
-)
-from lit_rlhf.models.forward import before, last_tokens
-from lit_rlhf.modules.base import MEMORY_SETTINGS, StageModule
+from lit_rlhf.models import load_lm_head, load_scalar_model
 from lit_rlhf.modules.micro_batches import accumulate, weighted
+from lit_rlhf.modules.stage import MEMORY_SETTINGS, StageModule
 from lit_rlhf.strategies import backward
 
 
@@ -81,7 +80,7 @@ class RewardModule(StageModule):
             {"model": load_scalar_model(model_path, self.options, head_seed=head_seed)}
         )
         if lm_coef > 0:
-            self.network["lm_head"] = lm_head_of(model_path, self.options)
+            self.network["lm_head"] = load_lm_head(model_path, self.options)
         self.pairwise_loss, self.lm_loss = MeanMetric(), MeanMetric()
         self.differences, self.sources = CatMetric(), CatMetric()
 
@@ -133,7 +132,7 @@ class RewardModule(StageModule):
         }
         lm_loss = hidden.new_zeros((), dtype=torch.float32)
         if self.lm_head is not None:
-            (logprobs,) = state_readings(
+            (logprobs,) = map_state_logits(
                 self.model,
                 self.lm_head,
                 hidden[:n_rows, :length],

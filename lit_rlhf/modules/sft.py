@@ -9,10 +9,11 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 
 from lit_rlhf.data import TokenBatch
+from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
-from lit_rlhf.models import load_causal_lm, target_readings
-from lit_rlhf.modules.base import MEMORY_SETTINGS, StageModule
+from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules.micro_batches import accumulate, weighted
+from lit_rlhf.modules.stage import MEMORY_SETTINGS, StageModule
 from lit_rlhf.strategies import backward
 
 
@@ -65,7 +66,7 @@ class SFTModule(StageModule):
             return token_logprobs(logits, ids), hits
 
         mask = batch.completion_mask
-        logprobs, hits = target_readings(
+        logprobs, hits = map_target_logits(
             self.model, batch.input_ids, batch.attention_mask, mask, read
         )
         return {
@@ -129,7 +130,7 @@ class SFTModule(StageModule):
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """Log-probabilities `[B, L-1]` of each next token, 0 outside the completion."""
-        (logprobs,) = target_readings(
+        (logprobs,) = map_target_logits(
             self.model,
             batch.input_ids,
             batch.attention_mask,

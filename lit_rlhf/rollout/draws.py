@@ -17,7 +17,7 @@ from lit_rlhf.functional.logprobs import tempered_logits
 from lit_rlhf.rollout.options import SamplingOptions
 
 
-def drawn_tokens(
+def sample_tokens(
     logits: Tensor,
     uniforms: Tensor,
     options: SamplingOptions,

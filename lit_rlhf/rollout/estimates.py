@@ -7,7 +7,7 @@ from typing import NamedTuple
 from peft import PeftModel
 from torch import Tensor
 
-from lit_rlhf.models import LanguageModel, Offloaded, on_device
+from lit_rlhf.forward import LanguageModel, Offloaded, on_device
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.scoring import (
     response_logprobs,
@@ -16,7 +16,7 @@ from lit_rlhf.rollout.scoring import (
 )
 
 
-class Estimates(NamedTuple):
+class TokenStatistics(NamedTuple):
     """Log-probs and values of `B` responses of up to `T` tokens; 0 behind a response.
 
     Attributes:
@@ -57,14 +57,14 @@ def reference_logprobs(
         return response_logprobs(policy, rollouts, temperature, max_tokens)
 
 
-def rollout_estimates(
+def score_rollouts(
     policy: LanguageModel,
     reference: LanguageModel | Offloaded | None,
     critic: LanguageModel,
     rollouts: RolloutBatch,
     temperature: float = 1.0,
     max_tokens: int | None = None,
-) -> Estimates:
+) -> TokenStatistics:
     """Evaluate rollouts with the three networks, without gradients.
 
     What the policy thought of its responses when it sampled them is taken where it is known.
@@ -81,7 +81,7 @@ def rollout_estimates(
     if statistics is None:
         statistics = response_statistics(policy, rollouts, temperature, max_tokens)
     values = response_value_estimates(critic, rollouts, max_tokens)
-    return Estimates(
+    return TokenStatistics(
         statistics.logprobs,
         reference_logprobs(policy, reference, rollouts, temperature, max_tokens),
         statistics.entropy,

@@ -13,20 +13,15 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.models import (
-    LanguageModel,
-    evaluating,
-    reads_apart,
-    unwrapped,
-    using_generation_config,
-)
+from lit_rlhf.forward import LanguageModel, eval_mode, supports_chunked_logits, unwrap_model
+from lit_rlhf.models import using_generation_config
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.engine import Generated, generated
+from lit_rlhf.rollout.decoder import Generated, generated
 from lit_rlhf.rollout.options import SamplingOptions
 
 
 @torch.no_grad()
-def sampled_responses(
+def generate_responses(
     model: LanguageModel,
     prompt_ids: Tensor,
     prompt_mask: Tensor,
@@ -61,7 +56,7 @@ def sampled_responses(
             prompt and response do not fit into the model's positions.
     """
     _check_prompts(prompt_ids, prompt_mask)
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     limit = getattr(inner.config, "max_position_embeddings", None)
     longest = int(prompt_mask.sum(dim=1).max()) + options.max_new_tokens
     if limit is not None and longest > limit:
@@ -70,7 +65,7 @@ def sampled_responses(
             f"positions, got {longest} ({options.max_new_tokens} of them new)"
         )
     size = _checked_size(micro_batch_size, len(prompt_ids))
-    if reads_apart(model):
+    if supports_chunked_logits(model):
         responses, statistics = generated(
             model, prompt_ids, prompt_mask, options, eos_token_ids, seed, size
         )
@@ -119,7 +114,7 @@ def _by_transformers(
     )
     parts = []
     with (
-        evaluating(model),
+        eval_mode(model),
         using_generation_config(model, GenerationConfig()),  # type: ignore[no-untyped-call]
         _seeded(seed, prompt_ids.device),
     ):

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lit_rlhf.functional import distinct_n, loss_perplexity, masked_sum
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.estimates import Estimates
+from lit_rlhf.rollout.estimates import TokenStatistics
 from lit_rlhf.stats import global_sum
 
 
 def rollout_metrics(
-    rollouts: RolloutBatch, estimates: Estimates, scores: Tensor
+    rollouts: RolloutBatch, estimates: TokenStatistics, scores: Tensor
 ) -> dict[str, Tensor]:
     """The `rollout/*` metrics of `B` responses on this rank, over the responses of all ranks.
 

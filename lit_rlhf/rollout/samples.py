@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.functional import kl_estimate
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.estimates import Estimates
+from lit_rlhf.rollout.estimates import TokenStatistics
 
 
 def decoded_responses(rollouts: RolloutBatch, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -24,7 +24,7 @@ def decoded_responses(rollouts: RolloutBatch, tokenizer: PreTrainedTokenizerBase
 def response_records(
     rollouts: RolloutBatch,
     scores: Tensor,
-    estimates: Estimates,
+    estimates: TokenStatistics,
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[dict[str, Any]]:
     """What is told of each response.

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_rlhf.forward import LanguageModel, eval_mode, map_target_logits, token_values
+from lit_rlhf.forward.chunked_logits import LogitsFunction
+from lit_rlhf.forward.outputs import last_columns
 from lit_rlhf.functional import token_logprobs, token_logprobs_and_entropy
-from lit_rlhf.models import LanguageModel, evaluating, target_readings, token_values
-from lit_rlhf.models.forward import last_columns
-from lit_rlhf.models.targets import Reading
 from lit_rlhf.rollout.batch import ResponseStatistics, RolloutBatch
 
 
@@ -103,7 +103,7 @@ def response_value_estimates(
     """
     length = rollouts.response_ids.shape[1]
     parts = []
-    with evaluating(model):
+    with eval_mode(model):
         for part in rollouts.parts(max_tokens):
             mask = part.sequence_mask
             asked = last_columns(mask, length + 1)
@@ -119,13 +119,13 @@ def response_value_estimates(
 
 
 def _readings(
-    model: LanguageModel, rollouts: RolloutBatch, read: Reading, max_tokens: int | None
+    model: LanguageModel, rollouts: RolloutBatch, read: LogitsFunction, max_tokens: int | None
 ) -> tuple[Tensor, ...]:
     """What is read of the responses' logits, each `[B, T]`."""
     length = rollouts.response_ids.shape[1]
-    with evaluating(model):
+    with eval_mode(model):
         parts = [
-            target_readings(
+            map_target_logits(
                 model,
                 part.sequence_ids,
                 part.sequence_mask,

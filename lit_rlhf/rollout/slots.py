@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.models.attention import AttentionInputs
-from lit_rlhf.models.packing import PackedLayout
-from lit_rlhf.models.row_attention import next_attention
+from lit_rlhf.forward.attention import AttentionInputs
+from lit_rlhf.forward.packing import PackedLayout
+from lit_rlhf.forward.row_attention import next_attention
 
 
 class _Buffers(NamedTuple):

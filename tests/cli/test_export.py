@@ -13,13 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from lit_rlhf.cli.export import main
 from lit_rlhf.data import TextContract
-from lit_rlhf.models import (
-    load_causal_lm,
-    load_scalar_model,
-    load_tokenizer,
-    save_model_folder,
-    sequence_scores,
-)
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, save_model_folder
 from tests.cli.exported import Runs, assert_same_model, refused, weights
 from tests.models.foreign import FOREIGN, write_foreign
 from tests.modules.saved_runs import as_engines_write_it, saved_run

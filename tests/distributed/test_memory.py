@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
+from lit_rlhf.doctor.zero2_memory import NetworkShape, PPOSizes, ppo_memory
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
-from lit_rlhf.strategies.memory import NetworkShape, PPOSizes, ppo_memory
 from tests.invariant.trajectories import stage_run
 from tests.modules.stages import fitted, write_data, write_models
 from tests.support.live_memory import LiveTensors

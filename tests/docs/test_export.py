@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import TextContract
-from lit_rlhf.models import load_scalar_model, sequence_scores
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import load_scalar_model
 from tests.configs.tiny_runs import RUNS, SMALL, fit, moved, overlay
 from tests.docs.blocks import ROOT, blocks, commands
 from tests.docs.workspace import make_workspace, standing_in

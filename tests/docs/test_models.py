@@ -10,13 +10,8 @@ import pytest
 import torch
 
 from lit_rlhf.data import DialogueEncoder, Message
-from lit_rlhf.models import (
-    ModelOptions,
-    load_causal_lm,
-    load_scalar_model,
-    load_tokenizer,
-    sequence_scores,
-)
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, load_tokenizer
 from lit_rlhf.modules import RewardModule
 from tests.docs.blocks import ROOT, blocks
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.doctor import RunPlan, Status
-from lit_rlhf.modules import PPOModule, base
+from lit_rlhf.modules import PPOModule, stage
 from lit_rlhf.rollout import (
-    Estimates,
     Experience,
     RolloutBatch,
+    TokenStatistics,
     response_value_estimates,
 )
 from lit_rlhf.strategies import OptimizerStep, clipped_step
@@ -76,7 +76,7 @@ class OtherLogprobs(PPOModule):
     """The ratio is taken against other log-probs than those of the policy."""
 
     def experience(
-        self, rollouts: RolloutBatch, rewards: Tensor, estimates: Estimates
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
     ) -> Experience:
         made = super().experience(rollouts, rewards, estimates)
         return replace(made, old_logprobs=made.old_logprobs - 0.1)
@@ -93,7 +93,7 @@ class Noise(PPOModule):
     """The mean ratio is 1, those of the tokens are not."""
 
     def experience(
-        self, rollouts: RolloutBatch, rewards: Tensor, estimates: Estimates
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
     ) -> Experience:
         made = super().experience(rollouts, rewards, estimates)
         signs = 1.0 - 2.0 * (torch.arange(made.old_logprobs.shape[1]) % 2)
@@ -107,7 +107,7 @@ def test_ratios_that_are_one_only_on_average(root: Path, tmp_path: Path) -> None
 class CountsPadding(PPOModule):
     """Its critic attends to the padding of prompts."""
 
-    def estimate(self, rollouts: RolloutBatch) -> Estimates:
+    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         everything = rollouts._replace(prompt_mask=torch.ones_like(rollouts.prompt_mask))
         values = response_value_estimates(self.critic, everything)
         return super().estimate(rollouts)._replace(values=values.values)
@@ -141,7 +141,7 @@ def test_samples_of_another_distribution(root: Path, tmp_path: Path) -> None:
 class ScoresHotter(PPOModule):
     """Scores at another temperature what generation samples, a little."""
 
-    def estimate(self, rollouts: RolloutBatch) -> Estimates:
+    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         made = super().estimate(rollouts)
         mask = rollouts.response_mask
         off = 0.01 * mask
@@ -152,7 +152,7 @@ class ScoresHotter(PPOModule):
         )
 
     def experience(
-        self, rollouts: RolloutBatch, rewards: Tensor, estimates: Estimates
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
     ) -> Experience:
         made = super().experience(rollouts, rewards, estimates)
         return replace(made, old_logprobs=made.old_logprobs - 0.01)
@@ -196,7 +196,7 @@ def unclipped(optimizer: Any, max_norm: float | None) -> OptimizerStep:
 
 
 def test_a_clip_norm_that_does_not_act(root: Path, tmp_path: Path) -> None:
-    with patch.object(base, "clipped_step", unclipped):
+    with patch.object(stage, "clipped_step", unclipped):
         report = findings(root, tmp_path)
 
     assert not_ok(report) == {"clipping": "failure"}

@@ -13,7 +13,7 @@ import torch
 from lit_rlhf.doctor import RunPlan, duration, memory
 from lit_rlhf.doctor.case import Case
 from lit_rlhf.doctor.distributions import surprise
-from lit_rlhf.rollout import Estimates, RolloutBatch
+from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 from tests.doctor.runs import findings, module_of
 from tests.modules.stages import prompts, trainer
 
@@ -175,7 +175,9 @@ def test_truly_sampled_tokens_are_as_surprising_as_the_entropy_says() -> None:
         mask = torch.ones(1, 100, dtype=torch.bool)
         rollouts = RolloutBatch(tokens[None], mask, tokens[None], mask, mask[:, 0])
         zeros = torch.zeros(1, 100)
-        estimates = Estimates(logprobs[tokens][None], zeros, zeros + entropy, zeros, zeros[:, 0])
+        estimates = TokenStatistics(
+            logprobs[tokens][None], zeros, zeros + entropy, zeros, zeros[:, 0]
+        )
 
         excess, _ = surprise(rollouts, estimates)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import (
-    Estimates,
     Experience,
     RolloutBatch,
+    TokenStatistics,
 )
 from tests.doctor.runs import findings, module_of, not_ok
 from tests.modules.stages import write_data, write_models
@@ -80,7 +80,7 @@ class MasksByPadding(PPOModule):
     """Takes every padding id for padding, EOS too where it pads."""
 
     def experience(
-        self, rollouts: RolloutBatch, rewards: Tensor, estimates: Estimates
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
     ) -> Experience:
         made = super().experience(rollouts, rewards, estimates)
         real = rollouts.response_ids != self.tokenizer.pad_token_id

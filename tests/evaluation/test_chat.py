@@ -10,7 +10,7 @@ from rich.console import Console
 from lit_rlhf.data import DialogueEncoder, Message
 from lit_rlhf.evaluation.chat import HELP, Chat, Speaker, speakers
 from lit_rlhf.evaluation.streaming import StreamedResponse
-from lit_rlhf.models import LanguageModel
+from lit_rlhf.forward import LanguageModel
 from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer

@@ -45,7 +45,7 @@ def generated(folders: Folders, *models: str, **options: Any) -> Generation:
 def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(
     folders: Folders,
 ) -> None:
-    with patch("lit_rlhf.evaluation.sampling.sampled_responses", echoed):
+    with patch("lit_rlhf.evaluation.sampling.generate_responses", echoed):
         result = generated(folders, folders.sft, folders.ppo, batch_size=3, responses_per_prompt=2)
 
     tokenizer = tiny_tokenizer()
@@ -104,7 +104,7 @@ def test_the_seed_repeats_responses_and_is_the_same_for_every_model(folders: Fol
 
 
 def test_the_file_is_one_of_demonstrations_and_of_prompts(folders: Folders, tmp_path: Path) -> None:
-    with patch("lit_rlhf.evaluation.sampling.sampled_responses", echoed):
+    with patch("lit_rlhf.evaluation.sampling.generate_responses", echoed):
         result = generated(folders, folders.sft, batch_size=1)
     path = write_json_lines(tmp_path / "responses.jsonl", result.records())
 

@@ -9,9 +9,10 @@ from transformers import PreTrainedModel
 from lit_rlhf.data import DataSource, DialogueEncoder
 from lit_rlhf.data.examples import PromptExample
 from lit_rlhf.evaluation.policies import PolicySamples, policy_samples
-from lit_rlhf.evaluation.sampling import encoded_prompts, sampled_batches
+from lit_rlhf.evaluation.sampling import encode_prompts, sampled_batches
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rollout import SamplingOptions, WeightedReward
+from lit_rlhf.rewards import WeightedReward
+from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
 from tests.evaluation.folders import CHARACTERS, QUESTION_MARKS, QUESTIONS
 from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
@@ -27,7 +28,7 @@ def encoder() -> DialogueEncoder:
 
 @pytest.fixture(scope="module")
 def examples(encoder: DialogueEncoder, folders: Folders) -> list[PromptExample]:
-    return encoded_prompts(DataSource(folders.prompts), encoder).examples
+    return encode_prompts(DataSource(folders.prompts), encoder).examples
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from lit_rlhf.data import DataSource, DialogueEncoder, RecordError
 from lit_rlhf.data.examples import PromptExample
 from lit_rlhf.evaluation.sampling import (
     chosen_device,
-    encoded_prompts,
+    encode_prompts,
     length_batches,
     sampled_batches,
 )
@@ -26,7 +26,7 @@ def encoder() -> DialogueEncoder:
 
 @pytest.fixture
 def examples(encoder: DialogueEncoder, folders: Folders) -> list[PromptExample]:
-    return encoded_prompts(DataSource(folders.prompts), encoder).examples
+    return encode_prompts(DataSource(folders.prompts), encoder).examples
 
 
 def test_batches_go_from_long_to_short_and_hold_each_prompt_once() -> None:
@@ -46,14 +46,14 @@ def test_prompts_are_rendered_in_the_order_of_the_file(examples: list[PromptExam
 
 
 def test_a_limit_takes_the_first_prompts(encoder: DialogueEncoder, folders: Folders) -> None:
-    prompts = encoded_prompts(DataSource(folders.prompts), encoder, limit=2)
+    prompts = encode_prompts(DataSource(folders.prompts), encoder, limit=2)
 
     assert [example.index for example in prompts.examples] == [0, 1]
 
 
 def test_a_limit_of_zero_is_refused(encoder: DialogueEncoder, folders: Folders) -> None:
     with pytest.raises(ValueError, match="max_prompts: expected an integer >= 1, got 0"):
-        encoded_prompts(DataSource(folders.prompts), encoder, limit=0)
+        encode_prompts(DataSource(folders.prompts), encoder, limit=0)
 
 
 def test_a_missing_column_is_named_with_its_line(encoder: DialogueEncoder, tmp_path: Path) -> None:
@@ -63,21 +63,21 @@ def test_a_missing_column_is_named_with_its_line(encoder: DialogueEncoder, tmp_p
     )
 
     with pytest.raises(RecordError, match=r"prompts\.jsonl:2: field 'prompt'"):
-        encoded_prompts(DataSource(str(path)), encoder)
+        encode_prompts(DataSource(str(path)), encoder)
 
 
 def test_an_empty_file_is_refused(encoder: DialogueEncoder, tmp_path: Path) -> None:
     path = write_prompts(tmp_path / "prompts.jsonl", [])
 
     with pytest.raises(RecordError, match=r"prompts\.jsonl: empty file"):
-        encoded_prompts(DataSource(path), encoder)
+        encode_prompts(DataSource(path), encoder)
 
 
 def test_prompts_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length=16)
     path = write_prompts(tmp_path / "prompts.jsonl", ["a", "name three metals, please, and more"])
 
-    prompts = encoded_prompts(DataSource(path), encoder)
+    prompts = encode_prompts(DataSource(path), encoder)
 
     assert prompts.counts.cut_prompts == 1
     assert len(prompts.examples[1].input_ids) == 16
@@ -102,7 +102,7 @@ def test_responses_to_one_prompt_lie_side_by_side(
 
 
 def test_batches_draw_from_seeds_of_their_own(encoder: DialogueEncoder, folders: Folders) -> None:
-    prompt = encoded_prompts(DataSource(folders.prompts), encoder, limit=1).examples[0]
+    prompt = encode_prompts(DataSource(folders.prompts), encoder, limit=1).examples[0]
     options = SamplingOptions(max_new_tokens=8)
 
     first, second = sampled_batches(tiny_causal_lm(), encoder, [prompt, prompt], options, 1, seed=0)

@@ -8,8 +8,8 @@ from transformers import GenerationConfig
 
 from lit_rlhf.data import DialogueEncoder, Message
 from lit_rlhf.evaluation.streaming import streamed_response
-from lit_rlhf.models import LanguageModel, frozen
-from lit_rlhf.rollout import SamplingOptions, sampled_responses
+from lit_rlhf.forward import LanguageModel, freeze
+from lit_rlhf.rollout import SamplingOptions, generate_responses
 from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
 
 SAMPLED = SamplingOptions(max_new_tokens=40, temperature=0.8, top_p=0.9, repetition_penalty=1.1)
@@ -28,7 +28,7 @@ def prompt(encoder: DialogueEncoder) -> list[int]:
 
 @pytest.fixture
 def model() -> LanguageModel:
-    return frozen(tiny_causal_lm(seed=7))  # its greedy response has several words
+    return freeze(tiny_causal_lm(seed=7))  # its greedy response has several words
 
 
 @pytest.mark.parametrize(("model_seed", "ended"), [(7, False), (6, True)])
@@ -40,7 +40,7 @@ def test_the_pieces_are_the_response_of_a_batch(
     response = streamed_response(model, encoder, prompt, GREEDY, 0, pieces.append)
 
     ids = torch.tensor([prompt])
-    batch = sampled_responses(
+    batch = generate_responses(
         model, ids, torch.ones_like(ids).bool(), GREEDY, [EOS_ID], encoder.pad_token_id, seed=0
     )
     assert response.text == encoder.decode_response(batch.response_ids[0].tolist())

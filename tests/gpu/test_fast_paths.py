@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import token_logprobs
-from lit_rlhf.models import target_readings
 from lit_rlhf.models.kernels import with_fused_kernels
-from lit_rlhf.rollout import SamplingOptions, response_statistics, sampled_responses
+from lit_rlhf.rollout import SamplingOptions, generate_responses, response_statistics
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
 
 pytestmark = [
@@ -29,9 +29,9 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
 def test_responses_are_those_of_the_cpu(family: str, n_slots: int) -> None:
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30, do_sample=False)
-    expected = sampled_responses(tiny_causal_lm(family), ids, mask, options, EOS, PAD_ID, 0, 6)
+    expected = generate_responses(tiny_causal_lm(family), ids, mask, options, EOS, PAD_ID, 0, 6)
     model = tiny_causal_lm(family).cuda()
-    rollouts = sampled_responses(model, ids.cuda(), mask.cuda(), options, EOS, PAD_ID, 0, n_slots)
+    rollouts = generate_responses(model, ids.cuda(), mask.cuda(), options, EOS, PAD_ID, 0, n_slots)
     assert torch.equal(rollouts.response_ids.cpu(), expected.response_ids)
     assert rollouts.statistics is not None
     scored = response_statistics(model, rollouts)
@@ -46,7 +46,7 @@ def test_logprobs_and_gradients_are_those_of_the_cpu(family: str) -> None:
     cpu, gpu = tiny_causal_lm(family), tiny_causal_lm(family).cuda()
     readings = []
     for model, device in ((cpu, "cpu"), (gpu, "cuda")):
-        (logprobs,) = target_readings(
+        (logprobs,) = map_target_logits(
             model,
             ids.to(device),
             mask.to(device),
@@ -70,7 +70,7 @@ def test_fused_kernels_change_nothing_but_the_speed() -> None:
     targets[:, 0] = False
     plain, fused = tiny_causal_lm().cuda(), with_fused_kernels(tiny_causal_lm()).cuda()
     one, other = (
-        target_readings(model, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))[0]
+        map_target_logits(model, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))[0]
         for model in (plain, fused)
     )
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -27,7 +27,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedModel
 
-import lit_rlhf.modules.base
+import lit_rlhf.modules.stage
 from lit_rlhf.cli.main import main
 from tests.modules.stages import ppo_options, write_data, write_models
 
@@ -133,7 +133,7 @@ class Moments:
         io.remove_checkpoint = self.before("place", io.remove_checkpoint)
         for owner, name in ((os, "fsync"), (Path, "replace")):
             setattr(owner, name, self.before("place", getattr(owner, name)))
-        base: Any = lit_rlhf.modules.base
+        base: Any = lit_rlhf.modules.stage
         base.save_model_folder = self.before("finish", base.save_model_folder)
 
 

@@ -16,13 +16,8 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from lit_rlhf.models import (
-    ModelOptions,
-    load_causal_lm,
-    load_scalar_model,
-    save_model_folder,
-    sequence_scores,
-)
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, save_model_folder
 from tests.models.foreign import FOREIGN, Foreign, Written, write_foreign
 from tests.support.tiny_models import tiny_tokenizer
 

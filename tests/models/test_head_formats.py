@@ -21,7 +21,8 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from lit_rlhf.models import load_causal_lm, load_scalar_model, save_model_folder, sequence_scores
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import load_causal_lm, load_scalar_model, save_model_folder
 from lit_rlhf.models.exchange import HeadFormat
 from tests.models.foreign import FOREIGN, write_foreign
 from tests.support.tiny_models import tiny_tokenizer

@@ -7,16 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.models import (
-    ModelOptions,
-    head_logits,
-    hidden_states,
-    lm_head_of,
-    load_scalar_model,
-    save_model_folder,
-    token_logits,
-)
-from lit_rlhf.models.heads import detached_lm_head
+from lit_rlhf.forward import head_logits, hidden_states, token_logits
+from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model, save_model_folder
+from lit_rlhf.models.heads import copy_lm_head
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 Folder = Callable[[str], Path]
@@ -29,7 +22,7 @@ def test_a_scalar_model_with_the_lm_head_is_the_language_model(
     family: str, causal_folder: Folder
 ) -> None:
     scalar = load_scalar_model(causal_folder(family)).eval()
-    lm_head = lm_head_of(causal_folder(family))
+    lm_head = load_lm_head(causal_folder(family))
     logits = head_logits(scalar, lm_head, hidden_states(scalar, IDS, MASK))
     torch.testing.assert_close(logits, token_logits(tiny_causal_lm(family), IDS, MASK))
 
@@ -38,14 +31,14 @@ def test_a_scalar_model_with_the_lm_head_is_the_language_model(
 def test_soft_capping_is_kept(tmp_path: Path) -> None:
     model = tiny_causal_lm("gemma2")
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
-    logits = head_logits(model, lm_head_of(tmp_path / "m"), hidden_states(model, IDS, MASK))
+    logits = head_logits(model, load_lm_head(tmp_path / "m"), hidden_states(model, IDS, MASK))
     torch.testing.assert_close(logits, token_logits(model, IDS, MASK))
 
 
 def test_the_head_has_weights_of_its_own(causal_folder: Folder) -> None:
     model = tiny_causal_lm("qwen3")
     embedding = model.get_parameter("model.embed_tokens.weight")
-    head = detached_lm_head(model)
+    head = copy_lm_head(model)
     assert torch.equal(head.weight, embedding)
     assert head.weight.data_ptr() != embedding.data_ptr()
 
@@ -54,7 +47,7 @@ def test_the_head_has_weights_of_its_own(causal_folder: Folder) -> None:
 def test_the_head_is_trained_unless_adapters_are(
     rank: int, trained: bool, causal_folder: Folder
 ) -> None:
-    head = lm_head_of(causal_folder("llama"), ModelOptions(lora_rank=rank))
+    head = load_lm_head(causal_folder("llama"), ModelOptions(lora_rank=rank))
     assert head.weight.requires_grad is trained
 
 
@@ -67,4 +60,4 @@ def test_unknown_changes_of_logits_are_refused() -> None:
     weight = model.lm_head.weight
     model.lm_head = Doubling(16, weight.shape[0], bias=False)
     with pytest.raises(ValueError, match="set lm_coef to 0"):
-        detached_lm_head(model)
+        copy_lm_head(model)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder, sequence_scores
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder
 from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_config, tiny_tokenizer
 
 Folder = Callable[[str], Path]

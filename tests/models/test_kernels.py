@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import token_logprobs
-from lit_rlhf.models import ModelOptions, load_causal_lm, target_readings
-from lit_rlhf.rollout import SamplingOptions, sampled_responses
+from lit_rlhf.models import ModelOptions, load_causal_lm
+from lit_rlhf.rollout import SamplingOptions, generate_responses
 from tests.support.tiny_models import EOS_ID, PAD_ID
 
 # torch 2.13 looks at the gradients of what it traces, its inductor loads modules that are scripted,
@@ -41,7 +42,7 @@ def test_a_compiled_model_is_the_same_model(folder: Path, backend: str) -> None:
         targets = mask.clone()
         targets[:, 0] = False
         readings = [
-            target_readings(network, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))[0]
+            map_target_logits(network, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))[0]
             for network in (plain, model)
         ]
         torch.testing.assert_close(readings[0], readings[1], rtol=1e-5, atol=1e-5)
@@ -53,7 +54,7 @@ def test_a_compiled_model_is_the_same_model(folder: Path, backend: str) -> None:
     ids, mask = batch(12)
     options = SamplingOptions(max_new_tokens=8)
     one_rollout, other_rollout = (
-        sampled_responses(network, ids.flip(1), mask.flip(1), options, [EOS_ID], PAD_ID, 0, 2)
+        generate_responses(network, ids.flip(1), mask.flip(1), options, [EOS_ID], PAD_ID, 0, 2)
         for network in (plain, model)
     )
     assert torch.equal(one_rollout.response_ids, other_rollout.response_ids)
@@ -66,7 +67,7 @@ def test_adapters_are_compiled_too(folder: Path) -> None:
     ids, mask = batch(12)
     targets = mask.clone()
     targets[:, 0] = False
-    (logprobs,) = target_readings(model, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))
+    (logprobs,) = map_target_logits(model, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))
     logprobs.sum().backward()
     assert any(p.grad is not None for name, p in model.named_parameters() if "lora_B" in name)
 

@@ -9,19 +9,17 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from lit_rlhf.forward import disable_dropout, token_logits, token_values
+from lit_rlhf.forward.networks import scalar_head_of, trunk_of
 from lit_rlhf.models import (
     ModelOptions,
-    causal_lm_positions,
-    disable_dropout,
     load_causal_lm,
     load_scalar_model,
     load_tokenizer,
+    max_positions,
     random_scalar_model,
     save_model_folder,
-    token_logits,
-    token_values,
 )
-from lit_rlhf.models.networks import scalar_head_of, trunk_of
 from tests.support.tiny_models import (
     EOS_ID,
     PAD_ID,
@@ -234,7 +232,7 @@ def test_an_adapter_alone_says_how_it_becomes_a_model(
 
 
 def test_positions_are_those_of_the_config(family: str, causal_folder: Folder) -> None:
-    assert causal_lm_positions(causal_folder(family)) == 128
+    assert max_positions(causal_folder(family)) == 128
 
 
 def test_a_path_object_is_never_taken_for_a_hub_id() -> None:

@@ -18,8 +18,8 @@ from jinja2.exceptions import SecurityError
 
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.models import (
-    lm_head_of,
     load_causal_lm,
+    load_lm_head,
     load_scalar_model,
     load_tokenizer,
     random_scalar_model,
@@ -36,7 +36,7 @@ LOADERS: list[Callable[[Path], object]] = [
     load_causal_lm,
     load_scalar_model,
     random_scalar_model,
-    lm_head_of,
+    load_lm_head,
 ]
 
 

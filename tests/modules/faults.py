@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch import Tensor
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.rollout import Estimates, Experience, RolloutBatch
+from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.modules.stages import copied, demonstrations, preferences
 
 KINDS = ("nan", "infinite without a gradient", "gradient")
@@ -91,7 +91,7 @@ class FaultyEstimates(PPOModule):
         super().__init__(**options)
         self.at, self.field = at, field
 
-    def estimate(self, rollouts: RolloutBatch) -> Estimates:
+    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         estimates = super().estimate(rollouts)
         if int(self.iteration) in self.at:
             getattr(estimates, self.field)[1, 0] = torch.nan

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.models import Offloaded, offload
+from lit_rlhf.forward import Offloaded, offload
 from lit_rlhf.modules import PPOModule
 from tests.modules.stages import copied, fitted, ppo_options, prompts
 

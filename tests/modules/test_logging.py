@@ -85,7 +85,7 @@ def ppo_events(root: Path, tmp_path_factory: pytest.TempPathFactory) -> EventAcc
     module = PPOModule(
         **ppo_options(
             root,
-            gold_reward="tests.rollout.reward_functions:length",
+            gold_reward="tests.rewards.reward_functions:length",
             critic_pretrain_iterations=1,
             ptx_coef=0.1,
             entropy_coef=0.01,

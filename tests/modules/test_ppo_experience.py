@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
-from lit_rlhf.models import position_ids_from_mask
+from lit_rlhf.forward import position_ids_from_mask
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.rollout import Estimates, RolloutBatch
+from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 from tests.modules.stages import first_batch, ppo_options, prompts
 
 # no whitening: advantages can be worked out by hand
@@ -43,7 +43,7 @@ def rollouts_of(batch: PromptBatch, terminated: list[bool], lengths: list[int]) 
     )
 
 
-def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> Estimates:
+def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
     """Arbitrary numbers, 0 behind the responses."""
     generator = torch.Generator().manual_seed(seed)
     shape, mask = rollouts.response_mask.shape, rollouts.response_mask
@@ -52,7 +52,7 @@ def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> Estimates:
         return torch.randn(shape, generator=generator).masked_fill(~mask, 0.0)
 
     after = torch.randn(shape[0], generator=generator)
-    return Estimates(-numbers().abs(), -numbers().abs(), numbers().abs(), numbers(), after)
+    return TokenStatistics(-numbers().abs(), -numbers().abs(), numbers().abs(), numbers(), after)
 
 
 def test_values_are_read_before_the_token_in_rollout_and_update(
@@ -62,7 +62,7 @@ def test_values_are_read_before_the_token_in_rollout_and_update(
         return position_ids_from_mask(mask).float()
 
     monkeypatch.setattr("lit_rlhf.rollout.scoring.token_values", positions)
-    monkeypatch.setattr("lit_rlhf.models.forward.token_values", positions)
+    monkeypatch.setattr("lit_rlhf.forward.outputs.token_values", positions)
     module = PPOModule(**ppo_options(root, value_clip=None, **PLAIN))
     rollouts = rollouts_of(batch, [True, False, True], [4, 6, 1])
     prompt_lengths = rollouts.prompt_mask.sum(1)

@@ -26,7 +26,7 @@ from tests.modules.stages import fitted, ppo_options, prompts
         ({"rewards": {}}, "rewards: expected at least one source"),
         ({"critic_init": "nothing"}, "critic_init: expected one of .* got 'nothing'"),
         (
-            {"rewards": {"tests.rollout.reward_functions:length": 1.0}},
+            {"rewards": {"tests.rewards.reward_functions:length": 1.0}},
             "critic_init: 'reward' needs a reward model among `rewards`",
         ),
     ],

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.rollout import Estimates, Experience, RolloutBatch
+from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.modules.stages import (
     causal_lm,
     copied,
@@ -135,7 +135,7 @@ class Recorded(PPOModule):
         self.record["scores"] = super().score(*arguments)
         return self.record["scores"]
 
-    def estimate(self, rollouts: RolloutBatch) -> Estimates:
+    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         estimates = super().estimate(rollouts)
         self.record |= {
             "logprobs": estimates.logprobs,

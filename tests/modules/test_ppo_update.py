@@ -346,7 +346,7 @@ def test_minibatches_have_to_divide_the_rollouts(root: Path, tmp_path: Path) -> 
 
 
 def test_a_function_can_be_the_only_reward(root: Path, tmp_path: Path) -> None:
-    reward = "tests.rollout.reward_functions:ended"
+    reward = "tests.rewards.reward_functions:ended"
     options = {"rewards": {reward: 2.0}, "critic_init": "policy", "max_new_tokens": 12}
     module = PPOModule(**ppo_options(root, **options))
     logged = fitted(module, prompts(root), tmp_path).callback_metrics

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from lit_rlhf.data import DialogueEncoder, Message, PreferenceBatch
-from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, saved_lm_head
+from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, read_lm_head
 from lit_rlhf.modules import RewardModule
-from lit_rlhf.rollout import ModelReward, RolloutBatch
+from lit_rlhf.rewards import ModelReward
+from lit_rlhf.rollout import RolloutBatch
 from tests.modules.stages import (
     ANSWERS,
     QUESTIONS,
@@ -120,7 +121,7 @@ def test_imitation_can_be_left_out(root: Path, tmp_path: Path) -> None:
     logged = fitted(model, preferences(root), tmp_path).callback_metrics
     assert float(logged["reward/loss"]) == float(logged["reward/pairwise_loss"])
     assert not any("lm_loss" in key for key in logged)
-    assert saved_lm_head(tmp_path / "model") is None
+    assert read_lm_head(tmp_path / "model") is None
     with pytest.raises(ValueError, match="lm_coef: expected a value >= 0, got -1"):
         module(root, lm_coef=-1.0)
 
@@ -131,7 +132,7 @@ def test_the_folder_keeps_the_trained_output_layer(root: Path, tmp_path: Path) -
     before = model.lm_head.weight.detach().clone()
     fitted(model, preferences(root), tmp_path)
 
-    saved = saved_lm_head(tmp_path / "model")
+    saved = read_lm_head(tmp_path / "model")
 
     assert saved is not None
     assert torch.equal(saved.weight, model.lm_head.weight)

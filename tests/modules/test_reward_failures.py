@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, Trainer
 
 from lit_rlhf.modules import PPOModule
 from tests.modules.stages import assert_equal_states, copied, fitted, ppo_options, prompts
-from tests.rollout import reward_functions
+from tests.rewards import reward_functions
 
-FUNCTIONS = "tests.rollout.reward_functions"
+FUNCTIONS = "tests.rewards.reward_functions"
 
 
 class Saving(Callback):

@@ -12,7 +12,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.rollout import Estimates, RolloutBatch, remote
+from lit_rlhf.rewards import remote
+from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 from tests.modules.stages import assert_equal_states, copied, fitted, ppo_options, prompts
 from tests.rollout.said import service
 
@@ -67,7 +68,7 @@ def test_a_run_goes_on_from_its_sources_moments(root: Path, tmp_path: Path) -> N
 class BrokenEstimates(PPOModule):
     """The critic is broken in the second iteration."""
 
-    def estimate(self, rollouts: RolloutBatch) -> Estimates:
+    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         estimates = super().estimate(rollouts)
         return (
             estimates._replace(values=estimates.values * torch.nan)

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_callbacks.sample_timeline import SampleTimeline
-from lit_rlhf.data import DialogueEncoder, encoded_prompts
+from lit_rlhf.data import DialogueEncoder, encode_prompts
 from lit_rlhf.data.datamodules.base import RecordDataModule
 from lit_rlhf.modules import PPOModule
 from tests.modules.stages import (
@@ -60,7 +60,7 @@ class Asking(Callback):
 @pytest.fixture(scope="module")
 def asked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Asking, PPOModule]:
     asking = Asking()
-    rewards = {"tests.rollout.reward_functions:length": 2.0}
+    rewards = {"tests.rewards.reward_functions:length": 2.0}
     options = {"rewards": rewards, "critic_init": "policy", "policy_lr": 0.05, "seed": 3}
     module = PPOModule(**ppo_options(root, **options))
     fitted(module, prompts(root), tmp_path_factory.mktemp("asked"), callbacks=[asking])
@@ -118,7 +118,7 @@ def test_kl_is_the_sum_over_a_responses_tokens(root: Path, tmp_path: Path) -> No
 
 def test_a_dialogue_and_a_plain_text_are_rendered_as_in_a_data_file(root: Path) -> None:
     encoder = encoder_of(tiny_tokenizer())
-    batch = encoded_prompts([DIALOGUE, "hi"], encoder)
+    batch = encode_prompts([DIALOGUE, "hi"], encoder)
     assert batch.texts == [
         "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why\n\nAssistant:",
         "\n\nHuman: hi\n\nAssistant:",
@@ -134,7 +134,7 @@ def test_a_dialogue_and_a_plain_text_are_rendered_as_in_a_data_file(root: Path) 
     data.tokenizer = tiny_tokenizer()
     data.setup("fit")
     in_the_file = next(iter(data.loader("val", shuffle=False)))
-    plain = encoded_prompts(["hi", "how are you today"], encoder)
+    plain = encode_prompts(["hi", "how are you today"], encoder)
     assert in_the_file.texts[:2] == plain.texts
 
 
@@ -150,9 +150,9 @@ def test_a_dialogue_and_a_plain_text_are_rendered_as_in_a_data_file(root: Path) 
 def test_a_bad_prompt_is_named(bad: Any, message: str) -> None:
     encoder = DialogueEncoder(tiny_tokenizer(), "hh", 64)
     with pytest.raises(ValueError, match=message):
-        encoded_prompts(["hi", bad], encoder)
+        encode_prompts(["hi", bad], encoder)
     with pytest.raises(ValueError, match="expected at least one"):
-        encoded_prompts([], encoder)
+        encode_prompts([], encoder)
 
 
 def test_without_a_datamodule_there_is_no_encoder(root: Path, tmp_path: Path) -> None:

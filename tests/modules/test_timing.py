@@ -11,8 +11,8 @@ import torch
 
 from lit_callbacks import PhaseReport
 from lit_callbacks.phases import Phase
+from lit_rlhf.forward.host_memory import give_back_freed_memory
 from lit_rlhf.modules import PPOModule, hints, timing
-from lit_rlhf.modules.host_memory import give_back_freed_memory
 from lit_rlhf.modules.timing import GIB, PhaseTimer
 from tests.modules.stages import fitted, ppo_options, prompts
 

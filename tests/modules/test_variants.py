@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from lit_rlhf.models import unwrapped
+from lit_rlhf.forward import unwrap_model
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from tests.modules.stages import (
     copied,
@@ -80,7 +80,7 @@ def test_gradient_checkpointing_changes_memory_alone(root: Path, tmp_path: Path,
     for on in (False, True):
         module, data = stage(name, root, gradient_checkpointing=on)
         for network in networks(module):
-            assert unwrapped(network).is_activation_checkpointing is on
+            assert unwrap_model(network).is_activation_checkpointing is on
             assert network.training
         fitted(module, data, tmp_path / str(on))
         runs.append(copied(module))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ["lit_rlhf", "callbacks/lit_callbacks", "tests", "benchmarks"]
 FORMULAS = {"exp", "clamp", "where", "log_softmax", "logsigmoid"}
 
 
@@ -27,14 +26,6 @@ def attributes(file: Path) -> Iterator[ast.Attribute]:
 
 def place(file: Path, node: ast.expr | ast.stmt) -> str:
     return f"{file.relative_to(ROOT)}:{node.lineno}"
-
-
-def test_no_file_is_over_400_lines() -> None:
-    lengths = {
-        str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines())
-        for file in sources(*FOLDERS)
-    }
-    assert {file: lines for file, lines in lengths.items() if lines > 400} == {}
 
 
 def test_modules_hold_no_formula() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lit_rlhf.rollout import SamplingOptions
-from lit_rlhf.rollout.draws import drawn_tokens
+from lit_rlhf.rollout.draws import sample_tokens
 
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
 
@@ -14,7 +14,7 @@ def shares(options: SamplingOptions, seen: list[int], n_new: int = 0) -> list[fl
     """How often each token comes for numbers that cover [0, 1) evenly: its probability."""
     n = 10_000
     uniforms = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    tokens = drawn_tokens(
+    tokens = sample_tokens(
         PROBABILITIES.log().expand(n, 4),
         uniforms,
         options,
@@ -48,7 +48,7 @@ def test_each_option_leaves_what_it_says() -> None:
 def test_tokens_without_probability_are_not_drawn_at_the_ends() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(2, 3)
     uniforms = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
-    tokens = drawn_tokens(
+    tokens = sample_tokens(
         logits,
         uniforms,
         SamplingOptions(max_new_tokens=1),
@@ -65,7 +65,7 @@ def test_rare_tokens_of_a_large_vocabulary_keep_their_weight() -> None:
     logits[0, -1] = torch.tensor(1e-6 * 1e5).log()
     total = 100_000 + 0.1
     below, above = (100_000 - 0.01) / total, (100_000 + 0.01) / total
-    tokens = drawn_tokens(
+    tokens = sample_tokens(
         logits.expand(2, -1),
         torch.tensor([below, above], dtype=torch.float64),
         SamplingOptions(max_new_tokens=1),

@@ -14,7 +14,7 @@ from lit_rlhf.rollout import (
     response_logprobs,
     response_statistics,
     response_value_estimates,
-    rollout_estimates,
+    score_rollouts,
 )
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
@@ -43,7 +43,7 @@ def rollouts() -> RolloutBatch:
 def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> None:
     policy, reference = tiny_causal_lm(seed=1), tiny_causal_lm(seed=2)
     critic = load_scalar_model(folder, head_seed=3)
-    estimates = rollout_estimates(policy, reference, critic, rollouts, temperature=0.7)
+    estimates = score_rollouts(policy, reference, critic, rollouts, temperature=0.7)
     statistics = response_statistics(policy, rollouts, 0.7)
     assert torch.equal(estimates.logprobs, statistics.logprobs)
     assert torch.equal(estimates.entropy, statistics.entropy)
@@ -76,7 +76,7 @@ def test_a_policy_without_adapters_needs_a_reference(rollouts: RolloutBatch) -> 
 
 def test_parts_of_a_rollout_give_what_the_whole_gives(folder: Path, rollouts: RolloutBatch) -> None:
     critic, policy = load_scalar_model(folder), tiny_causal_lm()
-    whole = rollout_estimates(policy, policy, critic, rollouts)
-    parts = rollout_estimates(policy, policy, critic, rollouts, max_tokens=1)
+    whole = score_rollouts(policy, policy, critic, rollouts)
+    parts = score_rollouts(policy, policy, critic, rollouts, max_tokens=1)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.models import evaluating
-from lit_rlhf.rollout import RolloutBatch, SamplingOptions, sampled_responses
+from lit_rlhf.forward import eval_mode
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from tests.support.tiny_models import (
     EOS_ID,
     FAMILIES,
@@ -55,7 +55,7 @@ def sampled(
     micro_batch_size: int | None = None,
 ) -> RolloutBatch:
     ids, mask = prompts()
-    return sampled_responses(model, ids, mask, options, eos, pad, seed, micro_batch_size)
+    return generate_responses(model, ids, mask, options, eos, pad, seed, micro_batch_size)
 
 
 FIELDS = 5  # tensors of a RolloutBatch
@@ -219,7 +219,7 @@ def test_gradient_checkpointing_does_not_change_rollouts() -> None:
     model.activation_checkpointing_enable()
     model.train()
     assert torch.equal(sampled(model).response_ids, expected.response_ids)
-    with evaluating(model):
+    with eval_mode(model):
         assert torch.equal(sampled(model).response_ids, expected.response_ids)
 
 
@@ -280,7 +280,7 @@ IDS, MASK = prompts()
 )
 def test_wrong_prompts_are_named(ids: Tensor, mask: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        sampled_responses(tiny_causal_lm(), ids, mask, OPTIONS, [EOS_ID], PAD_ID, seed=0)
+        generate_responses(tiny_causal_lm(), ids, mask, OPTIONS, [EOS_ID], PAD_ID, seed=0)
 
 
 def test_responses_beyond_the_models_positions_are_refused() -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.rollout import (
-    Estimates,
     RolloutBatch,
+    TokenStatistics,
+    generate_responses,
     response_statistics,
     rollout_metrics,
-    sampled_responses,
 )
 from lit_rlhf.rollout.generation import SamplingOptions
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm
@@ -32,7 +32,7 @@ def padded(rows: Any) -> Tensor:
     return torch.tensor([[*row, *[JUNK] * (width - len(row))] for row in rows])
 
 
-def batch(rows: slice = slice(None)) -> tuple[RolloutBatch, Estimates, Tensor]:
+def batch(rows: slice = slice(None)) -> tuple[RolloutBatch, TokenStatistics, Tensor]:
     """Three responses, the second cut off; junk behind their ends."""
     lengths = torch.tensor(LENGTHS[rows])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
@@ -47,7 +47,7 @@ def batch(rows: slice = slice(None)) -> tuple[RolloutBatch, Estimates, Tensor]:
         torch.tensor([True, False, True])[rows],
     )
     numbers = [padded(x[rows]) for x in (LOGPROBS, REF_LOGPROBS, ENTROPY)]
-    estimates = Estimates(*numbers, torch.full(mask.shape, JUNK), torch.full((n,), JUNK))
+    estimates = TokenStatistics(*numbers, torch.full(mask.shape, JUNK), torch.full((n,), JUNK))
     return rollouts, estimates, torch.tensor(SCORES[rows])
 
 
@@ -79,7 +79,7 @@ def test_metrics_come_from_masked_tokens_alone() -> None:
 def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
     model = tiny_causal_lm()
     ids = torch.randint(4, 280, (6, 5))
-    rollouts = sampled_responses(
+    rollouts = generate_responses(
         model,
         ids,
         torch.ones_like(ids, dtype=torch.bool),
@@ -92,7 +92,7 @@ def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
     assert lengths.min() < lengths.max()
     statistics = response_statistics(model, rollouts)
     zeros = torch.zeros_like(statistics.logprobs)
-    same = Estimates(
+    same = TokenStatistics(
         statistics.logprobs, statistics.logprobs, statistics.entropy, zeros, zeros[:, 0]
     )
     metrics = rollout_metrics(rollouts, same, torch.zeros(6))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from lit_rlhf.rollout import SamplingOptions, sampled_responses
+from lit_rlhf.rollout import SamplingOptions, generate_responses
 from tests.support.tiny_models import tiny_causal_lm
 
 LEFTOVERS = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -55,7 +55,7 @@ def samples(vocab_size: int, temperature: float, n_tokens: int, n_samples: int) 
     prompt = torch.tensor([[5, 6]]).expand(n_samples, 2)
     options = SamplingOptions(max_new_tokens=n_tokens, temperature=temperature)
     # no token ends a response, so all outcomes have the same length
-    rollouts = sampled_responses(
+    rollouts = generate_responses(
         model, prompt, torch.ones_like(prompt, dtype=torch.bool), options, (), 0, seed=0
     )
     return rollouts.response_ids
@@ -89,7 +89,7 @@ def test_top_k_is_used_where_asked_for() -> None:
     model = tiny_causal_lm("llama", 8)
     prompt = torch.tensor([[5, 6]]).expand(500, 2)
     options = SamplingOptions(max_new_tokens=1, top_k=2)
-    rollouts = sampled_responses(
+    rollouts = generate_responses(
         model, prompt, torch.ones_like(prompt, dtype=torch.bool), options, (), 0, seed=0
     )
     best = next_token_probabilities(8, [5, 6], 1.0).topk(2).indices

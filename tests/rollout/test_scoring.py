@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_rlhf.models import scalar_model_from
+from lit_rlhf.models import build_scalar_model
 from lit_rlhf.rollout import (
     RolloutBatch,
     SamplingOptions,
+    generate_responses,
     response_logprobs,
     response_statistics,
     response_value_estimates,
-    sampled_responses,
 )
 from tests.support.tiny_models import (
     EOS_ID,
@@ -42,7 +42,7 @@ def rollouts_of(model: PreTrainedModel, pad: int = PAD_ID) -> RolloutBatch:
         ids[i, 9 - length :] = torch.randint(4, VOCAB_SIZE, (length,), generator=generator)
         mask[i, 9 - length :] = True
     options = SamplingOptions(max_new_tokens=8, temperature=TEMPERATURE)
-    rollouts = sampled_responses(model, ids, mask, options, (), pad, seed=0)
+    rollouts = generate_responses(model, ids, mask, options, (), pad, seed=0)
     response_ids, lengths = rollouts.response_ids.clone(), torch.tensor([8, 3, 1, 5])
     response_mask = torch.arange(8) < lengths[:, None]
     response_ids[1, 2] = response_ids[2, 0] = EOS_ID
@@ -104,7 +104,7 @@ class PositionHead(nn.Module):
 def test_values_are_read_before_each_token_and_after_the_last(micro_batch_size: int | None) -> None:
     policy = tiny_causal_lm()
     rollouts = rollouts_of(policy)
-    critic = scalar_model_from(policy)
+    critic = build_scalar_model(policy)
     critic.score = PositionHead()
     values = response_value_estimates(critic, rollouts, micro_batch_size)
     # nine prompt columns: the first token's state ends at column 8
@@ -120,7 +120,7 @@ def test_values_are_read_before_each_token_and_after_the_last(micro_batch_size: 
 @torch.no_grad()
 def test_values_are_those_of_each_state_alone(family: str) -> None:
     rollouts = rollouts_of(tiny_causal_lm(family))
-    critic = scalar_model_from(tiny_causal_lm(family)).train(False)
+    critic = build_scalar_model(tiny_causal_lm(family)).train(False)
     values = response_value_estimates(critic, rollouts)
     for row, length in enumerate(rollouts.lengths.tolist()):
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]

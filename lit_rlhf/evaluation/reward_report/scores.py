@@ -32,20 +32,17 @@ from lit_rlhf.data.sources import OnBadRecord
 from lit_rlhf.evaluation.compare import shared_encoder
 from lit_rlhf.evaluation.progress import progress_line
 from lit_rlhf.evaluation.sampling import length_batches, loaded_policy
-from lit_rlhf.functional import token_logprobs
-from lit_rlhf.models import (
+from lit_rlhf.forward import (
     LanguageModel,
-    ModelOptions,
-    frozen,
+    freeze,
     head_logits,
     hidden_states,
-    lm_head_of,
-    load_scalar_model,
-    saved_lm_head,
     scores_from_hidden,
     sequence_scores,
-    unwrapped,
+    unwrap_model,
 )
+from lit_rlhf.functional import token_logprobs
+from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model, read_lm_head
 
 TRUNK = "reward model"
 LANGUAGE_MODEL = "language model"
@@ -193,13 +190,13 @@ def _readers(
 ) -> tuple[dict[str, _Reader], str]:
     """Who reads the chosen responses, and where the output layer on the trunk is from."""
     readers: dict[str, _Reader] = {}
-    own = saved_lm_head(model)
+    own = read_lm_head(model)
     if own is not None:
         own = own.to(device=device, dtype=options.torch_dtype)
         readers[TRUNK] = _Reader(scorer, own.requires_grad_(False))
     if language_model is None:
         return readers, model if own is not None else ""
-    head = lm_head_of(language_model, options).to(device).requires_grad_(False)
+    head = load_lm_head(language_model, options).to(device).requires_grad_(False)
     if own is None:
         _check_fit(scorer, head, language_model)
         readers[TRUNK] = _Reader(scorer, head)
@@ -208,7 +205,7 @@ def _readers(
 
 
 def _check_fit(scorer: LanguageModel, head: nn.Linear, language_model: str) -> None:
-    width = unwrapped(scorer).config.hidden_size
+    width = unwrap_model(scorer).config.hidden_size
     if head.in_features != width:
         raise ValueError(
             f"language_model: expected the one that the reward model started from, with a hidden "
@@ -271,8 +268,8 @@ def _numbers(scores: Tensor) -> NDArray[np.float64]:
 
 
 def _reward_model(path: str, options: ModelOptions, device: torch.device) -> LanguageModel:
-    model = frozen(load_scalar_model(path, options))
-    architectures = unwrapped(model).config.architectures or []
+    model = freeze(load_scalar_model(path, options))
+    architectures = unwrap_model(model).config.architectures or []
     if not any(name.endswith("ForSequenceClassification") for name in architectures):
         raise ValueError(
             f"model: expected a reward model, got the language model in {path}, whose scores would "

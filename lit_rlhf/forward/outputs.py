@@ -1,0 +1,282 @@
+"""One masked forward for policy, reference, critic and reward model.
+
+Padding may be on either side or on both: position ids come from the mask, so a token's position is
+its place among the real tokens. Notation: `B` batch, `P` prompt tokens, `T` response tokens, `L`
+sequence tokens, `V` vocabulary, `H` hidden size.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lit_rlhf.forward.networks import LanguageModel, scalar_head_of, trunk_of, unwrap_model
+from lit_rlhf.forward.packing import packed_states, supports_packing
+
+
+def position_ids_from_mask(mask: Tensor) -> Tensor:
+    """Position of each token among the real ones, `cumsum(mask) - 1`, at least 0.
+
+    Args:
+        mask: Real tokens, `[B, L]` bool.
+
+    Returns:
+        `[B, L]` long.
+
+    Raises:
+        ValueError: If `mask` is not a bool matrix.
+    """
+    _check_mask(mask)
+    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+def token_logits(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, last: int | None = None
+) -> Tensor:
+    """Next-token logits of a causal language model.
+
+    Args:
+        model: The language model.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+        last: Compute the logits of the last positions only; the vocabulary-sized activations then
+            take `last / L` of the memory. `None` computes all.
+
+    Returns:
+        `[B, L, V]`, or `[B, last, V]`, in the model's dtype.
+
+    Raises:
+        ValueError: If shapes, dtypes or `last` do not fit.
+    """
+    _check_tokens(input_ids, mask)
+    length = input_ids.shape[1]
+    if last is not None and not 1 <= last <= length:
+        raise ValueError(f"last: expected a number from 1 to {length}, got {last}")
+    inner = unwrap_model(model)
+    arguments = _arguments(inner, input_ids, mask)
+    # the model's own cut before its head is exact for soft-capped and scaled logits too
+    if last is not None and _accepts(inner, "logits_to_keep"):
+        arguments["logits_to_keep"] = last
+    logits: Tensor = inner(**arguments).logits
+    return logits if last is None else logits[:, -last:]
+
+
+def response_logits(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, response_length: int
+) -> Tensor:
+    """Logits that predict each of the last `T` tokens: those read at the position before it.
+
+    Args:
+        model: The language model.
+        input_ids: Prompts followed by responses, `[B, P+T]` long.
+        mask: Real tokens, `[B, P+T]` bool.
+        response_length: `T`.
+
+    Returns:
+        `[B, T, V]`.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit, or nothing precedes the response.
+    """
+    _check_tokens(input_ids, mask)
+    _check_response_length(response_length, input_ids.shape[1])
+    return token_logits(model, input_ids, mask, last=response_length + 1)[:, :-1]
+
+
+def hidden_states(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, asked: Tensor | None = None
+) -> Tensor:
+    """Final hidden states of the trunk; packed where the trunk supports it.
+
+    Args:
+        model: A causal language model or a scalar model.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+        asked: The tokens whose states are asked for, `[B, L]` bool; `None`: all. It saves work.
+
+    Returns:
+        `[B, L, H]`, in the model's dtype; meaningless where the mask or `asked` is False.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit.
+    """
+    _check_tokens(input_ids, mask)
+    trunk = trunk_of(model)
+    if supports_packing(trunk):
+        return packed_states(trunk, input_ids, mask, asked)
+    states: Tensor = trunk(**_arguments(trunk, input_ids, mask)).last_hidden_state
+    return states
+
+
+def token_values(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, asked: Tensor | None = None
+) -> Tensor:
+    """The scalar head's reading at every token: V of the state that ends with this token.
+
+    Args:
+        model: A scalar model (critic).
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+        asked: The tokens whose values are asked for, see `hidden_states`.
+
+    Returns:
+        `[B, L]` float32; meaningless where the mask or `asked` is False.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit, or `model` has no scalar head.
+    """
+    head = scalar_head_of(model)
+    values: Tensor = head(hidden_states(model, input_ids, mask, asked))
+    return values.squeeze(-1).float()
+
+
+def response_values(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, response_length: int
+) -> Tensor:
+    """V(s_t) for each of the last `T` tokens, read before the token, as its logits are.
+
+    V(s_{T+1}), the state after the response, is in `token_values` at the response's last token.
+
+    Args:
+        model: A scalar model (critic).
+        input_ids: Prompts followed by responses, `[B, P+T]` long.
+        mask: Real tokens, `[B, P+T]` bool.
+        response_length: `T`.
+
+    Returns:
+        `[B, T]` float32.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit, or nothing precedes the response.
+    """
+    _check_tokens(input_ids, mask)
+    _check_response_length(response_length, input_ids.shape[1])
+    asked = before(last_columns(mask, response_length))
+    return token_values(model, input_ids, mask, asked)[:, -response_length - 1 : -1]
+
+
+def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Tensor:
+    """The scalar head's reading at the last real token.
+
+    Args:
+        model: A scalar model (reward model).
+        hidden: Hidden states, `[B, L, H]`.
+        mask: Real tokens, `[B, L]` bool.
+
+    Returns:
+        `[B]` float32.
+
+    Raises:
+        ValueError: If a row of the mask is all False, or shapes or dtypes do not fit.
+    """
+    _check_mask(mask)
+    if hidden.dim() != 3 or hidden.shape[:2] != mask.shape:
+        raise ValueError(
+            f"hidden: expected shape [B, L, H] for a mask of shape {tuple(mask.shape)}, "
+            f"got {tuple(hidden.shape)}"
+        )
+    rows = torch.arange(len(mask), device=mask.device)
+    scores: Tensor = scalar_head_of(model)(hidden[rows, last_positions(mask)])
+    return scores.squeeze(-1).float()
+
+
+def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """Score of each sequence: the scalar head's reading at the last real token.
+
+    Args:
+        model: A scalar model (reward model).
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+
+    Returns:
+        `[B]` float32.
+
+    Raises:
+        ValueError: If a row of the mask is all False, or shapes or dtypes do not fit.
+    """
+    states = hidden_states(model, input_ids, mask, last_tokens(mask))
+    return scores_from_hidden(model, states, mask)
+
+
+def last_positions(mask: Tensor) -> Tensor:
+    """Column of the last True in each row.
+
+    Args:
+        mask: `[B, L]` bool.
+
+    Returns:
+        `[B]` long.
+
+    Raises:
+        ValueError: If a row is all False, or `mask` is not a bool matrix.
+    """
+    _check_mask(mask)
+    if not bool(mask.any(dim=1).all()):
+        raise ValueError("mask: expected at least one True in each row, got a row without any")
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    return (columns * mask).argmax(dim=1)
+
+
+def last_tokens(mask: Tensor) -> Tensor:
+    """The last True of each row and no other, `[B, L]` bool; see `last_positions`."""
+    return functional.one_hot(last_positions(mask), mask.shape[1]).bool()
+
+
+def before(targets: Tensor) -> Tensor:
+    """The token before each target, whose state predicts it, `[B, L]` bool; none in column 0."""
+    return functional.pad(targets[:, 1:], (0, 1))
+
+
+def last_columns(mask: Tensor, n_columns: int) -> Tensor:
+    """True in the last columns, `[B, L]` bool."""
+    length = mask.shape[1]
+    return (torch.arange(length, device=mask.device) >= length - n_columns).expand_as(mask)
+
+
+def _accepts(module: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(module.forward).parameters
+
+
+def _arguments(
+    module: nn.Module, input_ids: Tensor, mask: Tensor
+) -> dict[str, Tensor | int | bool]:
+    """What a transformers decoder takes; one without `position_ids` counts by the mask itself."""
+    arguments: dict[str, Tensor | int | bool] = {
+        "input_ids": input_ids,
+        "attention_mask": mask.long(),
+        "use_cache": False,
+    }
+    if _accepts(module, "position_ids"):
+        arguments["position_ids"] = position_ids_from_mask(mask)
+    return arguments
+
+
+def _check_mask(mask: Tensor) -> None:
+    if mask.dim() != 2 or mask.dtype != torch.bool:
+        raise ValueError(
+            f"mask: expected shape [B, L] and dtype bool, got {tuple(mask.shape)} and {mask.dtype}"
+        )
+
+
+def _check_tokens(input_ids: Tensor, mask: Tensor) -> None:
+    if input_ids.dim() != 2 or input_ids.dtype != torch.long:
+        raise ValueError(
+            "input_ids: expected shape [B, L] and dtype int64, "
+            f"got {tuple(input_ids.shape)} and {input_ids.dtype}"
+        )
+    _check_mask(mask)
+    if mask.shape != input_ids.shape:
+        raise ValueError(
+            f"mask: expected input_ids' shape {tuple(input_ids.shape)}, got {tuple(mask.shape)}"
+        )
+
+
+def _check_response_length(response_length: int, length: int) -> None:
+    if not 1 <= response_length < length:
+        raise ValueError(
+            f"response_length: expected a number from 1 to {length - 1}, so that at least one "
+            f"prompt token precedes the response, got {response_length}"
+        )

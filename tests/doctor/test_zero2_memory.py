@@ -1,0 +1,146 @@
+"""The memory estimate: DeepSpeed's numbers, sums by hand, and what the tensors of a Llama take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from lit_rlhf.doctor.zero2_memory import (
+    NetworkShape,
+    PPOMemory,
+    PPOSizes,
+    ppo_memory,
+    zero2_model_states,
+)
+from lit_rlhf.forward import map_target_logits
+from lit_rlhf.forward.chunked_logits import CHUNK
+from lit_rlhf.functional import token_entropy, token_logprobs
+from tests.support.live_memory import LiveTensors
+
+SHAPE = NetworkShape(parameters=1000, layers=3, hidden=8, kv_width=4, vocabulary=50)
+SIZES: dict[str, Any] = {
+    "gpus": 4,
+    "prompt_tokens": 6,
+    "response_tokens": 4,
+    "rollouts": 5,
+    "rows": 2,
+}
+ROWS, TOKENS = 8, 64
+
+
+def test_model_states_are_what_deepspeed_estimates() -> None:
+    cases = [(n, gpus, offload) for n in (10, 7**9) for gpus in (1, 8) for offload in (True, False)]
+    # importing deepspeed looks for compilers, and takes its time
+    code = (
+        "from deepspeed.runtime.zero.stage_1_and_2 import "
+        "estimate_zero2_model_states_mem_needs as estimate\n"
+        f"print([estimate(n, gpus, 1, offload) for n, gpus, offload in {cases}])"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ours = [zero2_model_states(*case) for case in cases]
+    assert done.stdout.splitlines()[-1] == str([(cpu, gpu) for gpu, cpu in ours])
+
+
+def test_the_terms_by_hand() -> None:
+    assert ppo_memory(SHAPE, PPOSizes(**SIZES)) == PPOMemory(
+        trained=2 * (2000 + 18_000 // 4),
+        buckets=2 * 2000,
+        frozen=2 * 2000,
+        rollout=2 * 2 * 3 * 4 * 10 * 5,
+        scoring=5 * 4 * 50 * 18,
+        update=2 * (10 * 8 * (3 * 2 + 48) + 4 * 50 * 14),
+        cpu=2 * 1000 * 4 * 4 * 3 // 2,
+    )
+    plain = ppo_memory(SHAPE, PPOSizes(**SIZES, gradient_checkpointing=False))
+    assert plain.update == 2 * (10 * 8 * 3 * 48 + 4 * 50 * 14)
+    offloaded = ppo_memory(SHAPE, PPOSizes(**SIZES, offload_optimizer=True, offload_frozen=True))
+    assert (offloaded.trained, offloaded.frozen) == (2 * 2000, 0)
+    assert offloaded.scoring == 5 * 4 * 50 * 18 + 2000
+    assert offloaded.cpu == 2 * 24_000 + 2 * 2000 * 4
+
+
+def test_the_peak_is_that_of_the_largest_phase() -> None:
+    sizes = {"trained": 1, "buckets": 10, "frozen": 100, "cpu": 7}
+    assert PPOMemory(rollout=5000, scoring=0, update=2000, **sizes).peak == 5101
+    assert PPOMemory(rollout=0, scoring=3000, update=2000, **sizes).peak == 3101
+    assert PPOMemory(rollout=0, scoring=0, update=2000, **sizes).peak == 2111
+
+
+def test_a_size_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="rollouts: expected an integer >= 1, got 0"):
+        PPOSizes(**(SIZES | {"rollouts": 0}))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "hidden", "layers", "checkpointing"),
+    [(288, 128, 4, True), (288, 128, 4, False), (4096, 64, 2, True)],
+)
+def test_activations_next_to_the_tensors_of_a_llama(
+    vocabulary: int,
+    hidden: int,
+    layers: int,
+    checkpointing: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=hidden * 43 // 16,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+    )
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()  # type: ignore[no-untyped-call]
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    ids = torch.randint(4, 280, (ROWS, 2 * TOKENS))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    targets = torch.arange(2 * TOKENS).expand_as(ids) >= TOKENS
+
+    def logprobs_and_entropy() -> None:
+        with torch.no_grad():
+            map_target_logits(
+                model,
+                ids,
+                mask,
+                targets,
+                lambda *logits_and_ids: (
+                    token_logprobs(*logits_and_ids),
+                    token_entropy(logits_and_ids[0]),
+                ),
+            )
+
+    def update() -> None:
+        (logprobs,) = map_target_logits(
+            model, ids, mask, targets, lambda *logits_and_ids: (token_logprobs(*logits_and_ids),)
+        )
+        logprobs.sum().backward()
+
+    logprobs_and_entropy()  # the model is tried out at its first use
+    monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CPU_CHUNK", CHUNK)
+
+    sizes = PPOSizes(1, TOKENS, TOKENS, ROWS, ROWS, gradient_checkpointing=checkpointing)
+    expected = ppo_memory(NetworkShape(1, layers, hidden, hidden, vocabulary), sizes)
+    assert peak(model, update) == pytest.approx(expected.update, rel=0.2)
+    if vocabulary > 1000:  # the estimate of scoring has no term for the layers
+        assert peak(model, logprobs_and_entropy) == pytest.approx(expected.scoring, rel=0.1)
+
+
+def peak(model: torch.nn.Module, work: Any) -> int:
+    """Most bytes that tensors took during `work`, beside weights and their gradients."""
+    with LiveTensors() as live:
+        for parameter in model.parameters():
+            parameter.view(-1)
+            assert parameter.grad is not None
+            parameter.grad.view(-1)
+        before = live.live
+        work()
+    return live.peak - before

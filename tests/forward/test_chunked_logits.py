@@ -1,0 +1,91 @@
+"""Logits of target tokens alone, in chunks, give what all logits at once give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.forward import map_target_logits, supports_chunked_logits, token_logits
+from lit_rlhf.functional import token_entropy, token_logprobs
+from tests.support.tiny_models import FAMILIES, tiny_causal_lm
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    mask = torch.arange(24) < torch.tensor([24, 9, 17])[:, None]
+    mask[2] = mask[2].flip(0)  # padded on the left
+    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(0))
+    targets = mask & (torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.5)
+    targets[:, 0] = False
+    targets[2, 7] = False  # the first real token of that row: nothing predicts it
+    return ids, mask, targets
+
+
+def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+    return token_logprobs(logits, ids, 0.7), token_entropy(logits, 0.7)
+
+
+@pytest.mark.parametrize("chunk", [None, 288 * 5])
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
+def test_readings_and_gradients_are_those_of_all_logits(
+    family: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chunk is not None:
+        monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK", chunk)
+    model, plain = tiny_causal_lm(family), tiny_causal_lm(family)
+    assert supports_chunked_logits(model) == (family != "gemma2")
+    ids, mask, targets = batch()
+    logits = token_logits(plain, ids, mask)[:, :-1]
+    expected = [torch.where(targets[:, 1:], values, 0.0) for values in read(logits, ids[:, 1:])]
+    readings = map_target_logits(model, ids, mask, targets, read)
+    for reading, values in zip(readings, expected, strict=True):
+        assert reading.shape == ids.shape
+        torch.testing.assert_close(reading[:, 1:], values, rtol=1e-5, atol=1e-5)
+        assert not reading[~targets].any()
+    (readings[0].sum() + 0.3 * readings[1].sum()).backward()
+    (expected[0].sum() + 0.3 * expected[1].sum()).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        if other.grad is not None:
+            assert one.grad is not None
+            largest = max(float(other.grad.abs().max()), 1.0)
+            assert float((one.grad - other.grad).abs().max()) <= 1e-5 * largest
+
+
+def test_no_more_logits_exist_at_once_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK", 288 * 4)
+    model = tiny_causal_lm()
+    ids, mask, targets = batch()
+    map_target_logits(model, ids, mask, targets, read)
+    sizes: list[int] = []
+    model.lm_head.register_forward_hook(lambda _, __, output: sizes.append(output.shape[1]))
+    (logprobs, _) = map_target_logits(model, ids, mask, targets, read)
+    logprobs.sum().backward()
+    n_targets = int(targets.sum())
+    # once forward, once more in the backward
+    assert max(sizes) == 4
+    assert sum(sizes) == 2 * n_targets
+
+
+def test_without_targets_there_is_a_zero_with_a_graph() -> None:
+    model = tiny_causal_lm()
+    ids, mask, targets = batch()
+    (logprobs,) = map_target_logits(
+        model, ids, mask, torch.zeros_like(targets), lambda a, b: (token_logprobs(a, b),)
+    )
+    assert float(logprobs.sum().detach()) == 0.0
+    logprobs.sum().backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (2, 7), (1, 12)])
+def test_a_target_follows_a_real_token(row: int, column: int) -> None:
+    ids, mask, targets = batch()
+    targets[row, column] = True
+    with pytest.raises(ValueError, match="targets: expected tokens that follow a real token"):
+        map_target_logits(tiny_causal_lm(), ids, mask, targets, read)
+
+
+def test_targets_have_the_masks_shape() -> None:
+    ids, mask, targets = batch()
+    with pytest.raises(ValueError, match=r"targets: expected the mask's shape \(3, 24\)"):
+        map_target_logits(tiny_causal_lm(), ids, mask, targets[:, 1:], read)

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_rlhf.forward import (
+    position_ids_from_mask,
+    response_logits,
+    response_values,
+    sequence_scores,
+    token_logits,
+    token_values,
+)
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
+from tests.support.tiny_models import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_causal_lm
+
+LENGTHS = (12, 7, 3)
+
+
+def sequences() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(4, VOCAB_SIZE, (n,), generator=generator) for n in LENGTHS]
+
+
+def padded(rows: list[Tensor], left: list[int], width: int, pad: int) -> tuple[Tensor, Tensor]:
+    ids = torch.full((len(rows), width), pad)
+    mask = torch.zeros((len(rows), width), dtype=torch.bool)
+    for i, row in enumerate(rows):
+        ids[i, left[i] : left[i] + len(row)] = row
+        mask[i, left[i] : left[i] + len(row)] = True
+    return ids, mask
+
+
+LAYOUTS = {
+    "left": [2, 7, 11],
+    "right": [0, 0, 0],
+    "both": [1, 3, 5],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pad", [PAD_ID, EOS_ID, 17])
+def test_padding_changes_no_logits(family: str, layout: str, pad: int) -> None:
+    model, rows = tiny_causal_lm(family), sequences()
+    ids, mask = padded(rows, LAYOUTS[layout], 14, pad)
+    with torch.no_grad():
+        logits = token_logits(model, ids, mask)
+        for i, row in enumerate(rows):
+            alone = model(row.unsqueeze(0)).logits[0]
+            torch.testing.assert_close(logits[i][mask[i]], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_changes_no_values_and_no_scores(
+    family: str, layout: str, scalar_folder: Callable[[str], Path]
+) -> None:
+    model, rows = load_scalar_model(scalar_folder(family)).eval(), sequences()
+    ids, mask = padded(rows, LAYOUTS[layout], 14, PAD_ID)
+    with torch.no_grad():
+        values, scores = token_values(model, ids, mask), sequence_scores(model, ids, mask)
+        for i, row in enumerate(rows):
+            alone = token_values(model, row[None], torch.ones(1, len(row), dtype=torch.bool))[0]
+            torch.testing.assert_close(values[i][mask[i]], alone, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(scores[i], alone[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_order_of_the_batch_changes_no_scores(
+    family: str, scalar_folder: Callable[[str], Path]
+) -> None:
+    model = load_scalar_model(scalar_folder(family)).eval()
+    ids, mask = padded(sequences(), LAYOUTS["right"], 12, PAD_ID)
+    order = torch.tensor([2, 0, 1])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            sequence_scores(model, ids[order], mask[order]),
+            sequence_scores(model, ids, mask)[order],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def test_gradients_under_left_padding_are_those_without_padding(family: str) -> None:
+    row = sequences()[1]
+    gradients = []
+    for ids, mask in (padded([row], [0], len(row), PAD_ID), padded([row], [5], 12, PAD_ID)):
+        model = tiny_causal_lm(family)
+        torch.autograd.backward(token_logits(model, ids, mask)[mask].square().sum())
+        gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-3)
+
+
+def test_last_logits_are_the_last_of_all_logits(family: str) -> None:
+    model = tiny_causal_lm(family)
+    ids, mask = padded(sequences(), LAYOUTS["left"], 14, PAD_ID)
+    with torch.no_grad():
+        every = token_logits(model, ids, mask)
+        last = token_logits(model, ids, mask, last=5)
+    assert last.shape == (3, 5, VOCAB_SIZE)
+    torch.testing.assert_close(last[mask[:, -5:]], every[:, -5:][mask[:, -5:]])
+
+
+def test_last_logits_keep_soft_capping() -> None:
+    model = tiny_causal_lm("gemma2")
+    ids, mask = padded(sequences(), LAYOUTS["left"], 14, PAD_ID)
+    with torch.no_grad():
+        last = token_logits(model, ids, mask, last=3)
+        torch.testing.assert_close(last, token_logits(model, ids, mask)[:, -3:])
+    assert last.abs().max() <= 2.0
+
+
+def test_the_output_layer_sees_only_the_response(family: str) -> None:
+    model = tiny_causal_lm(family)
+    seen = []
+    head = model.get_submodule("lm_head")
+    head.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].shape[1]))
+    ids, mask = padded(sequences(), LAYOUTS["left"], 14, PAD_ID)
+    response_logits(model, ids, mask, response_length=2)
+    assert seen == [3]
+
+
+def test_response_logits_are_read_one_position_before_the_token() -> None:
+    model = tiny_causal_lm()
+    ids, mask = padded(sequences()[:1], [0], 12, PAD_ID)
+    with torch.no_grad():
+        logits = response_logits(model, ids, mask, response_length=4)
+        for t in range(4):
+            before = model(ids[:, : 8 + t]).logits[:, -1]
+            torch.testing.assert_close(logits[:, t], before, rtol=1e-4, atol=1e-5)
+
+
+class PositionHead(nn.Module):
+    """Its value is the index of the position it reads."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.arange(hidden.shape[1]).expand(hidden.shape[:2]).unsqueeze(-1)
+
+
+def test_values_are_read_before_the_token(scalar_folder: Callable[[str], Path]) -> None:
+    critic = load_scalar_model(scalar_folder("llama"))
+    critic.score = PositionHead()
+    ids, mask = padded(sequences(), LAYOUTS["left"], 14, PAD_ID)
+    values = response_values(critic, ids, mask, response_length=4)
+    # the response is at 10 to 13, so the states before its tokens end at 9 to 12
+    assert values.tolist() == [[9.0, 10.0, 11.0, 12.0]] * 3
+
+
+def test_position_ids_count_real_tokens_from_zero() -> None:
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]], dtype=torch.bool)
+    expected = [[0, 0, 0, 1, 2], [0, 1, 2, 2, 2], [0, 0, 1, 2, 2]]
+    assert position_ids_from_mask(mask).tolist() == expected
+
+
+def test_attention_implementations_agree(family: str, causal_folder: Callable[[str], Path]) -> None:
+    ids, mask = padded(sequences(), LAYOUTS["both"], 14, PAD_ID)
+    eager, sdpa = (
+        load_causal_lm(causal_folder(family), ModelOptions(attn_implementation=name)).eval()
+        for name in ("eager", "sdpa")
+    )
+    assert (eager.config._attn_implementation, sdpa.config._attn_implementation) == (
+        "eager",
+        "sdpa",
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(
+            token_logits(eager, ids, mask)[mask],
+            token_logits(sdpa, ids, mask)[mask],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def test_values_and_scores_of_bf16_models_are_float32(
+    scalar_folder: Callable[[str], Path],
+) -> None:
+    model = load_scalar_model(scalar_folder("llama"), ModelOptions(dtype="bfloat16"))
+    ids, mask = padded(sequences(), LAYOUTS["left"], 14, PAD_ID)
+    assert token_values(model, ids, mask).dtype == torch.float32
+    assert sequence_scores(model, ids, mask).dtype == torch.float32
+
+
+def test_a_row_without_real_tokens_has_no_score(scalar_folder: Callable[[str], Path]) -> None:
+    model = load_scalar_model(scalar_folder("llama"))
+    ids, mask = padded(sequences(), LAYOUTS["right"], 12, PAD_ID)
+    mask[1] = False
+    with pytest.raises(ValueError, match="mask: expected at least one True"):
+        sequence_scores(model, ids, mask)
+
+
+IDS, MASK = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        (IDS.float(), MASK, "input_ids: expected shape.*float32"),
+        (IDS[0], MASK, "input_ids: expected shape"),
+        (IDS, MASK.long(), "mask: expected shape.*int64"),
+        (IDS, MASK[:, :4], "mask: expected input_ids' shape"),
+    ],
+)
+def test_wrong_tensors_are_named(ids: Tensor, mask: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        token_logits(tiny_causal_lm(), ids, mask)
+
+
+@pytest.mark.parametrize("length", [0, 5])
+def test_a_response_needs_a_prompt(length: int) -> None:
+    with pytest.raises(ValueError, match="response_length: expected a number from 1 to 4"):
+        response_logits(tiny_causal_lm(), IDS, MASK, length)
+
+
+@pytest.mark.parametrize("last", [0, 6])
+def test_last_is_within_the_sequence(last: int) -> None:
+    with pytest.raises(ValueError, match="last: expected a number from 1 to 5"):
+        token_logits(tiny_causal_lm(), IDS, MASK, last=last)
+
+
+def test_a_language_model_has_no_values() -> None:
+    with pytest.raises(ValueError, match="expected a scalar model"):
+        token_values(tiny_causal_lm(), IDS, MASK)
+
+
+def test_a_bare_module_is_no_language_model() -> None:
+    with pytest.raises(ValueError, match=r"expected a transformers PreTrainedModel.*Linear"):
+        token_logits(nn.Linear(2, 2), IDS, MASK)  # type: ignore[arg-type]

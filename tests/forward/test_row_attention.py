@@ -1,0 +1,107 @@
+"""Attention of short rows, all at once, by a float64 loop and by torch's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lit_rlhf.forward import row_attention
+from lit_rlhf.forward.attention import AttentionInputs
+from lit_rlhf.forward.row_attention import (
+    SHORT,
+    as_bias,
+    at_once,
+    band,
+    causal_attention,
+    next_attention,
+)
+
+
+def states(
+    n_rows: int, n_heads: int, n_groups: int, n_queries: int, n_keys: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(heads: int, tokens: int) -> Tensor:
+        return torch.randn((n_rows, heads, tokens, 4), generator=generator).to(dtype)
+
+    return drawn(n_heads, n_queries), drawn(n_groups, n_keys), drawn(n_groups, n_keys)
+
+
+def by_loop(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """One query after the other, in float64."""
+    output = torch.zeros(query.shape, dtype=torch.float64)
+    shared = query.shape[1] // key.shape[1]
+    for row, head, place in torch.cartesian_prod(*(torch.arange(n) for n in query.shape[:3])):
+        at = [i for i in range(key.shape[2]) if bool(seen[row, 0, place, i])]
+        keys, values = (x[row, head // shared, at].double() for x in (key, value))
+        scores = [float(query[row, head, place].double() @ k) * scale for k in keys]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        total = sum(weights)
+        for weight, one in zip(weights, values, strict=True):
+            output[row, head, place] += weight / total * one
+    return output
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("n_groups", [4, 2, 1])
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)]
+)
+def test_each_query_takes_the_mean_of_what_it_sees(
+    dtype: torch.dtype, close: float, n_groups: int, scale: float | None
+) -> None:
+    query, key, value = states(3, 4, n_groups, 2, 5, dtype)
+    seen = torch.rand((3, 1, 2, 5), generator=torch.Generator().manual_seed(1)) < 0.5
+    seen[..., 2] = True
+    bias = as_bias(seen, torch.promote_types(dtype, torch.float32))
+    output = at_once(query, key, value, bias, scale)
+    assert output.dtype == dtype
+    expected = by_loop(query, key, value, seen, 0.5 if scale is None else scale)
+    torch.testing.assert_close(output.double(), expected, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("window", [None, 3, 100])
+@pytest.mark.parametrize("n_groups", [4, 2])
+def test_short_and_long_rows_agree_with_their_gradients(
+    n_groups: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for short in (SHORT, 0):
+        monkeypatch.setattr(row_attention, "SHORT", short)
+        leaves = [x.requires_grad_() for x in states(3, 4, n_groups, 9, 9, torch.float32)]
+        output = causal_attention(AttentionInputs(*leaves, None, 0.0, window))
+        output.pow(3).sum().backward()
+        results.append([output, *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_is_left_to_torch() -> None:
+    torch.manual_seed(0)
+    query, key, value = states(2, 2, 2, 6, 6, torch.float32)
+    with_dropout = causal_attention(AttentionInputs(query, key, value, None, 0.5, None))
+    without = causal_attention(AttentionInputs(query, key, value, None, 0.0, None))
+    assert not torch.allclose(with_dropout, without)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_groups", [4, 2])
+def test_the_next_token_attends_to_a_part_of_a_cache(n_groups: int, dtype: torch.dtype) -> None:
+    query, keys, values = states(5, 4, n_groups, 1, 12, dtype)
+    key, value = keys[:3, :, :7], values[:3, :, :7]
+    seen = (torch.arange(7) < torch.tensor([[7], [2], [5]]))[:, None, None]
+    output = next_attention(AttentionInputs(query[:3], key, value, None, 0.0, None), seen)
+    expected = functional.scaled_dot_product_attention(
+        query[:3].float(), key.float(), value.float(), attn_mask=seen, enable_gqa=True
+    )
+    torch.testing.assert_close(output.float(), expected, rtol=1e-2, atol=1e-2)
+    assert output.dtype == dtype
+
+
+def test_a_window_of_two_sees_a_token_and_the_one_before_it() -> None:
+    assert band(3, 2, torch.device("cpu")).int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]

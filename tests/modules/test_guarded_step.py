@@ -1,0 +1,272 @@
+"""A number that is not finite skips one update and nothing else; too many of them end the run."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lit_callbacks import ResumeCheckpoint
+from lit_rlhf.modules import SFTModule
+from lit_rlhf.modules.guarded_step import (
+    SkippedUpdates,
+    TooManySkippedUpdates,
+    last_known_checkpoint,
+)
+from tests.modules.faults import (
+    KINDS,
+    Course,
+    FaultyEstimates,
+    FaultyPPO,
+    faulty_stage,
+)
+from tests.modules.stages import (
+    assert_equal_states,
+    demonstrations,
+    distance,
+    fitted,
+    ppo_options,
+    prompts,
+)
+
+SKIPPED = "skipped at"
+NOT_A_NUMBER = "expected finite scores, got nan"
+
+
+def course(module: Any, data: Any, folder: Path, warning: str | None, **arguments: Any) -> Course:
+    """Fit and return what happened; `warning` is what the run has to say."""
+    recorder = Course()
+    with nullcontext() if warning is None else pytest.warns(UserWarning, match=warning):
+        fitted(module, data, folder, callbacks=[recorder], **arguments)
+    return recorder
+
+
+def assert_nothing_changed(course: Course, batch: int) -> None:
+    """Weights and moments after `batch` are those before it, and the batch after it goes on."""
+    assert_equal_states(course.states[batch], course.states[batch - 1])
+    torch.testing.assert_close(course.moments[batch], course.moments[batch - 1], rtol=0, atol=0)
+    assert distance(course.states[batch + 1], course.states[batch]) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_a_fault_skips_one_update(root: Path, tmp_path: Path, stage: str, kind: str) -> None:
+    clean = course(*faulty_stage(stage, root, at=()), tmp_path / "clean", None)
+    faulty = course(*faulty_stage(stage, root, at=(1,), kind=kind), tmp_path / "faulty", SKIPPED)
+    assert_equal_states(faulty.states[0], clean.states[0])
+    assert_nothing_changed(faulty, 1)
+    assert distance(faulty.states[1], clean.states[1]) > 0
+    assert faulty.rates == clean.rates
+    counts = [metrics[f"{stage}/skipped_updates"] for metrics in faulty.metrics]
+    assert counts == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_a_run_with_a_fault_is_the_run_without_that_update(root: Path, tmp_path: Path) -> None:
+    """Against a plain loop over the other batches, with the rates of all."""
+    batches: list[Any] = []
+
+    class Batches(Course):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+            batches.append(batch)
+
+    recorder = Batches()
+    module, data = faulty_stage("sft", root, at=(2,))
+    with pytest.warns(UserWarning, match=SKIPPED):
+        fitted(module, data, tmp_path, callbacks=[recorder])
+    plain = SFTModule(str(root / "policy"))
+    optimizer = torch.optim.AdamW(plain.model.parameters(), weight_decay=0.0)
+    rates = [0.0, 1e-2, 1e-2 * 2 / 3, 1e-2 / 3]  # one batch of warm-up, then linear to 0
+    for index, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
+        if index == 2:
+            continue
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        plain(batch, batch.completion_mask[:, 1:].sum().float())["sft/loss"].backward()
+        torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1.0)
+        optimizer.step()
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(recorder.states[-1][name], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_the_warning_names_quantity_network_and_place(root: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=SKIPPED) as shown:
+        fitted(*faulty_stage("sft", root, at=(0, 1)), tmp_path)
+    first, second = [str(w.message) for w in shown if SKIPPED in str(w.message)]
+    assert first == (
+        "update of the model skipped at epoch 0, batch 0: not finite were sft/loss. Weights and "
+        "moments are as before; 1 in a row, and training stops after 5 (max_skipped_in_a_row)"
+    )
+    assert "epoch 0, batch 1: not finite were sft/loss. " in second
+    assert "; 2 in a row" in second
+
+
+def ppo(root: Path, at: tuple[int, ...], network: str, kind: str, **options: Any) -> FaultyPPO:
+    """Two iterations of four updates of each network, with batches of four."""
+    return FaultyPPO(at, network, kind, **ppo_options(root, minibatch_size=2, **options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("network", "other"), [("policy", "critic"), ("critic", "policy")])
+def test_a_fault_of_one_of_ppos_networks_leaves_the_other_alone(
+    root: Path, tmp_path: Path, network: str, other: str, kind: str
+) -> None:
+    steps: list[dict[str, Any]] = []
+
+    class Watched(FaultyPPO):
+        def step_network(self, name: str, *arguments: Any) -> Any:
+            model = getattr(self, network)
+            before = {k: v.clone() for k, v in model.state_dict().items()}
+            result = super().step_network(name, *arguments)
+            after = {k: v.clone() for k, v in model.state_dict().items()}
+            if name == f"the {network}":
+                steps.append({"place": arguments[-1], "moved": distance(after, before)})
+            return result
+
+    data = {"batch_size": 4}
+    clean = course(ppo(root, (), network, kind), prompts(root, **data), tmp_path / "a", None)
+    module = Watched((1,), network, kind, **ppo_options(root, minibatch_size=2))
+    warning = f"update of the {network} skipped at iteration 1, minibatch 2: not finite were"
+    faulty = course(module, prompts(root, **data), tmp_path / "b", warning)
+    assert [step["moved"] > 0 for step in steps] == [True, False] + [True] * 6
+    assert steps[1]["place"] == "iteration 1, minibatch 2"
+    for name, weight in clean.states[0].items():
+        if name.startswith(f"{other}."):
+            assert torch.equal(faulty.states[0][name], weight)
+    assert [metrics["ppo/skipped_updates"] for metrics in faulty.metrics] == [1.0, 0.0]
+    assert int(faulty.states[0]["ppo_step"]) == (3 if network == "policy" else 4)
+    # what is logged are the three updates that went through
+    assert all(torch.isfinite(torch.tensor(list(faulty.metrics[0].values()))))
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ("logprobs", "log-probs of the policy"),
+        ("ref_logprobs", "log-probs of the reference"),
+        ("values", "values of the critic"),
+    ],
+)
+def test_an_estimate_that_is_not_finite_skips_the_iteration(
+    root: Path, tmp_path: Path, field: str, named: str
+) -> None:
+    options = {"kl_target": 0.5, "kl_horizon": 50, "lr_scheduler": "linear"}
+    module = FaultyEstimates((1,), field, **ppo_options(root, **options))
+    where = "update of policy and critic skipped at iteration 2: not finite were " + named
+    seen = course(module, prompts(root, batch_size=4), tmp_path, where, max_epochs=2)
+    assert_skipped_iteration(seen)
+
+
+def test_a_reward_that_is_not_finite_skips_the_iteration(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.rewards.reward_functions.calls", 0)
+    source = "tests.rewards.reward_functions:nan_in_the_second_call"
+    options = {"kl_target": 0.5, "kl_horizon": 50, "lr_scheduler": "linear"}
+    module = FaultyEstimates(
+        (), "", **ppo_options(root, rewards={source: 1.0}, critic_init="policy", **options)
+    )
+    with pytest.warns(UserWarning, match=f"{source}': {NOT_A_NUMBER} for prompt '.*Human: "):
+        seen = course(
+            module,
+            prompts(root, batch_size=4),
+            tmp_path,
+            "policy and critic skipped at iteration 2: not finite were rewards\\.",
+            max_epochs=2,
+        )
+    assert_skipped_iteration(seen)
+
+
+def assert_skipped_iteration(seen: Course) -> None:
+    """The second of four iterations changed nothing but counters and rates."""
+    before, after = dict(seen.states[0]), dict(seen.states[1])
+    assert (int(before.pop("iteration")), int(after.pop("iteration"))) == (1, 2)
+    assert float(after["score_moments.count"]) == 4
+    assert_equal_states(after, before)
+    torch.testing.assert_close(seen.moments[1], seen.moments[0], rtol=0, atol=0)
+    assert float(seen.states[2]["score_moments.count"]) == 8
+    assert distance(seen.states[2], seen.states[1]) > 0
+    assert all(a[0] > b[0] for a, b in zip(seen.rates, seen.rates[1:], strict=False))
+    assert [m["ppo/skipped_updates"] for m in seen.metrics] == [0.0, 1.0, 0.0, 0.0]
+    assert [m["step"] for m in seen.metrics] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_training_stops_after_the_set_number_and_names_the_last_checkpoint(
+    root: Path, tmp_path: Path
+) -> None:
+    saving = ModelCheckpoint(tmp_path, "{epoch}")
+    module, data = faulty_stage("sft", root, at=(4, 5, 6), max_skipped_in_a_row=3)
+    with (
+        pytest.warns(UserWarning, match="in a row, and training stops after 3"),
+        pytest.raises(TooManySkippedUpdates) as error,
+    ):
+        fitted(module, data, tmp_path, max_epochs=2, callbacks=[saving], enable_checkpointing=True)
+    message = str(error.value)
+    assert "update of the model skipped at epoch 1, batch 2: not finite were sft/loss" in message
+    assert "It was number 3 in a row (max_skipped_in_a_row)" in message
+    assert f"The last checkpoint is {tmp_path / 'epoch=0.ckpt'}: resume" in message
+    assert not (tmp_path / "model").exists()
+    # its weights are those of the last update that went through
+    saved = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)["state_dict"]
+    assert_equal_states({k: v for k, v in saved.items() if "model." in k}, weights(module))
+
+
+def weights(module: Any) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in module.state_dict().items() if "model." in k}
+
+
+def test_without_a_checkpoint_the_end_says_so(root: Path, tmp_path: Path) -> None:
+    module, data = faulty_stage("reward", root, at=(0,), max_skipped_in_a_row=1)
+    with pytest.raises(TooManySkippedUpdates, match="There is no checkpoint"):
+        fitted(module, data, tmp_path)
+
+
+def test_an_update_that_goes_through_ends_the_row_of_its_network_alone() -> None:
+    counter = SkippedUpdates(3)
+
+    def skip(network: str) -> None:
+        with pytest.warns(UserWarning, match=f"update of {network} skipped"):
+            counter.skipped(network, "x", "y", None)
+
+    skip("the critic")
+    skip("the critic")
+    counter.applied("the policy")
+    skip("the policy")
+    skip("the policy")
+    counter.applied("the policy")
+    skip("the policy")
+    assert float(counter.pop_count()) == 5.0
+    assert float(counter.pop_count()) == 0.0
+    with pytest.raises(TooManySkippedUpdates):
+        counter.skipped("the critic", "x", "y", None)
+
+
+def test_the_limit_is_at_least_one(root: Path) -> None:
+    with pytest.raises(ValueError, match="max_skipped_in_a_row: expected an integer >= 1, got 0"):
+        SFTModule(str(root / "policy"), max_skipped_in_a_row=0)
+
+
+def test_the_newest_checkpoint_that_is_still_there_is_named(tmp_path: Path) -> None:
+    first, second = ModelCheckpoint(), ModelCheckpoint()
+    assert last_known_checkpoint([first, second]) is None
+    first.last_model_path = str(tmp_path / "deleted.ckpt")
+    first.best_model_path = str(tmp_path / "best.ckpt")
+    (tmp_path / "best.ckpt").touch()
+    assert last_known_checkpoint([first, second]) == str(tmp_path / "best.ckpt")
+
+
+def test_a_checkpoint_to_resume_from_is_named_too(tmp_path: Path) -> None:
+    callback = ResumeCheckpoint(dirpath=str(tmp_path))
+    assert last_known_checkpoint([callback]) is None
+    callback.load_state_dict({"names": ["batch=1.ckpt", "batch=2.ckpt"]})
+    (tmp_path / "batch=2.ckpt").touch()
+    assert last_known_checkpoint([callback]) == str(tmp_path / "batch=2.ckpt")
+
+
+def test_a_clean_run_warns_of_nothing(root: Path, tmp_path: Path) -> None:
+    # warnings are errors here
+    seen = course(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, None)
+    assert [m["sft/skipped_updates"] for m in seen.metrics] == [0.0, 0.0]

@@ -1,0 +1,88 @@
+"""Rewards that tests name as `tests.rewards.reward_functions:<name>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Event
+
+not_callable = 3
+
+
+def length(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [float(len(response)) for response in responses]
+
+
+def prompt_length(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [float(len(prompt)) for prompt in prompts]
+
+
+def ended(
+    prompts: Sequence[str], responses: Sequence[str], terminated: Sequence[bool]
+) -> list[float]:
+    return [1.0 if end else -1.0 for end in terminated]
+
+
+def one_too_few(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [0.0] * (len(responses) - 1)
+
+
+def a_column(prompts: Sequence[str], responses: Sequence[str]) -> list[list[float]]:
+    return [[0.0] for _ in responses]
+
+
+def not_a_number(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [float("nan") if index == 1 else 0.0 for index in range(len(responses))]
+
+
+def nothing(prompts: Sequence[str], responses: Sequence[str]) -> None:
+    return None
+
+
+def words(prompts: Sequence[str], responses: Sequence[str]) -> list[str]:
+    return ["good", "bad", "good"]
+
+
+def fails(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    raise RuntimeError("the scorer's own error")
+
+
+def fails_on_no_way(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    if "no way" in responses:
+        raise KeyError("way")
+    return [0.0] * len(responses)
+
+
+def fails_on_several(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    if len(responses) > 1:
+        raise KeyError("several")
+    return [0.0]
+
+
+def infinite(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [-float("inf")] * len(responses)
+
+
+released = Event()
+
+
+def waits(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """Until a test sets `released`."""
+    released.wait()
+    return [0.0] * len(responses)
+
+
+calls = 0
+
+
+def nan_in_the_second_call(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    global calls  # set to 0 by the test
+    calls += 1
+    return [float("nan") if calls == 2 else float(len(response)) for response in responses]
+
+
+def fails_from_the_third_call(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    global calls  # set to 0 by the test
+    calls += 1
+    if calls >= 3:
+        raise ConnectionError("the scoring service is gone")
+    return [float(len(response)) for response in responses]

@@ -1,0 +1,174 @@
+"""A remote scorer against a real server on this machine; no test waits."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Sequence
+from threading import Event
+from typing import Any
+
+import pytest
+
+from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, remote
+from tests.rollout.said import Answer, said, service
+from tests.support.tiny_models import tiny_tokenizer
+
+PROMPTS = ["first", "second", "third"]
+TEXTS = ["yes", "no way", "对"]
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What is waited between attempts, without waiting; and no proxy of the environment."""
+    waited: list[float] = []
+    monkeypatch.setattr(remote, "sleep", waited.append)
+    monkeypatch.setenv("no_proxy", "*")
+    return waited
+
+
+def lengths(request: dict[str, Any]) -> tuple[int, bytes]:
+    scores = [len(p) + len(r) / 10 for p, r in zip(*request.values(), strict=True)]
+    return 200, json.dumps({"scores": scores}).encode()
+
+
+def first(answers: Sequence[tuple[int, bytes]], then: Answer = lengths) -> Answer:
+    """These answers in turn, then others."""
+    waiting = list(answers)
+    return lambda request: waiting.pop(0) if waiting else then(request)
+
+
+def always(status: int, body: str) -> Answer:
+    return lambda request: (status, body.encode())
+
+
+def test_the_scores_of_a_service_in_requests_of_the_batch_size() -> None:
+    with service(lengths) as (url, requests):
+        reward = CallableReward("remote", RemoteScorer(url, batch_size=2), tiny_tokenizer())
+        scores = reward(said(TEXTS), PROMPTS, None)
+    assert scores.tolist() == pytest.approx([5.3, 6.6, 5.1])
+    assert requests == [
+        {"prompts": PROMPTS[:2], "responses": TEXTS[:2]},
+        {"prompts": PROMPTS[2:], "responses": TEXTS[2:]},
+    ]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 0])
+def test_what_may_pass_is_tried_again_with_longer_and_longer_pauses(
+    status: int, pauses: list[float]
+) -> None:
+    with (
+        service(first([(status, b"busy")] * 3)) as (url, requests),
+        pytest.warns(UserWarning, match="in attempt . of 4; the next one is in") as warned,
+    ):
+        scores = RemoteScorer(url, retries=3, backoff=0.5)(PROMPTS, TEXTS)
+    assert scores == pytest.approx([5.3, 6.6, 5.1])
+    assert len(requests) == 4
+    assert pauses == [0.5, 1.0, 2.0]
+    told = "no connection, or not to the end" if status == 0 else f"status {status} and the body"
+    assert all(f"{url}: {told}" in str(warning.message) for warning in warned)
+
+
+@pytest.mark.filterwarnings("ignore:http.*in attempt")
+def test_the_last_attempt_says_what_came(pauses: list[float]) -> None:
+    with (
+        service(always(503, "the model is loading")) as (url, requests),
+        pytest.raises(RewardError) as error,
+    ):
+        RemoteScorer(url, retries=2)(PROMPTS, TEXTS)
+    assert str(error.value) == (
+        f"{url}: status 503 and the body 'the model is loading' in the last of 3 attempts "
+        "(retries); asked about 3 responses, the first: 'yes'"
+    )
+    assert len(requests) == 3
+    assert pauses == [1.0, 2.0]
+
+
+def test_a_service_that_is_not_there_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
+        with pytest.raises(RewardError, match=f"{url}: no connection, .*refused.* last of 1 att"):
+            RemoteScorer(url, retries=0)(PROMPTS, TEXTS)
+
+
+def test_a_service_that_does_not_answer_in_time_is_named() -> None:
+    told = Event()
+
+    def waits(request: dict[str, Any]) -> tuple[int, bytes]:
+        told.wait()
+        return 0, b""
+
+    with service(waits) as (url, _):
+        try:
+            with pytest.raises(RewardError, match=r"no answer within 0\.05 seconds .timeout. in"):
+                RemoteScorer(url, timeout=0.05, retries=0)(PROMPTS, TEXTS)
+        finally:
+            told.set()
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
+    with (
+        service(always(status, "no field 'prompts'")) as (url, requests),
+        pytest.raises(RewardError) as error,
+    ):
+        RemoteScorer(url)(PROMPTS, TEXTS)
+    assert str(error.value) == (
+        f"{url}: expected status 200, got status {status} and the body \"no field 'prompts'\""
+    )
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("<html>welcome</html>", "got status 200 and the body '<html>welcome</html>'"),
+        ("[1, 2, 3]", "got status 200 and the body '[1, 2, 3]'"),
+        ('{"score": [1, 2, 3]}', "got status 200 and"),
+        ('{"scores": 1.0}', "got status 200 and"),
+        ('{"scores": [1, 2, "3"]}', "got status 200 and"),
+        ('{"scores": [1, 2, true]}', "got status 200 and"),
+        ('{"scores": [1, 2, null]}', "got status 200 and"),
+        ('{"scores": [1, 2]}', "got 2 scores with status 200 and"),
+        ('{"scores": [1, 2, NaN]}', "not all are finite in status 200 and"),
+        ('{"scores": [1, 2, 1e999]}', "not all are finite in status 200 and"),
+        ("", "got status 200 and no body"),
+        (f'{{"scores": "{"x" * 1000}"}}', 'got status 200 and the body \'{"scores": "xxxx'),
+    ],
+)
+def test_an_answer_of_another_form_is_shown(body: str, problem: str) -> None:
+    expected = 'expected {"scores": [...]} with 3 finite numbers, one for each response, '
+    with (
+        service(always(200, body)) as (url, requests),
+        pytest.raises(RewardError, match=re.escape(f"{url}: {expected}{problem}")) as error,
+    ):
+        RemoteScorer(url)(PROMPTS, TEXTS)
+    assert str(error.value).endswith("asked about 3 responses, the first: 'yes'")
+    assert len(str(error.value)) < 500
+    assert len(requests) == 1
+
+
+def test_no_sample_is_looked_for_where_a_service_fails() -> None:
+    with service(always(404, "")) as (url, requests):
+        reward = CallableReward("reward 'safe' (rule: http)", RemoteScorer(url), tiny_tokenizer())
+        with pytest.raises(RewardError, match=r"^reward 'safe' .rule: http.: http.* got status 40"):
+            reward(said(TEXTS), PROMPTS, None)
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"url": "localhost:8000"}, "url: expected http://host... or https.* got 'localhost:8000'"),
+        ({"url": "file:///etc/passwd"}, "url: expected http"),
+        ({"url": "http://"}, "url: expected http"),
+        ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
+        ({"timeout": 0.0}, r"timeout: expected a value > 0, got 0\.0"),
+        ({"retries": -1}, "retries, backoff: expected values >= 0, got -1 and 1.0"),
+    ],
+)
+def test_arguments_out_of_range_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RemoteScorer(**{"url": "http://localhost/", **arguments})

@@ -1,0 +1,107 @@
+"""Ready-made rules: what each gives, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from lit_rlhf.functional import length_penalty
+from lit_rlhf.rewards import CallableReward, FormatRule, LengthRule, RegexRule, RewardError
+from tests.rollout.said import said
+from tests.support.tiny_models import tiny_tokenizer
+
+# no match, but every way to split the letters is tried
+CATASTROPHIC = r"(a+)+$"
+ENDLESS = "a" * 60 + "b"
+
+
+def scores(rule: Any, responses: Sequence[str], terminated: Sequence[bool] | None = None) -> Any:
+    reward = CallableReward("the rule", rule, tiny_tokenizer())
+    return reward(said(responses, terminated), ["p"] * len(responses), None).tolist()
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "expected"),
+    [
+        (3, 5, [-3.0, -1.0, 0.0, 0.0, -2.0]),
+        (0, 5, [0.0, 0.0, 0.0, 0.0, -2.0]),
+        (3, None, [-3.0, -1.0, 0.0, 0.0, 0.0]),
+        (0, 0, [0.0, -2.0, -3.0, -5.0, -7.0]),
+    ],
+)
+def test_the_length_penalty_is_the_distance_from_the_range(
+    shortest: int, longest: int | None, expected: list[float]
+) -> None:
+    result = length_penalty(torch.tensor([0, 2, 3, 5, 7]), shortest, longest)
+    assert result.tolist() == expected
+
+
+def test_length_is_counted_in_tokens_words_or_characters() -> None:
+    texts = ["yes", "no way  at all", ""]
+    # byte-level: a token for each character here, and EOS where a response ended
+    ended = [True, False, True]
+    tokenizer = tiny_tokenizer()
+    tokens = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    expected = [-float(n + end) for n, end in zip(tokens, ended, strict=True)]
+    assert scores(LengthRule(longest=0), texts, ended) == expected
+    assert scores(LengthRule(longest=1, unit="words"), texts, ended) == [0.0, -3.0, 0.0]
+    assert scores(LengthRule(shortest=4, unit="characters"), texts, ended) == [-1.0, 0.0, -4.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "good", "bad"),
+    [
+        ("sentence", None, ["Yes.", "Why? ", 'He said "no!"', "好的。", "(Done.)"], ["Yes", "a,"]),
+        ("json", None, ['{"a": [1]}', " [] \n"], ["5", "{'a': 1}", "[NaN]", "[1", "", "[" * 10**5]),
+        ("prefix", "Answer:", ["Answer: 4", "  Answer:"], ["answer: 4", "The Answer:"]),
+        ("suffix", "Thanks", ["No. Thanks", "Thanks\n"], ["Thanks.", ""]),
+    ],
+)
+def test_a_format_holds_or_not(
+    kind: Any, text: str | None, good: list[str], bad: list[str]
+) -> None:
+    expected = [1.0] * len(good) + [0.0] * len(bad)
+    assert FormatRule(kind, text)([], good + bad) == expected
+
+
+def test_a_pattern_is_found_anywhere() -> None:
+    responses = ["I'm sorry, no", "Sure!", "so SORRY", "a\nsorry"]
+    assert scores(RegexRule(r"(?i)\bsorry\b"), responses) == [1.0, 0.0, 1.0, 1.0]
+    assert scores(RegexRule(r"sorry", absent=True), responses) == [0.0, 1.0, 1.0, 0.0]
+    assert scores(RegexRule("对"), ["对不起", "不"]) == [1.0, 0.0]
+
+
+def test_a_catastrophic_pattern_ends_with_an_error_that_shows_its_response() -> None:
+    with pytest.raises(RewardError) as error:
+        scores(RegexRule(CATASTROPHIC, timeout=2.0), ["fine", ENDLESS, "never reached"])
+    assert str(error.value) == (
+        f"the rule: pattern {CATASTROPHIC!r} took more than 2 seconds (timeout), and was not done "
+        f"with the response {ENDLESS!r}"
+    )
+
+
+def test_the_time_limit_of_all_functions_holds_for_a_catastrophic_pattern_too() -> None:
+    rule = RegexRule(CATASTROPHIC, timeout=5.0)
+    reward = CallableReward("the rule", rule, tiny_tokenizer(), timeout=0.2)
+    with pytest.raises(TimeoutError, match=r"the rule: no scores after 0\.2 seconds"):
+        reward(said([ENDLESS]), ["p"], None)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LengthRule(), "shortest, longest: expected at least one of them, got neither"),
+        (lambda: LengthRule(5, 3), "expected 0 <= shortest <= longest, got 5 and 3"),
+        (lambda: LengthRule(-1), "expected 0 <= shortest <= longest, got -1 and None"),
+        (lambda: FormatRule("prefix"), "text: expected a text for kind: prefix, got None"),
+        (lambda: FormatRule("json", "x"), "text: expected none for kind: json, got 'x'"),
+        (lambda: RegexRule("("), r"pattern: expected a regular expression, got '\('"),
+        (lambda: RegexRule("a", timeout=0), "timeout: expected a value > 0, got 0"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

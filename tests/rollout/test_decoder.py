@@ -1,0 +1,158 @@
+"""Generation that refills its slots: the tokens of `generate`, and no work for who has ended."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from lit_rlhf.rollout import SamplingOptions, batch, generate_responses, response_statistics
+from lit_rlhf.rollout.slots import Slots
+from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
+
+EOS = [EOS_ID, 17, 44, 150, 200]  # so that some responses end early
+LENGTHS = (20, 13, 5, 17, 1, 9)
+
+
+def prompts(lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor]:
+    mask = torch.arange(20) >= 20 - torch.tensor(lengths)[:, None]
+    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(1))
+    return ids.masked_fill(~mask, PAD_ID), mask
+
+
+def by_transformers(model: PreTrainedModel, ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
+    """Responses of transformers' own loop, one prompt at a time and so without padding."""
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=30, do_sample=False, eos_token_id=EOS, pad_token_id=PAD_ID, **options
+    )
+    responses = torch.full((len(ids), 30), PAD_ID)
+    for row, (tokens, real) in enumerate(zip(ids, mask, strict=True)):
+        prompt = tokens[real].unsqueeze(0)
+        out = model.generate(prompt, generation_config=config)  # type: ignore[operator]
+        response = out[0, prompt.shape[1] :]
+        responses[row, : len(response)] = response
+    return responses
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"repetition_penalty": 1.3}, {"min_new_tokens": 5}], ids=str
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str, Any]) -> None:
+    ids, mask = prompts()
+    expected = by_transformers(tiny_causal_lm(family), ids, mask, **options)
+    greedy = SamplingOptions(max_new_tokens=30, do_sample=False, **options)
+    for n_slots in (6, 2):
+        rollouts = generate_responses(
+            tiny_causal_lm(family), ids, mask, greedy, EOS, PAD_ID, 0, n_slots
+        )
+        width = rollouts.response_ids.shape[1]
+        assert torch.equal(rollouts.response_ids, expected[:, :width])
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+def test_a_row_depends_on_its_prompt_place_and_seed_alone(family: str) -> None:
+    model, options = tiny_causal_lm(family), SamplingOptions(max_new_tokens=30)
+    ids, mask = prompts()
+    one, other = (
+        generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, n_slots) for n_slots in (6, 2)
+    )
+    assert torch.equal(one.response_ids, other.response_ids)
+    # other prompts in other rows, and nothing of it is seen in the third
+    changed = torch.where(torch.arange(6)[:, None] == 2, ids, ids.flip(1)).masked_fill(
+        ~mask, PAD_ID
+    )
+    beside = generate_responses(model, changed, mask, options, EOS, PAD_ID, 3, 2)
+    n_tokens = int(one.lengths[2])
+    assert int(beside.lengths[2]) == n_tokens
+    assert torch.equal(beside.response_ids[2, :n_tokens], one.response_ids[2, :n_tokens])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_what_generation_knows_is_what_scoring_finds(temperature: float) -> None:
+    model = tiny_causal_lm()
+    ids, mask = prompts()
+    options = SamplingOptions(max_new_tokens=30, temperature=temperature, top_k=40)
+    rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
+    assert rollouts.statistics is not None
+    scored = response_statistics(model, rollouts, temperature)
+    # of the policy itself, whatever was cut from what is sampled
+    torch.testing.assert_close(rollouts.statistics.logprobs, scored.logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rollouts.statistics.entropy, scored.entropy, rtol=1e-5, atol=1e-5)
+
+
+def test_in_bfloat16_generation_is_not_believed() -> None:
+    model = tiny_causal_lm().to(torch.bfloat16)
+    ids, mask = prompts()
+    options = SamplingOptions(max_new_tokens=10)
+    assert generate_responses(model, ids, mask, options, EOS, PAD_ID, 0).statistics is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = generate_responses(tiny_causal_lm(), ids, mask, options, EOS, PAD_ID, 0)
+    assert mixed.statistics is None
+
+
+def test_who_has_ended_is_not_computed_with() -> None:
+    model = tiny_causal_lm()
+    ids, mask = prompts()
+    options = SamplingOptions(max_new_tokens=30)
+    generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 2)  # tries the model out
+    read: list[tuple[int, int]] = []
+    model.get_input_embeddings().register_forward_hook(  # type: ignore[no-untyped-call]
+        lambda _, inputs, __: read.append(tuple(inputs[0].shape))
+    )
+    rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 2)
+    assert 0 < int(rollouts.terminated.sum()) < 6
+    # prompts are read once, each token of a response but the last once, and nothing else
+    assert (
+        sum(rows * tokens for rows, tokens in read) == int(mask.sum() + rollouts.lengths.sum()) - 6
+    )
+    assert max(rows for rows, tokens in read if tokens == 1) == 2
+
+
+def test_no_more_tokens_are_read_at_once_than_scoring_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_causal_lm()
+    ids, mask = prompts()
+    options = SamplingOptions(max_new_tokens=30)
+    expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3)
+    read: list[int] = []
+    model.get_input_embeddings().register_forward_hook(  # type: ignore[no-untyped-call]
+        lambda _, inputs, __: read.append(inputs[0].numel())
+    )
+    monkeypatch.setattr(batch, "CPU_TOKENS", 20)
+    rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3)
+    assert read[:4] == [20, 18, 18, 9]  # prompts of 20, 13 + 5, 17 + 1 and 9 tokens
+    assert max(read[4:]) <= 6
+    assert torch.equal(rollouts.response_ids, expected.response_ids)
+
+
+def test_weights_that_changed_are_seen_under_autocast() -> None:
+    model = tiny_causal_lm().requires_grad_(True)
+    ids, mask = prompts()
+    greedy = SamplingOptions(max_new_tokens=10, do_sample=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before = generate_responses(model, ids, mask, greedy, [], PAD_ID, 0).response_ids
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(-parameter)
+        after = generate_responses(model, ids, mask, greedy, [], PAD_ID, 0).response_ids
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = generate_responses(model, ids, mask, greedy, [], PAD_ID, 0).response_ids
+    assert torch.equal(after, again)
+    assert not torch.equal(before, after)
+
+
+def test_the_cache_is_freed_with_the_rollout() -> None:
+    model = tiny_causal_lm()
+    ids, mask = prompts()
+    rollouts = generate_responses(
+        model, ids, mask, SamplingOptions(max_new_tokens=5), EOS, PAD_ID, 0, 2
+    )
+    gc.collect()
+    assert len(rollouts.response_ids) == 6
+    assert Slots not in {type(thing) for thing in gc.get_objects()}
