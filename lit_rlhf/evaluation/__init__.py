@@ -9,7 +9,6 @@ from lit_rlhf.evaluation.compare import (
 )
 from lit_rlhf.evaluation.comparison import (
     HeadToHead,
-    Interval,
     Outcomes,
     ScoreSummary,
     outcomes,
@@ -22,7 +21,6 @@ from lit_rlhf.evaluation.tables import comparison_table, outcomes_table, print_c
 __all__ = [
     "Comparison",
     "HeadToHead",
-    "Interval",
     "Outcomes",
     "PolicyReport",
     "PolicySamples",

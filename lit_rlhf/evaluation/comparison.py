@@ -10,15 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lit_rlhf.functional import Interval
+
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-
-
-class Interval(NamedTuple):
-    """Ends of a 95 % interval."""
-
-    low: float
-    high: float
 
 
 class Outcomes(NamedTuple):

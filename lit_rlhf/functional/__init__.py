@@ -8,7 +8,6 @@ shape, dtype or range raises ValueError with the argument's name.
 """
 
 from lit_rlhf.functional.advantages import AdvantageOutput, clipped_advantages, gae
-from lit_rlhf.functional.intervals import Interval, wilson_interval
 from lit_rlhf.functional.kl import KLEstimator, adaptive_kl_coef, exact_kl, kl_estimate
 from lit_rlhf.functional.logprobs import (
     language_model_loss,
@@ -28,6 +27,7 @@ from lit_rlhf.functional.masking import (
     masked_whiten,
     merged_moments,
 )
+from lit_rlhf.functional.metrics import Interval, distinct_n, wilson_interval
 from lit_rlhf.functional.policy_loss import (
     PolicyLoss,
     entropy_loss,
@@ -49,7 +49,6 @@ from lit_rlhf.functional.rewards import (
     scaled_scores,
     token_rewards,
 )
-from lit_rlhf.functional.text_statistics import distinct_n
 from lit_rlhf.functional.value_loss import ValueLoss, explained_variance, value_loss
 
 __all__ = [

@@ -6,8 +6,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_rlhf.evaluation import HeadToHead, Interval, Outcomes
+from lit_rlhf.evaluation import HeadToHead, Outcomes
 from lit_rlhf.evaluation.outcome_chart import outcomes_chart, outcomes_figure
+from lit_rlhf.functional import Interval
 
 MAX = Outcomes(
     0.44, 0.26, 0.3, Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36), 200

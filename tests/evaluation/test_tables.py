@@ -7,7 +7,6 @@ import pytest
 from lit_rlhf.evaluation import (
     Comparison,
     HeadToHead,
-    Interval,
     Outcomes,
     PolicyReport,
     ScoreSummary,
@@ -16,6 +15,7 @@ from lit_rlhf.evaluation import (
 )
 from lit_rlhf.evaluation.policies import METRICS
 from lit_rlhf.evaluation.tables import print_table
+from lit_rlhf.functional import Interval
 
 METRIC_VALUES = dict.fromkeys(METRICS, 0.0) | {
     "response_length": 12.345,
