@@ -26,7 +26,7 @@ from lit_rlhf.lab.artifacts import write_world
 from lit_rlhf.lab.preferences import is_usable, labelled_pair
 from lit_rlhf.lab.world import World
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rollout import SamplingOptions, decoded_responses
+from lit_rlhf.rollout import SamplingOptions, decode_responses
 
 MAX_ATTEMPTS = 20  # sampled pairs per pair asked for
 
@@ -172,7 +172,7 @@ def response_pairs(
     """
     pairs: dict[int, ResponsePair] = {}
     for batch in sampled_batches(model, encoder, examples, options, batch_size, seed, 2):
-        texts = decoded_responses(batch.rollouts, encoder.tokenizer)
+        texts = decode_responses(batch.rollouts, encoder.tokenizer)
         ended = batch.rollouts.terminated.tolist()
         found = [
             ResponsePair(texts[row], texts[row + 1], ended[row], ended[row + 1])

@@ -95,7 +95,7 @@ def sampling(case: Case) -> Finding:
     # what generation knew of its tokens must not vouch for itself
     scored = case.scored or case.estimates
     excess, errors = surprise(case.rollouts, scored)
-    options = case.module.sampling.off_policy
+    options = case.module.sampling.off_policy_options
     if options:
         return warning(
             f"{', '.join(options)} make samples differ from the policy that is scored: their "
@@ -113,7 +113,7 @@ def sampling(case: Case) -> Finding:
             "all tokens allowed, as estimate() scores.",
         )
     mask = case.rollouts.response_mask
-    known = case.rollouts.known(case.module.sampling.temperature)
+    known = case.rollouts.statistics_at(case.module.sampling.temperature)
     gap = (
         generation_gap(case)
         if known is None
@@ -152,7 +152,7 @@ def generation_gap(case: Case) -> float:
     ids, mask = case.batch.input_ids[:FEW], case.batch.attention_mask[:FEW]
     options = replace(
         module.sampling, max_new_tokens=min(module.sampling.max_new_tokens, LONGEST)
-    ).generation_config()
+    ).generation_kwargs()
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         **options,
         # no end: all rows are of one length, and tokens behind an EOS are as good as others

@@ -14,7 +14,7 @@ from lit_rlhf.doctor.findings import Finding, failure, ok
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.modules.ppo import ROLLOUT_MEMORY, SCORING_MEMORY, UPDATE_MEMORY
 from lit_rlhf.modules.timing import PhaseTimer
-from lit_rlhf.rollout import Experience, shuffled_minibatches
+from lit_rlhf.rollout import Experience, iterate_minibatches
 
 NETWORKS = ("policy", "critic")  # in the order of the optimizers
 
@@ -74,8 +74,8 @@ def two_updates(
     the second has half the norm for a bound.
     """
     hparams = module.hparams
-    index = next(shuffled_minibatches(len(experience), hparams["minibatch_size"], draws))
-    minibatch = experience.rows(index)
+    index = next(iterate_minibatches(len(experience), hparams["minibatch_size"], draws))
+    minibatch = experience.select(index)
     rows = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
     module.pretraining_done.fill_(True)  # both networks learn
     with_one_epoch = {"ppo_epochs": 1}

@@ -22,10 +22,9 @@ from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import (
     RolloutBatch,
     SamplingOptions,
-    TokenStatistics,
-    decoded_responses,
-    response_logprobs,
-    response_statistics,
+    compute_logprobs,
+    compute_policy_statistics,
+    decode_responses,
     rollout_metrics,
 )
 
@@ -130,23 +129,17 @@ def policy_samples(
         for batch in sampled
     ]
     order = torch.tensor([i for part in parts for i in part.positions]).argsort()
-    batches = [part.rollouts for part in parts]
-    rollouts = RolloutBatch(
-        prompt_ids=_joined([batch.prompt_ids for batch in batches], order, left=True),
-        prompt_mask=_joined([batch.prompt_mask for batch in batches], order, left=True),
-        response_ids=_joined([batch.response_ids for batch in batches], order),
-        response_mask=_joined([batch.response_mask for batch in batches], order),
-        terminated=_joined([batch.terminated for batch in batches], order),
-    )
     logprobs, ref_logprobs, entropy = (
         _joined([getattr(part, name) for part in parts], order)
         for name in ("logprobs", "ref_logprobs", "entropy")
     )
-    no_critic = torch.zeros(())
-    estimates = TokenStatistics(
-        logprobs, ref_logprobs, entropy, values=no_critic, next_values=no_critic
+    response_ids, response_mask, terminated = (
+        _joined([getattr(part.rollouts, name) for part in parts], order)
+        for name in ("response_ids", "response_mask", "terminated")
     )
-    metrics = rollout_metrics(rollouts, estimates, torch.zeros(len(order)))
+    metrics = rollout_metrics(
+        logprobs, ref_logprobs, entropy, response_mask, response_ids, terminated
+    )
     texts = [text for part in parts for text in part.texts]
     responses = [text for part in parts for text in part.responses]
     return PolicySamples(
@@ -154,8 +147,8 @@ def policy_samples(
         responses=[responses[row] for row in order.tolist()],
         scores={name: _joined([part.scores[name] for part in parts], order) for name in rewards},
         kl=kl_estimate(logprobs, ref_logprobs).sum(dim=1),
-        lengths=rollouts.lengths,
-        terminated=rollouts.terminated,
+        lengths=response_mask.sum(dim=1),
+        terminated=terminated,
         metrics={name: float(metrics[f"rollout/{name}"]) for name in METRICS},
     )
 
@@ -169,20 +162,20 @@ def _measured(
     temperature: float,
 ) -> _Part:
     texts, rollouts = batch.prompts.texts, batch.rollouts
-    statistics = rollouts.known(temperature)
+    statistics = rollouts.statistics_at(temperature)
     if statistics is None:
-        statistics = response_statistics(policy, rollouts, temperature)
+        statistics = compute_policy_statistics(policy, rollouts, temperature)
     ref_logprobs = (
         statistics.logprobs
         if reference is policy
-        else response_logprobs(reference, rollouts, temperature)
+        else compute_logprobs(reference, rollouts, temperature)
     )
     scores = {name: reward(rollouts, texts, None).cpu() for name, reward in rewards.items()}
     return _Part(
         batch.positions,
         texts,
-        decoded_responses(rollouts, encoder.tokenizer),
-        rollouts.each(lambda tensor: tensor.cpu()),
+        decode_responses(rollouts, encoder.tokenizer),
+        rollouts.map(lambda tensor: tensor.cpu()),
         scores,
         statistics.logprobs.cpu(),
         ref_logprobs.cpu(),
@@ -190,13 +183,9 @@ def _measured(
     )
 
 
-def _joined(parts: Sequence[Tensor], order: Tensor, left: bool = False) -> Tensor:
+def _joined(parts: Sequence[Tensor], order: Tensor) -> Tensor:
     """Rows of all batches in `order`, as wide as the widest; what is filled up is outside masks."""
     if parts[0].dim() == 2:
         width = max(part.shape[1] for part in parts)
-        missing = [width - part.shape[1] for part in parts]
-        parts = [
-            functional.pad(part, (n, 0) if left else (0, n))
-            for part, n in zip(parts, missing, strict=True)
-        ]
+        parts = [functional.pad(part, (0, width - part.shape[1])) for part in parts]
     return torch.cat(list(parts))[order]

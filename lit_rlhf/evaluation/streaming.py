@@ -74,7 +74,7 @@ def streamed_response(
     inner = unwrap_model(model)
     ids = torch.tensor([prompt_ids], dtype=torch.long, device=inner.device)
     config = GenerationConfig(  # type: ignore[no-untyped-call]
-        **options.generation_config(),
+        **options.generation_kwargs(),
         eos_token_id=encoder.eos_token_id,
         pad_token_id=encoder.pad_token_id,
         num_beams=1,

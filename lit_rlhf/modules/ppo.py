@@ -33,10 +33,10 @@ from lit_rlhf.rollout import (
     RolloutBatch,
     SamplingOptions,
     TokenStatistics,
+    build_response_records,
+    format_sample_table,
     generate_responses,
-    response_records,
     rollout_metrics,
-    sample_table,
     score_rollouts,
 )
 from lit_rlhf.stats import RunningMoments, UncastBuffers, global_masked_moments
@@ -246,7 +246,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
             eos_token_ids=[self.tokenizer.eos_token_id],
             pad_token_id=self.tokenizer.pad_token_id,
             seed=seed,
-            micro_batch_size=self.hparams["rollout_batch_size"],
+            batch_size=self.hparams["rollout_batch_size"],
         )
 
     def score(self, rollouts: RolloutBatch, prompts: list[str]) -> Tensor:
@@ -262,14 +262,23 @@ class PPOModule(UncastBuffers, PPOUpdate):
             self.critic,
             rollouts,
             temperature=self.sampling.temperature,
-            max_tokens=self.hparams["scoring_tokens"],
+            max_tokens_per_forward=self.hparams["scoring_tokens"],
         )
 
     def rollout_summary(
         self, rollouts: RolloutBatch, prompts: list[str], scores: Tensor, estimates: TokenStatistics
     ) -> dict[str, Tensor]:
         """The `rollout/*` metrics, with each source's score and the gold reward if there is one."""
-        metrics = rollout_metrics(rollouts, estimates, scores) | self.reward.metrics()
+        metrics = rollout_metrics(
+            estimates.logprobs,
+            estimates.ref_logprobs,
+            estimates.entropy,
+            rollouts.response_mask,
+            rollouts.response_ids,
+            rollouts.terminated,
+            scores,
+        )
+        metrics |= self.reward.metrics()
         if self.gold is not None:
             metrics["rollout/gold"] = self.gold(rollouts, prompts, None).mean()
         return metrics
@@ -347,13 +356,13 @@ class PPOModule(UncastBuffers, PPOUpdate):
         # The logger's x axis; Lightning's own count of batches is one behind at validation.
         self.log("step", self.iteration.float(), batch_size=len(scores))
         if batch_idx == 0:
-            records = response_records(rollouts, scores, estimates, self.tokenizer)
+            records = build_response_records(rollouts, scores, estimates, self.tokenizer)
             n_rows = self.hparams["sampled_texts"]
-            table = sample_table(batch.texts[:n_rows], records[:n_rows])
+            table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
             self.log_text(f"{prefix}samples", table, int(self.iteration))
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """Rendered prompts with their `response_records`."""
+        """Rendered prompts with their `build_response_records`."""
         records = self._answers(batch, seed=self.hparams["seed"] + batch_idx)
         return [
             {"prompt": prompt, **record}
@@ -361,7 +370,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
         ]
 
     def sample(self, prompts: list[str]) -> list[dict[str, Any]]:
-        """One record per prompt (see `response_records`), with the same draws at every call.
+        """One record per prompt (see `build_response_records`), with the same draws at every call.
 
         Args:
             prompts: As in the field `prompt` of a data file; they are rendered as the datamodule
@@ -380,7 +389,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
     @torch.no_grad()
     def _answers(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
         rollouts, scores, estimates = self.scored_rollouts(batch, seed, PhaseTimer())
-        return response_records(rollouts, scores, estimates, self.tokenizer)
+        return build_response_records(rollouts, scores, estimates, self.tokenizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the frozen reference and reward models out: their folders hold them."""

@@ -25,7 +25,7 @@ from lit_rlhf.functional import (
 )
 from lit_rlhf.modules.micro_batches import accumulate, micro_batches
 from lit_rlhf.modules.stage import StageModule
-from lit_rlhf.rollout import Experience, shuffled_minibatches
+from lit_rlhf.rollout import Experience, iterate_minibatches
 from lit_rlhf.strategies import backward
 
 PolicyObjective = Literal["clip", "kl_penalty", "unclipped", "policy_gradient"]
@@ -127,7 +127,7 @@ class PPOUpdate(StageModule):
         pretraining = self.in_critic_pretraining()
         history: list[dict[str, Tensor]] = []
         for _ in range(self.hparams["ppo_epochs"]):
-            for index in shuffled_minibatches(
+            for index in iterate_minibatches(
                 len(experience), self.hparams["minibatch_size"], generator
             ):
                 place = f"iteration {int(self.iteration) + 1}, minibatch {len(history) + 1}"
@@ -205,7 +205,7 @@ class PPOUpdate(StageModule):
         """The rollouts at `index` in micro-batches, each cut to its longest prompt and response."""
         size = self.hparams["micro_batch_size"] or len(index)
         for start in range(0, len(index), size):
-            yield experience.rows(index[start : start + size])
+            yield experience.select(index[start : start + size])
 
     def critic_loss(self, experience: Experience, tokens: Tensor) -> dict[str, Tensor]:
         """Share of a micro-batch in the value loss and its clip fraction over `tokens` (Eq. 16)."""
@@ -242,7 +242,7 @@ class PPOUpdate(StageModule):
             self.policy,
             rollouts.sequence_ids,
             rollouts.sequence_mask,
-            rollouts.on_sequence(mask),
+            rollouts.to_sequence_mask(mask),
             read,
         )
         logprobs = logprobs[:, -mask.shape[1] :]

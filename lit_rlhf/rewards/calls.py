@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.samples import decoded_responses
+from lit_rlhf.rollout.samples import decode_responses
 
 SHOWN = 200  # characters of a text in a message
 
@@ -54,7 +54,7 @@ def samples_of(
     """Rollouts as text."""
     return Samples(
         list(prompts),
-        decoded_responses(rollouts, tokenizer),
+        decode_responses(rollouts, tokenizer),
         rollouts.terminated.tolist(),
         rollouts.lengths.tolist(),
     )

@@ -89,14 +89,14 @@ class CallableReward(nn.Module):
         self.wants = [name for name in ON_DEMAND if name in inspect.signature(function).parameters]
 
     def forward(
-        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens: int | None
+        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens_per_forward: int | None
     ) -> Tensor:
         """Scores `[B]`, float32; a warning shows one that is not finite.
 
         Args:
             rollouts: `B` responses.
             prompts: Their rendered prompts.
-            max_tokens: For models; a callable sees all responses at once.
+            max_tokens_per_forward: For models; a callable sees all responses at once.
 
         Raises:
             RuntimeError: If the callable raises; from its own error.
@@ -197,14 +197,14 @@ class ModelReward(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens: int | None
+        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens_per_forward: int | None
     ) -> Tensor:
         """Scores `[B]`, float32, read at each response's last token."""
         with on_device(self.model, rollouts.response_ids.device) as model:
             return torch.cat(
                 [
                     sequence_scores(model, part.sequence_ids, part.sequence_mask)
-                    for part in rollouts.parts(max_tokens)
+                    for part in rollouts.split(max_tokens_per_forward)
                 ]
             )
 

@@ -73,13 +73,13 @@ class WeightedReward(nn.Module):
         self._pending: dict[str, RunningMoments] = {}
 
     def forward(
-        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens: int | None
+        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens_per_forward: int | None
     ) -> Tensor:
         """Weighted scores `[B]`, float32; a warning shows one that is not finite."""
         self._raw = {}
         for term, source in zip(self.terms, self.sources, strict=True):
             start = perf_counter()
-            scores = source(rollouts, prompts, max_tokens)
+            scores = source(rollouts, prompts, max_tokens_per_forward)
             self.seconds[term.name] += perf_counter() - start
             if isinstance(source, ModelReward) and not bool(torch.isfinite(scores).all()):
                 samples = samples_of(rollouts, prompts, self.tokenizer)

@@ -1,4 +1,4 @@
-"""What a rollout yields: prompts and sampled responses.
+"""Prompts with sampled responses, as tensors.
 
 Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 """
@@ -11,16 +11,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CPU_TOKENS, GPU_TOKENS = 2048, 16384
+# a forward without gradients of this many tokens keeps the device busy and still fits its memory
+CPU_TOKENS_PER_FORWARD, GPU_TOKENS_PER_FORWARD = 2048, 16384
 
 
-def tokens_at_once(device: torch.device) -> int:
-    """Tokens that a network without gradients reads at once: what fills a GPU or fits a CPU."""
-    return CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+def default_tokens_per_forward(device: torch.device) -> int:
+    """Real tokens per forward without gradients where the caller sets no limit."""
+    return CPU_TOKENS_PER_FORWARD if device.type == "cpu" else GPU_TOKENS_PER_FORWARD
 
 
-def consecutive(lengths: Sequence[int], max_tokens: int) -> Iterator[slice]:
-    """Cut rows of these lengths into parts of up to `max_tokens`, and of one row at least."""
+def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[slice]:
+    """Split rows into consecutive parts of at most `max_tokens` tokens, or of a single row.
+
+    Args:
+        lengths: Tokens of each row.
+        max_tokens: Limit of a part. A row that is longer forms a part by itself.
+
+    Yields:
+        Ranges of rows.
+    """
     start, tokens = 0, 0
     for row, length in enumerate(lengths):
         if row > start and tokens + length > max_tokens:
@@ -30,13 +39,14 @@ def consecutive(lengths: Sequence[int], max_tokens: int) -> Iterator[slice]:
     yield slice(start, len(lengths))
 
 
-class ResponseStatistics(NamedTuple):
-    """A policy's view of responses.
+class PolicyStatistics(NamedTuple):
+    """Log-probs and entropies of responses under a policy.
 
     Attributes:
-        logprobs: Log-probability of each token, `[B, T]` float32, nats; 0 behind the response.
-        entropy: Entropy of the distribution the token is from, `[B, T]` float32, nats; alike.
-        temperature: That both are at.
+        logprobs: Log-prob of each token, `[B, T]` float32, nats; 0 outside the response mask.
+        entropy: Entropy of the distribution that each token was sampled from, `[B, T]` float32,
+            nats; 0 outside the response mask.
+        temperature: Sampling temperature that both were computed at.
     """
 
     logprobs: Tensor
@@ -45,16 +55,18 @@ class ResponseStatistics(NamedTuple):
 
 
 class RolloutBatch(NamedTuple):
-    """`B` prompts and a sampled response to each.
+    """`B` prompts with one sampled response each.
 
     Attributes:
         prompt_ids: `[B, P]` long, padded on the left.
-        prompt_mask: Real tokens, `[B, P]` bool.
+        prompt_mask: Prompt tokens, `[B, P]` bool.
         response_ids: `[B, T]` long, padded on the right.
-        response_mask: Real tokens, `[B, T]` bool: a prefix of each row, EOS included, never empty.
-        terminated: Whether the response ended with EOS, `[B]` bool; otherwise it was cut off.
-        statistics: What the policy that sampled the responses thought of them, at the temperature
-            of sampling, if that is known to the precision of another forward.
+        response_mask: Response tokens, `[B, T]` bool: a prefix of each row with at least one token,
+            EOS included.
+        terminated: Whether the response ended with EOS, `[B]` bool; otherwise it was cut off at
+            the length limit.
+        statistics: Log-probs and entropies under the policy that sampled the responses. `None`
+            where sampling computed them less precisely than a separate forward would.
     """
 
     prompt_ids: Tensor
@@ -62,61 +74,77 @@ class RolloutBatch(NamedTuple):
     response_ids: Tensor
     response_mask: Tensor
     terminated: Tensor
-    statistics: ResponseStatistics | None = None
+    statistics: PolicyStatistics | None = None
 
     @property
     def sequence_ids(self) -> Tensor:
-        """Prompt and response, `[B, P+T]`."""
+        """Prompts followed by responses, `[B, P+T]` long."""
         return torch.cat([self.prompt_ids, self.response_ids], dim=1)
 
     @property
     def sequence_mask(self) -> Tensor:
-        """Real tokens of prompt and response, `[B, P+T]` bool."""
+        """Prompt and response tokens, `[B, P+T]` bool."""
         return torch.cat([self.prompt_mask, self.response_mask], dim=1)
-
-    def on_sequence(self, response_mask: Tensor) -> Tensor:
-        """A mask of response tokens `[B, T]` as one of prompt and response, `[B, P+T]` bool."""
-        return torch.cat([torch.zeros_like(self.prompt_mask), response_mask], dim=1)
 
     @property
     def lengths(self) -> Tensor:
         """Tokens of each response, EOS included, `[B]` long."""
         return self.response_mask.sum(dim=1)
 
-    def known(self, temperature: float) -> ResponseStatistics | None:
-        """The statistics, if they are known at this temperature."""
-        at_hand = self.statistics
-        return at_hand if at_hand is not None and at_hand.temperature == temperature else None
-
-    def parts(self, max_tokens: int | None = None) -> Iterator[RolloutBatch]:
-        """Consecutive rows of up to `max_tokens` real tokens, and of one row at least.
+    def to_sequence_mask(self, response_mask: Tensor) -> Tensor:
+        """Extend a mask of response tokens to the whole sequence; False on the prompt.
 
         Args:
-            max_tokens: `None` takes `tokens_at_once`.
+            response_mask: `[B, T]` bool.
+
+        Returns:
+            `[B, P+T]` bool.
+        """
+        return torch.cat([torch.zeros_like(self.prompt_mask), response_mask], dim=1)
+
+    def statistics_at(self, temperature: float) -> PolicyStatistics | None:
+        """The policy's statistics, or `None` unless they were computed at this temperature."""
+        if self.statistics is None or self.statistics.temperature != temperature:
+            return None
+        return self.statistics
+
+    def split(self, max_tokens_per_forward: int | None = None) -> Iterator[RolloutBatch]:
+        """Split into consecutive samples for one forward each.
+
+        Args:
+            max_tokens_per_forward: Limit on the real tokens of a part; a longer sample forms a part
+                by itself. `None` takes 2048 on a CPU and 16384 on a GPU.
+
+        Yields:
+            Rollouts with all columns.
 
         Raises:
-            ValueError: If `max_tokens` is not positive.
+            ValueError: If `max_tokens_per_forward` is below 1.
         """
-        if max_tokens is None:
-            max_tokens = tokens_at_once(self.prompt_ids.device)
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens: expected an integer >= 1, got {max_tokens}")
-        for rows in consecutive(self.sequence_mask.sum(dim=1).tolist(), max_tokens):
-            yield self.rows(rows)
+        limit = max_tokens_per_forward
+        if limit is None:
+            limit = default_tokens_per_forward(self.prompt_ids.device)
+        if limit < 1:
+            raise ValueError(f"max_tokens_per_forward: expected an integer >= 1, got {limit}")
+        for rows in split_by_tokens(self.sequence_mask.sum(dim=1).tolist(), limit):
+            yield self.select(rows)
 
-    def rows(self, rows: slice) -> RolloutBatch:
-        """Some of the samples, with all columns."""
-        return self.each(lambda tensor: tensor[rows])
+    def select(self, rows: slice) -> RolloutBatch:
+        """The samples at `rows`, with all columns."""
+        return self.map(lambda tensor: tensor[rows])
 
-    def each(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
-        """The rollouts with every tensor put through `function`."""
-        known = self.statistics
+    def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
+        """Apply `function` to every tensor."""
+        statistics = self.statistics
+        if statistics is not None:
+            statistics = statistics._replace(
+                logprobs=function(statistics.logprobs), entropy=function(statistics.entropy)
+            )
         return RolloutBatch(
             prompt_ids=function(self.prompt_ids),
             prompt_mask=function(self.prompt_mask),
             response_ids=function(self.response_ids),
             response_mask=function(self.response_mask),
             terminated=function(self.terminated),
-            statistics=known
-            and known._replace(logprobs=function(known.logprobs), entropy=function(known.entropy)),
+            statistics=statistics,
         )

@@ -18,9 +18,8 @@ from lit_rlhf.forward.attention import AttentionLayout, layout_arguments
 from lit_rlhf.forward.cpu import ROWS, filling
 from lit_rlhf.forward.networks import trunk_of
 from lit_rlhf.functional import token_logprobs_and_entropy
-from lit_rlhf.rollout.batch import ResponseStatistics, consecutive, tokens_at_once
-from lit_rlhf.rollout.draws import sample_tokens
-from lit_rlhf.rollout.options import SamplingOptions
+from lit_rlhf.rollout.batch import PolicyStatistics, default_tokens_per_forward, split_by_tokens
+from lit_rlhf.rollout.sampling import SamplingOptions, sample_tokens
 from lit_rlhf.rollout.slots import PromptLayout, Slots, StepLayout
 
 ADMISSION = 4
@@ -40,7 +39,7 @@ class Generated(NamedTuple):
     """
 
     response_ids: Tensor
-    statistics: ResponseStatistics | None
+    statistics: PolicyStatistics | None
 
 
 @torch.no_grad()
@@ -134,7 +133,7 @@ class _Run:
         new = self.waiting[:n_free]
         del self.waiting[:n_free]
         sizes = [len(self.prompts[row]) for row in new]
-        for part in consecutive(sizes, tokens_at_once(self.rows.device)):
+        for part in split_by_tokens(sizes, default_tokens_per_forward(self.rows.device)):
             self.read(new[part], sizes[part])
 
     def read(self, new: list[int], sizes: list[int]) -> None:
@@ -230,7 +229,7 @@ class _Run:
     def result(self) -> Generated:
         """What came out."""
         longest = self.options.max_new_tokens
-        statistics = ResponseStatistics(
+        statistics = PolicyStatistics(
             self.logprobs[:, :longest], self.entropy[:, :longest], self.options.temperature
         )
         responses = self.sequences[:, self.n_prompt : self.n_prompt + longest]

@@ -36,7 +36,7 @@ class Experience:
         """Number of samples."""
         return len(self.loss_mask)
 
-    def rows(self, index: Tensor) -> Experience:
+    def select(self, index: Tensor) -> Experience:
         """The samples at `index`, without columns that are padding in all of them."""
         prompt_mask = self.rollouts.prompt_mask[index]
         response_mask = self.rollouts.response_mask[index]
@@ -59,7 +59,7 @@ class Experience:
         )
 
 
-def shuffled_minibatches(n_samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def iterate_minibatches(n_samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Random index sets of `size` that cover `n_samples` once.
 
     Raises:

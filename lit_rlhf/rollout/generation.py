@@ -17,7 +17,7 @@ from lit_rlhf.forward import LanguageModel, eval_mode, supports_chunked_logits, 
 from lit_rlhf.models import using_generation_config
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.decoder import Generated, generated
-from lit_rlhf.rollout.options import SamplingOptions
+from lit_rlhf.rollout.sampling import SamplingOptions
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def generate_responses(
     eos_token_ids: Sequence[int],
     pad_token_id: int,
     seed: int,
-    micro_batch_size: int | None = None,
+    batch_size: int | None = None,
 ) -> RolloutBatch:
     """A response to each prompt, sampled in evaluation mode.
 
@@ -45,7 +45,7 @@ def generate_responses(
         eos_token_ids: Tokens that end a response; empty for none.
         pad_token_id: Fills responses behind their end.
         seed: The same seed gives the same tokens. The caller's random state is left as it was.
-        micro_batch_size: Most sequences in progress at a time; `None` takes all. A sequence that
+        batch_size: Most sequences in progress at a time; `None` takes all. A sequence that
             ends makes room for the next prompt.
 
     Returns:
@@ -64,7 +64,7 @@ def generate_responses(
             f"options.max_new_tokens: expected prompt and response within the model's {limit} "
             f"positions, got {longest} ({options.max_new_tokens} of them new)"
         )
-    size = _checked_size(micro_batch_size, len(prompt_ids))
+    size = _checked_size(batch_size, len(prompt_ids))
     if supports_chunked_logits(model):
         responses, statistics = generated(
             model, prompt_ids, prompt_mask, options, eos_token_ids, seed, size
@@ -106,7 +106,7 @@ def _by_transformers(
 ) -> Generated:
     """Responses from `generate`, which every architecture has, batch by batch."""
     config = GenerationConfig(  # type: ignore[no-untyped-call]
-        **options.generation_config(),
+        **options.generation_kwargs(),
         eos_token_id=list(eos_token_ids) or None,
         pad_token_id=pad_token_id,
         num_beams=1,
@@ -142,10 +142,10 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _checked_size(micro_batch_size: int | None, n_samples: int) -> int:
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise ValueError(f"micro_batch_size: expected an integer >= 1, got {micro_batch_size}")
-    return micro_batch_size or n_samples
+def _checked_size(batch_size: int | None, n_samples: int) -> int:
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size: expected an integer >= 1, got {batch_size}")
+    return batch_size or n_samples
 
 
 def _check_prompts(prompt_ids: Tensor, prompt_mask: Tensor) -> None:

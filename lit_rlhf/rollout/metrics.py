@@ -1,6 +1,7 @@
-"""What a rollout looked like: signals that tell a better policy from one that cheats.
+"""Metrics of a rollout that tell a better policy from a collapsing one.
 
-Reward and losses do not show a collapse; KL, length and perplexity do (arXiv 2307.04964, Sec. 5.2).
+Reward and losses look healthy during a collapse; KL, response length and perplexity do not
+(Section 5.2 of arXiv 2307.04964). Notation: `B` responses, `T` response tokens.
 """
 
 from __future__ import annotations
@@ -9,51 +10,62 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.functional import distinct_n, loss_perplexity, masked_sum
-from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.estimates import TokenStatistics
 from lit_rlhf.stats import global_sum
 
 
 def rollout_metrics(
-    rollouts: RolloutBatch, estimates: TokenStatistics, scores: Tensor
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    entropy: Tensor,
+    response_mask: Tensor,
+    response_ids: Tensor,
+    terminated: Tensor,
+    scores: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The `rollout/*` metrics of `B` responses on this rank, over the responses of all ranks.
+    """The `rollout/*` metrics, over the responses of all ranks.
+
+    Under `torch.distributed` every rank has to call it, with its own responses.
 
     Args:
-        rollouts: Prompts and responses.
-        estimates: What policy and reference make of them.
-        scores: Raw reward, `[B]`.
+        logprobs: Of the policy, `[B, T]` nats.
+        ref_logprobs: Of the reference, `[B, T]` nats.
+        entropy: Of the policy's next-token distributions, `[B, T]` nats.
+        response_mask: Response tokens, `[B, T]` bool.
+        response_ids: `[B, T]` long.
+        terminated: Whether a response ended with EOS, `[B]` bool; otherwise it was cut off.
+        scores: Raw rewards, `[B]`; `None` leaves `rollout/score` out.
 
     Returns:
-        0-dim tensors: means per response of `score`, `kl` (nats), `response_length` (tokens) and
-        `truncation_rate`; means per token of `kl_per_token` and `entropy` (nats); token-weighted
-        `perplexity` and `ref_perplexity`; and `distinct_2`, the share of distinct bigrams, of
-        this rank.
+        0-dim tensors. Means per response: `score`, `kl` (nats), `response_length` (tokens) and
+        `truncation_rate`. Means per token: `kl_per_token` and `entropy` (nats). Token-weighted:
+        `perplexity` and `ref_perplexity`. `distinct_2` is the share of distinct bigrams, among
+        the responses of this rank alone.
     """
-    mask = rollouts.response_mask
+    score_sum = terminated.new_zeros((), dtype=logprobs.dtype) if scores is None else scores.sum()
     totals = torch.stack(
         [
-            masked_sum(estimates.logprobs, mask),
-            masked_sum(estimates.ref_logprobs, mask),
-            masked_sum(estimates.entropy, mask),
-            mask.sum(),
-            (~rollouts.terminated).sum(),
-            scores.sum(),
-            torch.tensor(len(scores), device=scores.device),
+            masked_sum(logprobs, response_mask),
+            masked_sum(ref_logprobs, response_mask),
+            masked_sum(entropy, response_mask),
+            response_mask.sum(),
+            (~terminated).sum(),
+            score_sum,
+            torch.tensor(len(terminated), device=terminated.device),
         ]
     )
-    logprob, ref_logprob, entropies, tokens, truncated, score, n = global_sum(
+    # one reduction for all sums: per-rank means would weigh a short rank's tokens more
+    logprob, ref_logprob, entropies, n_tokens, n_truncated, score, n = global_sum(
         totals.double()
     ).unbind()
-    tokens = tokens.clamp(min=1)
-    return {
-        "rollout/score": score / n,
+    n_tokens = n_tokens.clamp(min=1)
+    metrics = {
         "rollout/kl": (logprob - ref_logprob) / n,
-        "rollout/kl_per_token": (logprob - ref_logprob) / tokens,
-        "rollout/response_length": tokens / n,
-        "rollout/truncation_rate": truncated / n,
-        "rollout/perplexity": loss_perplexity(-logprob / tokens),
-        "rollout/ref_perplexity": loss_perplexity(-ref_logprob / tokens),
-        "rollout/entropy": entropies / tokens,
-        "rollout/distinct_2": distinct_n(rollouts.response_ids, mask, n=2),
+        "rollout/kl_per_token": (logprob - ref_logprob) / n_tokens,
+        "rollout/response_length": n_tokens / n,
+        "rollout/truncation_rate": n_truncated / n,
+        "rollout/perplexity": loss_perplexity(-logprob / n_tokens),
+        "rollout/ref_perplexity": loss_perplexity(-ref_logprob / n_tokens),
+        "rollout/entropy": entropies / n_tokens,
+        "rollout/distinct_2": distinct_n(response_ids, response_mask, n=2),
     }
+    return metrics if scores is None else {"rollout/score": score / n, **metrics}

@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.functional import kl_estimate
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.estimates import TokenStatistics
+from lit_rlhf.rollout.scoring import TokenStatistics
 
 
-def decoded_responses(rollouts: RolloutBatch, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def decode_responses(rollouts: RolloutBatch, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Text of each response, without special tokens."""
     return [
         str(tokenizer.decode(ids[mask], skip_special_tokens=True))
@@ -21,7 +21,7 @@ def decoded_responses(rollouts: RolloutBatch, tokenizer: PreTrainedTokenizerBase
     ]
 
 
-def response_records(
+def build_response_records(
     rollouts: RolloutBatch,
     scores: Tensor,
     estimates: TokenStatistics,
@@ -49,7 +49,7 @@ def response_records(
             "truncated": not ended,
         }
         for response, score, nats, length, ended in zip(
-            decoded_responses(rollouts, tokenizer),
+            decode_responses(rollouts, tokenizer),
             scores.tolist(),
             kl.tolist(),
             rollouts.lengths.tolist(),
@@ -59,8 +59,8 @@ def response_records(
     ]
 
 
-def sample_table(prompts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of `response_records` beside their prompts."""
+def format_sample_table(prompts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of `build_response_records` beside their prompts."""
     rows = [
         "| score | KL, nats | tokens | ended | prompt | response |",
         "|---|---|---|---|---|---|",

@@ -1,6 +1,7 @@
-"""What the networks say of responses that were sampled: log-probs, entropies, values.
+"""Log-probs, entropies and values of sampled responses, under policy, reference and critic.
 
-All without gradients and in evaluation mode. Notation: `B` samples, `T` response tokens.
+Every function here runs its networks without gradients and in evaluation mode. Notation: `B`
+samples, `T` response tokens.
 """
 
 from __future__ import annotations
@@ -8,120 +9,229 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 
-from lit_rlhf.forward import LanguageModel, eval_mode, map_target_logits, token_values
+from lit_rlhf.forward import (
+    LanguageModel,
+    Offloaded,
+    eval_mode,
+    map_target_logits,
+    on_device,
+    token_values,
+)
 from lit_rlhf.forward.chunked_logits import LogitsFunction
 from lit_rlhf.forward.outputs import last_columns
 from lit_rlhf.functional import token_logprobs, token_logprobs_and_entropy
-from lit_rlhf.rollout.batch import ResponseStatistics, RolloutBatch
+from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
+
+
+class TokenStatistics(NamedTuple):
+    """Log-probs, entropies and values of responses before an update; 0 outside the response mask.
+
+    Attributes:
+        logprobs: Of the policy at the sampling temperature, `[B, T]` float32, nats.
+        ref_logprobs: Of the reference at the sampling temperature, `[B, T]` float32, nats.
+        entropy: Of the policy's next-token distributions, `[B, T]` float32, nats.
+        values: The critic's V(s_t), read before token t, `[B, T]` float32.
+        next_values: V(s_{T+1}), read at each response's last token, `[B]` float32.
+    """
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    entropy: Tensor
+    values: Tensor
+    next_values: Tensor
 
 
 class ResponseValues(NamedTuple):
-    """A critic's view of responses.
+    """The critic's values of responses.
 
     Attributes:
-        values: V(s_t), read before token t, `[B, T]` float32; 0 behind the response.
-        bootstrap_values: V(s_{T+1}), read at each response's last token, `[B]` float32: the value
-            of what would follow a response that was cut off; for one that ended use 0.
+        values: V(s_t), read before token t, `[B, T]` float32; 0 outside the response mask.
+        next_values: V(s_{T+1}), read at each response's last token, `[B]` float32: an estimate of
+            what would follow a response that was cut off. For a response that ended it has no
+            meaning; GAE takes 0 there.
     """
 
     values: Tensor
-    bootstrap_values: Tensor
+    next_values: Tensor
+
+
+def score_rollouts(
+    policy: LanguageModel,
+    reference: LanguageModel | Offloaded | None,
+    critic: LanguageModel,
+    rollouts: RolloutBatch,
+    temperature: float = 1.0,
+    max_tokens_per_forward: int | None = None,
+) -> TokenStatistics:
+    """Compute the log-probs, entropies and values that an update needs.
+
+    The policy's own log-probs and entropies are reused from sampling where the rollouts have them.
+
+    Args:
+        policy: The policy that sampled the responses.
+        reference: The SFT policy; `None` takes the policy with its LoRA adapters off.
+        critic: A scalar model.
+        rollouts: Prompts and responses.
+        temperature: Sampling temperature.
+        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
+
+    Raises:
+        ValueError: If `temperature` or `max_tokens_per_forward` is not positive, the critic has no
+            scalar head, or there is neither a reference nor an adapter.
+    """
+    statistics = rollouts.statistics_at(temperature)
+    if statistics is None:
+        statistics = compute_policy_statistics(
+            policy, rollouts, temperature, max_tokens_per_forward
+        )
+    values = compute_values(critic, rollouts, max_tokens_per_forward)
+    ref_logprobs = compute_reference_logprobs(
+        policy, reference, rollouts, temperature, max_tokens_per_forward
+    )
+    return TokenStatistics(
+        logprobs=statistics.logprobs,
+        ref_logprobs=ref_logprobs,
+        entropy=statistics.entropy,
+        values=values.values,
+        next_values=values.next_values,
+    )
 
 
 @torch.no_grad()
-def response_statistics(
+def compute_policy_statistics(
     model: LanguageModel,
     rollouts: RolloutBatch,
     temperature: float = 1.0,
-    max_tokens: int | None = None,
-) -> ResponseStatistics:
-    """Log-probs and entropies of the responses under a policy.
+    max_tokens_per_forward: int | None = None,
+) -> PolicyStatistics:
+    """Compute log-probs and entropies of the responses under a policy.
 
     Args:
-        model: Policy or reference.
+        model: A causal language model.
         rollouts: Prompts and responses.
-        temperature: That of sampling.
-        max_tokens: Real tokens per forward, see `RolloutBatch.parts`.
+        temperature: Sampling temperature.
+        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
 
     Raises:
-        ValueError: If `temperature` or `max_tokens` is not positive.
+        ValueError: If `temperature` or `max_tokens_per_forward` is not positive.
     """
-    logprobs, entropy = _readings(
+    logprobs, entropy = _map_response_logits(
         model,
         rollouts,
         lambda logits, ids: token_logprobs_and_entropy(logits, ids, temperature),
-        max_tokens,
+        max_tokens_per_forward,
     )
-    return ResponseStatistics(logprobs, entropy, temperature)
+    return PolicyStatistics(logprobs, entropy, temperature)
 
 
 @torch.no_grad()
-def response_logprobs(
+def compute_logprobs(
     model: LanguageModel,
     rollouts: RolloutBatch,
     temperature: float = 1.0,
-    max_tokens: int | None = None,
+    max_tokens_per_forward: int | None = None,
 ) -> Tensor:
-    """Log-probs of the responses under a policy; as `response_statistics`, without the entropies.
+    """Compute log-probs of the responses; cheaper than `compute_policy_statistics`.
 
     Args:
-        model: Policy or reference.
+        model: A causal language model.
         rollouts: Prompts and responses.
-        temperature: That of sampling.
-        max_tokens: Real tokens per forward, see `RolloutBatch.parts`.
+        temperature: Sampling temperature.
+        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
 
     Returns:
-        `[B, T]` float32, nats; 0 behind the response.
+        `[B, T]` float32, nats; 0 outside the response mask.
 
     Raises:
-        ValueError: If `temperature` or `max_tokens` is not positive.
+        ValueError: If `temperature` or `max_tokens_per_forward` is not positive.
     """
-    (logprobs,) = _readings(
+    (logprobs,) = _map_response_logits(
         model,
         rollouts,
         lambda logits, ids: (token_logprobs(logits, ids, temperature),),
-        max_tokens,
+        max_tokens_per_forward,
     )
     return logprobs
 
 
+def compute_reference_logprobs(
+    policy: LanguageModel,
+    reference: LanguageModel | Offloaded | None,
+    rollouts: RolloutBatch,
+    temperature: float = 1.0,
+    max_tokens_per_forward: int | None = None,
+) -> Tensor:
+    """Compute log-probs of the responses under the reference.
+
+    Args:
+        policy: The policy. Its adapters are off during the forward if there is no `reference`.
+        reference: The SFT policy; an offloaded one is on the rollouts' device during the forward.
+            `None` takes the policy with its LoRA adapters off.
+        rollouts: Prompts and responses.
+        temperature: Sampling temperature.
+        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
+
+    Returns:
+        `[B, T]` float32, nats; 0 outside the response mask.
+
+    Raises:
+        ValueError: If `reference` is `None` and the policy has no adapters.
+    """
+    if reference is not None:
+        with on_device(reference, rollouts.response_ids.device) as network:
+            return compute_logprobs(network, rollouts, temperature, max_tokens_per_forward)
+    if not isinstance(policy, PeftModel):
+        raise ValueError(
+            "reference: expected a model, or None for a policy with LoRA adapters, got None and a "
+            f"{type(policy).__name__} without adapters"
+        )
+    with policy.disable_adapter():
+        return compute_logprobs(policy, rollouts, temperature, max_tokens_per_forward)
+
+
 @torch.no_grad()
-def response_value_estimates(
-    model: LanguageModel, rollouts: RolloutBatch, max_tokens: int | None = None
+def compute_values(
+    model: LanguageModel, rollouts: RolloutBatch, max_tokens_per_forward: int | None = None
 ) -> ResponseValues:
-    """Values of the responses' states under a critic.
+    """Compute the critic's values before each response token and after the last one.
 
     Args:
         model: A scalar model.
         rollouts: Prompts and responses.
-        max_tokens: Real tokens per forward, see `RolloutBatch.parts`.
+        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
 
     Raises:
-        ValueError: If `max_tokens` is not positive, or `model` has no scalar head.
+        ValueError: If `max_tokens_per_forward` is not positive, or `model` has no scalar head.
     """
     length = rollouts.response_ids.shape[1]
     parts = []
     with eval_mode(model):
-        for part in rollouts.parts(max_tokens):
+        for part in rollouts.split(max_tokens_per_forward):
             mask = part.sequence_mask
             asked = last_columns(mask, length + 1)
             values = token_values(model, part.sequence_ids, mask, asked)
             parts.append(values[:, -length - 1 :])
-    readings = torch.cat(parts)
-    # reading t is V(s_{t+1}) of the response's token t, and reading 0 that of the last prompt token
-    bootstrap = readings.gather(1, rollouts.lengths.unsqueeze(1)).squeeze(1)
+    # Column 0 is the last prompt token, whose value is V(s_1); column t is response token t, whose
+    # value is V(s_{t+1}). So the columns before the last are read before each token, and the value
+    # at column `length of the response` follows its last token.
+    after_tokens = torch.cat(parts)
+    next_values = after_tokens.gather(1, rollouts.lengths.unsqueeze(1)).squeeze(1)
     return ResponseValues(
-        values=readings[:, :-1].masked_fill(~rollouts.response_mask, 0.0),
-        bootstrap_values=bootstrap,
+        values=after_tokens[:, :-1].masked_fill(~rollouts.response_mask, 0.0),
+        next_values=next_values,
     )
 
 
-def _readings(
-    model: LanguageModel, rollouts: RolloutBatch, read: LogitsFunction, max_tokens: int | None
+def _map_response_logits(
+    model: LanguageModel,
+    rollouts: RolloutBatch,
+    function: LogitsFunction,
+    max_tokens_per_forward: int | None,
 ) -> tuple[Tensor, ...]:
-    """What is read of the responses' logits, each `[B, T]`."""
+    """Apply `function` to the logits of all response tokens; its results are `[B, T]` each."""
     length = rollouts.response_ids.shape[1]
     with eval_mode(model):
         parts = [
@@ -129,9 +239,9 @@ def _readings(
                 model,
                 part.sequence_ids,
                 part.sequence_mask,
-                part.on_sequence(part.response_mask),
-                read,
+                part.to_sequence_mask(part.response_mask),
+                function,
             )
-            for part in rollouts.parts(max_tokens)
+            for part in rollouts.split(max_tokens_per_forward)
         ]
-    return tuple(torch.cat(readings)[:, -length:] for readings in zip(*parts, strict=True))
+    return tuple(torch.cat(results)[:, -length:] for results in zip(*parts, strict=True))

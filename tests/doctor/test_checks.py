@@ -18,7 +18,7 @@ from lit_rlhf.rollout import (
     Experience,
     RolloutBatch,
     TokenStatistics,
-    response_value_estimates,
+    compute_values,
 )
 from lit_rlhf.strategies import OptimizerStep, clipped_step
 from tests.doctor.runs import findings, module_of, not_ok
@@ -109,7 +109,7 @@ class CountsPadding(PPOModule):
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         everything = rollouts._replace(prompt_mask=torch.ones_like(rollouts.prompt_mask))
-        values = response_value_estimates(self.critic, everything)
+        values = compute_values(self.critic, everything)
         return super().estimate(rollouts)._replace(values=values.values)
 
 

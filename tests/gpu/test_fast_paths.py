@@ -8,7 +8,7 @@ import torch
 from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import token_logprobs
 from lit_rlhf.models.kernels import with_fused_kernels
-from lit_rlhf.rollout import SamplingOptions, generate_responses, response_statistics
+from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
 
 pytestmark = [
@@ -34,7 +34,7 @@ def test_responses_are_those_of_the_cpu(family: str, n_slots: int) -> None:
     rollouts = generate_responses(model, ids.cuda(), mask.cuda(), options, EOS, PAD_ID, 0, n_slots)
     assert torch.equal(rollouts.response_ids.cpu(), expected.response_ids)
     assert rollouts.statistics is not None
-    scored = response_statistics(model, rollouts)
+    scored = compute_policy_statistics(model, rollouts)
     torch.testing.assert_close(rollouts.statistics.logprobs, scored.logprobs, rtol=1e-4, atol=1e-4)
 
 

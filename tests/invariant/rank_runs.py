@@ -103,7 +103,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)
     rows = (slice(0, 1), slice(1, 3))[rank]
-    results["metrics"] = {k: float(v) for k, v in rollout_metrics(*batch(rows)).items()}
+    results["metrics"] = {k: float(v) for k, v in rollout_metrics(**batch(rows)).items()}
     return results
 
 

@@ -54,7 +54,7 @@ def test_off_policy_sampling_is_declared(root: Path, options: dict[str, Any], na
 
 
 def test_on_policy_sampling_is_the_default_and_silent(root: Path) -> None:
-    assert PPOModule(**ppo_options(root)).sampling.off_policy == ()
+    assert PPOModule(**ppo_options(root)).sampling.off_policy_options == ()
 
 
 def test_a_reward_model_of_another_template_is_refused_with_both_renderings(

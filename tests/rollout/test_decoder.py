@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.rollout import SamplingOptions, batch, generate_responses, response_statistics
+from lit_rlhf.rollout import SamplingOptions, batch, compute_policy_statistics, generate_responses
 from lit_rlhf.rollout.slots import Slots
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
 
@@ -79,7 +79,7 @@ def test_what_generation_knows_is_what_scoring_finds(temperature: float) -> None
     options = SamplingOptions(max_new_tokens=30, temperature=temperature, top_k=40)
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
     assert rollouts.statistics is not None
-    scored = response_statistics(model, rollouts, temperature)
+    scored = compute_policy_statistics(model, rollouts, temperature)
     # of the policy itself, whatever was cut from what is sampled
     torch.testing.assert_close(rollouts.statistics.logprobs, scored.logprobs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rollouts.statistics.entropy, scored.entropy, rtol=1e-5, atol=1e-5)
@@ -124,7 +124,7 @@ def test_no_more_tokens_are_read_at_once_than_scoring_reads(
     model.get_input_embeddings().register_forward_hook(  # type: ignore[no-untyped-call]
         lambda _, inputs, __: read.append(inputs[0].numel())
     )
-    monkeypatch.setattr(batch, "CPU_TOKENS", 20)
+    monkeypatch.setattr(batch, "CPU_TOKENS_PER_FORWARD", 20)
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3)
     assert read[:4] == [20, 18, 18, 9]  # prompts of 20, 13 + 5, 17 + 1 and 9 tokens
     assert max(read[4:]) <= 6

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_rlhf.rollout import Experience, RolloutBatch, shuffled_minibatches
+from lit_rlhf.rollout import Experience, RolloutBatch, iterate_minibatches
 
 
 def buffer() -> Experience:
@@ -40,7 +40,7 @@ def test_rows_keep_their_numbers_and_lose_padding_all_share(
     index: list[int], prompt: int, response: int
 ) -> None:
     whole = buffer()
-    part = whole.rows(torch.tensor(index))
+    part = whole.select(torch.tensor(index))
     assert len(part) == len(index)
     rollouts = part.rollouts
     assert rollouts.prompt_ids.shape == rollouts.prompt_mask.shape == (len(index), prompt)
@@ -61,7 +61,7 @@ def test_rows_keep_their_numbers_and_lose_padding_all_share(
 def test_minibatches_cover_the_buffer_once_in_an_order_of_their_generator() -> None:
     def drawn(seed: int) -> list[list[int]]:
         generator = torch.Generator().manual_seed(seed)
-        return [index.tolist() for index in shuffled_minibatches(12, 4, generator)]
+        return [index.tolist() for index in iterate_minibatches(12, 4, generator)]
 
     assert [len(index) for index in drawn(0)] == [4, 4, 4]
     assert sorted(row for index in drawn(0) for row in index) == list(range(12))
@@ -71,7 +71,7 @@ def test_minibatches_cover_the_buffer_once_in_an_order_of_their_generator() -> N
 def test_a_second_pass_draws_another_order() -> None:
     generator = torch.Generator().manual_seed(0)
     passes: list[Any] = [
-        torch.cat(list(shuffled_minibatches(12, 4, generator))).tolist() for _ in range(2)
+        torch.cat(list(iterate_minibatches(12, 4, generator))).tolist() for _ in range(2)
     ]
     assert passes[0] != passes[1]
 
@@ -79,4 +79,4 @@ def test_a_second_pass_draws_another_order() -> None:
 @pytest.mark.parametrize("size", [0, 5, 24])
 def test_minibatches_have_to_divide_the_buffer(size: int) -> None:
     with pytest.raises(ValueError, match=f"minibatch_size: expected a divisor of the 12.*{size}"):
-        list(shuffled_minibatches(12, size, torch.Generator()))
+        list(iterate_minibatches(12, size, torch.Generator()))

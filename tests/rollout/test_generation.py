@@ -52,10 +52,10 @@ def sampled(
     seed: int = 0,
     pad: int = PAD_ID,
     eos: tuple[int, ...] = (EOS_ID,),
-    micro_batch_size: int | None = None,
+    batch_size: int | None = None,
 ) -> RolloutBatch:
     ids, mask = prompts()
-    return generate_responses(model, ids, mask, options, eos, pad, seed, micro_batch_size)
+    return generate_responses(model, ids, mask, options, eos, pad, seed, batch_size)
 
 
 FIELDS = 5  # tensors of a RolloutBatch
@@ -100,12 +100,12 @@ def test_prompts_come_back_as_given() -> None:
 
 
 @pytest.mark.parametrize("pad", [PAD_ID, EOS_ID])
-@pytest.mark.parametrize("micro_batch_size", [None, 1, 3])
-def test_a_response_ends_with_its_first_eos(pad: int, micro_batch_size: int | None) -> None:
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+def test_a_response_ends_with_its_first_eos(pad: int, batch_size: int | None) -> None:
     model = with_eos_logit(4.0)
     lengths = set()
     for seed in range(6):
-        rollouts = sampled(model, seed=seed, pad=pad, micro_batch_size=micro_batch_size)
+        rollouts = sampled(model, seed=seed, pad=pad, batch_size=batch_size)
         rows = zip(
             rollouts.response_ids.tolist(),
             rollouts.response_mask.tolist(),
@@ -179,13 +179,13 @@ def greedy(model: PreTrainedModel, prompt: Tensor, n_tokens: int) -> list[int]:
     return ids[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 3])
+@pytest.mark.parametrize("batch_size", [None, 3])
 def test_padding_and_micro_batches_change_no_greedy_response(
-    family: str, micro_batch_size: int | None
+    family: str, batch_size: int | None
 ) -> None:
     model = tiny_causal_lm(family)
     options = replace(OPTIONS, do_sample=False)
-    rollouts = sampled(model, options, eos=(), micro_batch_size=micro_batch_size)
+    rollouts = sampled(model, options, eos=(), batch_size=batch_size)
     ids, mask = prompts()
     for i in range(len(LENGTHS)):
         assert rollouts.response_ids[i].tolist() == greedy(model, ids[i][mask[i]], 8)
@@ -244,7 +244,7 @@ def test_no_eos_before_the_minimum_length() -> None:
 def test_options_that_leave_the_policy_are_named(
     changes: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    assert replace(OPTIONS, **changes).off_policy == expected
+    assert replace(OPTIONS, **changes).off_policy_options == expected
 
 
 @pytest.mark.parametrize(
@@ -289,5 +289,5 @@ def test_responses_beyond_the_models_positions_are_refused() -> None:
 
 
 def test_micro_batches_have_at_least_one_sample() -> None:
-    with pytest.raises(ValueError, match="micro_batch_size: expected an integer >= 1, got 0"):
-        sampled(tiny_causal_lm(), micro_batch_size=0)
+    with pytest.raises(ValueError, match="batch_size: expected an integer >= 1, got 0"):
+        sampled(tiny_causal_lm(), batch_size=0)

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.rollout import (
-    RolloutBatch,
-    TokenStatistics,
+    SamplingOptions,
+    compute_policy_statistics,
     generate_responses,
-    response_statistics,
     rollout_metrics,
 )
-from lit_rlhf.rollout.generation import SamplingOptions
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm
 
 LENGTHS = (4, 1, 2)
@@ -32,23 +30,20 @@ def padded(rows: Any) -> Tensor:
     return torch.tensor([[*row, *[JUNK] * (width - len(row))] for row in rows])
 
 
-def batch(rows: slice = slice(None)) -> tuple[RolloutBatch, TokenStatistics, Tensor]:
+def batch(rows: slice = slice(None)) -> dict[str, Tensor]:
     """Three responses, the second cut off; junk behind their ends."""
     lengths = torch.tensor(LENGTHS[rows])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     ids = torch.tensor([[5, 6, 5, 6], [7, 0, 0, 0], [5, 6, 0, 0]])[rows, : mask.shape[1]]
-    ids = ids.masked_fill(~mask, 8)
-    n = len(lengths)
-    rollouts = RolloutBatch(
-        torch.full((n, 2), 9),
-        torch.ones(n, 2, dtype=torch.bool),
-        ids,
-        mask,
-        torch.tensor([True, False, True])[rows],
-    )
-    numbers = [padded(x[rows]) for x in (LOGPROBS, REF_LOGPROBS, ENTROPY)]
-    estimates = TokenStatistics(*numbers, torch.full(mask.shape, JUNK), torch.full((n,), JUNK))
-    return rollouts, estimates, torch.tensor(SCORES[rows])
+    return {
+        "logprobs": padded(LOGPROBS[rows]),
+        "ref_logprobs": padded(REF_LOGPROBS[rows]),
+        "entropy": padded(ENTROPY[rows]),
+        "response_mask": mask,
+        "response_ids": ids.masked_fill(~mask, 8),
+        "terminated": torch.tensor([True, False, True])[rows],
+        "scores": torch.tensor(SCORES[rows]),
+    }
 
 
 def expected() -> dict[str, float]:
@@ -69,7 +64,7 @@ def expected() -> dict[str, float]:
 
 
 def test_metrics_come_from_masked_tokens_alone() -> None:
-    metrics = rollout_metrics(*batch())
+    metrics = rollout_metrics(**batch())
     assert {key: float(value) for key, value in metrics.items()} == pytest.approx(
         expected(), rel=1e-6
     )
@@ -90,12 +85,16 @@ def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
     )
     lengths = rollouts.lengths
     assert lengths.min() < lengths.max()
-    statistics = response_statistics(model, rollouts)
-    zeros = torch.zeros_like(statistics.logprobs)
-    same = TokenStatistics(
-        statistics.logprobs, statistics.logprobs, statistics.entropy, zeros, zeros[:, 0]
+    statistics = compute_policy_statistics(model, rollouts)
+    metrics = rollout_metrics(
+        statistics.logprobs,
+        statistics.logprobs,
+        statistics.entropy,
+        rollouts.response_mask,
+        rollouts.response_ids,
+        rollouts.terminated,
     )
-    metrics = rollout_metrics(rollouts, same, torch.zeros(6))
+    assert "rollout/score" not in metrics
     # equal policies have no KL, and entropies lie between 0 and that of a uniform choice
     assert abs(float(metrics["rollout/kl"])) < 1e-6
     assert abs(float(metrics["rollout/kl_per_token"])) < 1e-6

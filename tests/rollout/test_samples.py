@@ -7,9 +7,9 @@ import torch
 from lit_rlhf.rollout import (
     RolloutBatch,
     TokenStatistics,
-    decoded_responses,
-    response_records,
-    sample_table,
+    build_response_records,
+    decode_responses,
+    format_sample_table,
 )
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_tokenizer
 
@@ -34,7 +34,7 @@ def batch() -> RolloutBatch:
 
 
 def test_responses_are_decoded_without_special_tokens_and_padding() -> None:
-    assert decoded_responses(batch(), tiny_tokenizer()) == list(TEXTS)
+    assert decode_responses(batch(), tiny_tokenizer()) == list(TEXTS)
 
 
 def test_a_record_tells_text_score_kl_length_and_end() -> None:
@@ -42,7 +42,7 @@ def test_a_record_tells_text_score_kl_length_and_end() -> None:
     # nats per token: policy -1, reference -1.5; behind a response 0
     logprobs = -rollouts.response_mask.float()
     estimates = TokenStatistics(logprobs, 1.5 * logprobs, logprobs, logprobs, logprobs[:, 0])
-    records = response_records(
+    records = build_response_records(
         rollouts, torch.tensor([0.125, -2.0, 3.0]), estimates, tiny_tokenizer()
     )
     tokenizer = tiny_tokenizer()
@@ -62,7 +62,7 @@ def test_the_table_shows_each_response_beside_its_numbers_and_stays_a_table() ->
         {"response": "a|b", "score": 0.125, "kl": 2.0, "length": 4, "truncated": False},
         {"response": "two\nlines ", "score": -2.0, "kl": -0.5, "length": 9, "truncated": True},
     ]
-    assert sample_table(["say | it", "\n\nHuman: hi"], records).split("\n") == [
+    assert format_sample_table(["say | it", "\n\nHuman: hi"], records).split("\n") == [
         "| score | KL, nats | tokens | ended | prompt | response |",
         "|---|---|---|---|---|---|",
         "| 0.12 | 2.00 | 4 | yes | say \\| it | a\\|b |",

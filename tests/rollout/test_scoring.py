@@ -7,14 +7,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_rlhf.models import build_scalar_model
+from lit_rlhf.models import (
+    ModelOptions,
+    build_scalar_model,
+    load_causal_lm,
+    load_scalar_model,
+    save_model_folder,
+)
 from lit_rlhf.rollout import (
     RolloutBatch,
     SamplingOptions,
+    compute_logprobs,
+    compute_policy_statistics,
+    compute_reference_logprobs,
+    compute_values,
     generate_responses,
-    response_logprobs,
-    response_statistics,
-    response_value_estimates,
+    score_rollouts,
 )
 from tests.support.tiny_models import (
     EOS_ID,
@@ -23,6 +31,7 @@ from tests.support.tiny_models import (
     VOCAB_SIZE,
     tiny_causal_lm,
     tiny_config,
+    tiny_tokenizer,
 )
 
 TEMPERATURE = 0.7
@@ -61,13 +70,13 @@ def distributions(model: PreTrainedModel, rollouts: RolloutBatch, row: int, t: i
 
 
 @pytest.mark.parametrize("pad", [PAD_ID, EOS_ID])
-@pytest.mark.parametrize("micro_batch_size", [None, 3])
+@pytest.mark.parametrize("max_tokens", [None, 3])
 def test_logprobs_and_entropy_are_those_of_each_step_alone(
-    family: str, pad: int, micro_batch_size: int | None
+    family: str, pad: int, max_tokens: int | None
 ) -> None:
     model = tiny_causal_lm(family)
     rollouts = rollouts_of(model, pad)
-    statistics = response_statistics(model, rollouts, TEMPERATURE, micro_batch_size)
+    statistics = compute_policy_statistics(model, rollouts, TEMPERATURE, max_tokens)
     logprobs, entropy = torch.zeros(4, 8), torch.zeros(4, 8)
     for row, length in enumerate(rollouts.lengths.tolist()):
         for t in range(length):
@@ -76,7 +85,7 @@ def test_logprobs_and_entropy_are_those_of_each_step_alone(
             entropy[row, t] = -(step.exp() * step).sum()
     torch.testing.assert_close(statistics.logprobs, logprobs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(statistics.entropy, entropy, rtol=1e-4, atol=1e-4)
-    alone = response_logprobs(model, rollouts, TEMPERATURE, micro_batch_size)
+    alone = compute_logprobs(model, rollouts, TEMPERATURE, max_tokens)
     assert torch.equal(alone, statistics.logprobs)
 
 
@@ -87,8 +96,8 @@ def test_dropout_and_gradients_are_off() -> None:
     noisy.load_state_dict(tiny_causal_lm("gpt2").state_dict())
     noisy.train()
     rollouts = rollouts_of(noisy)
-    logprobs = response_logprobs(noisy, rollouts, TEMPERATURE)
-    assert torch.equal(logprobs, response_logprobs(tiny_causal_lm("gpt2"), rollouts, TEMPERATURE))
+    logprobs = compute_logprobs(noisy, rollouts, TEMPERATURE)
+    assert torch.equal(logprobs, compute_logprobs(tiny_causal_lm("gpt2"), rollouts, TEMPERATURE))
     assert not logprobs.requires_grad
     assert noisy.training
 
@@ -100,13 +109,13 @@ class PositionHead(nn.Module):
         return torch.arange(hidden.shape[1]).expand(hidden.shape[:2]).unsqueeze(-1)
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 3])
-def test_values_are_read_before_each_token_and_after_the_last(micro_batch_size: int | None) -> None:
+@pytest.mark.parametrize("max_tokens", [None, 3])
+def test_values_are_read_before_each_token_and_after_the_last(max_tokens: int | None) -> None:
     policy = tiny_causal_lm()
     rollouts = rollouts_of(policy)
     critic = build_scalar_model(policy)
     critic.score = PositionHead()
-    values = response_value_estimates(critic, rollouts, micro_batch_size)
+    values = compute_values(critic, rollouts, max_tokens)
     # nine prompt columns: the first token's state ends at column 8
     assert values.values.tolist() == [
         [8, 9, 10, 11, 12, 13, 14, 15],
@@ -114,28 +123,28 @@ def test_values_are_read_before_each_token_and_after_the_last(micro_batch_size: 
         [8, 0, 0, 0, 0, 0, 0, 0],
         [8, 9, 10, 11, 12, 0, 0, 0],
     ]
-    assert values.bootstrap_values.tolist() == [16, 11, 9, 13]
+    assert values.next_values.tolist() == [16, 11, 9, 13]
 
 
 @torch.no_grad()
 def test_values_are_those_of_each_state_alone(family: str) -> None:
     rollouts = rollouts_of(tiny_causal_lm(family))
     critic = build_scalar_model(tiny_causal_lm(family)).train(False)
-    values = response_value_estimates(critic, rollouts)
+    values = compute_values(critic, rollouts)
     for row, length in enumerate(rollouts.lengths.tolist()):
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
         for t in range(length + 1):
             state = torch.cat([prompt, rollouts.response_ids[row, :t]]).unsqueeze(0)
             hidden = critic.base_model(state).last_hidden_state[0, -1]
             expected = critic.score(hidden)[0]
-            got = values.values[row, t] if t < length else values.bootstrap_values[row]
+            got = values.values[row, t] if t < length else values.next_values[row]
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_forward_reads_at_least_one_token() -> None:
     model = tiny_causal_lm()
-    with pytest.raises(ValueError, match="max_tokens: expected an integer >= 1, got 0"):
-        response_logprobs(model, rollouts_of(model), max_tokens=0)
+    with pytest.raises(ValueError, match="max_tokens_per_forward: expected an integer >= 1, got 0"):
+        compute_logprobs(model, rollouts_of(model), max_tokens_per_forward=0)
 
 
 def test_a_rollout_survives_moving_and_slicing(tmp_path: Path) -> None:
@@ -143,3 +152,66 @@ def test_a_rollout_survives_moving_and_slicing(tmp_path: Path) -> None:
     torch.save(tuple(rollouts[:5]), tmp_path / "r.pt")
     again = RolloutBatch(*torch.load(tmp_path / "r.pt", weights_only=True))
     assert torch.equal(again.sequence_ids, rollouts.sequence_ids)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scoring") / "lm"
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def rollouts() -> RolloutBatch:
+    prompt_mask = torch.tensor([[False, True, True], [True, True, True]])
+    response_mask = torch.tensor([[True] * 4, [True, True, False, False]])
+    generator = torch.Generator().manual_seed(0)
+    return RolloutBatch(
+        torch.randint(4, 280, (2, 3), generator=generator).masked_fill(~prompt_mask, 0),
+        prompt_mask,
+        torch.randint(4, 280, (2, 4), generator=generator).masked_fill(~response_mask, 0),
+        response_mask,
+        torch.tensor([False, True]),
+    )
+
+
+def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> None:
+    policy, reference = tiny_causal_lm(seed=1), tiny_causal_lm(seed=2)
+    critic = load_scalar_model(folder, head_seed=3)
+    estimates = score_rollouts(policy, reference, critic, rollouts, temperature=0.7)
+    statistics = compute_policy_statistics(policy, rollouts, 0.7)
+    assert torch.equal(estimates.logprobs, statistics.logprobs)
+    assert torch.equal(estimates.entropy, statistics.entropy)
+    assert torch.equal(estimates.ref_logprobs, compute_logprobs(reference, rollouts, 0.7))
+    values = compute_values(critic, rollouts)
+    assert torch.equal(estimates.values, values.values)
+    assert torch.equal(estimates.next_values, values.next_values)
+    for field in estimates:
+        assert not field.requires_grad
+
+
+def test_the_reference_of_a_policy_with_adapters_is_the_policy_without_them(
+    folder: Path, rollouts: RolloutBatch
+) -> None:
+    policy = load_causal_lm(folder, ModelOptions(lora_rank=2))
+    plain = compute_logprobs(load_causal_lm(folder), rollouts)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(compute_reference_logprobs(policy, None, rollouts), plain)
+    # and the adapters are on again
+    assert (compute_logprobs(policy, rollouts) - plain).abs().max() > 0.1
+
+
+def test_a_policy_without_adapters_needs_a_reference(rollouts: RolloutBatch) -> None:
+    with pytest.raises(ValueError, match="reference: expected a model, or None for a policy"):
+        compute_reference_logprobs(tiny_causal_lm(), None, rollouts)
+
+
+def test_parts_of_a_rollout_give_what_the_whole_gives(folder: Path, rollouts: RolloutBatch) -> None:
+    critic, policy = load_scalar_model(folder), tiny_causal_lm()
+    whole = score_rollouts(policy, policy, critic, rollouts)
+    parts = score_rollouts(policy, policy, critic, rollouts, max_tokens_per_forward=1)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

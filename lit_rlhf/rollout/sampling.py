@@ -1,9 +1,22 @@
-"""How responses are sampled."""
+"""How a token is sampled from logits: the options, and the sampler.
+
+Notation: `n` rows, `V` vocabulary.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from lit_rlhf.functional import tempered_logits
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,7 @@ class SamplingOptions:
             )
 
     @property
-    def off_policy(self) -> tuple[str, ...]:
+    def off_policy_options(self) -> tuple[str, ...]:
         """Names of the options that make samples differ from the policy's distribution."""
         on = {
             "top_p": self.top_p < 1,
@@ -67,7 +80,7 @@ class SamplingOptions:
         }
         return tuple(name for name, is_on in on.items() if is_on)
 
-    def generation_config(self) -> dict[str, Any]:
+    def generation_kwargs(self) -> dict[str, Any]:
         """The options by transformers' names, for `generate` and for the saved model.
 
         None is left open, as transformers would fill it in: `top_k`, for one, with 50.
@@ -79,3 +92,50 @@ class SamplingOptions:
         if self.min_new_tokens == 0:
             del settings["min_new_tokens"]
         return settings
+
+
+def sample_tokens(
+    logits: Tensor,
+    uniforms: Tensor,
+    options: SamplingOptions,
+    eos_token_ids: Tensor,
+    seen: Tensor,
+    n_new: Tensor,
+) -> Tensor:
+    """One token for each row, as transformers' `generate` draws it.
+
+    A row's token is the first at which the cumulative probability exceeds the row's uniform number,
+    so it depends on nothing but the row's own logits and number. It also costs one number where
+    `torch.multinomial` draws `V`.
+
+    Args:
+        logits: `[n, V]`.
+        uniforms: In [0, 1), `[n]` float64.
+        options: How to sample.
+        eos_token_ids: Tokens that end a response, `[E]` long.
+        seen: The tokens so far, `[n, L]` long; not looked at without a repetition penalty.
+        n_new: Tokens of the response so far, `[n]` long.
+
+    Returns:
+        `[n]` long.
+    """
+    scores = logits.float()
+    if options.repetition_penalty != 1:
+        penalty = RepetitionPenaltyLogitsProcessor(options.repetition_penalty)
+        scores = penalty(seen, scores)
+    if options.min_new_tokens:
+        early = n_new < options.min_new_tokens
+        without = scores.index_fill(1, eos_token_ids, -torch.inf)
+        scores = torch.where(early[:, None], without, scores)
+    if not options.do_sample:
+        return scores.argmax(-1)
+    scores = tempered_logits(scores.unsqueeze(0), options.temperature).squeeze(0)
+    if options.top_k > 0:
+        scores = TopKLogitsWarper(min(options.top_k, scores.shape[1]))(seen, scores)
+    if options.top_p < 1:
+        scores = TopPLogitsWarper(options.top_p)(seen, scores)
+    # in float64: float32 sums over a large vocabulary lose what its rare tokens weigh
+    cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
+    targets = uniforms[:, None] * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+    return found.clamp(max=scores.shape[1] - 1)  # beyond it only where a logit is NaN

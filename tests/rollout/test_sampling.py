@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lit_rlhf.rollout import SamplingOptions
-from lit_rlhf.rollout.draws import sample_tokens
+from lit_rlhf.rollout.sampling import sample_tokens
 
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
 
