@@ -31,7 +31,7 @@ from benchmarks.speed.summary import labelled, summary
 from benchmarks.speed.tables import scaling_tables
 from benchmarks.speed.turns import Labels, Side, alternate
 from benchmarks.speed.workload import Precision, Workload, save_networks
-from lit_rlhf.evaluation.files import write_text
+from lit_rlhf.evaluation import write_text
 
 OURS = Side("lit_rlhf", "benchmarks.speed.ours")
 

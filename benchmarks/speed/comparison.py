@@ -18,7 +18,7 @@ from benchmarks.speed.summary import labelled, ratios, summary
 from benchmarks.speed.tables import comparison_tables
 from benchmarks.speed.turns import Labels, Side, alternate
 from benchmarks.speed.workload import save_networks
-from lit_rlhf.evaluation.files import write_text
+from lit_rlhf.evaluation import write_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.speed.job import Job, environment
 from benchmarks.speed.machine import QUIET_CORES, wait_until_quiet
-from lit_rlhf.evaluation.progress import progress_line
+from lit_rlhf.evaluation import progress_bar
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER = ("torch==2.13.0", "trl==1.12.0", "transformers==5.23.0")
@@ -141,7 +141,7 @@ def alternate(
     """
     ceilings: dict[str, Any] = {}
     runs: dict[Labels, list[dict[str, Any]]] = {}
-    with progress_line("turns", rounds * len(cases) * len(sides)) as advance:
+    with progress_bar("turns", rounds * len(cases) * len(sides)) as advance:
         for _ in range(rounds):
             wait_until_quiet(wait)
             ceilings = highest(ceilings, answer(CEILINGS, next(iter(cases.values()))))

@@ -23,7 +23,7 @@ from lit_rlhf.doctor import Display, Report, examine, run_plan
 from lit_rlhf.doctor.case import raised
 from lit_rlhf.doctor.examination import BEFORE, DURING, START, START_ABOUT, not_reached
 from lit_rlhf.doctor.plan import examining_settings
-from lit_rlhf.evaluation.files import write_text
+from lit_rlhf.evaluation import write_text
 from lit_rlhf.modules import PPOModule
 
 PROG = "lit_rlhf doctor"

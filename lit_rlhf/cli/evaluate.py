@@ -13,14 +13,15 @@ from lit_rlhf.data.readers import is_file_path
 from lit_rlhf.evaluation import (
     HeadToHead,
     Responses,
-    compared_policies,
+    choose_device,
+    compare_policies,
     print_comparison,
-    saved_responses,
+    read_responses,
+    write_json_lines,
+    write_text,
 )
-from lit_rlhf.evaluation.benchmarks import benchmark_scores, print_benchmarks
-from lit_rlhf.evaluation.files import write_json_lines, write_text
-from lit_rlhf.evaluation.judge import JudgeOptions, judgement, print_judgement
-from lit_rlhf.evaluation.sampling import chosen_device
+from lit_rlhf.evaluation.benchmarks import print_benchmarks, run_benchmarks
+from lit_rlhf.evaluation.judge import JudgeOptions, judge_policies, print_judgement
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
@@ -115,13 +116,13 @@ def evaluate(
         answered = _responses_of_files(policies, judge, given, max_prompts)
         report = {"baseline": next(iter(answered.by_policy)), "n_prompts": len(answered.prompts)}
     elif prompts is not None:
-        comparison = compared_policies(
+        comparison = compare_policies(
             policies,
             DataSource(prompts, split=split),
             rewards or {},
             SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature),
             options,
-            chosen_device(device),
+            choose_device(device),
             batch_size=batch_size,
             tie_margin=tie_margin,
             chat_template=chat_template,
@@ -148,17 +149,17 @@ def evaluate(
     else:
         _check_benchmarks_alone(given, judge, benchmarks, choices)
     if judge.model is not None and answered is not None:
-        judged = judgement(answered, judge, seed)
+        judged = judge_policies(answered, judge, seed)
         print_judgement(judged)
         report["judge"] = judged.as_dict()
         head_to_heads = head_to_heads + judged.head_to_heads
     if benchmarks or choices:
-        measured = benchmark_scores(
+        measured = run_benchmarks(
             policies,
             benchmarks or (),
             choices or (),
             options,
-            chosen_device(device),
+            choose_device(device),
             benchmark_batch_size,
             shots,
             max_questions,
@@ -214,7 +215,7 @@ def _responses_of_files(
             )
     if judge.model is None:
         raise ValueError("judge.model: expected a judge to compare files of responses, got none")
-    return saved_responses(policies, max_prompts)
+    return read_responses(policies, max_prompts)
 
 
 def _check_chart(chart: str | None) -> None:

@@ -10,11 +10,18 @@ from rich.console import Console
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.data import DataSource, PromptRecord, parsed_prompts
-from lit_rlhf.evaluation.chat import Chat, speakers
-from lit_rlhf.evaluation.files import json_lines, write_json_lines
-from lit_rlhf.evaluation.generating import Generation, generated_responses, print_generation
-from lit_rlhf.evaluation.sampling import chosen_device, prompt_records
-from lit_rlhf.evaluation.transcripts import REMARK, say
+from lit_rlhf.evaluation import (
+    REMARK,
+    Generation,
+    choose_device,
+    generate_from_models,
+    json_lines,
+    print_generation,
+    print_text,
+    read_prompts,
+    write_json_lines,
+)
+from lit_rlhf.evaluation.chat import Chat, load_speakers
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
@@ -96,17 +103,17 @@ def generate(
     if chat:
         if output is not None or responses_per_prompt != 1:
             raise ValueError("output, responses_per_prompt: expected none of them with --chat")
-        spoken = speakers(
-            models, sampling, options, chosen_device(device), chat_template, max_prompt_length
+        spoken = load_speakers(
+            models, sampling, options, choose_device(device), chat_template, max_prompt_length
         )
         talk(Chat(spoken, sampling, Console(), seed))
         return None
-    generation = generated_responses(
+    generation = generate_from_models(
         models,
         _records(prompts, prompt, split, max_prompts),
         sampling,
         options,
-        chosen_device(device),
+        choose_device(device),
         batch_size=batch_size,
         responses_per_prompt=responses_per_prompt,
         chat_template=chat_template,
@@ -135,7 +142,7 @@ def talk(chat: Chat) -> None:
 
     def piped() -> str:
         line = input()
-        say(console, f"\nyou: {line}")
+        print_text(console, f"\nyou: {line}")
         return line
 
     if not sys.stdin.isatty():
@@ -144,9 +151,9 @@ def talk(chat: Chat) -> None:
     if sys.stdout.isatty():
         importlib.import_module("readline")  # makes input() edit lines and remember them
     names = ", ".join(speaker.name for speaker in chat.speakers)
-    say(console, f"A chat with {names}. /help lists the commands, Ctrl-D ends it.", REMARK)
+    print_text(console, f"A chat with {names}. /help lists the commands, Ctrl-D ends it.", REMARK)
     chat.run(typed)
-    say(console, "")
+    print_text(console, "")
 
 
 def _check_source(prompts: str | None, prompt: list[str] | None, chat: bool) -> None:
@@ -167,7 +174,7 @@ def _records(
 ) -> list[PromptRecord]:
     if prompts is None:
         return parsed_prompts(prompt or [])
-    return prompt_records(DataSource(prompts, split=split), max_prompts)
+    return read_prompts(DataSource(prompts, split=split), max_prompts)
 
 
 def main(argv: Sequence[str]) -> Generation | None:

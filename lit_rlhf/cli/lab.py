@@ -12,14 +12,14 @@ from typing import Any, Literal, NamedTuple
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder
 from lit_rlhf.data.examples import PromptExample
-from lit_rlhf.evaluation import shared_encoder
-from lit_rlhf.evaluation.files import write_json_lines
-from lit_rlhf.evaluation.progress import progress_line
-from lit_rlhf.evaluation.sampling import (
-    chosen_device,
-    encode_prompts,
-    loaded_policy,
-    sampled_batches,
+from lit_rlhf.evaluation import (
+    choose_device,
+    load_policy,
+    load_prompts,
+    load_shared_encoder,
+    progress_bar,
+    sample_batches,
+    write_json_lines,
 )
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.lab.artifacts import write_world
@@ -92,7 +92,7 @@ def preferences(
     """
     if pairs < 1:
         raise ValueError(f"pairs: expected an integer >= 1, got {pairs}")
-    with progress_line("preference pairs", pairs) as progress:
+    with progress_bar("preference pairs", pairs) as progress:
         records = preference_records(
             policy, Path(world), pairs, seed, max_new_tokens, batch_size, device, progress
         )
@@ -125,14 +125,14 @@ def preference_records(
             pairs of responses differ.
     """
     rules = read_world(world_folder)
-    encoder = shared_encoder([policy])
-    prompts = encode_prompts(DataSource(str(world_folder / "prompts_train.jsonl")), encoder)
+    encoder = load_shared_encoder([policy])
+    prompts = load_prompts(DataSource(str(world_folder / "prompts_train.jsonl")), encoder)
     if prompts.counts.shortened or prompts.counts.cut_prompts:
         raise ValueError(
             f"policy: expected one that takes the world's prompts whole, got {policy!r}, which "
             f"takes {encoder.max_prompt_length} tokens"
         )
-    model = loaded_policy(policy, ModelOptions(), chosen_device(device))
+    model = load_policy(policy, ModelOptions(), choose_device(device))
     options = SamplingOptions(max_new_tokens=max_new_tokens)
     order = shuffled_passes(prompts.examples, seed)
     seeds, labels = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
@@ -171,7 +171,7 @@ def response_pairs(
     `progress` is told how many pairs of a batch make a record.
     """
     pairs: dict[int, ResponsePair] = {}
-    for batch in sampled_batches(model, encoder, examples, options, batch_size, seed, 2):
+    for batch in sample_batches(model, encoder, examples, options, batch_size, seed, 2):
         texts = decode_responses(batch.rollouts, encoder.tokenizer)
         ended = batch.rollouts.terminated.tolist()
         found = [

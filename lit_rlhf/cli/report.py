@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.data import DataSource, RecordError
-from lit_rlhf.evaluation.files import write_text
+from lit_rlhf.evaluation import choose_device, write_text
 from lit_rlhf.evaluation.reward_report import (
     RewardReport,
     report_html,
@@ -17,7 +17,6 @@ from lit_rlhf.evaluation.reward_report import (
     scored_pairs,
 )
 from lit_rlhf.evaluation.reward_report.tables import print_reward_report
-from lit_rlhf.evaluation.sampling import chosen_device
 from lit_rlhf.models import ModelOptions
 
 PREFERENCES_HELP = (
@@ -73,7 +72,7 @@ def reward(
             sources,
             language_model,
             ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code),
-            chosen_device(device),
+            choose_device(device),
             batch_size=batch_size,
             chat_template=chat_template,
             max_length=max_length,

@@ -1,39 +1,96 @@
-"""Evaluation: policies side by side on the same prompts, and how a run went."""
+"""Evaluation: policies compared on the same prompts by rewards, a judge and benchmarks.
+
+The judge, the benchmarks, the chat and the reward model's report are packages of their own:
+`lit_rlhf.evaluation.judge`, `benchmarks`, `chat` and `reward_report`.
+"""
 
 from lit_rlhf.evaluation.compare import (
     Comparison,
     PolicyReport,
-    compared_policies,
-    loaded_reward,
-    shared_encoder,
+    PolicySamples,
+    compare_policies,
+    comparison_table,
+    measure_policy,
+    print_comparison,
 )
-from lit_rlhf.evaluation.comparison import (
+from lit_rlhf.evaluation.loading import (
+    choose_device,
+    load_encoder,
+    load_policy,
+    load_reward,
+    load_shared_encoder,
+    short_names,
+)
+from lit_rlhf.evaluation.outcomes import (
     HeadToHead,
     Outcomes,
     ScoreSummary,
-    outcomes,
+    outcome_rates,
+    outcomes_table,
     score_summary,
 )
-from lit_rlhf.evaluation.policies import PolicySamples, policy_samples
-from lit_rlhf.evaluation.responses import Responses, saved_responses
-from lit_rlhf.evaluation.tables import comparison_table, outcomes_table, print_comparison
+from lit_rlhf.evaluation.output import (
+    REMARK,
+    json_lines,
+    print_table,
+    print_text,
+    progress_bar,
+    write_json_lines,
+    write_text,
+)
+from lit_rlhf.evaluation.responses import Responses, read_responses
+from lit_rlhf.evaluation.sampling import (
+    EncodedPrompts,
+    GeneratedResponse,
+    Generation,
+    SampledBatch,
+    batch_by_length,
+    encode_prompt_records,
+    generate_from_models,
+    load_prompts,
+    print_generation,
+    read_prompts,
+    sample_batches,
+)
 
 __all__ = [
+    "REMARK",
     "Comparison",
+    "EncodedPrompts",
+    "GeneratedResponse",
+    "Generation",
     "HeadToHead",
     "Outcomes",
     "PolicyReport",
     "PolicySamples",
     "Responses",
+    "SampledBatch",
     "ScoreSummary",
-    "compared_policies",
+    "batch_by_length",
+    "choose_device",
+    "compare_policies",
     "comparison_table",
-    "loaded_reward",
-    "outcomes",
+    "encode_prompt_records",
+    "generate_from_models",
+    "json_lines",
+    "load_encoder",
+    "load_policy",
+    "load_prompts",
+    "load_reward",
+    "load_shared_encoder",
+    "measure_policy",
+    "outcome_rates",
     "outcomes_table",
-    "policy_samples",
     "print_comparison",
-    "saved_responses",
+    "print_generation",
+    "print_table",
+    "print_text",
+    "progress_bar",
+    "read_prompts",
+    "read_responses",
+    "sample_batches",
     "score_summary",
-    "shared_encoder",
+    "short_names",
+    "write_json_lines",
+    "write_text",
 ]

@@ -3,31 +3,92 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional
 
-from lit_rlhf.data import DataSource, DialogueEncoder, TextContract
-from lit_rlhf.data.contract import CONTRACT_FILE
-from lit_rlhf.evaluation.comparison import (
+from lit_rlhf.data import DataSource, DialogueEncoder
+from lit_rlhf.data.examples import PromptExample
+from lit_rlhf.evaluation.loading import load_policy, load_reward, load_shared_encoder, short_names
+from lit_rlhf.evaluation.outcomes import (
     HeadToHead,
     Outcomes,
     ScoreSummary,
-    outcomes,
+    outcome_rates,
+    outcomes_table,
     score_summary,
 )
-from lit_rlhf.evaluation.policies import PolicySamples, policy_samples
-from lit_rlhf.evaluation.progress import progress_line
+from lit_rlhf.evaluation.output import print_table, progress_bar
 from lit_rlhf.evaluation.responses import Responses, Turns
-from lit_rlhf.evaluation.sampling import encode_prompts, loaded_policy
-from lit_rlhf.models import ModelOptions, load_tokenizer
-from lit_rlhf.rewards import WeightedReward, source_names
-from lit_rlhf.rollout import SamplingOptions
+from lit_rlhf.evaluation.sampling import SampledBatch, load_prompts, sample_batches
+from lit_rlhf.forward import LanguageModel
+from lit_rlhf.functional import kl_estimate
+from lit_rlhf.models import ModelOptions
+from lit_rlhf.rewards import WeightedReward
+from lit_rlhf.rollout import (
+    RolloutBatch,
+    SamplingOptions,
+    compute_logprobs,
+    compute_policy_statistics,
+    decode_responses,
+    rollout_metrics,
+)
 
-DEFAULT_PROMPT_LENGTH = 512
+METRICS = (
+    "response_length",
+    "truncation_rate",
+    "kl",
+    "kl_per_token",
+    "perplexity",
+    "ref_perplexity",
+    "entropy",
+    "distinct_2",
+)
+"""What is measured of a policy besides its scores: the `rollout/*` metrics of the same name."""
+
+
+@dataclass(frozen=True)
+class PolicySamples:
+    """A policy's responses to `N` prompts, in the order of the prompts.
+
+    Attributes:
+        prompts: Rendered prompts, `N` texts.
+        responses: Decoded responses without special tokens, `N` texts.
+        scores: Scores by reward, each `[N]` float32.
+        kl: KL to the reference on each response, `[N]` float32, nats (k1, so it can be < 0).
+        lengths: Tokens of each response, EOS included, `[N]` long.
+        terminated: Whether each response ended by itself, `[N]` bool.
+        metrics: Values by the names of `METRICS`, over all responses.
+    """
+
+    prompts: list[str]
+    responses: list[str]
+    scores: dict[str, Tensor]
+    kl: Tensor
+    lengths: Tensor
+    terminated: Tensor
+    metrics: dict[str, float]
+
+    def records(self, policy: str) -> list[dict[str, Any]]:
+        """One record for each response, for a JSON lines file."""
+        return [
+            {
+                "policy": policy,
+                "prompt": prompt,
+                "response": self.responses[row],
+                "scores": {name: scores[row].item() for name, scores in self.scores.items()},
+                "kl": self.kl[row].item(),
+                "response_length": int(self.lengths[row]),
+                "terminated": bool(self.terminated[row]),
+            }
+            for row, prompt in enumerate(self.prompts)
+        ]
 
 
 @dataclass(frozen=True)
@@ -118,7 +179,7 @@ class Comparison:
         ]
 
 
-def compared_policies(
+def compare_policies(
     policies: Sequence[str],
     prompts: DataSource,
     rewards: Mapping[str, float | Mapping[str, Any]],
@@ -160,19 +221,19 @@ def compared_policies(
     if not tie_margin >= 0:
         raise ValueError(f"tie_margin: expected a number >= 0, got {tie_margin}")
     names = short_names(policies, "policies")
-    encoder = shared_encoder(policies, chat_template, max_prompt_length, options)
-    encoded = encode_prompts(prompts, encoder, max_prompts)
+    encoder = load_shared_encoder(policies, chat_template, max_prompt_length, options)
+    encoded = load_prompts(prompts, encoder, max_prompts)
     reward_names = short_names(list(rewards), "rewards") if rewards else []
     judges = {
-        name: loaded_reward(source, rewards[source], options, encoder).to(device)
+        name: load_reward(source, rewards[source], options, encoder).to(device)
         for name, source in zip(reward_names, rewards, strict=True)
     }
-    reference = loaded_policy(policies[0], options, device)
+    reference = load_policy(policies[0], options, device)
     samples = {}
     for name, path in zip(names, policies, strict=True):
-        policy = reference if path == policies[0] else loaded_policy(path, options, device)
-        with progress_line(f"responses of {name}", len(encoded.examples)) as progress:
-            samples[name] = policy_samples(
+        policy = reference if path == policies[0] else load_policy(path, options, device)
+        with progress_bar(f"responses of {name}", len(encoded.examples)) as progress:
+            samples[name] = measure_policy(
                 policy,
                 reference,
                 encoder,
@@ -200,73 +261,116 @@ def compared_policies(
     )
 
 
-def shared_encoder(
-    policies: Sequence[str],
-    chat_template: str = "tokenizer",
-    max_prompt_length: int | None = None,
-    options: ModelOptions | None = None,
-) -> DialogueEncoder:
-    """The one encoder of several policies, the first one's.
+@dataclass(frozen=True)
+class _Part:
+    """What is kept of one batch, on the CPU."""
 
-    Raises:
-        ValueError: If a policy would be shown text otherwise than its folder says it was trained,
-            or otherwise than the first policy; with both renderings.
-    """
-    trust_remote_code = (options or ModelOptions()).trust_remote_code
-    encoders: list[DialogueEncoder] = []
-    for path in policies:
-        saved = _saved_contract(path)
-        limit = max_prompt_length
-        if limit is None:
-            limit = DEFAULT_PROMPT_LENGTH if saved is None else saved.max_length
-        tokenizer = load_tokenizer(path, trust_remote_code)
-        try:
-            encoder = DialogueEncoder(tokenizer, chat_template, limit)
-        except ValueError as error:
-            raise ValueError(f"policy {path!r}: {error}") from error
-        mismatch = None if saved is None else saved.mismatch(encoder.contract)
-        if mismatch is not None:
-            raise ValueError(
-                f"model {path!r}: expected to show it text as in its training (here), got other "
-                f"text (there): {mismatch}"
-            )
-        mismatch = None if not encoders else encoder.contract.mismatch(encoders[0].contract)
-        if mismatch is not None:
-            raise ValueError(
-                f"model {path!r} (here): expected one that reads text as the first one, "
-                f"{policies[0]!r} (there), does, or they cannot be compared: {mismatch}"
-            )
-        encoders.append(encoder)
-    return encoders[0]
+    positions: list[int]
+    texts: list[str]
+    responses: list[str]
+    rollouts: RolloutBatch
+    scores: dict[str, Tensor]
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    entropy: Tensor
 
 
-def loaded_reward(
-    source: str,
-    weight: float | Mapping[str, Any],
-    options: ModelOptions,
+def measure_policy(
+    policy: LanguageModel,
+    reference: LanguageModel,
     encoder: DialogueEncoder,
-) -> WeightedReward:
-    """One reward by itself, times its weight.
+    examples: Sequence[PromptExample],
+    rewards: Mapping[str, WeightedReward],
+    options: SamplingOptions,
+    batch_size: int = 32,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> PolicySamples:
+    """Sample one response to each prompt and measure it.
+
+    Args:
+        policy: The policy.
+        reference: What KL is measured against, on the same device.
+        encoder: The encoder of both.
+        examples: The prompts, `N` of them.
+        rewards: Rewards by name.
+        options: How to sample; log-probs are taken at the same temperature.
+        batch_size: Prompts per batch.
+        seed: Of the sampling; the same seed gives every policy the same seeds, batch by batch.
+        progress: Called with the number of prompts of each batch when it is done.
 
     Raises:
-        ValueError: If there is no such reward, or it is a reward model that was trained on text
-            rendered otherwise than the policies'.
+        ValueError: If there is no prompt, or prompts and responses do not fit into the model's
+            positions.
     """
-    reward = WeightedReward({source: weight}, options, encoder.tokenizer).eval()
-    for model in reward.models:
-        model.check_contract(encoder.contract)
-    return reward
+    if not examples:
+        raise ValueError("examples: expected at least one prompt, got none")
+    sampled = sample_batches(policy, encoder, examples, options, batch_size, seed, 1, progress)
+    parts = [
+        _measured(policy, reference, encoder, batch, rewards, options.temperature)
+        for batch in sampled
+    ]
+    order = torch.tensor([i for part in parts for i in part.positions]).argsort()
+    logprobs, ref_logprobs, entropy = (
+        _joined([getattr(part, name) for part in parts], order)
+        for name in ("logprobs", "ref_logprobs", "entropy")
+    )
+    response_ids, response_mask, terminated = (
+        _joined([getattr(part.rollouts, name) for part in parts], order)
+        for name in ("response_ids", "response_mask", "terminated")
+    )
+    metrics = rollout_metrics(
+        logprobs, ref_logprobs, entropy, response_mask, response_ids, terminated
+    )
+    texts = [text for part in parts for text in part.texts]
+    responses = [text for part in parts for text in part.responses]
+    return PolicySamples(
+        prompts=[texts[row] for row in order.tolist()],
+        responses=[responses[row] for row in order.tolist()],
+        scores={name: _joined([part.scores[name] for part in parts], order) for name in rewards},
+        kl=kl_estimate(logprobs, ref_logprobs).sum(dim=1),
+        lengths=response_mask.sum(dim=1),
+        terminated=terminated,
+        metrics={name: float(metrics[f"rollout/{name}"]) for name in METRICS},
+    )
 
 
-def short_names(sources: Sequence[str], argument: str) -> list[str]:
-    """The last part of each path or function name, or the whole where two would be equal.
+def _measured(
+    policy: LanguageModel,
+    reference: LanguageModel,
+    encoder: DialogueEncoder,
+    batch: SampledBatch,
+    rewards: Mapping[str, WeightedReward],
+    temperature: float,
+) -> _Part:
+    texts, rollouts = batch.prompts.texts, batch.rollouts
+    statistics = rollouts.statistics_at(temperature)
+    if statistics is None:
+        statistics = compute_policy_statistics(policy, rollouts, temperature)
+    ref_logprobs = (
+        statistics.logprobs
+        if reference is policy
+        else compute_logprobs(reference, rollouts, temperature)
+    )
+    scores = {name: reward(rollouts, texts, None).cpu() for name, reward in rewards.items()}
+    return _Part(
+        batch.positions,
+        texts,
+        decode_responses(rollouts, encoder.tokenizer),
+        rollouts.map(lambda tensor: tensor.cpu()),
+        scores,
+        statistics.logprobs.cpu(),
+        ref_logprobs.cpu(),
+        statistics.entropy.cpu(),
+    )
 
-    Raises:
-        ValueError: If a source is named twice, or there is none.
-    """
-    if not sources or len(set(sources)) < len(sources):
-        raise ValueError(f"{argument}: expected one or more, each once, got {list(sources)}")
-    return list(source_names(sources).values())
+
+def _joined(parts: Sequence[Tensor], order: Tensor) -> Tensor:
+    """Rows of all batches in `order`, as wide as the widest; what is filled up is outside masks."""
+    if parts[0].dim() == 2:
+        width = max(part.shape[1] for part in parts)
+        parts = [functional.pad(part, (0, width - part.shape[1])) for part in parts]
+    return torch.cat(list(parts))[order]
 
 
 def _report(
@@ -277,15 +381,11 @@ def _report(
         path=path,
         scores={name: score_summary(scores, seed) for name, scores in samples.scores.items()},
         outcomes={
-            name: outcomes(samples.scores[name], baseline.scores[name], tie_margin, seed)
+            name: outcome_rates(samples.scores[name], baseline.scores[name], tie_margin, seed)
             for name in rewards
         },
         metrics=samples.metrics,
     )
-
-
-def _saved_contract(path: str) -> TextContract | None:
-    return TextContract.load(path) if (Path(path) / CONTRACT_FILE).is_file() else None
 
 
 def _fields(outcomes: Mapping[str, Outcomes], reward: str) -> dict[str, Any] | None:
@@ -294,3 +394,46 @@ def _fields(outcomes: Mapping[str, Outcomes], reward: str) -> dict[str, Any] | N
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+# row, its metric, and how a value is written
+_ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("length, tokens", "response_length", "{:.1f}".format),
+    ("truncated", "truncation_rate", "{:.1%}".format),
+    ("KL, nats", "kl", "{:.2f}".format),
+    ("perplexity", "perplexity", "{:.2f}".format),
+    ("distinct-2", "distinct_2", "{:.3f}".format),
+)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """A column for each policy, a row for each reward and metric."""
+    table = Table(
+        box=box.HORIZONTALS,  # three policies fit into 80 columns
+        padding=(0, 1),
+        title=f"{comparison.n_prompts} prompts, one response each; mean [95 % interval]",
+        caption=f"KL: per response, against {comparison.baseline}",
+    )
+    table.add_column("")
+    reports = comparison.policies
+    for name in reports:
+        table.add_column(name, justify="right", overflow="fold")
+    for reward in comparison.rewards:
+        scores = (_score(report, reward) for report in reports.values())
+        table.add_row(reward, *scores, end_section=reward == list(comparison.rewards)[-1])
+    for label, metric, write in _ROWS:
+        table.add_row(label, *(write(report.metrics[metric]) for report in reports.values()))
+    return table
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print scores and metrics, then who won, on standard output."""
+    print_table(comparison_table(comparison))
+    rows = comparison.head_to_heads
+    if rows:
+        print_table(outcomes_table(rows, comparison.baseline))
+
+
+def _score(report: PolicyReport, reward: str) -> str:
+    score = report.scores[reward]
+    return f"{score.mean:.2f} [{score.low:.2f}, {score.high:.2f}]"

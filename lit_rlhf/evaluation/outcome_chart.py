@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from lit_rlhf.evaluation.comparison import HeadToHead, Outcomes
+from lit_rlhf.evaluation.outcomes import HeadToHead, Outcomes
 
 _COLORS = {"win": "#0072B2", "tie": "#D9D9D9", "lose": "#D55E00"}
 _TEXT = {"win": "white", "tie": "black", "lose": "white"}

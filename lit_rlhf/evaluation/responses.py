@@ -38,7 +38,7 @@ class _Saved(NamedTuple):
     location: str
 
 
-def saved_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
+def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
     """Read responses that another command wrote, `lit_rlhf generate` or `evaluate --responses`.
 
     Args:

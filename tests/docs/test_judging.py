@@ -11,7 +11,7 @@ import pytest
 
 from lit_rlhf.cli.evaluate import main
 from lit_rlhf.evaluation import Responses
-from lit_rlhf.evaluation.judge import JudgeOptions, judgement
+from lit_rlhf.evaluation.judge import JudgeOptions, judge_policies
 from tests.docs.blocks import ROOT, blocks, commands
 from tests.support.judge_server import judge_server, longer_wins
 
@@ -52,11 +52,11 @@ def test_the_python_block_judges(tmp_path: Path) -> None:
 
     with judge_server(longer_wins) as server:
         own = JudgeOptions(options.model, server.base_url, folder=str(tmp_path))
-        judged = judgement(responses, own)
+        judged = judge_policies(responses, own)
 
     assert [row.by for row in judged.head_to_heads] == ["helpful", "harmless"]
 
 
 def test_every_setting_of_the_page_exists() -> None:
-    named = set(re.findall(r"judge\.([a-z_]+)", PAGE.read_text("utf-8"))) - {"judgement"}
+    named = set(re.findall(r"judge\.([a-z_]+)", PAGE.read_text("utf-8"))) - {"judge_policies"}
     assert named <= set(JudgeOptions.__dataclass_fields__)

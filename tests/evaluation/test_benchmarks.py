@@ -15,12 +15,13 @@ from lit_rlhf.data import RecordError
 from lit_rlhf.evaluation.benchmarks import (
     BenchmarkScore,
     ChoiceQuestion,
-    benchmark_scores,
-    local_questions,
     print_benchmarks,
+    read_questions,
+    run_benchmarks,
 )
-from lit_rlhf.evaluation.benchmarks.comparison import Answers, compared_rows
-from lit_rlhf.evaluation.benchmarks.local_choices import local_task
+from lit_rlhf.evaluation.benchmarks.alignment_tax import compare_results
+from lit_rlhf.evaluation.benchmarks.choices import choice_task
+from lit_rlhf.evaluation.benchmarks.harness import Answers
 from lit_rlhf.models import load_causal_lm, load_tokenizer
 from tests.evaluation.folders import write_policy
 
@@ -77,7 +78,7 @@ def expected_hits(model_path: Path) -> list[bool]:
 
 
 def test_the_right_letter_is_likeliest_where_a_loop_says_so(root: Path) -> None:
-    report = benchmark_scores(
+    report = run_benchmarks(
         [str(root / "sft"), str(root / "ppo")], choices=[str(root / "questions.jsonl")]
     )
 
@@ -101,7 +102,7 @@ def test_what_a_model_cannot_read_as_a_whole_is_counted(root: Path, tmp_path: Pa
     long = {"question": "why " * 60, "choices": ["a", "b"], "answer": 0}
     path = write(tmp_path / "long.jsonl", [RECORDS[0], long])
 
-    report = benchmark_scores([str(root / "sft")], choices=[path])
+    report = run_benchmarks([str(root / "sft")], choices=[path])
 
     assert [(row.part, row.cut) for row in report.rows] == [
         ("", 1),
@@ -112,7 +113,7 @@ def test_what_a_model_cannot_read_as_a_whole_is_counted(root: Path, tmp_path: Pa
 
 def test_only_the_first_questions(root: Path) -> None:
     files = [str(root / "questions.jsonl")]
-    report = benchmark_scores([str(root / "sft")], choices=files, max_questions=2)
+    report = run_benchmarks([str(root / "sft")], choices=files, max_questions=2)
 
     assert [row.questions for row in report.rows] == [2]
 
@@ -120,7 +121,7 @@ def test_only_the_first_questions(root: Path) -> None:
 def test_a_question_is_never_among_its_own_examples(root: Path) -> None:
     from lm_eval.tasks import TaskManager
 
-    task = local_task("q.jsonl", local_questions(str(root / "questions.jsonl")))
+    task = choice_task("q.jsonl", read_questions(str(root / "questions.jsonl")))
     made = TaskManager(include_defaults=False).load([task])["tasks"]["q.jsonl"]
     made.set_config("num_fewshot", 4)
     made.set_fewshot_seed(0)
@@ -138,15 +139,15 @@ def test_a_question_is_never_among_its_own_examples(root: Path) -> None:
 def test_arguments_out_of_range(root: Path) -> None:
     sft, questions = str(root / "sft"), str(root / "questions.jsonl")
     with pytest.raises(ValueError, match="benchmarks, choices: expected one of them, got none"):
-        benchmark_scores([sft])
+        run_benchmarks([sft])
     with pytest.raises(ValueError, match=r"less than the 6 questions of questions\.jsonl, got 6"):
-        benchmark_scores([sft], choices=[questions], shots=6)
+        run_benchmarks([sft], choices=[questions], shots=6)
     with pytest.raises(ValueError, match="max_questions: expected an integer >= 1, got 0"):
-        benchmark_scores([sft], choices=[questions], max_questions=0)
+        run_benchmarks([sft], choices=[questions], max_questions=0)
     with pytest.raises(ValueError, match="benchmark_batch_size: expected an integer >= 1, got 0"):
-        benchmark_scores([sft], choices=[questions], batch_size=0)
+        run_benchmarks([sft], choices=[questions], batch_size=0)
     with pytest.raises(ValueError, match="policies: expected one or more, each once"):
-        benchmark_scores([sft, sft], choices=[questions])
+        run_benchmarks([sft, sft], choices=[questions])
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_a_bad_record_is_named(tmp_path: Path, record: dict[str, Any], message: 
     path = write(tmp_path / "bad.jsonl", [RECORDS[0], record])
 
     with pytest.raises(RecordError) as error:
-        local_questions(path)
+        read_questions(path)
 
     assert f"bad.jsonl:2: {message}" in str(error.value) or message in str(error.value)
     assert "bad.jsonl:2: " in str(error.value)
@@ -183,10 +184,10 @@ def test_a_bad_record_is_named(tmp_path: Path, record: dict[str, Any], message: 
 
 def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no such file"):
-        local_questions(str(tmp_path / "none.jsonl"))
+        read_questions(str(tmp_path / "none.jsonl"))
     (tmp_path / "broken.jsonl").write_text("{", "utf-8")
     with pytest.raises(RecordError, match=r"broken\.jsonl:1: "):
-        local_questions(str(tmp_path / "broken.jsonl"))
+        read_questions(str(tmp_path / "broken.jsonl"))
 
 
 def test_the_extra_is_named_when_it_is_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +197,9 @@ def test_the_extra_is_named_when_it_is_missing(root: Path, monkeypatch: pytest.M
     message = r"pip install 'lit-rlhf\[benchmarks\]'"
 
     with pytest.raises(ModuleNotFoundError, match=message):
-        benchmark_scores([str(root / "sft")], ["mmlu"])
+        run_benchmarks([str(root / "sft")], ["mmlu"])
     with pytest.raises(ModuleNotFoundError, match=message):
-        benchmark_scores([str(root / "sft")], choices=[str(root / "questions.jsonl")])
+        run_benchmarks([str(root / "sft")], choices=[str(root / "questions.jsonl")])
 
 
 def answers(value: float, stderr: float | None, questions: list[float] | None) -> Answers:
@@ -208,7 +209,7 @@ def answers(value: float, stderr: float | None, questions: list[float] | None) -
 
 def test_differences_are_paired_where_questions_can_be() -> None:
     before, after = [1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
-    (row,) = compared_rows(
+    (row,) = compare_results(
         {"sft": {"b": [answers(0.5, 0.25, before)]}, "ppo": {"b": [answers(0.75, 0.25, after)]}}
     )
 
@@ -218,19 +219,19 @@ def test_differences_are_paired_where_questions_can_be() -> None:
 
 
 def test_other_differences_are_of_independent_scores() -> None:
-    (row,) = compared_rows(
+    (row,) = compare_results(
         {"sft": {"b": [answers(3.0, 0.3, None)]}, "ppo": {"b": [answers(2.0, 0.4, [0.0, 1.0])]}}
     )
     assert row.scores["ppo"] == BenchmarkScore(2.0, 0.4, -1.0, pytest.approx(0.5))
 
-    (row,) = compared_rows(
+    (row,) = compare_results(
         {"sft": {"b": [answers(3.0, None, None)]}, "ppo": {"b": [answers(2.0, 0.4, None)]}}
     )
     assert row.scores["ppo"] == BenchmarkScore(2.0, 0.4, -1.0, None)
 
 
 def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = benchmark_scores(
+    report = run_benchmarks(
         [str(root / "sft"), str(root / "ppo")], choices=[str(root / "questions.jsonl")], shots=0
     )
 

@@ -10,9 +10,14 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from lit_rlhf.data import DataSource
-from lit_rlhf.evaluation import Comparison, compared_policies, shared_encoder
-from lit_rlhf.evaluation.compare import PolicyReport, short_names
-from lit_rlhf.evaluation.comparison import score_summary
+from lit_rlhf.evaluation import (
+    Comparison,
+    PolicyReport,
+    compare_policies,
+    load_shared_encoder,
+    score_summary,
+    short_names,
+)
 from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
 from tests.evaluation.folders import (
@@ -27,7 +32,7 @@ from tests.support.tiny_models import tiny_tokenizer
 
 def compared(folders: Folders, policies: list[str], **options: Any) -> Comparison:
     rewards = options.pop("rewards", {CHARACTERS: 1.0})
-    return compared_policies(
+    return compare_policies(
         policies,
         DataSource(folders.prompts),
         rewards,
@@ -162,8 +167,8 @@ def test_shortened_prompts_are_counted(folders: Folders) -> None:
 
 
 def test_prompts_are_as_long_as_the_baseline_was_trained_on(folders: Folders) -> None:
-    assert shared_encoder([folders.sft]).max_prompt_length == 64
-    assert shared_encoder([folders.sft], max_prompt_length=20).max_prompt_length == 20
+    assert load_shared_encoder([folders.sft]).max_prompt_length == 64
+    assert load_shared_encoder([folders.sft], max_prompt_length=20).max_prompt_length == 20
 
 
 def test_policies_with_different_tokenizers_are_refused(folders: Folders, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.data import DataSource, Message, load_records, parsed_prompts
-from lit_rlhf.evaluation.files import write_json_lines
-from lit_rlhf.evaluation.generating import Generation, generated_responses, model_encoder
+from lit_rlhf.evaluation import Generation, generate_from_models, load_encoder, write_json_lines
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions
 from tests.evaluation.conftest import Folders
@@ -39,7 +38,7 @@ def echoed(
 
 
 def generated(folders: Folders, *models: str, **options: Any) -> Generation:
-    return generated_responses(models, parsed_prompts(QUESTIONS), FEW, **options)
+    return generate_from_models(models, parsed_prompts(QUESTIONS), FEW, **options)
 
 
 def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(
@@ -125,7 +124,7 @@ def test_a_shortened_prompt_is_counted_and_kept_whole_beside_what_was_fed(
     turns = "\n\nHuman: one\n\nAssistant: two\n\nHuman: three"
     prompts = parsed_prompts([turns, "hi"])
 
-    result = generated_responses([folders.sft], prompts, FEW, max_prompt_length=20)
+    result = generate_from_models([folders.sft], prompts, FEW, max_prompt_length=20)
 
     assert result.shortened == {"sft": 1}
     assert [message.content for message in result.responses[0].prompt] == ["one", "two", "three"]
@@ -145,7 +144,7 @@ def test_a_prompt_leaves_room_for_the_response(
 ) -> None:
     sampling = SamplingOptions(max_new_tokens)
 
-    encoder = model_encoder(folders.sft, sampling, max_prompt_length=max_prompt_length)
+    encoder = load_encoder(folders.sft, sampling, max_prompt_length=max_prompt_length)
 
     assert encoder.max_prompt_length == expected
 
@@ -153,7 +152,7 @@ def test_a_prompt_leaves_room_for_the_response(
 def test_a_model_from_elsewhere_takes_prompts_as_long_as_its_positions(tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "foreign")
 
-    encoder = model_encoder(str(tmp_path / "foreign"), SamplingOptions(8), "hh")
+    encoder = load_encoder(str(tmp_path / "foreign"), SamplingOptions(8), "hh")
 
     assert encoder.max_prompt_length == 120
 
@@ -163,7 +162,7 @@ def test_what_cannot_fit_is_refused(
     folders: Folders, max_new_tokens: int, max_prompt_length: int | None
 ) -> None:
     with pytest.raises(ValueError, match="within its 128 positions, got max_new_tokens="):
-        model_encoder(
+        load_encoder(
             folders.sft, SamplingOptions(max_new_tokens), max_prompt_length=max_prompt_length
         )
 
@@ -174,18 +173,18 @@ def test_a_model_without_a_template_is_named_with_the_templates_there_are(tmp_pa
     with pytest.raises(
         ValueError, match=r"foreign': chat_template: .*'hh', 'paper-en', 'paper-zh'"
     ):
-        model_encoder(str(tmp_path / "foreign"), FEW)
+        load_encoder(str(tmp_path / "foreign"), FEW)
 
 
 def test_a_model_is_not_shown_text_in_another_way_than_in_its_training(folders: Folders) -> None:
     with pytest.raises(ValueError, match="the chat templates differ"):
-        model_encoder(folders.sft, FEW, "paper-en")
+        load_encoder(folders.sft, FEW, "paper-en")
 
 
 def test_models_may_have_templates_of_their_own(folders: Folders, tmp_path: Path) -> None:
     other = write_policy(tmp_path / "other", template="paper-en")
 
-    result = generated_responses([folders.sft, other], parsed_prompts(["hi"]), FEW)
+    result = generate_from_models([folders.sft, other], parsed_prompts(["hi"]), FEW)
 
     assert [response.prompt_text for response in result.responses] == [
         "\n\nHuman: hi\n\nAssistant:",
@@ -197,7 +196,7 @@ def test_what_is_wrong_with_the_last_model_is_told_before_the_first_is_loaded(
     folders: Folders,
 ) -> None:
     with (
-        patch("lit_rlhf.evaluation.generating.loaded_policy", side_effect=AssertionError),
+        patch("lit_rlhf.evaluation.sampling.load_policy", side_effect=AssertionError),
         pytest.raises(ValueError, match="expected a causal language model, got a reward model"),
     ):
         generated(folders, folders.sft, folders.reward)
@@ -207,6 +206,6 @@ def test_bad_numbers_are_refused(folders: Folders) -> None:
     with pytest.raises(ValueError, match="responses_per_prompt: expected >= 1, got 0"):
         generated(folders, folders.sft, responses_per_prompt=0)
     with pytest.raises(ValueError, match="prompts: expected at least one, got none"):
-        generated_responses([folders.sft], [], FEW)
+        generate_from_models([folders.sft], [], FEW)
     with pytest.raises(ValueError, match="models: expected one or more, each once"):
         generated(folders, folders.sft, folders.sft)

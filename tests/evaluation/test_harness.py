@@ -11,8 +11,8 @@ import datasets
 import lm_eval.tasks
 import pytest
 
-from lit_rlhf.evaluation.benchmarks import benchmark_scores, print_benchmarks
-from lit_rlhf.evaluation.benchmarks.harness import known_tasks
+from lit_rlhf.evaluation.benchmarks import print_benchmarks, run_benchmarks
+from lit_rlhf.evaluation.benchmarks.harness import find_tasks
 from tests.evaluation.folders import write_policy
 
 
@@ -43,12 +43,12 @@ def no_hub(path: str, name: str | None = None, **_: Any) -> Mapping[str, dataset
 
 @pytest.mark.slow
 def test_the_usual_benchmarks_are_there() -> None:
-    known_tasks(["mmlu", "ceval-valid", "cmmlu", "hellaswag", "gsm8k"])
+    find_tasks(["mmlu", "ceval-valid", "cmmlu", "hellaswag", "gsm8k"])
 
 
 def test_a_mistyped_benchmark_is_named_with_those_close_to_it(few_tasks: None) -> None:
     with pytest.raises(ValueError, match=r"got 'ceval-vaild'; close to it: ceval-valid"):
-        known_tasks(["mmlu", "ceval-vaild"])
+        find_tasks(["mmlu", "ceval-vaild"])
 
 
 def test_a_group_is_a_row_over_all_questions_with_its_parts_below(
@@ -59,7 +59,7 @@ def test_a_group_is_a_row_over_all_questions_with_its_parts_below(
 ) -> None:
     monkeypatch.setattr(datasets, "load_dataset", no_hub)
 
-    report = benchmark_scores(policies, ["mmlu_social_sciences"], shots=1)
+    report = run_benchmarks(policies, ["mmlu_social_sciences"], shots=1)
 
     whole, *parts = report.rows
     assert (whole.benchmark, whole.part, whole.questions) == ("mmlu_social_sciences", "", 24)
@@ -86,4 +86,4 @@ def test_without_a_network_the_data_are_named(
     monkeypatch.setattr(datasets, "load_dataset", offline)
 
     with pytest.raises(ValueError, match=r"cais/mmlu.*\(--choices\) needs no download"):
-        benchmark_scores(policies, ["mmlu_anatomy"])
+        run_benchmarks(policies, ["mmlu_anatomy"])

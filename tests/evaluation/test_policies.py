@@ -8,8 +8,7 @@ from transformers import PreTrainedModel
 
 from lit_rlhf.data import DataSource, DialogueEncoder
 from lit_rlhf.data.examples import PromptExample
-from lit_rlhf.evaluation.policies import PolicySamples, policy_samples
-from lit_rlhf.evaluation.sampling import encode_prompts, sampled_batches
+from lit_rlhf.evaluation import PolicySamples, load_prompts, measure_policy, sample_batches
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import SamplingOptions
@@ -28,7 +27,7 @@ def encoder() -> DialogueEncoder:
 
 @pytest.fixture(scope="module")
 def examples(encoder: DialogueEncoder, folders: Folders) -> list[PromptExample]:
-    return encode_prompts(DataSource(folders.prompts), encoder).examples
+    return load_prompts(DataSource(folders.prompts), encoder).examples
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def samples(
         name: WeightedReward({source: 1.0}, ModelOptions(), encoder.tokenizer)
         for name, source in (("characters", CHARACTERS), ("marks", QUESTION_MARKS))
     }
-    return policy_samples(policy, reference, encoder, examples, rewards, OPTIONS, 2, seed=5)
+    return measure_policy(policy, reference, encoder, examples, rewards, OPTIONS, 2, seed=5)
 
 
 def logprob(model: PreTrainedModel, prompt: list[int], response: list[int]) -> float:
@@ -77,7 +76,7 @@ def test_metrics_are_those_of_an_unpadded_loop(
     examples: list[PromptExample],
 ) -> None:
     responses: dict[int, list[int]] = {}
-    for batch in sampled_batches(policy, encoder, examples, OPTIONS, 2, seed=5):
+    for batch in sample_batches(policy, encoder, examples, OPTIONS, 2, seed=5):
         rows = batch.rollouts
         for row, position in enumerate(batch.positions):
             responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()
@@ -115,7 +114,7 @@ def test_everything_is_in_the_order_of_the_prompts(samples: PolicySamples) -> No
 def test_a_policy_is_at_no_distance_from_itself(
     policy: PreTrainedModel, encoder: DialogueEncoder, examples: list[PromptExample]
 ) -> None:
-    samples = policy_samples(policy, policy, encoder, examples, {}, OPTIONS, 3)
+    samples = measure_policy(policy, policy, encoder, examples, {}, OPTIONS, 3)
 
     assert samples.kl.tolist() == [0.0] * len(examples)
     assert samples.metrics["kl"] == 0.0
@@ -127,9 +126,9 @@ def test_equal_policies_answer_alike(
 ) -> None:
     copy = tiny_causal_lm(seed=0)
 
-    first = policy_samples(reference, reference, encoder, examples, {}, OPTIONS, 2, seed=3)
-    second = policy_samples(copy, reference, encoder, examples, {}, OPTIONS, 2, seed=3)
-    other = policy_samples(copy, reference, encoder, examples, {}, OPTIONS, 2, seed=4)
+    first = measure_policy(reference, reference, encoder, examples, {}, OPTIONS, 2, seed=3)
+    second = measure_policy(copy, reference, encoder, examples, {}, OPTIONS, 2, seed=3)
+    other = measure_policy(copy, reference, encoder, examples, {}, OPTIONS, 2, seed=4)
 
     assert first.responses == second.responses
     assert first.responses != other.responses
@@ -154,4 +153,4 @@ def test_records_say_what_was_measured(samples: PolicySamples) -> None:
 
 def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncoder) -> None:
     with pytest.raises(ValueError, match="examples: expected at least one prompt"):
-        policy_samples(policy, policy, encoder, [], {}, OPTIONS)
+        measure_policy(policy, policy, encoder, [], {}, OPTIONS)

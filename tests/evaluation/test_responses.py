@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lit_rlhf.data import Message, RecordError
-from lit_rlhf.evaluation import saved_responses
+from lit_rlhf.evaluation import read_responses
 
 
 def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> str:
@@ -25,7 +25,7 @@ def test_a_file_is_a_policy_called_like_it(tmp_path: Path) -> None:
     sft = write_lines(tmp_path / "sft.jsonl", said(("hi", "hello"), ("bye", "")))
     ppo = write_lines(tmp_path / "ppo.en.jsonl", said((turns, "Hello!"), ("bye", "see you")))
 
-    responses = saved_responses([sft, ppo])
+    responses = read_responses([sft, ppo])
 
     assert responses.prompts == [(Message("user", "hi"),), (Message("user", "bye"),)]
     assert responses.by_policy == {"sft": ["hello", ""], "ppo": ["Hello!", "see you"]}
@@ -35,7 +35,7 @@ def test_one_file_may_hold_several_policies(tmp_path: Path) -> None:
     rendered = "\n\nHuman: hi\n\nAssistant:"  # as evaluate --responses writes it
     records = said((rendered, "a"), policy="sft") + said((rendered, "b"), policy="ppo")
 
-    responses = saved_responses([write_lines(tmp_path / "responses.jsonl", records)])
+    responses = read_responses([write_lines(tmp_path / "responses.jsonl", records)])
 
     assert responses.prompts == [(Message("user", "hi"),)]
     assert responses.by_policy == {"sft": ["a"], "ppo": ["b"]}
@@ -45,7 +45,7 @@ def test_the_limit_holds_for_each_policy(tmp_path: Path) -> None:
     records = said(("hi", "a"), ("bye", "b"))
     files = [write_lines(tmp_path / f"{name}.jsonl", records) for name in ("sft", "ppo")]
 
-    assert saved_responses(files, limit=1).by_policy == {"sft": ["a"], "ppo": ["a"]}
+    assert read_responses(files, limit=1).by_policy == {"sft": ["a"], "ppo": ["a"]}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_policies_must_have_answered_the_same(
     first = write_lines(tmp_path / "sft.jsonl", said(("hi", "a"), ("bye", "b")))
 
     with pytest.raises(ValueError, match=message):
-        saved_responses([first, write_lines(tmp_path / "ppo.jsonl", second)])
+        read_responses([first, write_lines(tmp_path / "ppo.jsonl", second)])
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_policies_must_have_answered_the_same(
 )
 def test_a_bad_record_is_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=message):
-        saved_responses([write_lines(tmp_path / "a.jsonl", [record])])
+        read_responses([write_lines(tmp_path / "a.jsonl", [record])])
 
 
 def test_one_policy_cannot_be_compared(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "sft.jsonl", said(("hi", "a")))
 
     with pytest.raises(ValueError, match=r"two or more, the baseline first, got sft in"):
-        saved_responses([file])
+        read_responses([file])
     with pytest.raises(ValueError, match="max_prompts: expected an integer >= 1, got 0"):
-        saved_responses([file, file], limit=0)
+        read_responses([file, file], limit=0)

@@ -7,11 +7,11 @@ import torch
 
 from lit_rlhf.data import DataSource, DialogueEncoder, RecordError
 from lit_rlhf.data.examples import PromptExample
-from lit_rlhf.evaluation.sampling import (
-    chosen_device,
-    encode_prompts,
-    length_batches,
-    sampled_batches,
+from lit_rlhf.evaluation import (
+    batch_by_length,
+    choose_device,
+    load_prompts,
+    sample_batches,
 )
 from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
@@ -26,16 +26,16 @@ def encoder() -> DialogueEncoder:
 
 @pytest.fixture
 def examples(encoder: DialogueEncoder, folders: Folders) -> list[PromptExample]:
-    return encode_prompts(DataSource(folders.prompts), encoder).examples
+    return load_prompts(DataSource(folders.prompts), encoder).examples
 
 
 def test_batches_go_from_long_to_short_and_hold_each_prompt_once() -> None:
-    assert length_batches([3, 9, 5, 9, 1], batch_size=2) == [[1, 3], [2, 0], [4]]
+    assert batch_by_length([3, 9, 5, 9, 1], batch_size=2) == [[1, 3], [2, 0], [4]]
 
 
 def test_a_batch_size_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size: expected an integer >= 1, got 0"):
-        length_batches([1], batch_size=0)
+        batch_by_length([1], batch_size=0)
 
 
 def test_prompts_are_rendered_in_the_order_of_the_file(examples: list[PromptExample]) -> None:
@@ -46,14 +46,14 @@ def test_prompts_are_rendered_in_the_order_of_the_file(examples: list[PromptExam
 
 
 def test_a_limit_takes_the_first_prompts(encoder: DialogueEncoder, folders: Folders) -> None:
-    prompts = encode_prompts(DataSource(folders.prompts), encoder, limit=2)
+    prompts = load_prompts(DataSource(folders.prompts), encoder, limit=2)
 
     assert [example.index for example in prompts.examples] == [0, 1]
 
 
 def test_a_limit_of_zero_is_refused(encoder: DialogueEncoder, folders: Folders) -> None:
     with pytest.raises(ValueError, match="max_prompts: expected an integer >= 1, got 0"):
-        encode_prompts(DataSource(folders.prompts), encoder, limit=0)
+        load_prompts(DataSource(folders.prompts), encoder, limit=0)
 
 
 def test_a_missing_column_is_named_with_its_line(encoder: DialogueEncoder, tmp_path: Path) -> None:
@@ -63,21 +63,21 @@ def test_a_missing_column_is_named_with_its_line(encoder: DialogueEncoder, tmp_p
     )
 
     with pytest.raises(RecordError, match=r"prompts\.jsonl:2: field 'prompt'"):
-        encode_prompts(DataSource(str(path)), encoder)
+        load_prompts(DataSource(str(path)), encoder)
 
 
 def test_an_empty_file_is_refused(encoder: DialogueEncoder, tmp_path: Path) -> None:
     path = write_prompts(tmp_path / "prompts.jsonl", [])
 
     with pytest.raises(RecordError, match=r"prompts\.jsonl: empty file"):
-        encode_prompts(DataSource(path), encoder)
+        load_prompts(DataSource(path), encoder)
 
 
 def test_prompts_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length=16)
     path = write_prompts(tmp_path / "prompts.jsonl", ["a", "name three metals, please, and more"])
 
-    prompts = encode_prompts(DataSource(path), encoder)
+    prompts = load_prompts(DataSource(path), encoder)
 
     assert prompts.counts.cut_prompts == 1
     assert len(prompts.examples[1].input_ids) == 16
@@ -89,7 +89,7 @@ def test_responses_to_one_prompt_lie_side_by_side(
     model = tiny_causal_lm()
     options = SamplingOptions(max_new_tokens=3)
 
-    batches = list(sampled_batches(model, encoder, examples, options, 3, 0, 2))
+    batches = list(sample_batches(model, encoder, examples, options, 3, 0, 2))
 
     for batch in batches:
         rows = batch.rollouts.prompt_ids
@@ -102,10 +102,10 @@ def test_responses_to_one_prompt_lie_side_by_side(
 
 
 def test_batches_draw_from_seeds_of_their_own(encoder: DialogueEncoder, folders: Folders) -> None:
-    prompt = encode_prompts(DataSource(folders.prompts), encoder, limit=1).examples[0]
+    prompt = load_prompts(DataSource(folders.prompts), encoder, limit=1).examples[0]
     options = SamplingOptions(max_new_tokens=8)
 
-    first, second = sampled_batches(tiny_causal_lm(), encoder, [prompt, prompt], options, 1, seed=0)
+    first, second = sample_batches(tiny_causal_lm(), encoder, [prompt, prompt], options, 1, seed=0)
 
     assert not torch.equal(first.rollouts.response_ids, second.rollouts.response_ids)
 
@@ -113,7 +113,7 @@ def test_batches_draw_from_seeds_of_their_own(encoder: DialogueEncoder, folders:
 def test_progress_counts_prompts(encoder: DialogueEncoder, examples: list[PromptExample]) -> None:
     done: list[int] = []
 
-    for _ in sampled_batches(
+    for _ in sample_batches(
         tiny_causal_lm(), encoder, examples, SamplingOptions(2), 3, 0, progress=done.append
     ):
         pass
@@ -123,8 +123,8 @@ def test_progress_counts_prompts(encoder: DialogueEncoder, examples: list[Prompt
 
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="device: expected 'auto' or a device of this machine"):
-        chosen_device("abacus")
+        choose_device("abacus")
 
 
 def test_the_cpu_can_be_chosen() -> None:
-    assert chosen_device("cpu") == torch.device("cpu")
+    assert choose_device("cpu") == torch.device("cpu")

@@ -12,9 +12,9 @@ from lit_rlhf.evaluation import (
     ScoreSummary,
     outcomes_table,
     print_comparison,
+    print_table,
 )
-from lit_rlhf.evaluation.policies import METRICS
-from lit_rlhf.evaluation.tables import print_table
+from lit_rlhf.evaluation.compare import METRICS
 from lit_rlhf.functional import Interval
 
 METRIC_VALUES = dict.fromkeys(METRICS, 0.0) | {

@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness makes of one model; the only file that knows it."""
+"""lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -7,19 +7,48 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from lit_rlhf.evaluation.benchmarks.comparison import Answers, mean_stderr
-from lit_rlhf.evaluation.benchmarks.local_choices import ChoiceQuestion, local_task
-from lit_rlhf.evaluation.sampling import loaded_policy
+from lit_rlhf.evaluation.benchmarks.choices import ChoiceQuestion, choice_task
+from lit_rlhf.evaluation.loading import load_policy
 from lit_rlhf.models import ModelOptions, load_tokenizer
 
 if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
+
+
+class Answers(NamedTuple):
+    """One model's results of one task, sub-task, group or subject.
+
+    Attributes:
+        part: As in `BenchmarkRow`.
+        values: Score and standard error by metric, the latter `None` where there is none.
+        by_question: Each question's score by metric, where it is a mean over questions.
+        questions: Number of questions.
+        higher_is_better: By metric.
+        cut: Questions that the model did not see the beginning of.
+    """
+
+    part: str
+    values: dict[str, tuple[float, float | None]]
+    by_question: dict[str, list[float]]
+    questions: int
+    higher_is_better: dict[str, bool]
+    cut: int
+
+
+def mean_stderr(values: Sequence[float]) -> float | None:
+    """Standard error of a mean; `None` for a single value."""
+    if len(values) < 2:
+        return None
+    mean = math.fsum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return math.sqrt(squares / (len(values) - 1) / len(values))
+
 
 NO_HARNESS = (
     "benchmarks, choices: expected lm-evaluation-harness to be installed; "
@@ -27,7 +56,7 @@ NO_HARNESS = (
 )
 
 
-def known_tasks(tasks: Sequence[str]) -> TaskManager:
+def find_tasks(tasks: Sequence[str]) -> TaskManager:
     """The harness's tasks.
 
     Raises:
@@ -47,7 +76,7 @@ def known_tasks(tasks: Sequence[str]) -> TaskManager:
     return manager
 
 
-def harness_answers(
+def run_harness_tasks(
     reader: HFLM,
     tasks: Sequence[str],
     manager: TaskManager,
@@ -111,7 +140,7 @@ def _answers(reader: HFLM, results: Mapping[str, Any], name: str, part: str) -> 
     )
 
 
-def local_answers(
+def run_choice_tasks(
     reader: HFLM,
     questions: Mapping[str, Sequence[ChoiceQuestion]],
     shots: int | None,
@@ -123,7 +152,7 @@ def local_answers(
     manager = TaskManager(include_defaults=False)
     found = {}
     for name, read in questions.items():
-        results = _results(reader, [local_task(name, read)], manager, shots, limit)
+        results = _results(reader, [choice_task(name, read)], manager, shots, limit)
         whole = _answers(reader, results, name, "")
         by_subject: dict[str, list[dict[str, Any]]] = {}
         for sample in results["samples"][name]:
@@ -184,14 +213,16 @@ def _is_cut(reader: HFLM, sample: Mapping[str, Any]) -> bool:
     return bool(len(reader.tok_encode(longest)) > reader.max_length + 1)
 
 
-def loaded_reader(path: str, options: ModelOptions, device: torch.device, batch_size: int) -> HFLM:
+def load_harness_model(
+    path: str, options: ModelOptions, device: torch.device, batch_size: int
+) -> HFLM:
     """A model as the harness takes it, loaded as everywhere here: from safetensors only."""
     if batch_size < 1:
         raise ValueError(f"benchmark_batch_size: expected an integer >= 1, got {batch_size}")
     with _harness():
         from lm_eval.models.huggingface import HFLM
 
-        model: nn.Module = loaded_policy(path, options, device)
+        model: nn.Module = load_policy(path, options, device)
         tokenizer = load_tokenizer(path, options.trust_remote_code)
         return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
 

@@ -1,12 +1,21 @@
 """A language model as a judge of policies, behind any OpenAI-compatible endpoint."""
 
-from lit_rlhf.evaluation.judge.agreement import Agreement, agreement, cohens_kappa
-from lit_rlhf.evaluation.judge.asking import Judge, Pair, Spent, Usage
-from lit_rlhf.evaluation.judge.client import JudgeError
-from lit_rlhf.evaluation.judge.judgement import JudgedPolicy, Judgement, judgement
-from lit_rlhf.evaluation.judge.options import Criterion, JudgeOptions
-from lit_rlhf.evaluation.judge.tables import print_judgement
-from lit_rlhf.evaluation.judge.verdicts import PairVerdict, PositionBias
+from lit_rlhf.evaluation.judge.client import JudgeError, JudgeOptions
+from lit_rlhf.evaluation.judge.judge import Judge, Pair, Spent, Usage
+from lit_rlhf.evaluation.judge.judgement import (
+    JudgedPolicy,
+    Judgement,
+    judge_policies,
+    print_judgement,
+)
+from lit_rlhf.evaluation.judge.messages import Criterion
+from lit_rlhf.evaluation.judge.verdicts import (
+    Agreement,
+    PairVerdict,
+    PositionBias,
+    agreement,
+    cohens_kappa,
+)
 
 __all__ = [
     "Agreement",
@@ -23,6 +32,6 @@ __all__ = [
     "Usage",
     "agreement",
     "cohens_kappa",
-    "judgement",
+    "judge_policies",
     "print_judgement",
 ]

@@ -1,17 +1,122 @@
-"""Asking the judge's endpoint, and what to do when it does not answer."""
+"""One question to the judge's endpoint."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
-from lit_rlhf.evaluation.judge.answers import Answer, MalformedReplyError, parsed_reply
-from lit_rlhf.evaluation.judge.options import JudgeOptions
-from lit_rlhf.evaluation.judge.prompts import SCHEMA, ChatMessage, asked_again
+from lit_rlhf.evaluation.judge.messages import (
+    SCHEMA,
+    ChatMessage,
+    Criterion,
+    MalformedReplyError,
+    Verdict,
+    parse_reply,
+    retry_messages,
+)
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """A language model behind an OpenAI-compatible endpoint as a judge. Sends it all texts.
+
+    Attributes:
+        model: Name of the judge as the endpoint knows it. Default: no judge is asked.
+        base_url: Of the endpoint, usually ending in /v1, for instance http://localhost:8000/v1.
+            Default: OpenAI's.
+        api_key_variable: Environment variable with the key. Servers of your own often need none.
+        criteria: What answers are compared by, each in a request of its own.
+        labels: File of preferences (chosen and rejected) by criterion, to measure the judge's
+            agreement with them, for instance {helpful: pairs.jsonl}.
+        max_labels: Use only this many of the first preferences of a file.
+        folder: Where answers and verdicts are kept; a run continues with the answers there.
+        temperature: Of the judge's sampling; null leaves it to the endpoint.
+        max_tokens: Longest answer of the judge in tokens.
+        max_characters: Longest text shown to the judge; what is behind is cut off and counted.
+        concurrency: Requests under way at a time.
+        timeout: Seconds that a request may take.
+        max_retries: How often a failed request is repeated, after longer and longer waits.
+        max_attempts: How often the judge is asked until its answer can be read; after that the
+            verdict is invalid.
+        input_price: Of a million tokens sent, for the cost. Default: unknown.
+        output_price: Of a million tokens answered.
+    """
+
+    model: str | None = None
+    base_url: str | None = None
+    api_key_variable: str = "OPENAI_API_KEY"
+    criteria: list[Criterion] = field(default_factory=lambda: ["helpful", "harmless"])
+    labels: Mapping[Criterion, str] = field(default_factory=dict)
+    max_labels: int = 200
+    folder: str = "runs/judge"
+    temperature: float | None = 0.0
+    max_tokens: int = 1024
+    max_characters: int = 20_000
+    concurrency: int = 8
+    timeout: float = 120.0
+    max_retries: int = 6
+    max_attempts: int = 3
+    input_price: float | None = None
+    output_price: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments.
+
+        Raises:
+            ValueError: If one is out of range.
+        """
+        for name, lowest in {
+            "max_labels": 1,
+            "max_tokens": 1,
+            "max_characters": 1,
+            "concurrency": 1,
+            "max_retries": 0,
+            "max_attempts": 1,
+        }.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(
+                    f"judge.{name}: expected an integer >= {lowest}, got {getattr(self, name)}"
+                )
+        known = get_args(Criterion)
+        for name in ("criteria", "labels"):
+            given = list(getattr(self, name))
+            if set(given) - set(known) or len(set(given)) < len(given):
+                raise ValueError(f"judge.{name}: expected some of {known}, each once, got {given}")
+        if not self.timeout > 0:
+            raise ValueError(f"judge.timeout: expected seconds > 0, got {self.timeout}")
+        for name in ("temperature", "input_price", "output_price"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"judge.{name}: expected a number >= 0, got {value}")
+        if (self.input_price is None) != (self.output_price is None):
+            raise ValueError("judge.input_price, judge.output_price: expected both or none of them")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The judge's answer to one question.
+
+    Attributes:
+        verdict: Which of the two answers is better, `None` if no reply could be read.
+        reason: Why, in the judge's words, or what was wrong with the last reply.
+        requests: Requests that were made for it.
+        prompt_tokens: Tokens sent in all of them.
+        completion_tokens: Tokens that came back.
+        malformed: The replies that could not be read.
+    """
+
+    verdict: Verdict | None
+    reason: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    malformed: list[str] = field(default_factory=list)
+
 
 _NO_KEY = "none"  # what servers without keys are sent
 
@@ -94,13 +199,13 @@ class JudgeClient:
             reply = self.reply(asked)
             sent, received = sent + reply.prompt_tokens, received + reply.completion_tokens
             try:
-                verdict, reason = parsed_reply(reply.text)
+                verdict, reason = parse_reply(reply.text)
             except MalformedReplyError as error:
                 problem = str(error)
                 if reply.cut_off:
                     problem = f"it was cut off after {self.options.max_tokens} tokens"
                 malformed.append(reply.text)
-                asked = asked_again(messages, reply.text, problem)
+                asked = retry_messages(messages, reply.text, problem)
             else:
                 return Answer(verdict, reason, attempt, sent, received, malformed)
         return Answer(None, problem, self.options.max_attempts, sent, received, malformed)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_rlhf.data import Message
-from lit_rlhf.evaluation.comparison import ScoreSummary, score_summary
+from lit_rlhf.evaluation.outcomes import ScoreSummary, score_summary
 from lit_rlhf.evaluation.reward_report.measures import (
     Accuracy,
     Correlation,

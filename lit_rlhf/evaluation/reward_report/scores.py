@@ -29,9 +29,9 @@ from lit_rlhf.data.examples import (
     preference_examples,
 )
 from lit_rlhf.data.sources import OnBadRecord
-from lit_rlhf.evaluation.compare import shared_encoder
-from lit_rlhf.evaluation.progress import progress_line
-from lit_rlhf.evaluation.sampling import length_batches, loaded_policy
+from lit_rlhf.evaluation.loading import load_policy, load_shared_encoder
+from lit_rlhf.evaluation.output import progress_bar
+from lit_rlhf.evaluation.sampling import batch_by_length
 from lit_rlhf.forward import (
     LanguageModel,
     freeze,
@@ -122,7 +122,7 @@ def scored_pairs(
         raise ValueError(f"max_pairs: expected an integer >= 1, got {max_pairs}")
     options, device = options or ModelOptions(), device or torch.device("cpu")
     folders = [model] if language_model is None else [model, language_model]
-    encoder = shared_encoder(folders, chat_template, max_length, options)
+    encoder = load_shared_encoder(folders, chat_template, max_length, options)
     loaded = load_records("preference", sources, on_bad_record, apply_weights=False)
     counts = EncodingCounts()
     pairs = _encoded(_first(loaded.records, max_pairs), encoder, counts, on_bad_record)
@@ -200,7 +200,7 @@ def _readers(
     if own is None:
         _check_fit(scorer, head, language_model)
         readers[TRUNK] = _Reader(scorer, head)
-    readers[LANGUAGE_MODEL] = _Reader(loaded_policy(language_model, options, device), head)
+    readers[LANGUAGE_MODEL] = _Reader(load_policy(language_model, options, device), head)
     return readers, model if own is not None else language_model
 
 
@@ -226,8 +226,8 @@ def _measured(
     scores = np.zeros((len(examples), 2))
     logprobs = {name: np.zeros(len(examples)) for name in readers}
     lengths = [len(e.chosen.input_ids) + len(e.rejected.input_ids) for e in examples]
-    with progress_line("pairs scored", len(examples)) as progress:
-        for rows in length_batches(lengths, batch_size):
+    with progress_bar("pairs scored", len(examples)) as progress:
+        for rows in batch_by_length(lengths, batch_size):
             batch = collated_preferences([examples[row] for row in rows], encoder.pad_token_id)
             chosen, rejected = (
                 TokenBatch(*(part.to(device) for part in side))

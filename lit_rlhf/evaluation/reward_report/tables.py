@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
+from lit_rlhf.evaluation.output import print_table
 from lit_rlhf.evaluation.reward_report.page import verdict
 from lit_rlhf.evaluation.reward_report.report import RewardReport
-from lit_rlhf.evaluation.tables import print_table
 
 
 def reward_report_table(report: RewardReport) -> Table:

@@ -12,7 +12,7 @@ import pytest
 
 from lit_rlhf.data import Message
 from lit_rlhf.evaluation import Responses
-from lit_rlhf.evaluation.judge import JudgeError, Judgement, JudgeOptions, judgement
+from lit_rlhf.evaluation.judge import JudgeError, Judgement, JudgeOptions, judge_policies
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
 
 AT_ONCE = {"retry-after-ms": "1"}  # what the client waits, in place of its half a second and more
@@ -21,7 +21,7 @@ PAIR = Responses([(Message("user", "hi"),)], {"sft": ["four"], "ppo": ["longer"]
 
 def judge(base_url: str | None, folder: Path, **more: Any) -> Judgement:
     settings: dict[str, Any] = {"criteria": ["helpful"], "max_retries": 0, "concurrency": 1} | more
-    return judgement(
+    return judge_policies(
         PAIR, JudgeOptions(model="tiny", base_url=base_url, folder=str(folder), **settings)
     )
 
@@ -154,7 +154,7 @@ def test_a_key_that_is_wrong_is_found_by_one_request(tmp_path: Path) -> None:
     with judge_server(lambda asked: Failure(401)) as server:
         options = JudgeOptions("tiny", server.base_url, folder=str(tmp_path), concurrency=2)
         with pytest.raises(JudgeError):
-            judgement(many, options)
+            judge_policies(many, options)
 
     assert len(server.asked) == 1
 
@@ -175,7 +175,7 @@ def test_a_failure_on_the_way_ends_the_run(tmp_path: Path, concurrency: int, sto
             "tiny", server.base_url, folder=str(tmp_path), concurrency=concurrency
         )
         with pytest.raises(JudgeError, match=stored):
-            judgement(many, options)
+            judge_policies(many, options)
 
     assert len(server.asked) < 200  # of 400; how many depends on the threads
 

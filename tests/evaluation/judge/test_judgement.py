@@ -12,7 +12,7 @@ import pytest
 
 from lit_rlhf.data import Message
 from lit_rlhf.evaluation import Responses
-from lit_rlhf.evaluation.judge import Judgement, JudgeOptions, judgement
+from lit_rlhf.evaluation.judge import Judgement, JudgeOptions, judge_policies
 from tests.evaluation.judge.test_requests import ATTACKS
 from tests.support.judge_server import Asked, JudgeServer, judge_server, longer_wins, verdict
 
@@ -41,7 +41,7 @@ def results(judged: Judgement) -> list[str]:
 
 def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
-        judged = judgement(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
 
     assert results(judged) == ["win", "lose", "tie", "tie"]
     (row,) = judged.policies
@@ -55,7 +55,7 @@ def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> Non
 
 def test_every_verdict_is_kept_with_its_reason_in_both_orders(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
-        judged = judgement(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
 
     first, *_, last = lines(judged.files[0])
     assert first["prompt"] == [{"role": "user", "content": "prompt 0"}]
@@ -71,7 +71,7 @@ def test_a_judge_that_looks_at_the_place_alone_ties(
     tmp_path: Path, letter: str, bias: tuple[float, float]
 ) -> None:
     with judge_server(lambda asked: verdict(letter)) as server:
-        judged = judgement(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
 
     (row,) = judged.policies
     assert row.outcomes is not None
@@ -84,7 +84,7 @@ def test_a_tie_in_one_order_alone_is_a_tie(tmp_path: Path) -> None:
         return verdict("A" if asked.data["answer_a"] == "longer" else "tie")
 
     with judge_server(half) as server:
-        judged = judgement(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
+        judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
 
     assert results(judged) == ["tie"]
     assert judged.policies[0].bias == (0.0, 0.0)
@@ -99,7 +99,7 @@ def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
 
     both = ["helpful", "harmless"]
     with judge_server(rule) as server:
-        judged = judgement(
+        judged = judge_policies(
             said(sft=["four"], ppo=["longer"], raw=["a"]),
             options(server, tmp_path, criteria=both),
         )
@@ -116,10 +116,10 @@ def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
 
 def test_a_second_run_asks_nothing_and_says_the_same(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
-        first = judgement(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        first = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
         verdicts = first.files[0].read_bytes()
         asked = len(server.asked)
-        second = judgement(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        second = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
 
     assert (asked, len(server.asked)) == (6, 6)
     assert (first.usage.questions, first.usage.from_cache) == (6, 0)
@@ -135,7 +135,7 @@ def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
     twice = Responses([prompt, prompt], {"sft": ["four", "four"], "ppo": ["longer", "longer"]})
 
     with judge_server(longer_wins) as server:
-        judged = judgement(twice, options(server, tmp_path))
+        judged = judge_policies(twice, options(server, tmp_path))
 
     assert len(server.asked) == 2
     assert results(judged) == ["win", "win"]
@@ -147,15 +147,15 @@ def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
 )
 def test_another_setting_is_another_question(tmp_path: Path, change: dict[str, Any]) -> None:
     with judge_server(longer_wins) as server:
-        judgement(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
-        judgement(said(sft=["four"], ppo=["longer"]), options(server, tmp_path, **change))
+        judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
+        judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path, **change))
 
     assert len(server.asked) == 4
 
 
 def test_tokens_and_cost_are_counted(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
-        judged = judgement(
+        judged = judge_policies(
             said(sft=["four"], ppo=["longer"]),
             options(server, tmp_path, input_price=2.0, output_price=30.0),
         )
@@ -171,7 +171,7 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
         return "I prefer A" if len(asked.body["messages"]) == 2 else longer_wins(asked)
 
     with judge_server(learns) as server:
-        judged = judgement(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
+        judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
 
     assert results(judged) == ["win"]
     assert judged.usage.now.requests == 4
@@ -190,9 +190,9 @@ def test_what_stays_malformed_is_invalid_and_no_tie(tmp_path: Path) -> None:
         return "" if bad else longer_wins(asked)
 
     with judge_server(rule) as server:
-        judged = judgement(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
         requests = len(server.asked)
-        again = judgement(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        again = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
         assert len(server.asked) == requests  # an invalid answer is kept like any other
 
     assert requests == 3 + 5
@@ -205,7 +205,7 @@ def test_what_stays_malformed_is_invalid_and_no_tie(tmp_path: Path) -> None:
 
 def test_without_a_valid_verdict_there_are_no_rates(tmp_path: Path) -> None:
     with judge_server(lambda asked: "no") as server:
-        judged = judgement(said(sft=SFT[:3], ppo=PPO[:3]), options(server, tmp_path))
+        judged = judge_policies(said(sft=SFT[:3], ppo=PPO[:3]), options(server, tmp_path))
 
     assert (judged.policies[0].outcomes, judged.policies[0].invalid) == (None, 3)
 
@@ -221,7 +221,7 @@ def test_an_answer_that_gives_orders_is_judged_like_any_other(tmp_path: Path, at
         return verdict("B" if seen["answer_a"] == text else "A")
 
     with judge_server(exact) as server:
-        judged = judgement(
+        judged = judge_policies(
             said(sft=["honest"], ppo=[text]),
             options(server, tmp_path, max_characters=400_000, max_attempts=1),
         )
@@ -231,7 +231,7 @@ def test_an_answer_that_gives_orders_is_judged_like_any_other(tmp_path: Path, at
 
 def test_texts_that_were_cut_off_are_counted(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
-        judged = judgement(
+        judged = judge_policies(
             said(sft=["a", "b"], ppo=["x" * 50, "y"]), options(server, tmp_path, max_characters=20)
         )
 
@@ -248,7 +248,7 @@ def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
 
     many = said(sft=["four"] * 3, ppo=["longer", "a", "three"])
     with judge_server(waits) as server:
-        judgement(many, options(server, tmp_path, concurrency=5))
+        judge_policies(many, options(server, tmp_path, concurrency=5))
 
     assert server.most_at_once == 5
 
@@ -264,7 +264,7 @@ def test_agreement_with_human_labels(tmp_path: Path) -> None:
     file = labels(tmp_path / "pairs.jsonl", [*pairs, ("not", "read")])
 
     with judge_server(longer_wins) as server:
-        judged = judgement(
+        judged = judge_policies(
             said(sft=["four"], ppo=["longer"]),
             options(server, tmp_path / "judge", labels={"helpful": file}, max_labels=5),
         )
@@ -301,7 +301,7 @@ def test_the_result_is_strict_json_without_the_key(
     file = labels(tmp_path / "pairs.jsonl", [("longer", "a")])
 
     with judge_server(longer_wins) as server:
-        judged = judgement(
+        judged = judge_policies(
             said(sft=SFT, ppo=PPO),
             options(server, tmp_path, api_key_variable="JUDGE_KEY", labels={"helpful": file}),
         )
@@ -327,7 +327,7 @@ def test_nothing_to_judge(
     tmp_path: Path, responses: Responses, more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        judgement(responses, options(JudgeServer("http://127.0.0.1:9/v1"), tmp_path, **more))
+        judge_policies(responses, options(JudgeServer("http://127.0.0.1:9/v1"), tmp_path, **more))
 
 
 @pytest.mark.parametrize(

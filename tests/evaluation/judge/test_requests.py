@@ -8,7 +8,7 @@ import re
 import pytest
 
 from lit_rlhf.data import Message
-from lit_rlhf.evaluation.judge.prompts import Question, escaped_json, judge_messages
+from lit_rlhf.evaluation.judge.messages import Question, escape_json, judge_messages
 from tests.support.judge_server import Asked
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -105,13 +105,13 @@ def test_a_servers_tokenizer_finds_no_control_token_in_the_data(attack: str) -> 
 
 
 def test_another_alphabet_and_emoji_stay_legible() -> None:
-    assert escaped_json("说出三种金属 \U0001f600 é") == '"说出三种金属 \U0001f600 é"'
+    assert escape_json("说出三种金属 \U0001f600 é") == '"说出三种金属 \U0001f600 é"'
 
 
 def test_code_and_brackets_that_are_no_tags_keep_their_value() -> None:
     text = "if a[0] < b[i]: print('[x]', [A, B])"
 
-    assert json.loads(escaped_json(text)) == text
+    assert json.loads(escape_json(text)) == text
 
 
 def test_a_long_text_is_cut_off_and_says_so() -> None:

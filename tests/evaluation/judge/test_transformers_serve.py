@@ -10,7 +10,7 @@ import pytest
 
 from lit_rlhf.data import Message
 from lit_rlhf.evaluation import Responses
-from lit_rlhf.evaluation.judge import JudgeError, JudgeOptions, judgement
+from lit_rlhf.evaluation.judge import JudgeError, JudgeOptions, judge_policies
 from tests.evaluation.judge.test_requests import ATTACKS
 from tests.support.judge_server import verdict
 from tests.support.serving import transformers_serve, write_chat_model
@@ -37,8 +37,8 @@ def test_a_model_that_always_says_a(base_url: str, tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "model", reply=verdict("A", "always the first"))
     settings = options(base_url, model, tmp_path / "judge", input_price=1.0, output_price=1.0)
 
-    judged = judgement(RESPONSES, settings)
-    again = judgement(RESPONSES, settings)
+    judged = judge_policies(RESPONSES, settings)
+    again = judge_policies(RESPONSES, settings)
 
     assert [(row.criterion, row.outcomes and row.outcomes[:3]) for row in judged.policies] == [
         ("helpful", (0.0, 1.0, 0.0)),
@@ -57,7 +57,7 @@ def test_a_model_that_always_says_a(base_url: str, tmp_path: Path) -> None:
 def test_a_model_that_talks_nonsense(base_url: str, tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "model")
 
-    judged = judgement(RESPONSES, options(base_url, model, tmp_path / "judge"))
+    judged = judge_policies(RESPONSES, options(base_url, model, tmp_path / "judge"))
 
     assert [(row.outcomes, row.invalid) for row in judged.policies] == [(None, 2)] * 2
     assert (judged.usage.questions, judged.usage.invalid) == (8, 8)
@@ -69,4 +69,4 @@ def test_a_model_that_is_not_there(base_url: str, tmp_path: Path) -> None:
     settings = options(base_url, str(tmp_path / "none"), tmp_path / "judge")
 
     with pytest.raises(JudgeError, match=rf"the judge at {base_url} fails .*its log tells why"):
-        judgement(RESPONSES, settings)
+        judge_policies(RESPONSES, settings)

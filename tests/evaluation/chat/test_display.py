@@ -6,7 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from lit_rlhf.evaluation.transcripts import Ask, Show, printable, say, show_answers
+from lit_rlhf.evaluation.chat.display import Ask, Show, show_replies
+from lit_rlhf.evaluation.output import print_text, remove_control_characters
 
 _ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
@@ -42,7 +43,7 @@ def test_without_a_terminal_it_is_plain_text() -> None:
     console = Console(file=io.StringIO(), width=20)
     long = "as long as it is, " * 5
 
-    show_answers(console, {"sft": saying("one ", "two", remark="stopped"), "ppo": saying(long)})
+    show_replies(console, {"sft": saying("one ", "two", remark="stopped"), "ppo": saying(long)})
 
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == f"sft: one two\n(stopped)\nppo: {long}\n"
@@ -51,7 +52,7 @@ def test_without_a_terminal_it_is_plain_text() -> None:
 def test_several_models_stand_side_by_side() -> None:
     console = terminal(80)
 
-    show_answers(console, {"sft": saying("one ", "two"), "ppo": saying("three", remark="stopped")})
+    show_replies(console, {"sft": saying("one ", "two"), "ppo": saying("three", remark="stopped")})
 
     drawn = frames(console)
     assert re.search(r"│ sft +│ ppo +│", drawn[0])
@@ -68,7 +69,7 @@ def test_several_models_stand_side_by_side() -> None:
 def test_columns_need_width(width: int, models: int, columns: bool) -> None:
     console = terminal(width)
 
-    show_answers(console, {f"m{number}": saying("hello") for number in range(models)})
+    show_replies(console, {f"m{number}": saying("hello") for number in range(models)})
 
     assert ("│" in frames(console)[-1]) == columns
 
@@ -76,7 +77,7 @@ def test_columns_need_width(width: int, models: int, columns: bool) -> None:
 def test_a_terminal_that_cannot_redraw_gets_plain_text() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "dumb"})
 
-    show_answers(console, {"sft": saying("a"), "ppo": saying("b")})
+    show_replies(console, {"sft": saying("a"), "ppo": saying("b")})
 
     assert "│" not in frames(console)[-1]
 
@@ -85,7 +86,7 @@ def test_of_a_long_response_the_end_is_seen_while_it_grows_and_all_of_it_afterwa
     console = terminal(80, height=12)
     lines = [f"line {number:02}" for number in range(30)]
 
-    show_answers(console, {"sft": saying(*(f"{line}\n" for line in lines)), "ppo": saying("end")})
+    show_replies(console, {"sft": saying(*(f"{line}\n" for line in lines)), "ppo": saying("end")})
 
     *growing, last = frames(console)
     assert all(len(frame.splitlines()) < 12 for frame in growing)
@@ -97,11 +98,11 @@ def test_text_is_printed_as_it_is() -> None:
     console = Console(file=io.StringIO(), width=20)
     text = "[bold]x[/bold] :smile: 3.5 and 铁、铜"
 
-    say(console, text)
+    print_text(console, text)
 
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == f"{text}\n"
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:
-    assert printable("a\x1b[2Jb\x07\r\x9b31mc\n\td") == "a[2Jb31mc\n\td"
+    assert remove_control_characters("a\x1b[2Jb\x07\r\x9b31mc\n\td") == "a[2Jb31mc\n\td"

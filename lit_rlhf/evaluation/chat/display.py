@@ -1,8 +1,7 @@
-"""How dialogues look in the terminal: one after the other, or side by side while they grow."""
+"""How a chat looks in the terminal."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -12,18 +11,26 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from lit_rlhf.evaluation.output import NAME, REMARK, print_text, remove_control_characters
+
 Show: TypeAlias = Callable[[str], None]
 """Takes the next piece of a response."""
+
+
 Ask: TypeAlias = Callable[[Show], str]
 """Has a model answer, showing the response as it grows; returns a remark on it, mostly empty."""
 
-NAME, REMARK = "bold cyan", "dim"
+
 _MIN_COLUMN = 24  # characters
+
+
 _CTRL_C = len("^C")  # terminals echo it behind the table; on a new line it would break the redraw
+
+
 _FRAME = 5  # lines of the table around the responses, and the one that the cursor is in
 
 
-def show_answers(console: Console, asks: Mapping[str, Ask]) -> None:
+def show_replies(console: Console, asks: Mapping[str, Ask]) -> None:
     """Have models answer one after the other.
 
     In a terminal that is wide enough, several stand side by side; elsewhere and for one model,
@@ -40,23 +47,13 @@ def show_answers(console: Console, asks: Mapping[str, Ask]) -> None:
         _in_turn(console, asks)
 
 
-def say(console: Console, text: str, style: str = "", end: str = "\n") -> None:
-    """Print text as it is: no markup, no folding, and no control characters of a model's making."""
-    console.print(Text(printable(text), style), end=end, soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    """`text` without control characters, which could move the cursor or recolour the terminal."""
-    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
-
-
 def _in_turn(console: Console, asks: Mapping[str, Ask]) -> None:
     for name, ask in asks.items():
-        say(console, f"{name}: ", NAME, end="")
-        remark = ask(lambda text: say(console, text, end=""))
-        say(console, "")
+        print_text(console, f"{name}: ", NAME, end="")
+        remark = ask(lambda text: print_text(console, text, end=""))
+        print_text(console, "")
         if remark:
-            say(console, f"({remark})", REMARK)
+            print_text(console, f"({remark})", REMARK)
 
 
 def _side_by_side(console: Console, asks: Mapping[str, Ask]) -> None:
@@ -65,7 +62,7 @@ def _side_by_side(console: Console, asks: Mapping[str, Ask]) -> None:
         for column, ask in enumerate(asks.values()):
 
             def show(text: str, column: int = column) -> None:
-                texts[column] += printable(text)
+                texts[column] += remove_control_characters(text)
                 last = console.height - _FRAME
                 live.update(_columns(console, list(asks), texts, remarks, last), refresh=True)
 

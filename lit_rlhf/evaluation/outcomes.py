@@ -1,18 +1,20 @@
-"""Comparing scores of responses to the same prompts: outcomes per prompt, and how sure a mean is.
-
-Plain numpy on `[N]` arrays, one entry for each of `N` prompts.
-"""
+"""Win, tie and lose rates of one policy against another, and mean scores, with intervals."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from rich import box
+from rich.table import Table
 
 from lit_rlhf.functional import Interval
 
 RESAMPLES = 2000
+
+
 CONFIDENCE = 0.95
 
 
@@ -68,7 +70,7 @@ class ScoreSummary(NamedTuple):
     std: float
 
 
-def outcomes(
+def outcome_rates(
     scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0, seed: int = 0
 ) -> Outcomes:
     """Win, tie and lose rates of one policy against another, prompt by prompt.
@@ -97,7 +99,7 @@ def outcomes(
         [difference > margin, np.abs(difference) <= margin, difference < -margin], axis=1
     ).astype(np.float64)
     win, tie, lose = happened.mean(axis=0).tolist()
-    win_interval, tie_interval, lose_interval = mean_intervals(happened, seed)
+    win_interval, tie_interval, lose_interval = bootstrap_intervals(happened, seed)
     return Outcomes(win, tie, lose, win_interval, tie_interval, lose_interval, len(ours))
 
 
@@ -114,12 +116,12 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
         ValueError: If there is no score, or one is not finite.
     """
     values = _scores(scores, "scores")
-    interval = mean_intervals(values[:, None], seed)[0]
+    interval = bootstrap_intervals(values[:, None], seed)[0]
     std = values.std(ddof=1) if len(values) > 1 else 0.0
     return ScoreSummary(float(values.mean()), *interval, float(std))
 
 
-def mean_intervals(values: NDArray[np.float64], seed: int = 0) -> list[Interval]:
+def bootstrap_intervals(values: NDArray[np.float64], seed: int = 0) -> list[Interval]:
     """95 % intervals of the means over the first axis: the percentile bootstrap.
 
     Args:
@@ -144,3 +146,33 @@ def _scores(values: ArrayLike, name: str) -> NDArray[np.float64]:
     if not np.isfinite(scores).all():
         raise ValueError(f"{name}: expected finite numbers, got {scores[~np.isfinite(scores)][0]}")
     return scores
+
+
+def outcomes_table(rows: Sequence[HeadToHead], baseline: str) -> Table:
+    """A row for each policy under each judge: win, tie and lose with their intervals."""
+    table = Table(
+        box=box.HORIZONTALS,
+        padding=(0, 1),
+        title=f"against {baseline}, % of prompts [95 % interval]",
+    )
+    for heading in ("by", "policy"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("win", "tie", "lose", "prompts"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        result = row.outcomes
+        cells = ("-", "-", "-", "0")
+        if result is not None:
+            cells = (
+                share_with_interval(result.win, *result.win_interval),
+                share_with_interval(result.tie, *result.tie_interval),
+                share_with_interval(result.lose, *result.lose_interval),
+                str(result.n),
+            )
+        table.add_row(row.by, row.policy, *cells)
+    return table
+
+
+def share_with_interval(share: float, low: float, high: float) -> str:
+    """A share and its interval in per cent."""
+    return f"{100 * share:.0f} [{100 * low:.0f}, {100 * high:.0f}]"

@@ -50,7 +50,7 @@ class _Streamer(TextStreamer):
 
 
 @torch.no_grad()
-def streamed_response(
+def stream_response(
     model: LanguageModel,
     encoder: DialogueEncoder,
     prompt_ids: Sequence[int],

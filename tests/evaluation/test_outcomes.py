@@ -5,17 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from lit_rlhf.evaluation.comparison import outcomes, score_summary
+from lit_rlhf.evaluation import outcome_rates, score_summary
 
 
 def test_outcomes_are_shares_of_prompts() -> None:
-    rates = outcomes([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
+    rates = outcome_rates([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
 
     assert (rates.win, rates.tie, rates.lose, rates.n) == (0.5, 0.25, 0.25, 4)
 
 
 def test_a_difference_of_exactly_the_margin_is_a_tie() -> None:
-    rates = outcomes([0.5, 1.0, -0.5, -1.0], [0.0, 0.0, 0.0, 0.0], margin=0.5)
+    rates = outcome_rates([0.5, 1.0, -0.5, -1.0], [0.0, 0.0, 0.0, 0.0], margin=0.5)
 
     assert (rates.win, rates.tie, rates.lose) == (0.25, 0.5, 0.25)
 
@@ -23,7 +23,7 @@ def test_a_difference_of_exactly_the_margin_is_a_tie() -> None:
 def test_outcomes_swap_with_the_policies() -> None:
     ours, theirs = np.array([1.0, 0.0, 2.0]), np.array([0.0, 3.0, 1.0])
 
-    there, back = outcomes(ours, theirs, 0.2), outcomes(theirs, ours, 0.2)
+    there, back = outcome_rates(ours, theirs, 0.2), outcome_rates(theirs, ours, 0.2)
 
     assert (there.win, there.tie, there.lose) == (back.lose, back.tie, back.win)
 
@@ -31,7 +31,7 @@ def test_outcomes_swap_with_the_policies() -> None:
 def test_intervals_of_shares_have_the_width_of_the_normal_approximation() -> None:
     differences = [1.0] * 120 + [0.0] * 200 + [-1.0] * 80  # shares of 0.3, 0.5 and 0.2
 
-    rates = outcomes(differences, [0.0] * 400)
+    rates = outcome_rates(differences, [0.0] * 400)
 
     for share, interval in [
         (0.3, rates.win_interval),
@@ -45,7 +45,7 @@ def test_intervals_of_shares_have_the_width_of_the_normal_approximation() -> Non
 
 def test_the_three_shares_are_resampled_together() -> None:
     # two prompts, one won and one lost: whatever a resample has of one, the other lacks
-    rates = outcomes([1.0, -1.0], [0.0, 0.0])
+    rates = outcome_rates([1.0, -1.0], [0.0, 0.0])
 
     assert rates.win_interval == rates.lose_interval == (0.0, 1.0)
     assert rates.tie_interval == (0.0, 0.0)
@@ -54,7 +54,7 @@ def test_the_three_shares_are_resampled_together() -> None:
 def test_the_seed_decides_the_intervals_of_shares() -> None:
     ours = np.random.default_rng(0).normal(size=50)
 
-    once, again = ([outcomes(ours, -ours, seed=seed) for seed in range(8)] for _ in range(2))
+    once, again = ([outcome_rates(ours, -ours, seed=seed) for seed in range(8)] for _ in range(2))
 
     assert once == again
     assert len(set(once)) > 1  # ends are multiples of 1/50, so that some seeds agree
@@ -75,7 +75,7 @@ def test_outcomes_refuse(
     scores: list[float], baseline: list[float], margin: float, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        outcomes(scores, baseline, margin)
+        outcome_rates(scores, baseline, margin)
 
 
 def test_mean_and_sample_deviation() -> None:

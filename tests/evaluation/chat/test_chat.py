@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from lit_rlhf.data import DialogueEncoder, Message
-from lit_rlhf.evaluation.chat import HELP, Chat, Speaker, speakers
-from lit_rlhf.evaluation.streaming import StreamedResponse
+from lit_rlhf.evaluation.chat import HELP, Chat, Speaker, StreamedResponse, load_speakers
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
@@ -63,7 +62,7 @@ def after(chat: Chat, fed: Fed, *lines: str) -> str:
             raise KeyboardInterrupt
         return line
 
-    with patch("lit_rlhf.evaluation.chat.streamed_response", fed):
+    with patch("lit_rlhf.evaluation.chat.chat.stream_response", fed):
         chat.run(read)
     assert isinstance(chat.console.file, io.StringIO)
     return chat.console.file.getvalue()
@@ -245,7 +244,7 @@ def test_ctrl_c_between_two_responses_does_not_end_the_chat() -> None:
 
 
 def test_models_are_loaded_under_their_short_names(folders: Folders) -> None:
-    loaded = speakers([folders.sft, folders.ppo], SAMPLING)
+    loaded = load_speakers([folders.sft, folders.ppo], SAMPLING)
 
     assert [speaker.name for speaker in loaded] == ["sft", "ppo"]
     assert loaded[0].encoder.max_prompt_length == 64

@@ -1,4 +1,4 @@
-"""Multiple-choice questions from a local file, as lm-evaluation-harness's tasks have them."""
+"""Multiple-choice questions from a local file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from lit_rlhf.data.readers import file_rows
 from lit_rlhf.data.rows import FieldError, Row, string_field
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
@@ -43,7 +45,7 @@ class ChoiceQuestion(NamedTuple):
         return "\n".join([*lines, "答案：" if _CHINESE.search(self.question) else "Answer:"])
 
 
-def local_questions(path: str) -> list[ChoiceQuestion]:
+def read_questions(path: str) -> list[ChoiceQuestion]:
     """Read questions from a file, one record each.
 
     A record has `question`, `choices` (a list of texts), `answer` (a letter, or the place counted
@@ -69,12 +71,12 @@ def local_questions(path: str) -> list[ChoiceQuestion]:
     return questions
 
 
-def local_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any]:
+def choice_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any]:
     """The questions as a task of lm-evaluation-harness, which takes their file's name.
 
     Args:
         path: Their file.
-        questions: What `local_questions` read from it.
+        questions: What `read_questions` read from it.
     """
     import datasets
 

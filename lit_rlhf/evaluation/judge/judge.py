@@ -1,20 +1,27 @@
-"""Putting many pairs to the judge at once: both orders, what is known already from the cache."""
+"""Many questions of the judge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from lit_rlhf.evaluation.judge.answers import Answer
-from lit_rlhf.evaluation.judge.cache import AnswerCache, question_key
-from lit_rlhf.evaluation.judge.client import JudgeClient, JudgeError
-from lit_rlhf.evaluation.judge.options import Criterion, JudgeOptions
-from lit_rlhf.evaluation.judge.prompts import Question, judge_messages
+from lit_rlhf.evaluation.judge.client import Answer, JudgeClient, JudgeError, JudgeOptions
+from lit_rlhf.evaluation.judge.messages import (
+    ChatMessage,
+    Criterion,
+    Question,
+    judge_messages,
+    wording,
+)
 from lit_rlhf.evaluation.judge.verdicts import EQUAL_ANSWERS, PairVerdict, pair_verdict
-from lit_rlhf.evaluation.progress import progress_line
+from lit_rlhf.evaluation.output import progress_bar
 from lit_rlhf.evaluation.responses import Turns
 
 CACHE_FILE = "answers.jsonl"
@@ -77,6 +84,86 @@ class Usage(NamedTuple):
     shortened: int
     now: Spent
     in_all: Spent
+
+
+def question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str:
+    """What an answer is kept under: a hash of all that it depends on.
+
+    That is the messages (criterion, conversation and both answers in their order), how an answer
+    that cannot be read is asked for again, the judge's name and the settings of its sampling. The
+    endpoint's address is not part of it: a local server may come back on another port.
+    """
+    settings = [
+        options.model,
+        options.temperature,
+        options.max_tokens,
+        options.max_attempts,
+        wording(),
+    ]
+    return hashlib.sha256(json.dumps([list(messages), settings]).encode()).hexdigest()
+
+
+class AnswerCache:
+    """Answers by key, one line of a JSON lines file each, appended as they come.
+
+    A last line that was torn by a crash is dropped. Threads may share it.
+
+    Args:
+        path: The file; it and its folder are made when missing.
+
+    Raises:
+        ValueError: If a line other than a torn last one is damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = Lock()
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole, _, torn = content.rpartition(b"\n")
+        self._answers = dict(
+            self._read(line, number) for number, line in enumerate(whole.splitlines(), 1)
+        )
+        self._file = self.path.open("ab")
+        if torn:
+            self._file.truncate(len(content) - len(torn))
+
+    def __len__(self) -> int:
+        """Number of answers."""
+        return len(self._answers)
+
+    def get(self, key: str) -> Answer | None:
+        """The answer to a question, if it has been asked before."""
+        return self._answers.get(key)
+
+    def add(self, key: str, answer: Answer, about: Mapping[str, Any]) -> None:
+        """Keep an answer, on disk before this returns.
+
+        Args:
+            key: See `question_key`.
+            answer: The answer.
+            about: What else to write into the line, for its reader.
+        """
+        line = json.dumps({"key": key, **about, **asdict(answer)}) + "\n"
+        with self._lock:
+            self._answers[key] = answer
+            self._file.write(line.encode())
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _read(self, line: bytes, number: int) -> tuple[str, Answer]:
+        try:
+            record = json.loads(line)
+            fields = {name: record[name] for name in Answer.__dataclass_fields__}
+            return record["key"], Answer(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.path}:{number}: expected an answer of the judge, got {line!r:.80}; delete "
+                "the line, then its question is asked again"
+            ) from error
 
 
 class Judge:
@@ -153,7 +240,7 @@ class Judge:
         by_key = dict(zip(keys, questions, strict=True))  # a question is asked once
         missing = [key for key in by_key if self._cache.get(key) is None]
         self._asked |= by_key
-        with progress_line(label, len(missing)) as progress:
+        with progress_bar(label, len(missing)) as progress:
             self._ask({key: by_key[key] for key in missing}, progress)
         return [self._known(key) for key in keys]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.evaluation.files import write_json_lines, write_text
+from lit_rlhf.evaluation import write_json_lines, write_text
 
 
 def test_lines_are_json_in_utf_8(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_rlhf.evaluation.judge.answers import MalformedReplyError, parsed_reply
+from lit_rlhf.evaluation.judge.messages import MalformedReplyError, parse_reply
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from lit_rlhf.evaluation.judge.answers import MalformedReplyError, parsed_reply
     ],
 )
 def test_a_reply_is_read(text: str) -> None:
-    assert parsed_reply(text) == ("B", "shorter")
+    assert parse_reply(text) == ("B", "shorter")
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_a_reply_is_read(text: str) -> None:
 )
 def test_any_other_reply_is_malformed(text: str, problem: str) -> None:
     with pytest.raises(MalformedReplyError, match=problem):
-        parsed_reply(text)
+        parse_reply(text)

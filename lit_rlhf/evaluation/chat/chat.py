@@ -10,12 +10,10 @@ import torch
 from rich.console import Console
 
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
-from lit_rlhf.evaluation.compare import short_names
-from lit_rlhf.evaluation.generating import model_encoder
-from lit_rlhf.evaluation.progress import progress_line
-from lit_rlhf.evaluation.sampling import loaded_policy
-from lit_rlhf.evaluation.streaming import StreamedResponse, streamed_response
-from lit_rlhf.evaluation.transcripts import REMARK, Ask, Show, say, show_answers
+from lit_rlhf.evaluation.chat.display import Ask, Show, show_replies
+from lit_rlhf.evaluation.chat.streaming import StreamedResponse, stream_response
+from lit_rlhf.evaluation.loading import load_encoder, load_policy, short_names
+from lit_rlhf.evaluation.output import REMARK, print_text, progress_bar
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions
@@ -73,9 +71,7 @@ class Speaker:
         """
         turns = [*self.messages, Message("user", content)]
         prompt = self.encoder.encode_prompt(turns)
-        response = streamed_response(
-            self.model, self.encoder, prompt.input_ids, sampling, seed, show
-        )
+        response = stream_response(self.model, self.encoder, prompt.input_ids, sampling, seed, show)
         if response.text or not response.stopped:
             # its letters alone, not as the token, would make the dialogue one that has no encoding
             said = response.text.partition(self.encoder.eos_token)[0].strip()
@@ -133,7 +129,7 @@ class Chat:
             asks = {
                 speaker.name: self._ask(speaker, line.strip(), seed) for speaker in self.speakers
             }
-            show_answers(self.console, asks)
+            show_replies(self.console, asks)
 
     def _ask(self, speaker: Speaker, content: str, seed: int) -> Ask:
         def ask(show: Show) -> str:
@@ -179,10 +175,10 @@ class Chat:
             self._remark(f"there is no command {command}\n{HELP}")
 
     def _remark(self, text: str) -> None:
-        say(self.console, text, REMARK)
+        print_text(self.console, text, REMARK)
 
 
-def speakers(
+def load_speakers(
     models: Sequence[str],
     sampling: SamplingOptions,
     options: ModelOptions | None = None,
@@ -199,7 +195,7 @@ def speakers(
         device: Where to run; `None` is the CPU.
         chat_template: `tokenizer` for the models' own, or the name of a built-in one.
         max_prompt_length: Longest prompt, so longest memory, in tokens; `None` takes what
-            `model_encoder` finds.
+            `load_encoder` finds.
 
     Raises:
         ValueError: If a model is named twice or cannot be used.
@@ -207,11 +203,11 @@ def speakers(
     options, device = options or ModelOptions(), device or torch.device("cpu")
     names = short_names(models, "models")
     encoders = [
-        model_encoder(path, sampling, chat_template, max_prompt_length, options) for path in models
+        load_encoder(path, sampling, chat_template, max_prompt_length, options) for path in models
     ]
     loaded = []
-    with progress_line("loading models", len(models)) as progress:
+    with progress_bar("loading models", len(models)) as progress:
         for name, path, encoder in zip(names, models, encoders, strict=True):
-            loaded.append(Speaker(name, loaded_policy(path, options, device), encoder))
+            loaded.append(Speaker(name, load_policy(path, options, device), encoder))
             progress(1)
     return loaded
