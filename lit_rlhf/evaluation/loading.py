@@ -13,7 +13,7 @@ from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.data.contract import CONTRACT_FILE
 from lit_rlhf.forward import LanguageModel, freeze
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_tokenizer, max_positions
-from lit_rlhf.rewards import WeightedReward, source_names
+from lit_rlhf.rewards import WeightedReward, shorten_names
 from lit_rlhf.rollout import SamplingOptions
 
 DEFAULT_PROMPT_LENGTH = 512
@@ -89,7 +89,7 @@ def short_names(sources: Sequence[str], argument: str) -> list[str]:
     """
     if not sources or len(set(sources)) < len(sources):
         raise ValueError(f"{argument}: expected one or more, each once, got {list(sources)}")
-    return list(source_names(sources).values())
+    return list(shorten_names(sources).values())
 
 
 def load_encoder(

@@ -20,7 +20,7 @@ from lit_rlhf.models.configs import check_path
 from lit_rlhf.modules.ppo_models import critic_source
 from lit_rlhf.modules.ppo_options import generation_settings
 from lit_rlhf.modules.stage import CONTRACT_KEY
-from lit_rlhf.rewards.sources import parse_reward_sources
+from lit_rlhf.rewards import parse_rewards
 from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 
 NetworkName = Literal["policy", "critic", "reward", "model"]
@@ -115,7 +115,7 @@ def export_checkpoint(
     source = base or hparams["model_path"]
     shape = source
     if chosen == "critic" and base is None:
-        models = [term.path for term in parse_reward_sources(hparams["rewards"]) if term.is_model]
+        models = [spec.path for spec in parse_rewards(hparams["rewards"]) if spec.is_model]
         shape = critic_source(hparams["critic_init"], hparams["model_path"], models)
     for model in (source, shape) if base is None else ():
         try:

@@ -60,7 +60,7 @@ def slow_functions(report: PhaseReport, trainer: Trainer, module: LightningModul
     reward = getattr(module, "reward", None)
     if not isinstance(reward, WeightedReward):
         return None
-    names = [term.name for term in reward.terms if not term.is_model]
+    names = [spec.name for spec in reward.specs if not spec.is_model]
     share = sum(reward.seconds[name] for name in names) / max(report.seconds, 1e-9)
     if share < SLOW:
         return None

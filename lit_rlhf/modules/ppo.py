@@ -43,7 +43,7 @@ from lit_rlhf.stats import RunningMoments, UncastBuffers, global_masked_moments
 
 Truncation = Literal["terminal", "bootstrap", "mask"]
 OldPolicy = Literal["rollout", "reference"]
-FROZEN = ("reference.", "reward.sources.")  # keys of the state dict that checkpoints leave out
+FROZEN = ("reference.", "reward.functions.")  # keys of the state dict that checkpoints leave out
 # what to change when a phase needs too much memory
 ROLLOUT_MEMORY = ("rollout_batch_size", "max_new_tokens")
 SCORING_MEMORY = ("scoring_tokens", "max_new_tokens")
@@ -175,7 +175,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
         metrics = self.rollout_summary(rollouts, batch.texts, scores, estimates)
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
         if self.rollouts_are_finite(scores, estimates):
-            self.reward.accept()
+            self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
             experience = self.experience(rollouts, rewards, estimates)
             metrics["rollout/reward"] = rewards.sum(1).mean()
@@ -278,7 +278,7 @@ class PPOModule(UncastBuffers, PPOUpdate):
             rollouts.terminated,
             scores,
         )
-        metrics |= self.reward.metrics()
+        metrics |= self.reward.compute_metrics()
         if self.gold is not None:
             metrics["rollout/gold"] = self.gold(rollouts, prompts, None).mean()
         return metrics

@@ -1,13 +1,25 @@
-"""Rewards of responses: reward models, functions, ready-made rules, and weighted sums of them."""
+"""Rewards of sampled responses.
 
-from lit_rlhf.rewards.calls import RewardError
-from lit_rlhf.rewards.functions import CallableReward, FunctionReward, ModelReward
+A reward is a module that maps rollouts and their rendered prompts to scores `[B]`: a reward model
+(`ModelReward`), a Python function (`FunctionReward`, or any callable as `CallableReward`), or a
+weighted sum of these (`WeightedReward`), which is what PPO trains on. The ready-made rules and
+`RemoteScorer` are callables.
+"""
+
+from lit_rlhf.rewards.functions import CallableReward, FunctionReward, RewardError, RewardFunction
+from lit_rlhf.rewards.model import ModelReward
 from lit_rlhf.rewards.remote import RemoteScorer
 from lit_rlhf.rewards.rules import FormatRule, LengthRule, RegexRule
-from lit_rlhf.rewards.sources import RewardSource, is_function, parse_reward_sources, source_names
-from lit_rlhf.rewards.weighted import WeightedReward
+from lit_rlhf.rewards.weighted import (
+    RULES,
+    RewardSpec,
+    WeightedReward,
+    parse_rewards,
+    shorten_names,
+)
 
 __all__ = [
+    "RULES",
     "CallableReward",
     "FormatRule",
     "FunctionReward",
@@ -16,9 +28,9 @@ __all__ = [
     "RegexRule",
     "RemoteScorer",
     "RewardError",
-    "RewardSource",
+    "RewardFunction",
+    "RewardSpec",
     "WeightedReward",
-    "is_function",
-    "parse_reward_sources",
-    "source_names",
+    "parse_rewards",
+    "shorten_names",
 ]

@@ -14,7 +14,7 @@ from time import sleep
 from typing import Any
 from urllib.parse import urlsplit
 
-from lit_rlhf.rewards.calls import SHOWN, RewardError, shortened
+from lit_rlhf.rewards.functions import MAX_SHOWN, RewardError, shorten
 
 TOO_MANY_REQUESTS = 429
 
@@ -80,7 +80,7 @@ class RemoteScorer:
         Raises:
             RewardError: If no attempt succeeds, or the answer is not one score for each response.
         """
-        asked = f"{len(responses)} responses, the first: {shortened(responses[0])}"
+        asked = f"{len(responses)} responses, the first: {shorten(responses[0])}"
         body = json.dumps({"prompts": prompts, "responses": responses}).encode()
         for attempt in range(self.retries + 1):
             try:
@@ -173,5 +173,5 @@ def is_number(value: object) -> bool:
 
 def beginning(body: bytes) -> str:
     """The beginning of an answer's body, quoted."""
-    text = body[: 4 * SHOWN].decode("utf-8", errors="replace")
-    return f"the body {shortened(text)}" if text else "no body"
+    text = body[: 4 * MAX_SHOWN].decode("utf-8", errors="replace")
+    return f"the body {shorten(text)}" if text else "no body"

@@ -18,7 +18,7 @@ import torch
 
 from lit_rlhf.functional import length_penalty
 from lit_rlhf.rewards import regex_worker
-from lit_rlhf.rewards.calls import RewardError, shortened
+from lit_rlhf.rewards.functions import RewardError, shorten
 
 # a sentence's last sign, and what may close behind it
 SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)\]）」』]*\s*\Z")
@@ -166,7 +166,7 @@ class RegexRule:
             culprit = responses[min(n_done, len(responses) - 1)]
             raise RewardError(
                 f"pattern {self.pattern!r} took more than {self.timeout:g} seconds (timeout), and "
-                f"was not done with the response {shortened(culprit)}"
+                f"was not done with the response {shorten(culprit)}"
             ) from error
         if done.returncode != 0:
             raise RewardError(f"pattern {self.pattern!r}: the search ended with {done.stderr!r}")

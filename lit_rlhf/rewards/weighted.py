@@ -1,45 +1,100 @@
-"""A weighted sum of reward sources, each logged, and normalized where asked, by itself."""
+"""A weighted sum of rewards, as the mapping `rewards` of a configuration describes it.
+
+`rewards` is plain data, so that YAML, command line and checkpoints all can hold it: each entry maps
+a reward to its weight, or to a mapping of options. `parse_rewards` checks the entries, and
+`WeightedReward` builds and calls what they describe. Notation: `B` responses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jsonargparse import ArgumentError, ArgumentParser
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.functional import normalized_scores
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rewards.calls import samples_of, warn_of_non_finite
-from lit_rlhf.rewards.functions import CallableReward, FunctionReward, ModelReward
-from lit_rlhf.rewards.sources import RewardSource, parse_reward_sources
-from lit_rlhf.rollout.batch import RolloutBatch
+from lit_rlhf.rewards.functions import (
+    CallableReward,
+    FunctionReward,
+    decode_samples,
+    warn_about_non_finite,
+)
+from lit_rlhf.rewards.model import ModelReward
+from lit_rlhf.rewards.remote import RemoteScorer
+from lit_rlhf.rewards.rules import FormatRule, LengthRule, RegexRule
+from lit_rlhf.rollout import RolloutBatch
 from lit_rlhf.stats import RunningMoments, global_sum
+
+RULES: dict[str, Callable[..., Any]] = {
+    "length": LengthRule,
+    "format": FormatRule,
+    "regex": RegexRule,
+    "http": RemoteScorer,
+}
+"""Ready-made reward functions by the name that `rule:` gives them."""
+
+COMMON_OPTIONS = ("weight", "normalize")
+"""Options of every entry; a rule takes its own arguments too."""
+
+
+class RewardSpec(NamedTuple):
+    """One entry of `rewards`: a reward function or reward model, and its weight.
+
+    Attributes:
+        name: Short name for metrics and messages.
+        weight: Factor in the sum.
+        normalize: Whether it enters the sum with mean 0 and standard deviation 1.
+        path: Folder or hub id of a reward model, or `package.module:function`; empty for a rule.
+        rule: The ready-made rule; `None` for a model or a function.
+        rule_name: Its key in `RULES`; empty for a model or a function.
+    """
+
+    name: str
+    weight: float
+    normalize: bool
+    path: str = ""
+    rule: Callable[..., Any] | None = None
+    rule_name: str = ""
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a reward model: neither a rule nor the path of a Python function."""
+        # a folder's name may contain a colon too
+        is_function = ":" in self.path and not Path(self.path).exists()
+        return self.rule is None and not is_function
 
 
 class WeightedReward(nn.Module):
     """A weighted sum of rewards.
 
-    A source with `normalize` enters the sum less the mean and over the standard deviation of all
-    its scores so far. In training mode the scores at hand count too, over all ranks, so that every
-    rank has to call it; they are kept when `accept` is called. In evaluation mode nothing is
-    learned; before any is, scores stay as they are.
+    An entry with `normalize` enters the sum less the running mean and over the running standard
+    deviation of its scores. In training mode these include the scores of the call itself, over all
+    ranks, so every rank has to call it; they become permanent with `commit_moments`. In evaluation
+    mode the moments stay as they are, and before the first score so do the scores.
 
     Args:
-        rewards: A weight or a mapping by source, see `parse_reward_sources`.
+        rewards: Weight or mapping by reward, see `parse_rewards`.
         options: How reward models are loaded.
         tokenizer: The policy's.
-        timeout: Seconds that a call of a function may take; `None`: as long as it likes.
+        timeout: Seconds that a call of a reward function may take; `None` for no limit.
         offload: Keep reward models in CPU memory between uses.
 
     Attributes:
-        seconds: What each source has taken so far, by name.
+        specs: The entries of `rewards`.
+        functions: The reward functions and models, in the order of `specs`.
+        moments: Running moments of the normalized entries.
+        seconds: Time that each entry has taken so far, by name.
 
     Raises:
-        ValueError: If there is no source, or one is described wrongly.
+        ValueError: If `rewards` is empty or an entry is invalid.
     """
 
     def __init__(
@@ -52,99 +107,197 @@ class WeightedReward(nn.Module):
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer
-        self.terms = parse_reward_sources(rewards)
-        self.sources = nn.ModuleList(
-            ModelReward(term.path, options, offload)
-            if term.is_model
-            else callable_reward(term, tokenizer, timeout)
-            for term in self.terms
+        self.specs = parse_rewards(rewards)
+        self.functions = nn.ModuleList(
+            ModelReward(spec.path, options, offload)
+            if spec.is_model
+            else _callable_reward(spec, tokenizer, timeout)
+            for spec in self.specs
         )
-        # Place and name: a checkpoint of other sources, or of the same in another order, does not
-        # fit. A dot would split the name.
+        # Index and name are part of the key, so that a checkpoint of other rewards, or of the same
+        # in another order, does not load. A dot would nest the key.
         self.moments = nn.ModuleDict(
             {
-                f"{place}_{term.name}".replace(".", "_"): RunningMoments()
-                for place, term in enumerate(self.terms)
-                if term.normalize
+                f"{index}_{spec.name}".replace(".", "_"): RunningMoments()
+                for index, spec in enumerate(self.specs)
+                if spec.normalize
             }
         )
-        self.seconds = dict.fromkeys((term.name for term in self.terms), 0.0)
-        self._raw: dict[str, Tensor] = {}
+        self.seconds = dict.fromkeys((spec.name for spec in self.specs), 0.0)
+        self._raw_scores: dict[str, Tensor] = {}
         self._pending: dict[str, RunningMoments] = {}
 
-    def forward(
-        self, rollouts: RolloutBatch, prompts: Sequence[str], max_tokens_per_forward: int | None
-    ) -> Tensor:
-        """Weighted scores `[B]`, float32; a warning shows one that is not finite."""
-        self._raw = {}
-        for term, source in zip(self.terms, self.sources, strict=True):
-            start = perf_counter()
-            scores = source(rollouts, prompts, max_tokens_per_forward)
-            self.seconds[term.name] += perf_counter() - start
-            if isinstance(source, ModelReward) and not bool(torch.isfinite(scores).all()):
-                samples = samples_of(rollouts, prompts, self.tokenizer)
-                warn_of_non_finite(f"reward model {source.path!r}", scores, samples)
-            self._raw[term.name] = scores
-        terms = zip(self.terms, self.normalized(), strict=True)
-        return torch.stack([term.weight * scores for term, scores in terms]).sum(0)
+    @property
+    def models(self) -> list[ModelReward]:
+        """The reward models among the functions."""
+        return [function for function in self.functions if isinstance(function, ModelReward)]
 
-    def normalized(self) -> list[Tensor]:
-        """Each source's scores `[B]` of the last call as they enter the sum."""
-        moments = dict(zip((t.name for t in self.terms if t.normalize), self.moments, strict=True))
+    def forward(
+        self,
+        rollouts: RolloutBatch,
+        prompts: Sequence[str],
+        max_tokens_per_forward: int | None = None,
+    ) -> Tensor:
+        """Score rollouts; a score that is not finite is reported by a warning.
+
+        Args:
+            rollouts: `B` responses.
+            prompts: Their rendered prompts.
+            max_tokens_per_forward: Limit on real tokens of reward models, see `RolloutBatch.split`.
+
+        Returns:
+            Weighted sum, `[B]` float32.
+        """
+        self._raw_scores = {}
+        for spec, function in zip(self.specs, self.functions, strict=True):
+            start = perf_counter()
+            scores = function(rollouts, prompts, max_tokens_per_forward)
+            self.seconds[spec.name] += perf_counter() - start
+            if isinstance(function, ModelReward) and not bool(torch.isfinite(scores).all()):
+                samples = decode_samples(rollouts, prompts, self.tokenizer)
+                warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
+            self._raw_scores[spec.name] = scores
+        terms = zip(self.specs, self._normalize_scores(), strict=True)
+        return torch.stack([spec.weight * scores for spec, scores in terms]).sum(0)
+
+    def commit_moments(self) -> None:
+        """Make the moments of the last call in training mode permanent.
+
+        An iteration that is skipped does not call this, so its scores leave no trace.
+        """
+        for key, moments in self._pending.items():
+            self._moments(key).load_state_dict(moments.state_dict())
         self._pending = {}
-        if self.training and moments and self._all_finite(list(moments)):
-            for name, key in moments.items():
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """Compute `rollout/score/<name>` of the last call, raw means over all ranks' responses.
+
+        Every rank has to call it; empty before the first call of `forward`.
+        """
+        if not self._raw_scores:
+            return {}
+        totals = [scores.double().sum() for scores in self._raw_scores.values()]
+        count = totals[0].new_tensor(len(next(iter(self._raw_scores.values()))))
+        *sums, n = global_sum(torch.stack([*totals, count])).unbind()
+        return {
+            f"rollout/score/{name}": total / n
+            for name, total in zip(self._raw_scores, sums, strict=True)
+        }
+
+    def _normalize_scores(self) -> list[Tensor]:
+        """Scores `[B]` of the last call as they enter the sum, in the order of `specs`."""
+        names = [spec.name for spec in self.specs if spec.normalize]
+        keys = dict(zip(names, self.moments, strict=True))
+        self._pending = {}
+        # a score that is not finite on any rank makes all ranks skip the iteration; its moments
+        # would stay NaN for ever
+        if self.training and keys and self._all_finite(names):
+            for name, key in keys.items():
                 self._pending[key] = deepcopy(self._moments(key))
-                self._pending[key].update(self._raw[name])
+                self._pending[key].update(self._raw_scores[name])
         scores = []
-        for name, raw in self._raw.items():
-            if name in moments:
-                known = self._pending.get(moments[name], self._moments(moments[name]))
-                raw = normalized_scores(raw, known.mean, known.std, clip=None)
+        for name, raw in self._raw_scores.items():
+            if name in keys:
+                moments = self._pending.get(keys[name], self._moments(keys[name]))
+                raw = normalized_scores(raw, moments.mean, moments.std, clip=None)
             scores.append(raw)
         return scores
+
+    def _all_finite(self, names: Sequence[str]) -> bool:
+        """Whether the raw scores of these entries are finite on all ranks; a collective."""
+        bad = torch.stack([(~torch.isfinite(self._raw_scores[name])).sum() for name in names])
+        return int(global_sum(bad).sum()) == 0
 
     def _moments(self, key: str) -> RunningMoments:
         moments = self.moments[key]
         assert isinstance(moments, RunningMoments)
         return moments
 
-    def _all_finite(self, names: Sequence[str]) -> bool:
-        """Whether these sources' scores are finite on all ranks; an iteration is skipped if not."""
-        bad = torch.stack([(~torch.isfinite(self._raw[name])).sum() for name in names])
-        return int(global_sum(bad).sum()) == 0
 
-    def accept(self) -> None:
-        """Keep the moments that the last call in training mode has come to."""
-        for key, moments in self._pending.items():
-            self._moments(key).load_state_dict(moments.state_dict())
-        self._pending = {}
+def parse_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[RewardSpec]:
+    """Check the mapping `rewards` of a configuration.
 
-    def metrics(self) -> dict[str, Tensor]:
-        """`rollout/score/<name>` of the last call: means of raw scores over all ranks' responses.
+    Args:
+        rewards: Weight or mapping by reward. Without `rule` the key is a reward model's folder or
+            hub id, or `package.module:function`, and the mapping may set `weight` (1.0) and
+            `normalize` (false). With `rule`, a key of `RULES`, the key is a name of your choice,
+            and the mapping may set the rule's own arguments too.
 
-        Every rank has to call it; empty before the first call.
-        """
-        if not self._raw:
-            return {}
-        totals = [scores.double().sum() for scores in self._raw.values()]
-        count = totals[0].new_tensor(len(next(iter(self._raw.values()))))
-        *sums, n = global_sum(torch.stack([*totals, count])).unbind()
-        return {
-            f"rollout/score/{name}": total / n for name, total in zip(self._raw, sums, strict=True)
-        }
+    Returns:
+        The entries in the order of `rewards`.
 
-    @property
-    def models(self) -> list[ModelReward]:
-        """The sources that are reward models."""
-        return [source for source in self.sources if isinstance(source, ModelReward)]
+    Raises:
+        ValueError: If there is no entry, or one is invalid; names the entry and its option.
+    """
+    if not rewards:
+        raise ValueError(
+            "rewards: expected at least one entry, a reward model's folder or "
+            "'package.module:function' with its weight, or a rule; got none"
+        )
+    entries = {
+        key: dict(value) if isinstance(value, Mapping) else {"weight": value}
+        for key, value in rewards.items()
+    }
+    rules = [key for key in entries if "rule" in entries[key]]
+    names = shorten_names(list(entries), unchanged=rules)
+    return [_parse_entry(key, names[key], options) for key, options in entries.items()]
 
 
-def callable_reward(
-    source: RewardSource, tokenizer: PreTrainedTokenizerBase, timeout: float | None
+def shorten_names(keys: Sequence[str], unchanged: Sequence[str] = ()) -> dict[str, str]:
+    """Shorten paths to their last part, and keep the whole path where two parts would be equal.
+
+    Args:
+        keys: Paths of models, paths of functions, and names.
+        unchanged: The keys that are names already.
+
+    Returns:
+        Short name by key.
+    """
+    tails = [key if key in unchanged else Path(key).name.rpartition(":")[2] for key in keys]
+    return {
+        key: tail if tails.count(tail) == 1 else key for tail, key in zip(tails, keys, strict=True)
+    }
+
+
+def _parse_entry(key: str, name: str, options: dict[str, Any]) -> RewardSpec:
+    place = f"rewards.{key}"
+    rule_name = options.pop("rule", None)
+    weight, normalize = options.pop("weight", 1.0), options.pop("normalize", False)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise ValueError(f"{place}: expected a finite number as weight, got {weight!r}")
+    if not isinstance(normalize, bool):
+        raise ValueError(f"{place}.normalize: expected true or false, got {normalize!r}")
+    if rule_name is None:
+        if options:
+            raise ValueError(
+                f"{place}: expected no option but {', '.join(COMMON_OPTIONS)} for a model or a "
+                f"function, got {', '.join(options)}; a ready-made rule is named by "
+                f"rule: {', '.join(RULES)}"
+            )
+        return RewardSpec(name, weight, normalize, path=key)
+    if rule_name not in RULES:
+        raise ValueError(f"{place}.rule: expected one of {', '.join(RULES)}, got {rule_name!r}")
+    rule = _build_rule(rule_name, options, place)
+    return RewardSpec(name, weight, normalize, rule=rule, rule_name=rule_name)
+
+
+def _build_rule(rule_name: str, arguments: dict[str, Any], place: str) -> Callable[..., Any]:
+    # jsonargparse checks names and types as it does for the rest of the configuration
+    parser = ArgumentParser(exit_on_error=False)
+    accepted = parser.add_class_arguments(RULES[rule_name])
+    try:
+        checked = parser.parse_object(arguments).as_dict()
+        rule: Callable[..., Any] = RULES[rule_name](**checked)
+    except (ArgumentError, ValueError) as error:
+        takes = ", ".join([*accepted, *COMMON_OPTIONS])
+        raise ValueError(f"{place}: {error} (rule: {rule_name} takes {takes})") from error
+    return rule
+
+
+def _callable_reward(
+    spec: RewardSpec, tokenizer: PreTrainedTokenizerBase, timeout: float | None
 ) -> CallableReward:
-    """A function or a rule as a source of scores."""
-    if source.rule is None:
-        return FunctionReward(source.path, tokenizer, timeout)
-    label = f"reward {source.name!r} (rule: {source.kind})"
-    return CallableReward(label, source.rule, tokenizer, timeout)
+    if spec.rule is None:
+        return FunctionReward(spec.path, tokenizer, timeout)
+    label = f"reward {spec.name!r} (rule: {spec.rule_name})"
+    return CallableReward(label, spec.rule, tokenizer, timeout)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_rlhf.rewards import LengthRule
-from lit_rlhf.rewards.sources import RULES
+from lit_rlhf.rewards import RULES, LengthRule
 from tests.configs.tiny_runs import SMALL, logged, overlay, run
 from tests.docs.blocks import ROOT, blocks, commands
 

@@ -23,7 +23,7 @@ from tests.modules.stages import fitted, ppo_options, prompts
         ({"lam": -0.1}, r"lam: expected a value in \[0, 1\], got -0.1"),
         ({"minibatch_size": 0}, "minibatch_size: expected a value > 0, got 0"),
         ({"dtype": "int8"}, "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
-        ({"rewards": {}}, "rewards: expected at least one source"),
+        ({"rewards": {}}, "rewards: expected at least one entry"),
         ({"critic_init": "nothing"}, "critic_init: expected one of .* got 'nothing'"),
         (
             {"rewards": {"tests.rewards.reward_functions:length": 1.0}},

@@ -15,7 +15,7 @@ from lit_rlhf.modules import PPOModule
 from lit_rlhf.rewards import remote
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 from tests.modules.stages import assert_equal_states, copied, fitted, ppo_options, prompts
-from tests.rollout.said import service
+from tests.rewards.said import service
 
 BREVITY = {"rule": "length", "weight": 0.5, "longest": 3, "normalize": True}
 LETTERS = {"rule": "regex", "pattern": "[a-z]", "normalize": True}

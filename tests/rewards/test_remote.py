@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, remote
-from tests.rollout.said import Answer, said, service
+from tests.rewards.said import Answer, said, service
 from tests.support.tiny_models import tiny_tokenizer
 
 PROMPTS = ["first", "second", "third"]

@@ -10,7 +10,7 @@ import torch
 
 from lit_rlhf.functional import length_penalty
 from lit_rlhf.rewards import CallableReward, FormatRule, LengthRule, RegexRule, RewardError
-from tests.rollout.said import said
+from tests.rewards.said import said
 from tests.support.tiny_models import tiny_tokenizer
 
 # no match, but every way to split the letters is tried

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rewards import WeightedReward
-from tests.rollout.said import said
+from lit_rlhf.rewards import LengthRule, RemoteScorer, WeightedReward, parse_rewards, shorten_names
+from tests.rewards.said import said
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -45,7 +45,7 @@ def test_sources_add_up_by_their_weights() -> None:
     reward = weighted(normalize=False)
     assert scored(reward, BATCHES[0]).tolist() == [-0.5, 0.0, -1.0]
     assert list(reward.moments) == []
-    metrics = reward.metrics()
+    metrics = reward.compute_metrics()
     assert metrics.keys() == {"rollout/score/brevity", "rollout/score/ends"}
     assert float(metrics["rollout/score/brevity"]) == pytest.approx(-7 / 3)
     assert float(metrics["rollout/score/ends"]) == pytest.approx(1 / 3)
@@ -59,9 +59,9 @@ def test_a_normalized_source_enters_with_the_moments_of_all_its_scores_so_far() 
         result = scored(reward, texts).tolist()
         assert result == pytest.approx(expected_totals(seen, texts), rel=1e-5)
         # logged as it came
-        raw = float(reward.metrics()["rollout/score/brevity"])
+        raw = float(reward.compute_metrics()["rollout/score/brevity"])
         assert raw == pytest.approx(-sum(map(len, texts)) / 3)
-        reward.accept()
+        reward.commit_moments()
 
 
 def test_scores_that_are_not_accepted_are_forgotten() -> None:
@@ -70,7 +70,7 @@ def test_scores_that_are_not_accepted_are_forgotten() -> None:
     for texts in BATCHES[1:]:
         scored(reward, texts)
     assert torch.equal(scored(reward, BATCHES[0]), first)
-    reward.accept()
+    reward.commit_moments()
     (moments,) = reward.moments.values()
     assert float(moments.count) == 3
 
@@ -79,11 +79,11 @@ def test_nothing_is_learned_in_evaluation_mode() -> None:
     reward = weighted().eval()
     # before any score is known they stay as they are
     assert scored(reward, BATCHES[0]).tolist() == [-0.5, 0.0, -1.0]
-    reward.accept()
+    reward.commit_moments()
     (moments,) = reward.moments.values()
     assert float(moments.count) == 0
     scored(reward.train(), BATCHES[0])
-    reward.accept()
+    reward.commit_moments()
     seen = [-1.0, -4.0, -2.0]
     result = scored(reward.eval(), BATCHES[1]).tolist()
     assert result == pytest.approx(expected_totals(seen, BATCHES[1]), rel=1e-5)
@@ -100,7 +100,7 @@ def test_scores_that_are_not_finite_leave_the_moments_alone() -> None:
     with pytest.warns(UserWarning, match="not_a_number': expected finite scores"):
         result = scored(reward, BATCHES[0])
     assert torch.isnan(result).tolist() == [False, True, False]
-    reward.accept()
+    reward.commit_moments()
     assert [float(moments.count) for moments in reward.moments.values()] == [0.0, 0.0]
 
 
@@ -118,8 +118,8 @@ def on_a_rank(rank: int) -> tuple[list[list[float]], list[dict[str, float]]]:
     for texts in BATCHES:
         own = texts[:2] if rank == 0 else texts[2:]  # unlike numbers of responses
         totals.append(scored(reward, own).tolist())
-        metrics.append({key: float(value) for key, value in reward.metrics().items()})
-        reward.accept()
+        metrics.append({key: float(value) for key, value in reward.compute_metrics().items()})
+        reward.commit_moments()
     return totals, metrics
 
 
@@ -129,6 +129,84 @@ def test_moments_and_metrics_are_those_of_all_ranks(tmp_path: Path) -> None:
     for i, texts in enumerate(BATCHES):
         whole = scored(reward, texts).tolist()
         assert [*ranks[0][0][i], *ranks[1][0][i]] == pytest.approx(whole, rel=1e-5)
-        metrics = {key: float(value) for key, value in reward.metrics().items()}
+        metrics = {key: float(value) for key, value in reward.compute_metrics().items()}
         assert ranks[0][1][i] == ranks[1][1][i] == pytest.approx(metrics)
-        reward.accept()
+        reward.commit_moments()
+
+
+def test_a_number_is_a_weight_and_a_mapping_describes_a_source() -> None:
+    sources = parse_rewards(
+        {
+            "runs/reward": 1.0,
+            "my.rules:polite": {"weight": -0.5, "normalize": True},
+            "brevity": {"rule": "length", "weight": 0.1, "longest": 60, "unit": "words"},
+            "safe.v2": {"rule": "http", "url": "http://localhost/", "timeout": 5},
+        }
+    )
+    model, function, rule, remote = sources
+    assert [source.name for source in sources] == ["reward", "polite", "brevity", "safe.v2"]
+    assert [source.weight for source in sources] == [1.0, -0.5, 0.1, 1.0]
+    assert [source.normalize for source in sources] == [False, True, False, False]
+    assert [source.is_model for source in sources] == [True, False, False, False]
+    assert (model.path, function.path) == ("runs/reward", "my.rules:polite")
+    assert rule.rule == LengthRule(longest=60, unit="words")
+    assert remote.rule == RemoteScorer("http://localhost/", timeout=5.0)
+
+
+def test_a_mapping_of_the_configuration_is_left_as_it_is() -> None:
+    rewards: dict[str, Any] = {"brevity": {"rule": "length", "weight": 0.1, "longest": 60}}
+    parse_rewards(rewards)
+    assert rewards == {"brevity": {"rule": "length", "weight": 0.1, "longest": 60}}
+
+
+def test_names_are_short_where_that_tells_them_apart() -> None:
+    assert shorten_names(["runs/a/reward", "my.rules:polite", "hub/b"]) == {
+        "runs/a/reward": "reward",
+        "my.rules:polite": "polite",
+        "hub/b": "b",
+    }
+    assert list(shorten_names(["a/reward", "b/reward"]).values()) == ["a/reward", "b/reward"]
+    # a rule's name is a name already
+    assert shorten_names(["x:y"], unchanged=["x:y"]) == {"x:y": "x:y"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("a", {"rule": "lenght"}, "rewards.a.rule: expected one of length, format, regex, http, g"),
+        (
+            "a",
+            {"rule": "length", "longst": 3},
+            r"rewards.a: Option 'longst' is not accepted \(rule: length takes shortest, longest, "
+            r"unit, weight, normalize\)",
+        ),
+        ("a", {"rule": "length", "longest": "x"}, "rewards.a: .*longest.*\n.*rule: length takes"),
+        ("a", {"rule": "length"}, "rewards.a: shortest, longest: expected at least one of them"),
+        ("a", {"rule": "regex"}, "rewards.a: .*pattern.* .rule: regex takes pattern, absent, time"),
+        ("a", {"rule": "http", "url": "x"}, "rewards.a: url: expected http://host"),
+        ("a", {"rule": "length", "longest": 3, "weight": None}, "rewards.a: expected a finite num"),
+        ("a", {"rule": "length", "longest": 3, "normalize": 1}, "rewards.a.normalize: expected tr"),
+        (
+            "runs/a",
+            {"weight": 1.0, "longest": 3},
+            "rewards.runs/a: expected no option but weight, normali",
+        ),
+        ("runs/a", float("nan"), "rewards.runs/a: expected a finite number as weight, got nan"),
+        ("runs/a", True, "rewards.runs/a: expected a finite number as weight, got True"),
+        ("runs/a", "1", "rewards.runs/a: expected a finite number as weight, got '1'"),
+    ],
+)
+def test_a_source_that_is_described_wrongly_is_named(key: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        parse_rewards({key: value})
+
+
+def test_functions_are_told_from_folders(tmp_path: Path) -> None:
+    colon = tmp_path / "a:b"
+    colon.mkdir()
+    paths = ["package.module:function", str(colon), "owner/model"]
+    assert [spec.is_model for spec in parse_rewards(dict.fromkeys(paths, 1.0))] == [
+        False,
+        True,
+        True,
+    ]
