@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_rlhf.cli.command import run_command
-from lit_rlhf.data import DataSource
-from lit_rlhf.data.readers import is_file_path
+from lit_rlhf.data import DataSource, is_file_path
 from lit_rlhf.evaluation import (
     HeadToHead,
     Responses,

@@ -1,17 +1,15 @@
-"""`lit_rlhf lab`: write the built-in world, and label preferences in it."""
+"""`lit_rlhf lab`: write the built-in world, and sample labelled preferences in it."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from lit_rlhf.cli.command import run_command
-from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder
-from lit_rlhf.data.examples import PromptExample
+from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptExample
 from lit_rlhf.evaluation import (
     choose_device,
     load_policy,
@@ -22,13 +20,11 @@ from lit_rlhf.evaluation import (
     write_json_lines,
 )
 from lit_rlhf.forward import LanguageModel
-from lit_rlhf.lab.artifacts import write_world
-from lit_rlhf.lab.preferences import is_usable, labelled_pair
-from lit_rlhf.lab.world import World
+from lit_rlhf.lab import ResponsePair, World, label_pair, read_world, write_world
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions, decode_responses
 
-MAX_ATTEMPTS = 20  # sampled pairs per pair asked for
+MAX_ATTEMPTS = 20  # pairs sampled per pair asked for, before the policy is given up
 
 
 def world(
@@ -44,12 +40,12 @@ def world(
 
     Args:
         output_dir: Folder to write to.
-        seed: Of the data and of the base model's weights.
+        seed: Seed of the data and of the base model's weights.
         language: English, Chinese or both.
-        n_demonstrations: Dialogues for SFT.
-        n_train_prompts: Prompts for PPO and for preferences.
-        n_heldout_prompts: Prompts for evaluation, none of them a training prompt.
-        n_texts: Documents for the ptx loss.
+        n_demonstrations: Number of dialogues for SFT.
+        n_train_prompts: Number of prompts for PPO and for preferences.
+        n_heldout_prompts: Number of prompts for evaluation, none of them a training prompt.
+        n_texts: Number of documents for the ptx loss.
     """
     folder = write_world(
         output_dir,
@@ -77,38 +73,29 @@ def preferences(
     batch_size: int = 128,
     device: str = "auto",
 ) -> None:
-    """Label pairs of a policy's responses as the world's labellers do, and write HH records.
+    """Sample pairs of a policy's responses, label them as the labellers do, and write HH records.
 
     Args:
         policy: Folder of the policy, for instance the SFT model.
         world: Folder that `lit_rlhf lab world` wrote.
-        output: JSON lines file for the records, chosen and rejected dialogues.
-        pairs: How many; the training prompts are gone through as often as it takes. Pairs that make
-            no record, as both responses are equal, are replaced by others.
-        seed: Of the order of the prompts, the sampling and the labels.
-        max_new_tokens: Longest response in tokens, EOS counted.
-        batch_size: Prompts that generate together, two responses each. The draws depend on it.
+        output: JSON lines file to write, with chosen and rejected dialogues.
+        pairs: Number of records. The training prompts are repeated as often as necessary. Pairs of
+            equal responses make no record and are replaced.
+        seed: Seed of the order of the prompts, the sampling and the labels.
+        max_new_tokens: Longest response in tokens, including EOS.
+        batch_size: Prompts per batch, with two responses each. The samples depend on it.
         device: auto, cpu, cuda, cuda:1 and so on.
     """
     if pairs < 1:
         raise ValueError(f"pairs: expected an integer >= 1, got {pairs}")
     with progress_bar("preference pairs", pairs) as progress:
-        records = preference_records(
+        records = sample_preferences(
             policy, Path(world), pairs, seed, max_new_tokens, batch_size, device, progress
         )
     print(f"{len(records)} preferences in {write_json_lines(output, records)}")
 
 
-class ResponsePair(NamedTuple):
-    """Two responses to one prompt, and whether each ended by itself."""
-
-    a: str
-    b: str
-    a_ended: bool
-    b_ended: bool
-
-
-def preference_records(
+def sample_preferences(
     policy: str,
     world_folder: Path,
     pairs: int,
@@ -118,15 +105,29 @@ def preference_records(
     device: str = "auto",
     progress: Callable[[int], None] | None = None,
 ) -> list[dict[str, str]]:
-    """Sample and label exactly `pairs` pairs; arguments as for `preferences`.
+    """Sample and label exactly `pairs` pairs.
+
+    Args:
+        policy: Folder of the policy.
+        world_folder: Folder that `lit_rlhf lab world` wrote.
+        pairs: Number of pairs.
+        seed: Seed of the order of the prompts, the sampling and the labels.
+        max_new_tokens: Longest response in tokens, including EOS.
+        batch_size: Prompts per batch, with two responses each. The samples depend on it.
+        device: The device to sample on, or `"auto"`.
+        progress: Called with the number of new records after each batch.
+
+    Returns:
+        HH records.
 
     Raises:
-        ValueError: If the folder holds no world, policy and world do not fit together, or too few
-            pairs of responses differ.
+        ValueError: If the folder holds no world, the policy cannot take the world's prompts, or too
+            few of its responses differ.
     """
-    rules = read_world(world_folder)
+    world = read_world(world_folder)
     encoder = load_shared_encoder([policy])
     prompts = load_prompts(DataSource(str(world_folder / "prompts_train.jsonl")), encoder)
+    # The labellers read the rendered prompt, so it has to be the one that the world asked.
     if prompts.counts.shortened or prompts.counts.cut_prompts:
         raise ValueError(
             f"policy: expected one that takes the world's prompts whole, got {policy!r}, which "
@@ -134,8 +135,9 @@ def preference_records(
         )
     model = load_policy(policy, ModelOptions(), choose_device(device))
     options = SamplingOptions(max_new_tokens=max_new_tokens)
-    order = shuffled_passes(prompts.examples, seed)
-    seeds, labels = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
+    # Three streams of random numbers: how many one of them uses does not change the others.
+    order = iterate_prompts(prompts.examples, seed)
+    sampling_seeds, label_rng = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
     records: list[dict[str, str]] = []
     attempts = 0
     while len(records) < pairs:
@@ -146,18 +148,18 @@ def preference_records(
             )
         examples = list(islice(order, pairs - len(records)))
         attempts += len(examples)
-        found = response_pairs(
-            model, encoder, examples, options, batch_size, seeds.getrandbits(31), progress
+        sampled = sample_pairs(
+            model, encoder, examples, options, batch_size, sampling_seeds.getrandbits(31), progress
         )
         records += [
-            labelled_pair(example.text, *pair, rules, labels)
-            for example, pair in zip(examples, found, strict=True)
-            if is_usable(pair.a, pair.b)
+            label_pair(example.text, pair, world, label_rng)
+            for example, pair in zip(examples, sampled, strict=True)
+            if pair.is_usable
         ]
     return records
 
 
-def response_pairs(
+def sample_pairs(
     model: LanguageModel,
     encoder: DialogueEncoder,
     examples: Sequence[PromptExample],
@@ -166,47 +168,40 @@ def response_pairs(
     seed: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[ResponsePair]:
-    """Two responses to each prompt, in the order of the prompts.
+    """Sample two responses to each prompt.
 
-    `progress` is told how many pairs of a batch make a record.
+    Args:
+        model: The policy.
+        encoder: Its encoder.
+        examples: The prompts.
+        options: How to sample.
+        batch_size: Prompts per batch.
+        seed: Seed of the sampling.
+        progress: Called with the number of usable pairs after each batch.
+
+    Returns:
+        One pair per prompt, in the order of the prompts.
     """
     pairs: dict[int, ResponsePair] = {}
     for batch in sample_batches(model, encoder, examples, options, batch_size, seed, 2):
         texts = decode_responses(batch.rollouts, encoder.tokenizer)
-        ended = batch.rollouts.terminated.tolist()
-        found = [
-            ResponsePair(texts[row], texts[row + 1], ended[row], ended[row + 1])
+        terminated = batch.rollouts.terminated.tolist()
+        # The two responses to a prompt are consecutive rows.
+        sampled = [
+            ResponsePair(texts[row], texts[row + 1], terminated[row], terminated[row + 1])
             for row in range(0, len(texts), 2)
         ]
-        pairs.update(zip(batch.positions, found, strict=True))
+        pairs.update(zip(batch.positions, sampled, strict=True))
         if progress is not None:
-            progress(sum(is_usable(pair.a, pair.b) for pair in found))
+            progress(sum(pair.is_usable for pair in sampled))
     return [pairs[position] for position in range(len(examples))]
 
 
-def shuffled_passes(examples: Sequence[PromptExample], seed: int) -> Iterator[PromptExample]:
-    """All prompts in random order, then again in another one, without end."""
+def iterate_prompts(examples: Sequence[PromptExample], seed: int) -> Iterator[PromptExample]:
+    """Yield all prompts in random order, then all of them in another order, without end."""
     rng = random.Random(f"prompts {seed}")
     while True:
         yield from rng.sample(examples, len(examples))
-
-
-def read_world(folder: Path) -> World:
-    """The rules of a world that `write_world` wrote.
-
-    Raises:
-        ValueError: If there is none in `folder`, or its file is not as this version writes it.
-    """
-    path = folder / "world.json"
-    if not path.is_file():
-        raise ValueError(f"world: expected a folder that `lit_rlhf lab world` wrote, got {folder}")
-    described: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    try:
-        return World(**described["world"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"world: expected a world of this version in {folder}, got other fields: {error}"
-        ) from error
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"world": world, "preferences": preferences}

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.data import TextContract
-from lit_rlhf.data.contract import CONTRACT_FILE
+from lit_rlhf.data import CONTRACT_FILE, TextContract
 from lit_rlhf.doctor.case import Case
 from lit_rlhf.doctor.findings import Finding, failure, ok, warning
 from lit_rlhf.forward import unwrap_model

@@ -13,8 +13,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from lit_rlhf.data import DataSource, DialogueEncoder
-from lit_rlhf.data.examples import PromptExample
+from lit_rlhf.data import DataSource, DialogueEncoder, PromptExample
 from lit_rlhf.evaluation.loading import load_policy, load_reward, load_shared_encoder, short_names
 from lit_rlhf.evaluation.outcomes import (
     HeadToHead,

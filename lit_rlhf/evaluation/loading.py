@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lit_rlhf.data import DialogueEncoder, TextContract
-from lit_rlhf.data.contract import CONTRACT_FILE
+from lit_rlhf.data import CONTRACT_FILE, DialogueEncoder, TextContract
 from lit_rlhf.forward import LanguageModel, freeze
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_tokenizer, max_positions
 from lit_rlhf.rewards import WeightedReward, shorten_names

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.data import TextContract
-from lit_rlhf.data.contract import tokenizer_hash
+from lit_rlhf.data import TextContract, tokenizer_hash
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelCardInfo, ModelOptions, load_tokenizer
 from lit_rlhf.models.assembly import model_with_weights

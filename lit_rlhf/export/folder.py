@@ -9,8 +9,7 @@ from typing import Any
 from peft import PeftConfig
 from transformers import PreTrainedModel
 
-from lit_rlhf.data import DialogueEncoder, TextContract
-from lit_rlhf.data.contract import CONTRACT_FILE
+from lit_rlhf.data import CONTRACT_FILE, DialogueEncoder, TextContract
 from lit_rlhf.export.checkpoint import Export, NetworkName
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, load_tokenizer

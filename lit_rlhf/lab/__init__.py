@@ -1,10 +1,27 @@
-"""The lab: a small helpful/harmless world in which the true ("gold") reward is known.
+"""The lab: a small helpful and harmless world in which the true ("gold") reward is known.
 
-Its parts, none of which loads another layer of the project:
-
-- :mod:`lit_rlhf.lab.lexicon`: the words of the world, English and Chinese;
-- :mod:`lit_rlhf.lab.world`: prompts and imperfect demonstrations;
-- :mod:`lit_rlhf.lab.gold`: what a response is really worth;
-- :mod:`lit_rlhf.lab.preferences`: biased, noisy labels on pairs of responses;
-- :mod:`lit_rlhf.lab.artifacts`: the world on disk, with a tokenizer and an untrained base model.
+The package imports no other part of the project, and importing it does not load torch.
 """
+
+from lit_rlhf.lab.gold import GoldTerms, Request, gold_reward, gold_terms, parse_request
+from lit_rlhf.lab.preferences import ResponsePair, label_pair, preference_probability
+from lit_rlhf.lab.world import World, is_held_out, render_prompt
+from lit_rlhf.lab.world_folder import build_tokenizer, read_world, write_base_model, write_world
+
+__all__ = [
+    "GoldTerms",
+    "Request",
+    "ResponsePair",
+    "World",
+    "build_tokenizer",
+    "gold_reward",
+    "gold_terms",
+    "is_held_out",
+    "label_pair",
+    "parse_request",
+    "preference_probability",
+    "read_world",
+    "render_prompt",
+    "write_base_model",
+    "write_world",
+]

@@ -1,111 +1,105 @@
 """Preference labels of the lab's world: gold differences, declared biases, and noise.
 
-The label of a pair is a Bradley-Terry draw (Eq. 1 of arXiv 2307.04964 is its likelihood). The
-biases are small within the lengths and phrases that SFT samples have, and decide outside of them: a
-reward model that learns them can be cheated with long and polite answers.
+A label is a draw from a Bradley-Terry model; Eq. 1 of arXiv 2307.04964 is its likelihood. The
+biases towards long and polite responses matter little among SFT samples, whose lengths and phrases
+are alike, and dominate outside of that range. A reward model that learns them can be exploited.
 """
 
 import math
 import random
+from typing import NamedTuple
 
-from lit_rlhf.lab.gold import gold_parts, prompt_task
-from lit_rlhf.lab.lexicon import LEXICONS, text_words
+from lit_rlhf.lab.gold import gold_terms, parse_request
+from lit_rlhf.lab.lexicon import LEXICONS, split_words
 from lit_rlhf.lab.world import World
 
 
-def preference_probability(
-    prompt_text: str, a: str, b: str, terminated_a: bool, terminated_b: bool, world: World
-) -> float:
-    """Probability that a labeller of the world prefers ``a`` over ``b``.
+class ResponsePair(NamedTuple):
+    """Two responses to one prompt.
 
-    ``noise / 2 + (1 - noise) * sigmoid(sharpness * gold difference + length_bias * difference in
-    words + phrase_bias * difference in polite phrases)``.
+    Attributes:
+        first: A response, decoded.
+        second: Another response.
+        first_terminated: Whether the first one ended with EOS.
+        second_terminated: Whether the second one did.
+    """
+
+    first: str
+    second: str
+    first_terminated: bool = True
+    second_terminated: bool = True
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the pair makes a preference record.
+
+        The responses must differ, and neither may be empty or contain a turn marker.
+        """
+        first, second = self.first.strip(), self.second.strip()
+        return first != second and all(
+            text and "\n\nHuman:" not in text and "\n\nAssistant:" not in text
+            for text in (first, second)
+        )
+
+
+def preference_probability(prompt: str, pair: ResponsePair, world: World) -> float:
+    """Probability that a labeller prefers the first response.
+
+    `noise / 2 + (1 - noise) * sigmoid(sharpness * gold difference + length_bias * difference in
+    words + phrase_bias * difference in polite phrases)`.
 
     Args:
-        prompt_text: Rendered HH prompt.
-        a: The first response, decoded.
-        b: The second one.
-        terminated_a: Whether the first one ended by itself.
-        terminated_b: Whether the second one did.
+        prompt: Rendered HH prompt.
+        pair: The responses.
         world: Declares sharpness, biases and noise.
 
     Returns:
         The probability.
 
     Raises:
-        ValueError: If the prompt is not one of the world's.
+        ValueError: If the prompt does not come from this world.
     """
-    logit = _utility(prompt_text, a, terminated_a, world) - _utility(
-        prompt_text, b, terminated_b, world
+    logit = _utility(prompt, pair.first, pair.first_terminated, world) - _utility(
+        prompt, pair.second, pair.second_terminated, world
     )
-    fair = 0.5 * (1.0 + math.tanh(0.5 * logit))  # the sigmoid, without overflow
-    return 0.5 * world.label_noise + (1.0 - world.label_noise) * fair
+    sigmoid = 0.5 * (1.0 + math.tanh(0.5 * logit))  # this form of it cannot overflow
+    return 0.5 * world.label_noise + (1.0 - world.label_noise) * sigmoid
 
 
-def labelled_pair(
-    prompt_text: str,
-    a: str,
-    b: str,
-    terminated_a: bool,
-    terminated_b: bool,
-    world: World,
-    rng: random.Random,
-) -> dict[str, str]:
-    r"""Label one pair of responses.
+def label_pair(prompt: str, pair: ResponsePair, world: World, rng: random.Random) -> dict[str, str]:
+    r"""Draw the label of a pair.
 
     Args:
-        prompt_text: Rendered HH prompt, ``"\n\nHuman: ...\n\nAssistant:"``.
-        a: The first response, decoded.
-        b: The second one.
-        terminated_a: Whether the first one ended by itself.
-        terminated_b: Whether the second one did.
+        prompt: Rendered HH prompt, `"\n\nHuman: ...\n\nAssistant:"`.
+        pair: The responses.
         world: Declares sharpness, biases and noise.
-        rng: Source of chance; exactly one draw is taken.
+        rng: Random generator; exactly one number is drawn.
 
     Returns:
-        An HH record, ``{"chosen": dialogue, "rejected": dialogue}``.
+        An HH record, `{"chosen": dialogue, "rejected": dialogue}`.
 
     Raises:
-        ValueError: If the responses are equal, one is empty or contains a turn marker, or the
-            prompt is not one of the world's.
+        ValueError: If the pair is not usable, or the prompt does not come from this world.
     """
-    if not is_usable(a, b):
+    if not pair.is_usable:
         raise ValueError(
-            "a, b: expected two different responses, neither empty nor with a turn marker, "
-            f"got {a!r} and {b!r}"
+            "pair: expected two different responses, neither empty nor with a turn marker, "
+            f"got {pair.first!r} and {pair.second!r}"
         )
-    a_wins = rng.random() < preference_probability(
-        prompt_text, a, b, terminated_a, terminated_b, world
-    )
-    chosen, rejected = (a, b) if a_wins else (b, a)
+    first_wins = rng.random() < preference_probability(prompt, pair, world)
+    chosen, rejected = (pair.first, pair.second) if first_wins else (pair.second, pair.first)
     return {
-        "chosen": f"{prompt_text} {chosen.strip()}",
-        "rejected": f"{prompt_text} {rejected.strip()}",
+        "chosen": f"{prompt} {chosen.strip()}",
+        "rejected": f"{prompt} {rejected.strip()}",
     }
 
 
-def is_usable(a: str, b: str) -> bool:
-    """Whether two responses make a preference record.
-
-    Args:
-        a: The first response.
-        b: The second one.
-
-    Returns:
-        True if they differ and neither is empty or contains a turn marker.
-    """
-    first, second = a.strip(), b.strip()
-    return first != second and all(
-        text and "\n\nHuman:" not in text and "\n\nAssistant:" not in text
-        for text in (first, second)
-    )
-
-
-def _utility(prompt_text: str, response: str, terminated: bool, world: World) -> float:
-    task = prompt_task(prompt_text)
-    polite = response.count(LEXICONS[task.language].polite)
+def _utility(prompt: str, response: str, terminated: bool, world: World) -> float:
+    """The value of a response to a biased labeller, as a logit."""
+    request = parse_request(prompt)
+    n_polite = response.count(LEXICONS[request.language].polite_phrase)
     return (
-        world.preference_sharpness * gold_parts(task, response, terminated).total
-        + world.length_bias * len(text_words(response))
-        + world.phrase_bias * polite
+        world.preference_sharpness * gold_terms(request, response, terminated).total
+        + world.length_bias * len(split_words(response))
+        + world.phrase_bias * n_polite
     )

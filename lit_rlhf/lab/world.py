@@ -1,36 +1,36 @@
-"""Prompts and demonstrations of the lab's world, drawn from seeds."""
+"""The lab's world: random prompts, and demonstrations with the mistakes of imperfect people."""
 
 import random
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from lit_rlhf.lab.gold import GoldParts, Task, gold_parts, prompt_task
+from lit_rlhf.lab.gold import Request, parse_request
 from lit_rlhf.lab.lexicon import DANGEROUS, LEXICONS, Language, Lexicon
 
 ChatMessages = tuple[dict[str, str], ...]
-"""A dialogue; each turn has ``"role"`` (``"user"`` or ``"assistant"``) and ``"content"``."""
+"""A dialogue; each turn has the keys `"role"` (`"user"` or `"assistant"`) and `"content"`."""
 
 _HELD_OUT_EVERY = 5
 
 
 @dataclass(frozen=True)
 class World:
-    """A world: what is asked, how well demonstrators answer, and how labellers are biased.
+    """The settings of a world: what is asked, how people answer, and how labellers are biased.
 
     Attributes:
-        language: ``"en"``, ``"zh"``, or ``"both"`` for prompts of either.
+        language: `"en"`, `"zh"`, or `"both"` for prompts in either language.
         multi_turn: Share of prompts with an earlier exchange.
-        harmful: Share of prompts that must be refused.
-        skill: Chance that a demonstrator gets one choice right: each item, each refusal. Rarer
-            mistakes (wrong counts, wrong refusals, missing closing marks) fall with it too.
-        politeness: Share of demonstrations that end in the polite phrase; a quarter of these
-            repeats it once.
+        harmful: Share of prompts that have to be refused.
+        skill: Probability that a demonstrator makes one choice correctly: each item, each refusal.
+            Rarer mistakes (wrong number of items, wrong refusal, no closing mark) depend on it too.
+        politeness: Share of demonstrations that end with the polite phrase; a quarter of these
+            repeat it once.
         preference_sharpness: Logit of a preference per unit of gold reward.
-        length_bias: Logit per word that one response is longer: a declared flaw of the labellers.
-        phrase_bias: Logit per polite phrase that one response has more: another such flaw.
-        label_noise: Share of labels that are drawn with a fair coin instead.
+        length_bias: Logit per word by which a response is longer, a flaw of the labellers.
+        phrase_bias: Logit per polite phrase that a response has more, another flaw.
+        label_noise: Share of labels that are drawn from a fair coin.
     """
 
     language: Literal["en", "zh", "both"] = "en"
@@ -47,7 +47,7 @@ class World:
         """Check the ranges.
 
         Raises:
-            ValueError: If a share lies outside 0 to 1, the sharpness is negative, or the language
+            ValueError: If a share is outside of 0 to 1, the sharpness is negative, or the language
                 is unknown.
         """
         if self.language not in ("en", "zh", "both"):
@@ -62,68 +62,68 @@ class World:
 
     @property
     def lexicons(self) -> tuple[Lexicon, ...]:
-        """The lexicons that this world speaks."""
+        """The lexicons of this world's languages."""
         languages: tuple[Language, ...] = (
             ("en", "zh") if self.language == "both" else (self.language,)
         )
         return tuple(LEXICONS[language] for language in languages)
 
-    def prompts(self, n: int, seed: int) -> list[ChatMessages]:
-        """Draw training prompts.
+    def sample_prompts(self, n: int, seed: int) -> list[ChatMessages]:
+        """Sample prompts for training.
 
-        Every possible prompt belongs to either the training or the held-out side, about four to
-        one, by a checksum of its text: no held-out prompt is ever a training prompt, whatever the
-        seeds and the settings of the worlds. Prompts may repeat within one side.
-
-        Args:
-            n: How many.
-            seed: Seed; the same one yields the same prompts, and a larger ``n`` only adds to them.
-
-        Returns:
-            ``n`` dialogues that end with a human turn.
-        """
-        return self._drawn(n, seed, held_out=False)
-
-    def held_out_prompts(self, n: int, seed: int) -> list[ChatMessages]:
-        """Draw prompts that :meth:`prompts` never yields.
+        A checksum of its text assigns every possible prompt to the training side or, for about one
+        in five, to the held-out side. A held-out prompt is therefore never a training prompt,
+        whatever the seeds and settings. Prompts may repeat within a side.
 
         Args:
-            n: How many.
-            seed: Seed.
+            n: Number of prompts.
+            seed: The same seed gives the same prompts; a larger `n` appends to them.
 
         Returns:
-            ``n`` dialogues that end with a human turn.
+            `n` dialogues that end with a human turn.
         """
-        return self._drawn(n, seed, held_out=True)
+        return self._sample(n, seed, held_out=False)
 
-    def demonstration(self, prompt: Sequence[dict[str, str]], rng: random.Random) -> str:
-        """Answer a prompt as an imperfect demonstrator does.
+    def sample_held_out_prompts(self, n: int, seed: int) -> list[ChatMessages]:
+        """Sample prompts that `sample_prompts` never returns.
 
-        With ``e = 1 - skill``, each item is wrong with chance ``e`` (one of another category, or a
-        repetition), a harmful request is complied with at chance ``e``, the count is off by one
-        with ``e / 3``, and with ``e / 6`` each a helpful request is refused or the closing mark is
-        missing.
+        Args:
+            n: Number of prompts.
+            seed: As for `sample_prompts`.
+
+        Returns:
+            `n` dialogues that end with a human turn.
+        """
+        return self._sample(n, seed, held_out=True)
+
+    def sample_demonstration(self, prompt: Sequence[dict[str, str]], rng: random.Random) -> str:
+        """Answer a prompt with the mistakes of an imperfect demonstrator.
+
+        With `e = 1 - skill`: each item is wrong with probability `e` (from another category, or a
+        repetition), a harmful request is answered with probability `e`, and the number of items
+        is off by one with probability `e / 3`. A helpful request is refused with probability
+        `e / 6`, and the closing mark is missing with the same probability.
 
         Args:
             prompt: A prompt of this world.
-            rng: Source of chance.
+            rng: Random generator.
 
         Returns:
             The content of the assistant's turn.
 
         Raises:
-            ValueError: If the prompt is not one of the world's.
+            ValueError: If the prompt does not come from this world.
         """
-        task = prompt_task(rendered_prompt(prompt))
-        lexicon = LEXICONS[task.language]
+        request = parse_request(render_prompt(prompt))
+        lexicon = LEXICONS[request.language]
         error = 1.0 - self.skill
-        if task.harmful:
+        if request.harmful:
             refuses = rng.random() >= error
             body = (
                 rng.choice(lexicon.refusals)
                 if refuses
-                else lexicon.recipe.format(
-                    items=lexicon.listing(rng.sample(lexicon.categories[DANGEROUS], 2))
+                else lexicon.harmful_answer.format(
+                    items=lexicon.join_items(rng.sample(lexicon.categories[DANGEROUS], 2))
                 )
             )
         else:
@@ -131,99 +131,89 @@ class World:
             body = (
                 rng.choice(lexicon.refusals)
                 if refuses
-                else lexicon.answers.format(items=lexicon.listing(self._items(task, rng)))
+                else lexicon.answer.format(
+                    items=lexicon.join_items(self._sample_items(request, rng))
+                )
             )
         if not refuses and rng.random() < 0.5:
             body = rng.choice(lexicon.openings) + lexicon.space + body
-        for chance in (self.politeness, 0.25):
-            if rng.random() >= chance:
+        for probability in (self.politeness, 0.25):
+            if rng.random() >= probability:
                 break
-            body += lexicon.space + lexicon.polite
+            body += lexicon.space + lexicon.polite_phrase
         return body[:-1] if rng.random() < error / 6 else body
 
-    def gold(
-        self, prompt: Sequence[dict[str, str]], response: str, terminated: bool = True
-    ) -> GoldParts:
-        """Judge a response to a prompt given as messages.
-
-        Args:
-            prompt: A prompt of the world.
-            response: Decoded text without special tokens.
-            terminated: Whether the response ended by itself.
-
-        Returns:
-            The terms of the gold reward; ``.total`` is the reward.
-
-        Raises:
-            ValueError: If the prompt is not one of the world's.
-        """
-        return gold_parts(prompt_task(rendered_prompt(prompt)), response, terminated)
-
-    def _items(self, task: Task, rng: random.Random) -> list[str]:
-        """Items of an answer, with the demonstrator's mistakes among them."""
-        lexicon = LEXICONS[task.language]
+    def _sample_items(self, request: Request, rng: random.Random) -> list[str]:
+        """The items of an answer, some of them wrong."""
+        lexicon = LEXICONS[request.language]
         error = 1.0 - self.skill
-        count = task.asked
+        n_items = request.n_items
         if rng.random() < error / 3:
-            count += rng.choice((-1, 1))
-        pool = [item for item in lexicon.categories[task.category] if item not in task.taken]
-        right = rng.sample(pool, min(count, len(pool)))
+            n_items += rng.choice((-1, 1))
+        unused = [
+            item for item in lexicon.categories[request.category] if item not in request.used_items
+        ]
+        # After a long dialogue fewer items may be left than are asked for.
+        correct = rng.sample(unused, min(n_items, len(unused)))
         items: list[str] = []
-        for item in right:
+        for item in correct:
             if rng.random() >= error:
                 items.append(item)
                 continue
-            seen = [*items, *sorted(task.taken)]
-            if seen and rng.random() < 0.3:
-                items.append(rng.choice(seen))
+            named = [*items, *sorted(request.used_items)]  # sorted: sets have no stable order
+            if named and rng.random() < 0.3:
+                items.append(rng.choice(named))
             else:
-                others = [name for name in lexicon.topics if name != task.category]
+                others = [topic for topic in lexicon.topics if topic != request.category]
                 items.append(rng.choice(lexicon.categories[rng.choice(others)]))
         return items
 
-    def _drawn(self, n: int, seed: int, held_out: bool) -> list[ChatMessages]:
+    def _sample(self, n: int, seed: int, held_out: bool) -> list[ChatMessages]:
         if n < 0:
             raise ValueError(f"n: expected at least 0 prompts, got {n}")
         stream = self._stream(random.Random(f"{'held out' if held_out else 'train'} {seed}"))
-        drawn: list[ChatMessages] = []
-        while len(drawn) < n:
+        prompts: list[ChatMessages] = []
+        while len(prompts) < n:
             prompt = next(stream)
             if is_held_out(prompt) == held_out:
-                drawn.append(prompt)
-        return drawn
+                prompts.append(prompt)
+        return prompts
 
     def _stream(self, rng: random.Random) -> Iterator[ChatMessages]:
+        """Sample prompts of both sides without end."""
         while True:
             lexicon = rng.choice(self.lexicons)
-            history: ChatMessages = ()
-            topic = ""
+            history, topic = _Exchange((), "")
             harmful = rng.random() < self.harmful
             if rng.random() < self.multi_turn:
-                history, topic = _exchange(lexicon, rng)
+                history, topic = _sample_exchange(lexicon, rng)
             if harmful:
-                request = _harmful_request(lexicon, rng)
+                text = _sample_harmful_request(lexicon, rng)
             elif topic and rng.random() < 0.5:
                 number = rng.choice(list(lexicon.numbers))
-                request = rng.choice(lexicon.follow_ups).format(number=number)
+                text = rng.choice(lexicon.follow_ups).format(number=number)
             else:
-                request = _request(lexicon, rng.choice(lexicon.topics), rng)[0]
-            yield (*history, {"role": "user", "content": request})
+                text = _sample_request(lexicon, rng.choice(lexicon.topics), rng).text
+            yield (*history, {"role": "user", "content": text})
 
 
-def rendered_prompt(messages: Sequence[dict[str, str]]) -> str:
-    r"""Render a dialogue as HH text up to where the assistant is to speak.
+def render_prompt(messages: Sequence[dict[str, str]]) -> str:
+    r"""Render a dialogue as an HH prompt.
 
     Args:
-        messages: Turns with ``"role"`` and ``"content"``; the last one is the human's.
+        messages: Turns with `"role"` and `"content"`; the last one is the human's.
 
     Returns:
-        ``"\n\nHuman: ...\n\nAssistant:"``.
+        `"\n\nHuman: ...\n\nAssistant:"`.
 
     Raises:
         ValueError: If the last turn is not the human's.
     """
     if not messages or messages[-1]["role"] != "user":
-        raise ValueError("messages: expected a dialogue whose last turn is the user's")
+        raise ValueError(
+            "messages: expected a dialogue whose last turn is the user's, got "
+            f"{messages[-1] if messages else 'no turn'}"
+        )
     speakers = {"user": "Human", "assistant": "Assistant"}
     turns = "".join(f"\n\n{speakers[turn['role']]}: {turn['content']}" for turn in messages)
     return turns + "\n\nAssistant:"
@@ -238,29 +228,41 @@ def is_held_out(prompt: Sequence[dict[str, str]]) -> bool:
     Returns:
         True for about one prompt in five, by a checksum of the rendered text.
     """
-    return zlib.crc32(rendered_prompt(prompt).encode()) % _HELD_OUT_EVERY == 0
+    return zlib.crc32(render_prompt(prompt).encode()) % _HELD_OUT_EVERY == 0
 
 
-def _request(lexicon: Lexicon, topic: str, rng: random.Random) -> tuple[str, int]:
+class _SampledRequest(NamedTuple):
+    text: str
+    n_items: int
+
+
+class _Exchange(NamedTuple):
+    """A request with its answer, and the topic of the request (`""` if it is harmful)."""
+
+    turns: ChatMessages
+    topic: str
+
+
+def _sample_request(lexicon: Lexicon, topic: str, rng: random.Random) -> _SampledRequest:
     number = rng.choice(list(lexicon.numbers))
-    frame = rng.choice(lexicon.requests)
-    return frame.format(number=number, category=topic), lexicon.numbers[number]
+    template = rng.choice(lexicon.requests)
+    return _SampledRequest(template.format(number=number, category=topic), lexicon.numbers[number])
 
 
-def _harmful_request(lexicon: Lexicon, rng: random.Random) -> str:
+def _sample_harmful_request(lexicon: Lexicon, rng: random.Random) -> str:
     return rng.choice(lexicon.harmful_requests).format(
         verb=rng.choice(lexicon.harmful_verbs), object=rng.choice(lexicon.harmful_objects)
     )
 
 
-def _exchange(lexicon: Lexicon, rng: random.Random) -> tuple[ChatMessages, str]:
-    """An earlier request with a right answer, and its topic ("" if it was harmful)."""
+def _sample_exchange(lexicon: Lexicon, rng: random.Random) -> _Exchange:
+    """Sample an earlier exchange, with a correct answer."""
     if rng.random() < 0.2:
-        topic, request, answer = "", _harmful_request(lexicon, rng), lexicon.refusals[0]
+        topic, text, answer = "", _sample_harmful_request(lexicon, rng), lexicon.refusals[0]
     else:
         topic = rng.choice(lexicon.topics)
-        request, count = _request(lexicon, topic, rng)
-        items = rng.sample(lexicon.categories[topic], count)
-        answer = lexicon.answers.format(items=lexicon.listing(items))
-    turns = ({"role": "user", "content": request}, {"role": "assistant", "content": answer})
-    return turns, topic
+        text, n_items = _sample_request(lexicon, topic, rng)
+        items = rng.sample(lexicon.categories[topic], n_items)
+        answer = lexicon.answer.format(items=lexicon.join_items(items))
+    turns = ({"role": "user", "content": text}, {"role": "assistant", "content": answer})
+    return _Exchange(turns, topic)

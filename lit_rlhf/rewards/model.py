@@ -13,8 +13,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from lit_rlhf.data import TextContract
-from lit_rlhf.data.contract import CONTRACT_FILE, tokenizer_hash
+from lit_rlhf.data import CONTRACT_FILE, TextContract, tokenizer_hash
 from lit_rlhf.forward import LanguageModel, Offloaded, freeze, on_device, sequence_scores
 from lit_rlhf.models import ModelOptions, load_scalar_model, load_tokenizer
 from lit_rlhf.rollout import RolloutBatch

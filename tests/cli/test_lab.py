@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from lit_rlhf.cli import lab
-from lit_rlhf.cli.lab import ResponsePair, main, preference_records, shuffled_passes
-from lit_rlhf.data import DataSource, load_records
-from lit_rlhf.data.examples import PromptExample
-from lit_rlhf.lab.world import World
+from lit_rlhf.cli.lab import iterate_prompts, main, sample_preferences
+from lit_rlhf.data import DataSource, PromptExample, load_records
+from lit_rlhf.lab import ResponsePair, World, read_world
 from tests.evaluation.folders import write_policy
 
 SIZES = ("--n_demonstrations", "8", "--n_train_prompts", "6", "--n_heldout_prompts", "4")
@@ -30,7 +29,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def sampled(world: Path, pairs: int, seed: int = 0) -> list[dict[str, str]]:
-    return preference_records(
+    return sample_preferences(
         str(world / "base"), world, pairs, seed, max_new_tokens=4, batch_size=3, device="cpu"
     )
 
@@ -48,13 +47,13 @@ def test_a_world_has_the_sizes_asked_for(world: Path) -> None:
 
 
 def test_a_world_is_read_back(world: Path) -> None:
-    assert lab.read_world(world) == World(language="en")
+    assert read_world(world) == World(language="en")
 
 
 def test_a_world_can_be_chinese(tmp_path: Path) -> None:
     main(["world", "--output_dir", str(tmp_path), "--language", "zh", *SIZES, "--n_texts", "1"])
 
-    assert lab.read_world(tmp_path).language == "zh"
+    assert read_world(tmp_path).language == "zh"
     text = rows(tmp_path / "prompts_train.jsonl")[0]["prompt"][0]["content"]
     assert any("\u4e00" <= character <= "\u9fff" for character in text)
 
@@ -113,7 +112,7 @@ def test_the_seed_repeats_the_preferences(world: Path) -> None:
 def test_passes_reshuffle_all_prompts() -> None:
     examples: list[Any] = list(range(50))
 
-    order = shuffled_passes(examples, seed=0)
+    order = iterate_prompts(examples, seed=0)
     first, second = ([next(order) for _ in range(50)] for _ in range(2))
 
     assert sorted(first) == sorted(second) == examples
@@ -141,7 +140,7 @@ def test_equal_responses_are_replaced_by_other_prompts(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeResponses()
-    monkeypatch.setattr(lab, "response_pairs", fake)
+    monkeypatch.setattr(lab, "sample_pairs", fake)
 
     records = sampled(world, pairs=9)
 
@@ -150,7 +149,7 @@ def test_equal_responses_are_replaced_by_other_prompts(
 
 
 def test_a_policy_with_one_answer_is_refused(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "response_pairs", FakeResponses(usable=False))
+    monkeypatch.setattr(lab, "sample_pairs", FakeResponses(usable=False))
 
     with pytest.raises(ValueError, match="whose responses differ, got 0 usable pairs of 40 from"):
         sampled(world, pairs=2)
@@ -167,14 +166,14 @@ def test_a_world_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "world.json").write_text('{"world": {"color": "red"}}', encoding="utf-8")
 
     with pytest.raises(ValueError, match=r"world: expected a world of this version in .*color"):
-        lab.read_world(tmp_path)
+        read_world(tmp_path)
 
 
 def test_a_policy_that_cuts_the_prompts_is_refused(world: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path / "policy", max_length=16)
 
     with pytest.raises(ValueError, match=r"takes the world's prompts whole, got .* 16 tokens"):
-        preference_records(policy, world, pairs=2)
+        sample_preferences(policy, world, pairs=2)
 
 
 def test_usage_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

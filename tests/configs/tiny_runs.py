@@ -23,9 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import CHAT_TEMPLATES
-from lit_rlhf.lab.artifacts import write_world
-from lit_rlhf.lab.preferences import is_usable, labelled_pair
-from lit_rlhf.lab.world import World, rendered_prompt
+from lit_rlhf.lab import ResponsePair, World, label_pair, render_prompt, write_world
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -137,9 +135,9 @@ def write_preferences(path: Path, world: World, pairs: int) -> None:
     """Labelled pairs of two demonstrators' answers, where the quickstart samples from SFT."""
     rng = random.Random(0)
     records: list[dict[str, str]] = []
-    for prompt in world.prompts(4 * pairs, seed=1):
-        a, b = world.demonstration(prompt, rng), world.demonstration(prompt, rng)
-        if is_usable(a, b) and len(records) < pairs:
-            text = rendered_prompt(prompt)
-            records.append(labelled_pair(text, a, b, True, True, world, rng))
+    for prompt in world.sample_prompts(4 * pairs, seed=1):
+        first, second = (world.sample_demonstration(prompt, rng) for _ in range(2))
+        pair = ResponsePair(first, second)
+        if pair.is_usable and len(records) < pairs:
+            records.append(label_pair(render_prompt(prompt), pair, world, rng))
     path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")

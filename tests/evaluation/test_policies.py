@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from lit_rlhf.data import DataSource, DialogueEncoder
-from lit_rlhf.data.examples import PromptExample
+from lit_rlhf.data import DataSource, DialogueEncoder, PromptExample
 from lit_rlhf.evaluation import PolicySamples, load_prompts, measure_policy, sample_batches
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import WeightedReward

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_rlhf.data import DataSource, DialogueEncoder, RecordError
-from lit_rlhf.data.examples import PromptExample
+from lit_rlhf.data import DataSource, DialogueEncoder, PromptExample, RecordError
 from lit_rlhf.evaluation import (
     batch_by_length,
     choose_device,

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from lit_rlhf.lab.gold import gold_parts, gold_reward, prompt_task
+from lit_rlhf.lab.gold import gold_reward, gold_terms, parse_request
 
 
 def hh(*turns: str) -> str:
@@ -110,7 +110,7 @@ def test_more_counts_items_of_every_earlier_answer() -> None:
         "tin and gold.",
         "give me two more.",
     )
-    assert prompt_task(prompt).taken == {"iron", "zinc", "tin", "gold"}
+    assert parse_request(prompt).used_items == {"iron", "zinc", "tin", "gold"}
 
 
 def test_items_of_an_earlier_topic_are_not_taken() -> None:
@@ -133,7 +133,8 @@ def test_cut_response_loses_one_once() -> None:
 
 def test_bytes_that_are_no_words_only_add_length() -> None:
     assert (
-        gold_parts(prompt_task(METALS), "iron, tin and zinc " + "\ufffd" * 8 + ".").extra_words == 2
+        gold_terms(parse_request(METALS), "iron, tin and zinc " + "\ufffd" * 8 + ".").extra_words
+        == 2
     )
 
 

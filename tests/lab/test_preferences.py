@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from lit_rlhf.lab.preferences import is_usable, labelled_pair, preference_probability
+from lit_rlhf.lab.preferences import ResponsePair, label_pair, preference_probability
 from lit_rlhf.lab.world import World
 
 PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"
@@ -12,8 +12,8 @@ WORSE = "iron and apple. glad to help!"  # gold 1 - 0.7, eight words, one polite
 WORLD = World(preference_sharpness=2.0, length_bias=0.1, phrase_bias=0.5, label_noise=0.2)
 
 
-def probability(a: str, b: str, world: World, ended_a: bool = True, ended_b: bool = True) -> float:
-    return preference_probability(PROMPT, a, b, ended_a, ended_b, world)
+def probability(a: str, b: str, world: World, ended_a: bool = True) -> float:
+    return preference_probability(PROMPT, ResponsePair(a, b, ended_a), world)
 
 
 def test_probability_by_hand() -> None:
@@ -54,7 +54,7 @@ def test_labels_come_at_the_stated_frequency() -> None:
     rng = random.Random(0)
     draws = 4000
     wins = sum(
-        labelled_pair(PROMPT, GOOD, WORSE, True, True, WORLD, rng)["chosen"].endswith(GOOD)
+        label_pair(PROMPT, ResponsePair(GOOD, WORSE), WORLD, rng)["chosen"].endswith(GOOD)
         for _ in range(draws)
     )
     expected = probability(GOOD, WORSE, WORLD)
@@ -64,7 +64,7 @@ def test_labels_come_at_the_stated_frequency() -> None:
 
 def test_record_is_two_hh_dialogues() -> None:
     sharp = World(preference_sharpness=1e6, label_noise=0.0)
-    record = labelled_pair(PROMPT, " " + WORSE, " " + GOOD, True, True, sharp, random.Random(0))
+    record = label_pair(PROMPT, ResponsePair(" " + WORSE, " " + GOOD), sharp, random.Random(0))
     assert record == {
         "chosen": "\n\nHuman: name two metals.\n\nAssistant: iron and zinc.",
         "rejected": "\n\nHuman: name two metals.\n\nAssistant: iron and apple. glad to help!",
@@ -82,19 +82,19 @@ UNUSABLE = [
 
 @pytest.mark.parametrize(("a", "b"), UNUSABLE)
 def test_unusable_pair_refused(a: str, b: str) -> None:
-    with pytest.raises(ValueError, match="a, b: expected two different responses"):
-        labelled_pair(PROMPT, a, b, True, True, WORLD, random.Random(0))
-    assert not is_usable(a, b)
+    with pytest.raises(ValueError, match="pair: expected two different responses"):
+        label_pair(PROMPT, ResponsePair(a, b), WORLD, random.Random(0))
+    assert not ResponsePair(a, b).is_usable
 
 
 def test_usable_pair_differs_and_has_no_markers() -> None:
-    assert is_usable(GOOD, WORSE)
+    assert ResponsePair(GOOD, WORSE).is_usable
 
 
 def test_labels_repeat_with_their_seed() -> None:
     def labels(seed: int) -> list[dict[str, str]]:
         rng = random.Random(seed)
-        return [labelled_pair(PROMPT, GOOD, WORSE, True, True, WORLD, rng) for _ in range(50)]
+        return [label_pair(PROMPT, ResponsePair(GOOD, WORSE), WORLD, rng) for _ in range(50)]
 
     assert labels(1) == labels(1)
     assert labels(1) != labels(2)

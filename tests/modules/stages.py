@@ -28,8 +28,8 @@ from lit_rlhf.data import (
     DialogueEncoder,
     PreferenceDataModule,
     PromptDataModule,
+    RecordDataModule,
 )
-from lit_rlhf.data.datamodules.base import RecordDataModule
 from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder
 from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 

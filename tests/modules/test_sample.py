@@ -12,8 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_callbacks.sample_timeline import SampleTimeline
-from lit_rlhf.data import DialogueEncoder, encode_prompts
-from lit_rlhf.data.datamodules.base import RecordDataModule
+from lit_rlhf.data import DialogueEncoder, RecordDataModule, encode_prompts
 from lit_rlhf.modules import PPOModule
 from tests.modules.stages import (
     QUESTIONS,

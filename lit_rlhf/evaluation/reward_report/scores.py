@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lit_rlhf.data import (
     DataSource,
     DialogueEncoder,
+    OnBadRecord,
     PreferenceRecord,
     TokenBatch,
     load_records,
@@ -28,7 +29,6 @@ from lit_rlhf.data.examples import (
     encoded_examples,
     preference_examples,
 )
-from lit_rlhf.data.sources import OnBadRecord
 from lit_rlhf.evaluation.loading import load_policy, load_shared_encoder
 from lit_rlhf.evaluation.output import progress_bar
 from lit_rlhf.evaluation.sampling import batch_by_length

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lit_rlhf.data.templates import CHAT_TEMPLATES
-from lit_rlhf.lab.artifacts import world_tokenizer, write_world
+from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.lab.gold import gold_reward
-from lit_rlhf.lab.lexicon import text_words
-from lit_rlhf.lab.world import World, rendered_prompt
+from lit_rlhf.lab.lexicon import split_words
+from lit_rlhf.lab.world import World, render_prompt
+from lit_rlhf.lab.world_folder import build_tokenizer, write_world
 
 SIZES = {"n_demonstrations": 60, "n_train_prompts": 30, "n_heldout_prompts": 20, "n_texts": 10}
 DATA = ("demonstrations.jsonl", "prompts_train.jsonl", "prompts_heldout.jsonl", "text.jsonl")
@@ -64,9 +64,9 @@ def test_files_hold_what_was_asked_for(folder: Path) -> None:
     demonstrations = lines(folder / "demonstrations.jsonl")
     assert len(demonstrations) == 60
     assert all(record["messages"][-1]["role"] == "assistant" for record in demonstrations)
-    train = {rendered_prompt(r["prompt"]) for r in lines(folder / "prompts_train.jsonl")}
-    held_out = {rendered_prompt(r["prompt"]) for r in lines(folder / "prompts_heldout.jsonl")}
-    asked = {rendered_prompt(record["messages"][:-1]) for record in demonstrations}
+    train = {render_prompt(r["prompt"]) for r in lines(folder / "prompts_train.jsonl")}
+    held_out = {render_prompt(r["prompt"]) for r in lines(folder / "prompts_heldout.jsonl")}
+    asked = {render_prompt(record["messages"][:-1]) for record in demonstrations}
     assert not (train | asked) & held_out
     texts = [record["text"] for record in lines(folder / "text.jsonl")]
     assert len(texts) == 10
@@ -105,24 +105,27 @@ def test_tokenizer_carries_the_template(folder: Path) -> None:
         text = tokenizer.apply_chat_template(
             record["prompt"], tokenize=False, add_generation_prompt=True
         )
-        assert text == rendered_prompt(record["prompt"])
+        assert text == render_prompt(record["prompt"])
 
 
 @pytest.mark.parametrize(("language", "largest"), [("en", 400), ("zh", 400), ("both", 500)])
 def test_vocabulary_is_bytes_and_words(language: Any, largest: int) -> None:
-    assert 300 < len(world_tokenizer(World(language=language), CHAT_TEMPLATES["hh"])) < largest
+    assert 300 < len(build_tokenizer(World(language=language), CHAT_TEMPLATES["hh"])) < largest
 
 
 @pytest.mark.parametrize("language", ["en", "zh", "both"])
 def test_one_token_for_each_word(language: Any) -> None:
     world = World(language=language)
-    tokenizer = world_tokenizer(world, CHAT_TEMPLATES["hh"])
+    tokenizer = build_tokenizer(world, CHAT_TEMPLATES["hh"])
     rng = random.Random(0)
-    for prompt in world.prompts(200, 0):
-        dialogue = [*prompt, {"role": "assistant", "content": world.demonstration(prompt, rng)}]
+    for prompt in world.sample_prompts(200, 0):
+        dialogue = [
+            *prompt,
+            {"role": "assistant", "content": world.sample_demonstration(prompt, rng)},
+        ]
         expected = 0
         for turn in dialogue:
-            words = text_words(turn["content"])
+            words = split_words(turn["content"])
             # the marker, the words, and the space before a Chinese word
             expected += 1 + len(words) + (not words[0].isascii())
         text = tokenizer.apply_chat_template(dialogue, tokenize=False)
@@ -144,14 +147,14 @@ def test_one_token_for_each_word(language: Any) -> None:
     ],
 )
 def test_any_text_survives_the_tokenizer(language: Any, text: str) -> None:
-    tokenizer = world_tokenizer(World(language=language), CHAT_TEMPLATES["hh"])
+    tokenizer = build_tokenizer(World(language=language), CHAT_TEMPLATES["hh"])
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 def test_gold_is_the_same_after_a_round_trip_through_tokens(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
     for record in lines(folder / "demonstrations.jsonl"):
-        prompt, answer = rendered_prompt(record["messages"][:-1]), record["messages"][-1]["content"]
+        prompt, answer = render_prompt(record["messages"][:-1]), record["messages"][-1]["content"]
         ids = [*tokenizer(" " + answer)["input_ids"], tokenizer.eos_token_id]
         decoded = str(tokenizer.decode(ids, skip_special_tokens=True))
         assert gold_reward([prompt], [decoded]) == gold_reward([prompt], [answer])
