@@ -1,10 +1,9 @@
 """Floating-point operations of an update on real tokens; the same count for every side.
 
-Real tokens alone count, and in every layer, even where no head reads what the last one makes of
-them. Causal attention counts its lower triangle, an output layer counts where a logit is used, and
-the last token of a response is fed to the reward model alone. A multiplication with an addition is
-two operations; a backward pass is twice its forward pass. Log-probs of the sampling policy come
-with its samples and count nothing.
+Only real tokens count, in every layer. Causal attention counts its lower triangle, an output layer
+counts where a logit is used, and the last token of a response is fed to the reward model alone. A
+multiplication with an addition is two operations; a backward pass is twice its forward pass.
+Log-probs of the sampling policy come with its samples and count nothing.
 """
 
 from __future__ import annotations

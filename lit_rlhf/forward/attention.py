@@ -45,11 +45,6 @@ class AttentionInputs(NamedTuple):
 class AttentionLayout(Protocol):
     """How the tokens of a forward attend to each other."""
 
-    @property
-    def asked(self) -> Tensor | None:
-        """The tokens whose final states are asked for, `[M]` long; `None`: all."""
-        ...
-
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """What the attention layer `module` yields, `[S, N, A, D]`."""
         ...

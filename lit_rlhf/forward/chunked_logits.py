@@ -77,7 +77,7 @@ def map_target_logits(
     _check_targets(mask, targets)
     if supports_chunked_logits(model):
         head = unwrap_model(model).get_output_embeddings()  # type: ignore[no-untyped-call]
-        states = hidden_states(model, input_ids, mask, before(targets))
+        states = hidden_states(model, input_ids, mask)
         return map_state_logits(model, head, states, input_ids, targets, read)
     logits = token_logits(model, input_ids, mask)[before(targets)]
     return _spread(_flat(read(logits.unsqueeze(0), input_ids[targets].unsqueeze(0))), targets)

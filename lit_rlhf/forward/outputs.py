@@ -86,19 +86,16 @@ def response_logits(
     return token_logits(model, input_ids, mask, last=response_length + 1)[:, :-1]
 
 
-def hidden_states(
-    model: LanguageModel, input_ids: Tensor, mask: Tensor, asked: Tensor | None = None
-) -> Tensor:
+def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
     """Final hidden states of the trunk; packed where the trunk supports it.
 
     Args:
         model: A causal language model or a scalar model.
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool.
-        asked: The tokens whose states are asked for, `[B, L]` bool; `None`: all. It saves work.
 
     Returns:
-        `[B, L, H]`, in the model's dtype; meaningless where the mask or `asked` is False.
+        `[B, L, H]`, in the model's dtype; meaningless where the mask is False.
 
     Raises:
         ValueError: If shapes or dtypes do not fit.
@@ -106,30 +103,27 @@ def hidden_states(
     _check_tokens(input_ids, mask)
     trunk = trunk_of(model)
     if supports_packing(trunk):
-        return packed_states(trunk, input_ids, mask, asked)
+        return packed_states(trunk, input_ids, mask)
     states: Tensor = trunk(**_arguments(trunk, input_ids, mask)).last_hidden_state
     return states
 
 
-def token_values(
-    model: LanguageModel, input_ids: Tensor, mask: Tensor, asked: Tensor | None = None
-) -> Tensor:
+def token_values(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
     """The scalar head's reading at every token: V of the state that ends with this token.
 
     Args:
         model: A scalar model (critic).
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool.
-        asked: The tokens whose values are asked for, see `hidden_states`.
 
     Returns:
-        `[B, L]` float32; meaningless where the mask or `asked` is False.
+        `[B, L]` float32; meaningless where the mask is False.
 
     Raises:
         ValueError: If shapes or dtypes do not fit, or `model` has no scalar head.
     """
     head = scalar_head_of(model)
-    values: Tensor = head(hidden_states(model, input_ids, mask, asked))
+    values: Tensor = head(hidden_states(model, input_ids, mask))
     return values.squeeze(-1).float()
 
 
@@ -154,8 +148,8 @@ def response_values(
     """
     _check_tokens(input_ids, mask)
     _check_response_length(response_length, input_ids.shape[1])
-    asked = before(last_columns(mask, response_length))
-    return token_values(model, input_ids, mask, asked)[:, -response_length - 1 : -1]
+    # the last column is no state before a token, so it need not be computed
+    return token_values(model, input_ids[:, :-1], mask[:, :-1])[:, -response_length:]
 
 
 def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -197,8 +191,7 @@ def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Te
     Raises:
         ValueError: If a row of the mask is all False, or shapes or dtypes do not fit.
     """
-    states = hidden_states(model, input_ids, mask, last_tokens(mask))
-    return scores_from_hidden(model, states, mask)
+    return scores_from_hidden(model, hidden_states(model, input_ids, mask), mask)
 
 
 def last_positions(mask: Tensor) -> Tensor:
@@ -220,20 +213,9 @@ def last_positions(mask: Tensor) -> Tensor:
     return (columns * mask).argmax(dim=1)
 
 
-def last_tokens(mask: Tensor) -> Tensor:
-    """The last True of each row and no other, `[B, L]` bool; see `last_positions`."""
-    return functional.one_hot(last_positions(mask), mask.shape[1]).bool()
-
-
 def before(targets: Tensor) -> Tensor:
     """The token before each target, whose state predicts it, `[B, L]` bool; none in column 0."""
     return functional.pad(targets[:, 1:], (0, 1))
-
-
-def last_columns(mask: Tensor, n_columns: int) -> Tensor:
-    """True in the last columns, `[B, L]` bool."""
-    length = mask.shape[1]
-    return (torch.arange(length, device=mask.device) >= length - n_columns).expand_as(mask)
 
 
 def _accepts(module: nn.Module, argument: str) -> bool:

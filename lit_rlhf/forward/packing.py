@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from lit_rlhf.forward.attention import (
@@ -24,7 +23,6 @@ from lit_rlhf.forward.attention import (
     takes_layouts,
 )
 from lit_rlhf.forward.cpu import TOKENS, filling
-from lit_rlhf.forward.last_mlp import spare_last_mlp
 from lit_rlhf.forward.probe import same_outputs, trying_out
 from lit_rlhf.forward.row_attention import causal_attention
 from lit_rlhf.forward.selection import selected, spread
@@ -54,19 +52,15 @@ class PackedLayout:
         places: Which token lies at each place, `[P]` long; padding repeats a row's last token.
         tokens: The place of each token, `[N]` long.
         position_ids: Place of each token in its row, `[1, N]` long.
-        asked: The tokens whose final states are asked for, `[M]` long; `None`: all.
     """
 
     groups: list[Group]
     places: Tensor
     tokens: Tensor
     position_ids: Tensor
-    asked: Tensor | None = None
 
     @classmethod
-    def of(
-        cls, lengths: Sequence[int], device: torch.device, asked: Tensor | None = None
-    ) -> PackedLayout:
+    def of(cls, lengths: Sequence[int], device: torch.device) -> PackedLayout:
         """The layout of rows of these lengths, one after the other, on `device`."""
         order = sorted((row for row, n in enumerate(lengths) if n), key=lambda row: -lengths[row])
         sizes = torch.tensor(lengths)
@@ -91,7 +85,7 @@ class PackedLayout:
         # one transfer for all three
         packed = torch.cat([*parts, tokens, positions]).to(device, non_blocking=True)
         places, tokens, positions = packed.tensor_split([total, total + n_tokens])
-        return cls(groups, places, tokens, positions.unsqueeze(0), asked)
+        return cls(groups, places, tokens, positions.unsqueeze(0))
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention of each row among its own tokens, see `AttentionLayout`; `S` is 1."""
@@ -116,36 +110,24 @@ class PackedLayout:
         return everywhere.view(-1, *by_token.shape[1:])
 
 
-def packed_states(
-    trunk: PreTrainedModel, input_ids: Tensor, mask: Tensor, asked: Tensor | None = None
-) -> Tensor:
+def packed_states(trunk: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
     """What the trunk hands to its head, computed for real tokens only.
 
     Args:
         trunk: One that `supports_packing`.
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool, next to each other in each row.
-        asked: The tokens whose states are asked for, `[B, L]` bool; `None`: all.
 
     Returns:
-        `[B, L, H]`, 0 at padding; meaningless for real tokens that are not asked for.
+        `[B, L, H]`, 0 at padding.
     """
     device = input_ids.device
-    # one wait for the device
-    real, wanted = torch.stack([mask, mask if asked is None else mask & asked]).cpu()
-    # of a row, what follows the last token that is asked for has no say; one row has to be left
-    needed = real & wanted.flip(1).cumsum(1).flip(1).bool() if wanted.any() else real
-    at = needed.flatten().nonzero().squeeze(1)
-    lengths, n_tokens = needed.sum(1).tolist(), len(at)
+    real = mask.cpu()
+    at = real.flatten().nonzero().squeeze(1)
+    lengths, n_tokens = real.sum(1).tolist(), len(at)
     n_filling = filling(trunk, n_tokens, TOKENS)  # one more row, of any token
     read = torch.cat([at, at[:1].expand(n_filling)]).to(device, non_blocking=True)
-    picked = None
-    if asked is not None:
-        of_read = functional.pad(wanted.flatten()[at], (0, n_filling))
-        picked, others = (which.nonzero().squeeze(1) for which in (of_read, ~of_read))
-        n_others = filling(trunk, len(picked), TOKENS)
-        picked = torch.cat([picked, others[:n_others]]).to(device, non_blocking=True)
-    layout = PackedLayout.of([*lengths, n_filling], device, picked)
+    layout = PackedLayout.of([*lengths, n_filling], device)
     states: Tensor = trunk(
         input_ids=input_ids.flatten().index_select(0, read).unsqueeze(0),
         position_ids=layout.position_ids,
@@ -177,7 +159,6 @@ def _tried(trunk: PreTrainedModel) -> bool:
     mask = torch.arange(12) < torch.tensor([[12], [7], [9]])
     ids = torch.randint(n_tokens, mask.shape, generator=torch.Generator().manual_seed(0))
     ids, mask = ids.to(device), mask.to(device)
-    asked = mask & (torch.arange(12, device=device) % 3 == 1)
     with trying_out(trunk, device):
         padded = trunk(input_ids=ids, attention_mask=mask.long(), use_cache=False)
         expected = padded.last_hidden_state
@@ -185,12 +166,7 @@ def _tried(trunk: PreTrainedModel) -> bool:
         same = same_outputs(packed_states(trunk, ids, mask)[mask], expected[mask])
         if not same:
             trunk.set_attn_implementation(chosen)
-            return False
-        hooks = spare_last_mlp(trunk)
-        if not same_outputs(packed_states(trunk, ids, mask, asked)[asked], expected[asked]):
-            for hook in hooks:
-                hook.remove()
-    return True
+    return same
 
 
 def _similar(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:

@@ -19,7 +19,6 @@ from lit_rlhf.forward import (
     scores_from_hidden,
     sequence_scores,
 )
-from lit_rlhf.forward.outputs import before, last_tokens
 from lit_rlhf.functional import (
     language_model_loss,
     pairwise_reward_loss,
@@ -118,10 +117,7 @@ class RewardModule(StageModule):
                 (chosen.attention_mask, rejected.attention_mask),
             )
         )
-        asked = last_tokens(mask)
-        if self.lm_head is not None:
-            asked[:n_rows, :length] |= before(chosen.completion_mask)
-        hidden = hidden_states(self.model, ids, mask, asked)
+        hidden = hidden_states(self.model, ids, mask)
         chosen_scores, rejected_scores = scores_from_hidden(self.model, hidden, mask).chunk(2)
         share = len(chosen_scores) / pairs
         pairwise = pairwise_reward_loss(chosen_scores, rejected_scores, batch.margin)

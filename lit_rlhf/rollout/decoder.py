@@ -150,7 +150,7 @@ class _Run:
         self.drawn = torch.cat([self.drawn, torch.zeros_like(added)])
         self.tokens = torch.cat([self.tokens, added])  # set when they are drawn
         self.ended = torch.cat([self.ended, torch.zeros_like(added, dtype=torch.bool)])
-        self.draw(states[0, layout.asked], first)
+        self.draw(states[0, layout.last_tokens], first)
 
     def step(self) -> None:
         """Read the last token of every row in progress, and draw the next."""

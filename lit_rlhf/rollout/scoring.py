@@ -21,7 +21,6 @@ from lit_rlhf.forward import (
     token_values,
 )
 from lit_rlhf.forward.chunked_logits import LogitsFunction
-from lit_rlhf.forward.outputs import last_columns
 from lit_rlhf.functional import token_logprobs, token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 
@@ -210,9 +209,7 @@ def compute_values(
     parts = []
     with eval_mode(model):
         for part in rollouts.split(max_tokens_per_forward):
-            mask = part.sequence_mask
-            asked = last_columns(mask, length + 1)
-            values = token_values(model, part.sequence_ids, mask, asked)
+            values = token_values(model, part.sequence_ids, part.sequence_mask)
             parts.append(values[:, -length - 1 :])
     # Column 0 is the last prompt token, whose value is V(s_1); column t is response token t, whose
     # value is V(s_{t+1}). So the columns before the last are read before each token, and the value

@@ -76,7 +76,7 @@ class PromptLayout:
         self.rows = torch.arange(first, first + len(prompts), device=device).repeat_interleave(
             sizes, output_size=sum(prompts)
         )
-        self.asked = sizes.cumsum(0) - 1
+        self.last_tokens = sizes.cumsum(0) - 1
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention among the tokens of each prompt, see `AttentionLayout`."""
@@ -94,8 +94,6 @@ class StepLayout:
         lengths: Tokens of each sequence so far, `[n]` long.
         width: Length of the longest with its next token.
     """
-
-    asked = None
 
     def __init__(self, slots: Slots, lengths: Tensor, width: int) -> None:
         self.slots = slots

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.forward import map_target_logits, supports_chunked_logits, token_logits
+from lit_rlhf.forward.outputs import before
 from lit_rlhf.functional import token_entropy, token_logprobs
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm
 
@@ -89,3 +90,8 @@ def test_targets_have_the_masks_shape() -> None:
     ids, mask, targets = batch()
     with pytest.raises(ValueError, match=r"targets: expected the mask's shape \(3, 24\)"):
         map_target_logits(tiny_causal_lm(), ids, mask, targets[:, 1:], read)
+
+
+def test_a_target_is_predicted_by_the_token_before_it() -> None:
+    targets = torch.tensor([[False, True, False, True], [False, False, False, False]])
+    assert before(targets).tolist() == [[True, False, True, False], [False] * 4]

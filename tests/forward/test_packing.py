@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lit_rlhf.forward import hidden_states, supports_chunked_logits, supports_packing
+from lit_rlhf.forward import (
+    disable_dropout,
+    hidden_states,
+    supports_chunked_logits,
+    supports_packing,
+)
 from lit_rlhf.forward.attention import NAME, takes_layouts
+from lit_rlhf.forward.cpu import TOKENS
 from lit_rlhf.forward.packing import PackedLayout
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm
@@ -78,14 +84,35 @@ def test_groups_hold_rows_of_similar_length_and_every_token_once() -> None:
     assert layout.position_ids[0, :12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 0, 1]
 
 
-def test_gradient_checkpointing_recomputes_the_same() -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+def test_tokens_are_padded_to_a_multiple_where_matmuls_are_compiled(autocast: bool) -> None:
+    model = tiny_causal_lm() if autocast else tiny_causal_lm().to(torch.bfloat16)
+    ids, mask = ragged()
+    assert supports_packing(model.base_model)
+    seen: list[int] = []
+    model.base_model.layers[0].mlp.register_forward_hook(
+        lambda _, inputs, output: seen.append(output.shape[1])
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), torch.no_grad():
+        expected = padded(model.base_model, ids, mask)[mask].float()
+        del seen[:]
+        states = hidden_states(model, ids, mask)[mask].float()
+        hidden_states(model, ids[6:], mask[6:])  # a row of one token
+    assert seen == [n + -n % TOKENS for n in (int(mask.sum()), 1)]
+    assert float((states - expected).norm() / expected.norm()) < 0.03
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_recomputes_the_same(family: str) -> None:
     ids, mask = ragged()
     gradients = []
     for checkpointing in (False, True):
-        model = tiny_causal_lm().train()
+        model = disable_dropout(tiny_causal_lm(family)).train()
         if checkpointing:
             model.activation_checkpointing_enable()
-        hidden_states(model, ids, mask).square().sum().backward()
+        # the backward reaches the first forward after the second one has run
+        one, other = (hidden_states(model, ids[rows], mask[rows]) for rows in ([0, 3, 1], [4, 6]))
+        (one.square().sum() + other.square().sum()).backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
@@ -143,7 +170,7 @@ def test_a_model_is_tried_out_in_the_precision_of_its_weights() -> None:
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert supports_chunked_logits(model)
-    assert seen == [False] * 5
+    assert seen == [False] * 4
 
 
 def test_the_attention_is_not_saved(tmp_path: object) -> None:

@@ -113,6 +113,17 @@ def test_who_has_ended_is_not_computed_with() -> None:
     assert max(rows for rows, tokens in read if tokens == 1) == 2
 
 
+def test_logits_are_computed_for_the_last_token_of_a_prompt_only() -> None:
+    model = tiny_causal_lm()
+    ids, mask = prompts()
+    options = SamplingOptions(max_new_tokens=1)
+    generate_responses(model, ids, mask, options, [], PAD_ID, 0)  # tries the model out
+    seen: list[int] = []
+    model.lm_head.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    generate_responses(model, ids, mask, options, [], PAD_ID, 0)
+    assert seen == [len(ids)]
+
+
 def test_no_more_tokens_are_read_at_once_than_scoring_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
