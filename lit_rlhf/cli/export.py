@@ -19,7 +19,7 @@ from lit_rlhf.models import save_model_folder
 from lit_rlhf.models.assembly import ADAPTER_CONFIG, plain_model
 from lit_rlhf.models.exchange import HeadFormat
 from lit_rlhf.models.saving import save_adapter_folder
-from lit_rlhf.strategies.checkpoint_folder import MANIFEST
+from lit_rlhf.strategies import is_checkpoint_folder
 
 PROG = "lit_rlhf export"
 
@@ -99,9 +99,9 @@ def _is_model(source: Path) -> bool:
     """Whether it is a model's folder rather than a checkpoint."""
     if any((source / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return True
-    if source.is_dir() and not (source / MANIFEST).is_file():
+    if source.is_dir() and not is_checkpoint_folder(source):
         raise ValueError(
-            f"checkpoint: expected a checkpoint file, a checkpoint folder with {MANIFEST}, or a "
+            "checkpoint: expected a checkpoint file, a checkpoint folder with manifest.json, or a "
             f"model's folder with config.json or {ADAPTER_CONFIG}, got the folder {source} with "
             "none of them"
         )

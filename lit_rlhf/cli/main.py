@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -19,9 +17,11 @@ from transformers.utils import logging as transformers_logging
 
 from lit_callbacks import PhaseSummary, ResumeCheckpoint
 from lit_callbacks.resume import checkpoint_folder
-from lit_rlhf.strategies import checkpoint_problem, newest_checkpoint, use_atomic_checkpoints
-from lit_rlhf.strategies.checkpoint_search import refusal
-from lit_rlhf.strategies.engine_shards import STATE_FILE
+from lit_rlhf.strategies import (
+    find_newest_checkpoint,
+    read_lightning_state,
+    use_atomic_checkpoints,
+)
 
 # Each is `lit_rlhf.cli.<name>` with `main(argv)`; imported when called, so that `fit` starts fast.
 TOOLS = {
@@ -108,7 +108,7 @@ def last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> str | 
             for callback in trainer.checkpoint_callbacks
         )
     )
-    found = newest_checkpoint(*folders)
+    found = find_newest_checkpoint(*folders)
     if found is None:
         rank_zero_info(
             f"--ckpt_path last: no checkpoint in {', '.join(map(str, folders))}; the run starts "
@@ -124,17 +124,10 @@ def check_checkpoint_class(parser: LightningArgumentParser, path: str, configure
     And when it cannot be opened, or not without running code: whether its contents are undamaged
     is for the loading to see.
     """
-    file = Path(path) / STATE_FILE if Path(path).is_dir() else Path(path)
     try:
-        checkpoint = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
-    except pickle.UnpicklingError as error:
-        parser.error(
-            f"--ckpt_path {path} holds more than tensors and plain data, which could run code when "
-            f"it is read: {error}"
-        )
-    except (OSError, RuntimeError) as error:
-        problem = checkpoint_problem(path) or f"cannot be read: {error}"
-        parser.error(f"--ckpt_path: {refusal(Path(path), problem)}")
+        checkpoint = read_lightning_state(path)
+    except (OSError, ValueError) as error:
+        parser.error(f"--ckpt_path: {error}")
     saved = checkpoint.get("hyper_parameters", {}).get("_class_path", configured)
     if saved.rpartition(".")[2] != configured.rpartition(".")[2]:
         parser.error(

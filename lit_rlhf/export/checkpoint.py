@@ -129,7 +129,7 @@ def export_checkpoint(
         trust_remote_code=trust_remote_code,
         **{key: hparams[key] for key in hparams if key.startswith("lora_")},
     )
-    weights = saved.weights(place.attribute)
+    weights = saved.state_dict(place.attribute)
     lm_head = {
         n.removeprefix("lm_head."): t for n, t in weights.items() if n.startswith("lm_head.")
     }

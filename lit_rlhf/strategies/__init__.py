@@ -1,28 +1,45 @@
-"""One DeepSpeed engine per optimizer, two calls that train alike everywhere, and safe checkpoints.
+"""Optimizer steps and checkpoints under every strategy, DeepSpeed with two networks included.
 
-Importing this package registers the strategy's names with Lightning, so that
-`Trainer(strategy="multi_deepspeed_stage_2")` and `--trainer.strategy multi_deepspeed_stage_2` work.
-DeepSpeed itself is imported when such a strategy is built, not before.
+- `backward` and `clipped_step` train a network under any strategy.
+- `MultiEngineDeepSpeedStrategy` gives every optimizer its own DeepSpeed engine. Importing this
+  package registers it, so `Trainer(strategy="multi_deepspeed_stage_2")` and
+  `--trainer.strategy multi_deepspeed_stage_2` work. DeepSpeed is imported when the strategy is
+  built.
+- `AtomicCheckpointIO` writes checkpoints that are complete or not there at all.
+- `read_checkpoint` and `read_state_dict` read a checkpoint of any strategy, in one process.
 """
 
-from lit_rlhf.strategies.checkpoint_io import AtomicCheckpointIO, use_atomic_checkpoints
-from lit_rlhf.strategies.checkpoint_search import checkpoint_problem, newest_checkpoint
-from lit_rlhf.strategies.multi_engine import MultiEngineDeepSpeedStrategy
+from lit_rlhf.strategies.checkpoint_files import (
+    AtomicCheckpointIO,
+    checkpoint_problem,
+    find_newest_checkpoint,
+    is_checkpoint_folder,
+    use_atomic_checkpoints,
+)
+from lit_rlhf.strategies.engine_optimizer import EngineOptimizer
+from lit_rlhf.strategies.multi_engine import MultiEngineDeepSpeedStrategy, register_strategies
 from lit_rlhf.strategies.optimization import OptimizerStep, backward, clipped_step
-from lit_rlhf.strategies.registration import register_strategies
-from lit_rlhf.strategies.saved_weights import SavedCheckpoint, plain_state_dict, read_checkpoint
+from lit_rlhf.strategies.saved_checkpoint import (
+    SavedCheckpoint,
+    read_checkpoint,
+    read_lightning_state,
+    read_state_dict,
+)
 
 __all__ = [
     "AtomicCheckpointIO",
+    "EngineOptimizer",
     "MultiEngineDeepSpeedStrategy",
     "OptimizerStep",
     "SavedCheckpoint",
     "backward",
     "checkpoint_problem",
     "clipped_step",
-    "newest_checkpoint",
-    "plain_state_dict",
+    "find_newest_checkpoint",
+    "is_checkpoint_folder",
     "read_checkpoint",
+    "read_lightning_state",
+    "read_state_dict",
     "use_atomic_checkpoints",
 ]
 

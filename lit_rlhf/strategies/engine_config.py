@@ -14,72 +14,76 @@ PRECISION_DTYPES: dict[str, torch.dtype] = {
     "bf16-mixed": torch.bfloat16,
     "bf16-true": torch.bfloat16,
 }
+"""Type of an engine's weights by the Trainer's precision; master weights are always float32."""
 
 OWNED_KEYS = {
-    "gradient_clipping": "clipping is per network: pass max_norm to clipped_step",
-    "gradient_accumulation_steps": "accumulation is the module's: several backwards, one step",
+    "gradient_clipping": "each network is clipped alone: pass max_norm to clipped_step",
+    "gradient_accumulation_steps": "the module accumulates: several backwards, then one step",
     "managed_gradient_accumulation": "the module decides when to step",
-    "train_batch_size": "batches are the module's",
-    "train_micro_batch_size_per_gpu": "batches are the module's",
+    "train_batch_size": "the datamodule decides on batches",
+    "train_micro_batch_size_per_gpu": "the datamodule decides on batches",
     "optimizer": "optimizers come from configure_optimizers",
     "scheduler": "schedules come from configure_optimizers",
-    "fp16": "fp16 is not supported: use precision bf16-mixed or 32-true",
-    "bf16": "precision is the Trainer's, or a network's under fp32_networks",
+    "fp16": "fp16 is not supported: use trainer.precision bf16-mixed or 32-true",
+    "bf16": "set trainer.precision, and fp32_networks for networks that stay in float32",
 }
+"""DeepSpeed keys that users cannot set, with what decides instead."""
 
 
-def checked_stage(stage: int) -> int:
-    """The ZeRO stage, 1 or 2.
+def validate_stage(stage: int) -> int:
+    """Return the ZeRO stage if it is 1 or 2.
 
     Raises:
-        ValueError: For any other, with the reason.
+        ValueError: For any other stage, with the reason.
     """
     if stage == 3:
         raise ValueError(
             "stage: expected 1 or 2, got 3. ZeRO-3 partitions the weights themselves, so that a "
-            "network could only be called through its engine, which generation, scoring and saving "
-            "do not. Use multi_deepspeed_stage_2_offload, LoRA or more ranks to save memory"
+            "network can only be called through its engine, which generation, scoring and saving "
+            "do not do. To save memory use multi_deepspeed_stage_2_offload, LoRA or more ranks"
         )
     if stage not in (1, 2):
         raise ValueError(f"stage: expected 1 or 2, got {stage!r}")
     return stage
 
 
-def checked_precision(precision: str) -> EnginePrecisionName:
-    """The Trainer's precision.
+def validate_precision(precision: str) -> EnginePrecisionName:
+    """Return the Trainer's precision if engines can run in it.
 
     Raises:
-        ValueError: For one that engines do not run in.
+        ValueError: If they cannot.
     """
     if precision not in PRECISION_DTYPES:
-        raise ValueError(f"precision: expected one of {list(PRECISION_DTYPES)}, got {precision!r}")
+        raise ValueError(
+            f"trainer.precision: expected one of {list(PRECISION_DTYPES)}, got {precision!r}"
+        )
     return cast("EnginePrecisionName", precision)
 
 
-def checked_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A user's DeepSpeed keys.
+def validate_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a user's DeepSpeed keys if the strategy and the module leave them to users.
 
     Raises:
-        ValueError: For a key that the strategy or the module owns.
+        ValueError: If one of them is set elsewhere.
     """
     for key in config:
         if key in OWNED_KEYS:
-            raise ValueError(f"config: {key!r} is not accepted: {OWNED_KEYS[key]}")
+            raise ValueError(f"config: key {key!r} is not accepted: {OWNED_KEYS[key]}")
     if "stage" in config.get("zero_optimization", {}):
-        # other settings follow from the stage, and would be those of another one
+        # the other settings depend on it, and would be those of another stage
         raise ValueError(
-            "config: 'stage' of 'zero_optimization' is not accepted: pass stage to the strategy"
+            "config: key 'stage' of 'zero_optimization' is not accepted: pass stage to the strategy"
         )
     return dict(config)
 
 
-def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `overrides`, which win; mappings merge key by key."""
+def deep_merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `overrides`, which win. Nested mappings are merged key by key."""
     result = dict(base)
     for key, value in overrides.items():
         old = result.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = merged(old, value)
+            value = deep_merge(old, value)
         result[key] = value
     return result
 
@@ -92,41 +96,48 @@ def engine_config(
     numel: int,
     overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The configuration of an engine.
+    """DeepSpeed's configuration of an engine.
 
     Args:
         stage: ZeRO stage, 1 or 2.
-        offload_optimizer: Keep master weights and moments, and step, in CPU memory.
-        dtype: Of the network's weights; master weights and moments are always float32.
+        offload_optimizer: Keep master weights and moments in CPU memory, and step there.
+        dtype: Of the network's weights. Master weights and moments are always float32.
         device_type: `cuda` or `cpu`.
         numel: Number of elements that the engine trains.
         overrides: A user's DeepSpeed keys.
     """
     zero: dict[str, Any] = {
         "stage": stage,
-        # only stage 2 can reduce during the backward when the module decides when to step
+        # DeepSpeed 0.19.8 refuses it at stage 1 without managed gradient accumulation
         "overlap_comm": stage == 2 and device_type == "cuda",
         "contiguous_gradients": True,
-        # allocated in each backward: no larger than the network needs
+        # Allocated whole in each backward, so no larger than the network needs. Lightning's own
+        # DeepSpeed strategy has the 200 million elements, too.
         "reduce_bucket_size": min(max(numel, 1), 200_000_000),
         "allgather_bucket_size": 200_000_000,
     }
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device_type == "cuda"}
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,  # required, for DeepSpeed's throughput log alone
+        # DeepSpeed insists on a batch size, which only its throughput log uses.
+        "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,  # any number of backwards, then one step
-        "gradient_clipping": 0.0,  # set step by step
-        "zero_allow_untested_optimizer": True,
-        # torch's optimizers also run offloaded, DeepSpeedCPUAdam needs a compiler at run time
+        # Since 0.19.8: any number of backwards, and every `step` is a real one. Before, an engine
+        # counted backwards and stepped at multiples of `gradient_accumulation_steps`.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": 0.0,  # off; `EngineOptimizer.clip_next_step` sets it for each step
+        "zero_allow_untested_optimizer": True,  # else ZeRO takes Adam and a few others only
+        # Without this, offloading insists on DeepSpeedCPUAdam, which is compiled at run time.
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
-        "timers": {"throughput": {"enabled": False}},  # it would synchronize in every forward
+        # the throughput timer would synchronize the device in every forward
+        "timers": {"throughput": {"enabled": False}},
     }
     if dtype == torch.bfloat16:
         config["bf16"] = {"enabled": True}
         if stage == 2:
-            # bf16 sums lose small micro-batches; stage 1 would take another, untested optimizer
+            # A bfloat16 sum has 8 bits of mantissa and loses what small micro-batches add. At stage
+            # 1 DeepSpeed 0.19.8 answers this key with another class (BF16_Optimizer), which lacks
+            # the attributes that `engine_optimizer` uses.
             config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return merged(config, overrides)
+    return deep_merge(config, overrides)

@@ -1,4 +1,9 @@
-"""An optimizer whose step is its DeepSpeed engine's, and the precision plugin that routes to it."""
+"""The optimizer that steps through its DeepSpeed engine, and the precision plugin that calls it.
+
+Some calls below reach into DeepSpeed's `DeepSpeedZeroOptimizer`, as there are no public ones for
+them. `tests/distributed/test_multi_engine.py` checks that each attribute used here exists. All
+remarks on DeepSpeed are about version 0.19.8.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +25,21 @@ if TYPE_CHECKING:
 class EngineOptimizer(Optimizer):
     """A module's optimizer, stepped by the DeepSpeed engine that partitions its state.
 
-    Its parameter groups are those of the module's optimizer, where learning-rate schedules act;
-    their `params` are this rank's flat fp32 partitions.
+    Its parameter groups are those of the wrapped optimizer, on which learning-rate schedules act;
+    their `params` are this rank's flat float32 partitions.
 
-    Lightning wraps optimizers in objects that inherit their class but hold none of their state, so
-    methods here may also run on such a wrapper: they read attributes and never set any.
+    Lightning wraps each optimizer in a `LightningOptimizer` that inherits this class but has none
+    of its state, so a method may run on such a wrapper: methods that Lightning or users call read
+    attributes of `self` and set none.
 
     Args:
-        name: The network's attribute name in the LightningModule.
-        engine: Its engine, built with `optimizer`.
-        optimizer: What `configure_optimizers` returned.
+        name: Attribute of the LightningModule that holds the network.
+        engine: The network's engine, built with `optimizer`.
+        optimizer: The optimizer that `configure_optimizers` returned.
     """
 
     def __init__(self, name: str, engine: DeepSpeedEngine, optimizer: Optimizer) -> None:
-        # no super().__init__(): groups and state stay the wrapped optimizer's, shared here
+        # Without super().__init__(), which would make groups and state of its own.
         self.name = name
         self.engine = engine
         self.optimizer = optimizer
@@ -41,12 +47,15 @@ class EngineOptimizer(Optimizer):
         self.share_state()
 
     def share_state(self) -> None:
-        """Point at the wrapped optimizer's groups and state (loading a state replaces both)."""
+        """Refer to the wrapped optimizer's groups and state again, after `load_state_dict`.
+
+        Loading a state replaces both containers in the wrapped optimizer.
+        """
         self.param_groups = self.optimizer.param_groups
         self.state = self.optimizer.state
 
     def step(self, closure: Callable[[], object] | None = None) -> object:  # type: ignore[override]
-        """Run `closure`, then the engine's step: clip, update, gather the weights, clear gradients.
+        """Run `closure`, then the engine's step: clip, update, gather weights, clear gradients.
 
         Raises:
             RuntimeError: If there was no backward since the last step.
@@ -71,16 +80,22 @@ class EngineOptimizer(Optimizer):
 
     @property
     def grad_norm(self) -> Tensor:
-        """L2 norm before clipping of the last step's gradient, 0-dim float32; inf if not finite."""
+        """L2 norm, before clipping, of the last step's gradient; inf if it was not finite.
+
+        A 0-dim float32 tensor.
+        """
         return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32).detach()
 
     @property
     def step_was_applied(self) -> bool:
-        """Whether the last step updated weights: an engine skips non-finite gradients."""
+        """Whether the last step updated weights; an engine skips non-finite gradients."""
         return bool(self.engine.was_step_applied())
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings of each group and what is not partitioned; partitions go to shards."""
+        """The settings of each group and the state that is not partitioned (step counts).
+
+        Partitions are saved in shards instead.
+        """
         return {
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"}
@@ -99,10 +114,10 @@ def as_engine_optimizer(optimizer: object) -> EngineOptimizer | None:
 
 
 def group_states(optimizer: EngineOptimizer) -> list[tuple[Tensor, dict[str, Any]]]:
-    """This rank's flat fp32 partition and its optimizer state, for each parameter group."""
+    """This rank's flat float32 partition and its optimizer state, for each parameter group."""
     groups = optimizer.optimizer.param_groups
     state = optimizer.optimizer.state
-    # .get: indexing would make an empty entry, which optimizers take for an initialized state
+    # `get`, as indexing would make an empty entry, which optimizers take for an initialized state
     return [(group["params"][0], state.get(group["params"][0], {})) for group in groups]
 
 
@@ -112,55 +127,57 @@ def is_partitioned(value: object, master: Tensor) -> bool:
 
 
 def has_gradients(engine: DeepSpeedEngine) -> bool:
-    """Whether an engine was given a gradient since its last step."""
+    """Whether an engine has had a backward since its last step."""
+    # ZeRO counts a step's backwards from 0, and sets -1 in `step`.
     return bool(engine.optimizer.micro_step_id >= 0)
 
 
 def drop_gradients(engine: DeepSpeedEngine) -> None:
-    """Forget every gradient an engine holds, so that an update can be abandoned half-way.
+    """Forget every gradient that an engine holds, so that an update can be abandoned half-way.
 
-    ZeRO's own zero_grad leaves what earlier backwards accumulated, and there is no public call for
-    it; a test names the attributes used here.
+    ZeRO's `zero_grad` clears `p.grad` alone. What earlier backwards have reduced into this rank's
+    partition would be added to the next step.
     """
     zero = engine.optimizer
     zero.zero_grad()
-    zero.averaged_gradients.clear()
+    zero.averaged_gradients.clear()  # this and the next: sums of the backwards since the last step
     zero.all_grad_tensors.clear()
     zero.micro_step_id = -1
-    zero.ready_for_gradients = False
+    zero.ready_for_gradients = False  # the next backward starts with new buckets
     if zero.cpu_offload:
         zero.reset_cpu_buffers()
-        zero._offload_accumulated_param_ids.clear()
+        zero._offload_accumulated_param_ids.clear()  # parameters whose sums are in those buffers
 
 
 def ignore_gradients(engine: DeepSpeedEngine, ignore: bool) -> None:
-    """Have an engine's hooks do nothing while a backward that is not its own runs through.
+    """Switch an engine's gradient hooks off or on, around another engine's backward.
 
-    They fire even for parameters that receive no gradient. The switch is that of DeepSpeed's
-    coalesce_grad_reduction, which itself insists on managing the accumulation; a test names it.
+    ZeRO hooks the gradient accumulation of each parameter. A hook fires when a graph runs through
+    the parameter, even if that receives no gradient, and would then count a backward, or reduce a
+    gradient that does not exist. The switch is that of `DeepSpeedEngine.coalesce_grad_reduction`,
+    which cannot be called itself: it needs `managed_gradient_accumulation`.
     """
     engine.optimizer._coalesce_grad_reduction = ignore
 
 
 def engine_of(optimizer: Steppable | None) -> DeepSpeedEngine:
-    """The engine behind an optimizer.
+    """The engine that steps an optimizer.
 
     Raises:
-        ValueError: If none or a foreign optimizer was given.
+        ValueError: If there is none: no optimizer was given, or it is not one of the module's.
     """
     engine_optimizer = as_engine_optimizer(optimizer)
     if engine_optimizer is None:
         raise ValueError(
-            "optimizer: expected one of the module's, got "
-            f"{type(optimizer).__name__}. With one DeepSpeed engine per optimizer, backward must "
-            "know which: call lit_rlhf.strategies.backward(module, loss, optimizer) or "
-            "trainer.strategy.backward(loss, optimizer) where you called manual_backward(loss)"
+            f"optimizer: expected one of the module's, got {type(optimizer).__name__}. With one "
+            "DeepSpeed engine per optimizer a backward must say which: call "
+            "lit_rlhf.strategies.backward(module, loss, optimizer) instead of manual_backward(loss)"
         )
     return engine_optimizer.engine
 
 
 class EnginePrecision(DeepSpeedPrecision):
-    """Lightning's DeepSpeed precision for several engines: each call goes to its optimizer's."""
+    """Lightning's DeepSpeed precision for several engines: calls go to the optimizer's engine."""
 
     def backward(  # type: ignore[override]
         self,
@@ -172,8 +189,9 @@ class EnginePrecision(DeepSpeedPrecision):
     ) -> None:
         """Accumulate the gradient of `tensor` in the engine of `optimizer`."""
         engine = engine_of(optimizer)
-        # Networks are called directly, not through their engines, whose forward would reset this;
-        # left at True, CPU offload loses gradients of networks larger than a bucket.
+        # `step` leaves this at True, and an engine's own forward would set it back. Networks are
+        # called directly here. At True, CPU offload takes each backward for the last before a step
+        # and loses the gradients of networks that are larger than a bucket.
         engine.optimizer.set_gradient_accumulation_boundary(False)
         engine.backward(tensor, *args, **kwargs)
 
@@ -184,7 +202,10 @@ class EnginePrecision(DeepSpeedPrecision):
         closure: Callable[[], object],
         **kwargs: object,
     ) -> object:
-        """Run the hooks and step as for any optimizer, here the engine's."""
+        """Run Lightning's hooks and `optimizer.step(closure)`.
+
+        The base class would step `model`, which it takes for the one engine.
+        """
         return Precision.optimizer_step(self, optimizer, model=model, closure=closure, **kwargs)
 
     def clip_gradients(
@@ -193,10 +214,10 @@ class EnginePrecision(DeepSpeedPrecision):
         clip_val: int | float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        """Have the next step clip by the network's own norm (`LightningModule.clip_gradients`).
+        """Have the next step clip by the network's own norm, for `LightningModule.clip_gradients`.
 
         Raises:
-            ValueError: For clipping by value, which partitioned gradients do not offer.
+            ValueError: For clipping by value, which partitioned gradients do not support.
         """
         if gradient_clip_algorithm != GradClipAlgorithmType.NORM:
             raise ValueError(

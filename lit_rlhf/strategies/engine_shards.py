@@ -1,16 +1,17 @@
-"""Each engine's fp32 weights and moments as plain tensors in safetensors files, one per rank.
+"""Shards of a checkpoint: each rank's part of an engine's weights and moments, in safetensors.
 
-ZeRO keeps a parameter group as one flat tensor (its parameters one after the other, zeros at the
-end) that is cut into equal partitions, one per rank. A shard file holds a rank's partition of the
-weights and of every moment. As the flat order does not depend on the number of ranks, a run may
-resume with another number: it reads the ranges that its own partitions cover.
+ZeRO keeps a parameter group as one flat float32 tensor: its parameters one after the other, padded
+with zeros, cut into one equal partition per rank. A shard file holds a rank's partition of the
+weights (master weights) and of each moment. The flat order does not depend on the number of ranks,
+so a run can resume with another number: each rank reads the ranges that its partitions cover.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors import safe_open
@@ -20,17 +21,53 @@ from torch.optim import Optimizer
 
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, group_states, is_partitioned
 
-WEIGHTS = "weights"
-STATE_FILE = "state.ckpt"
+MASTER_WEIGHTS = "weights"
+"""Name of the weights' partition in a shard; moments have the names of the optimizer's state."""
+
+
+class ParameterSpec(NamedTuple):
+    """Name and shape of a trained parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EngineLayout:
+    """What the shards of an engine hold.
+
+    Attributes:
+        world_size: Number of ranks that wrote them.
+        groups: Trained parameters of each parameter group, in flat order.
+        aliases: Other names of trained parameters (tied weights), with the name in `groups`.
+    """
+
+    world_size: int
+    groups: tuple[tuple[ParameterSpec, ...], ...]
+    aliases: dict[str, str]
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> EngineLayout:
+        """The layout that a manifest describes."""
+        groups = tuple(
+            tuple(ParameterSpec(name, tuple(shape)) for name, shape in group)
+            for group in values["groups"]
+        )
+        return cls(values["world_size"], groups, values["aliases"])
+
+    @property
+    def names(self) -> set[str]:
+        """All names of trained parameters, aliases included."""
+        return {spec.name for group in self.groups for spec in group} | set(self.aliases)
 
 
 def trained_parameters(optimizer: Optimizer) -> list[list[Tensor]]:
     """The parameters of each group that an engine trains, in its flat order.
 
-    Must be called before the engine is built, which replaces them by flat partitions.
+    To be called before the engine is built, which replaces them by flat partitions.
 
     Raises:
-        ValueError: If a group trains nothing.
+        ValueError: If no parameter of a group requires a gradient.
     """
     groups = [group["params"] for group in optimizer.param_groups if group["params"]]
     trained = [[p for p in group if p.requires_grad and p.numel() > 0] for group in groups]
@@ -38,26 +75,29 @@ def trained_parameters(optimizer: Optimizer) -> list[list[Tensor]]:
         if not group:
             raise ValueError(
                 f"parameter group {index} of {type(optimizer).__name__}: expected parameters that "
-                "require a gradient, got none"
+                "require a gradient, got none. Leave frozen parameters out of the optimizer"
             )
     return trained
 
 
-def engine_layout(network: nn.Module, groups: list[list[Tensor]]) -> dict[str, Any]:
-    """Names and shapes in flat order, and other names of the same tensors (tied weights)."""
+def engine_layout(network: nn.Module, groups: list[list[Tensor]], world_size: int) -> EngineLayout:
+    """The layout of an engine that trains `groups` of `network`'s parameters."""
     names = {id(p): name for name, p in network.named_parameters()}
-    return {
-        "groups": [[[names[id(p)], list(p.shape)] for p in group] for group in groups],
-        "aliases": {
+    return EngineLayout(
+        world_size,
+        tuple(
+            tuple(ParameterSpec(names[id(p)], tuple(p.shape)) for p in group) for group in groups
+        ),
+        {
             name: names[id(p)]
             for name, p in network.named_parameters(remove_duplicate=False)
             if name != names[id(p)]
         },
-    }
+    )
 
 
 def shard_file(folder: Path, rank: int) -> Path:
-    """The file of a rank's partitions."""
+    """The shard of a rank in an engine's folder."""
     return folder / f"rank_{rank:05d}.safetensors"
 
 
@@ -65,7 +105,7 @@ def save_shard(optimizer: EngineOptimizer, folder: Path, rank: int, with_moments
     """Write this rank's partitions of an engine."""
     tensors = {}
     for index, (master, state) in enumerate(group_states(optimizer)):
-        tensors[f"{index}.{WEIGHTS}"] = master.detach()
+        tensors[f"{index}.{MASTER_WEIGHTS}"] = master.detach()
         if with_moments:
             for key, value in state.items():
                 if is_partitioned(value, master):
@@ -77,33 +117,34 @@ def save_shard(optimizer: EngineOptimizer, folder: Path, rank: int, with_moments
 
 
 class ShardReader:
-    """Reads ranges of an engine's flat tensors, whatever number of ranks wrote them.
+    """Reads an engine's flat tensors from its shards, whatever number of ranks wrote them.
+
+    A context manager: the shards are open inside it.
 
     Args:
-        folder: The engine's folder.
-        layout: What the manifest says of the engine.
+        folder: The engine's folder in the checkpoint.
+        layout: What its shards hold.
     """
 
-    def __init__(self, folder: Path, layout: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, layout: EngineLayout) -> None:
         self.layout = layout
-        self.groups: list[list[tuple[str, list[int]]]] = layout["groups"]
         self.stack = ExitStack()
         self.shards = [
             self.stack.enter_context(safe_open(shard_file(folder, rank), framework="pt"))
-            for rank in range(layout["world_size"])
+            for rank in range(layout.world_size)
         ]
         self.keys = set(self.shards[0].keys())
 
     def __enter__(self) -> Self:
-        """Use as a context: the files are open inside it."""
+        """The reader itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the files."""
+        """Close the shards."""
         self.stack.close()
 
-    def elements(self, key: str, start: int, stop: int) -> Tensor:
-        """Elements `start` to `stop` of a flat tensor; zeros past its end."""
+    def read_range(self, key: str, start: int, stop: int) -> Tensor:
+        """Elements `start` to `stop` of a flat tensor, with zeros beyond its end."""
         pieces, offset = [], 0
         for shard in self.shards:
             flat = shard.get_slice(key)
@@ -115,22 +156,28 @@ class ShardReader:
         found = torch.cat(pieces) if pieces else torch.zeros(0)
         return nn.functional.pad(found, (0, stop - start - found.numel()))
 
-    def weights(self) -> dict[str, Tensor]:
-        """All trained weights, fp32, by parameter name."""
-        return {
-            name: self.elements(f"{index}.{WEIGHTS}", start, stop).view(shape)
-            for index in range(len(self.groups))
-            for name, shape, start, stop in self.positions(index)
-        }
+    def read_parameter(self, index: int, spec: ParameterSpec, start: int) -> Tensor:
+        """The weights, float32, of a parameter that begins at `start` in group `index`."""
+        stop = start + torch.Size(spec.shape).numel()
+        return self.read_range(f"{index}.{MASTER_WEIGHTS}", start, stop).view(spec.shape)
 
-    def positions(self, index: int) -> list[tuple[str, list[int], int, int]]:
-        """Name, shape and range of each parameter of a group."""
-        result, start = [], 0
-        for name, shape in self.groups[index]:
-            stop = start + torch.Size(shape).numel()
-            result.append((name, shape, start, stop))
-            start = stop
+    def parameter_offsets(self) -> list[tuple[int, ParameterSpec, int]]:
+        """Group, name and shape, and first flat element of each trained parameter."""
+        result = []
+        for index, group in enumerate(self.layout.groups):
+            start = 0
+            for spec in group:
+                result.append((index, spec, start))
+                start += torch.Size(spec.shape).numel()
         return result
+
+    def read_weights(self) -> dict[str, Tensor]:
+        """All trained weights, float32, by every name of each parameter."""
+        weights = {
+            spec.name: self.read_parameter(index, spec, start)
+            for index, spec, start in self.parameter_offsets()
+        }
+        return weights | {alias: weights[name] for alias, name in self.layout.aliases.items()}
 
     @torch.no_grad()
     def load_weights(self, network: nn.Module) -> None:
@@ -140,47 +187,52 @@ class ShardReader:
             ValueError: If the network has other parameters.
         """
         parameters = dict(network.named_parameters())
-        for index in range(len(self.groups)):
-            for name, shape, start, stop in self.positions(index):
-                parameter = parameters.get(name)
-                if parameter is None or list(parameter.shape) != shape:
-                    got = "none of that name" if parameter is None else list(parameter.shape)
-                    raise ValueError(f"checkpoint: parameter {name}: expected {shape}, got {got}")
-                parameter.copy_(self.elements(f"{index}.{WEIGHTS}", start, stop).view(shape))
+        for index, spec, start in self.parameter_offsets():
+            parameter = parameters.get(spec.name)
+            if parameter is None or tuple(parameter.shape) != spec.shape:
+                got = "none of that name" if parameter is None else list(parameter.shape)
+                raise ValueError(
+                    f"checkpoint: parameter {spec.name}: expected shape {list(spec.shape)}, got "
+                    f"{got}. Resume with the model that the checkpoint was written with"
+                )
+            parameter.copy_(self.read_parameter(index, spec, start))
 
     @torch.no_grad()
     def load_optimizer(
-        self, optimizer: EngineOptimizer, saved: dict[str, Any], layout: dict[str, Any], rank: int
+        self, optimizer: EngineOptimizer, saved: dict[str, Any], layout: EngineLayout, rank: int
     ) -> None:
-        """Restore this rank's partitions of weights and moments and the groups' settings.
+        """Restore this rank's partitions of weights and moments, and the settings of each group.
 
         Args:
             optimizer: Of an engine that has just been built.
-            saved: The optimizer's `state_dict()` when the shards were written.
-            layout: Of the engine now.
-            rank: This process'.
+            saved: The optimizer's `state_dict()` of when the shards were written.
+            layout: What the engine trains now.
+            rank: This process's.
 
         Raises:
-            ValueError: If the engine has other parameters, or in another order.
+            ValueError: If the engine trains other parameters, or in another order.
         """
-        if layout["groups"] != self.groups:
+        if layout.groups != self.layout.groups:
             raise ValueError(
-                f"checkpoint: the optimizer of {optimizer.name!r} has other parameters than those "
-                "saved, or the same in another order or grouping"
+                f"checkpoint: the optimizer of {optimizer.name!r} has other parameters than the "
+                "saved one, or the same in another order or grouping. Resume with the module and "
+                "configure_optimizers that the checkpoint was written with"
             )
         state: dict[int, dict[str, Any]] = {}
         for index, (master, _) in enumerate(group_states(optimizer)):
             start = rank * master.numel()
-            ranges = {
-                key.partition(".")[2]: self.elements(key, start, start + master.numel())
+            partitions = {
+                key.partition(".")[2]: self.read_range(key, start, start + master.numel())
                 for key in self.keys
                 if key.partition(".")[0] == str(index)
             }
-            master.copy_(ranges.pop(WEIGHTS))
-            state[index] = {**saved["unpartitioned"][index], **ranges}
+            master.copy_(partitions.pop(MASTER_WEIGHTS))
+            state[index] = {**saved["unpartitioned"][index], **partitions}
         groups = [{**group, "params": [i]} for i, group in enumerate(saved["param_groups"])]
         optimizer.optimizer.load_state_dict(
             {"state": {i: s for i, s in state.items() if s}, "param_groups": groups}
         )
         optimizer.share_state()
+        # The network's own (low-precision) weights are copies of the masters that were just
+        # restored, and would otherwise stay as they were built until the first step.
         optimizer.engine.optimizer.update_lp_params()

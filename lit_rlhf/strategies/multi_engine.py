@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,60 +16,90 @@ from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision, Precision
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    Strategy,
+    StrategyRegistry,
+)
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 from torch.optim import Optimizer
 
-from lit_rlhf.strategies.engine_checkpoints import EngineCheckpoints
+from lit_rlhf.strategies.atomic_io import (
+    delete,
+    delete_partials,
+    file_crc32,
+    fsync,
+    partial_path,
+    save_durably,
+)
+from lit_rlhf.strategies.checkpoint_files import (
+    LIGHTNING_FILE,
+    content_problem,
+    damaged_checkpoint_error,
+    finish_folder,
+    read_engine_layouts,
+)
 from lit_rlhf.strategies.engine_config import (
     PRECISION_DTYPES,
-    checked_overrides,
-    checked_precision,
-    checked_stage,
     engine_config,
+    validate_overrides,
+    validate_precision,
+    validate_stage,
 )
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, EnginePrecision
-from lit_rlhf.strategies.engine_shards import engine_layout, trained_parameters
-from lit_rlhf.strategies.networks import cast_parameters, optimized_networks
+from lit_rlhf.strategies.engine_shards import (
+    EngineLayout,
+    ShardReader,
+    engine_layout,
+    save_shard,
+    shard_file,
+    trained_parameters,
+)
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
+FOLDER_KEY = "lit_rlhf_checkpoint_folder"
+"""Key that `load_checkpoint` adds to Lightning's checkpoint: the folder with the shards."""
 
-class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
+
+class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
     """DeepSpeed ZeRO for modules with several optimizers, which Lightning's strategy refuses.
 
     The parameters of each optimizer must belong to one direct child of the LightningModule
-    (`self.policy`, `self.critic`); each such network gets an engine, with its own gradient norm and
-    state. Other networks (a frozen reference or reward model) stay outside, on the rank's device.
-    The module optimizes manually, calls its networks directly, and spells backward and step as in
-    `lit_rlhf.strategies.optimization`; schedules act on its optimizers as ever.
+    (`self.policy`, `self.critic`). Each such network gets an engine, with its own gradient norm and
+    optimizer state. Other networks (a frozen reference or reward model) stay outside the engines,
+    on the rank's device. The module optimizes manually, calls its networks directly, and uses
+    `backward` and `clipped_step` of `lit_rlhf.strategies`. Learning-rate schedules act on its
+    optimizers as usual.
 
-    Under bf16 the parameters of all networks are bf16, so that equal weights give equal outputs;
-    engines keep fp32 master weights and moments, and buffers keep their type. Under 32-true,
-    networks without an engine keep the type they were loaded in.
+    Under bf16 precision the weights of all networks are bfloat16, so that equal weights give equal
+    outputs. Engines keep float32 master weights and moments, and buffers keep their type. Under
+    32-true, networks without an engine keep the type that they were loaded in.
 
-    A checkpoint is a folder: Lightning's own state, and one folder of shards per engine. It resumes
-    with any number of processes; `plain_state_dict` reads it without DeepSpeed.
+    A checkpoint is a folder with Lightning's own state and a folder of shards per engine. A run can
+    resume from it with any number of processes, and `read_state_dict` reads it without DeepSpeed.
 
-    On CPU (over gloo, for tests) set `DS_ACCELERATOR=cpu` in the environment.
+    On CPU (over gloo, for tests) set `DS_ACCELERATOR=cpu` in the environment before Python starts.
 
     Args:
         accelerator: Set by the Trainer.
         stage: ZeRO stage: 1 partitions optimizer state, 2 gradients too.
         offload_optimizer: Keep master weights and moments in CPU memory, and step there.
-        config: DeepSpeed keys for all engines, over the strategy's own.
-        fp32_networks: Networks that stay float32 under bf16.
+        config: DeepSpeed keys for all engines, which win over the strategy's own.
+        fp32_networks: Networks that stay float32 under bf16 precision.
         parallel_devices: Set by the Trainer.
-        cluster_environment: Where the processes run, if the Trainer is not to find out.
+        cluster_environment: Where the processes run, unless the Trainer is to find out.
         precision_plugin: Set by the Trainer.
-        process_group_backend: `nccl` or `gloo`; by default what the device needs.
-        timeout: After which a collective that a rank does not join ends the run; in YAML
-            `"0:30:00"`, hours, minutes and seconds.
+        process_group_backend: `nccl` or `gloo`; `None` for the device's default.
+        timeout: Time after which a collective that a rank does not join ends the run; in YAML
+            `"0:30:00"` (hours, minutes and seconds).
         logging_level: Of DeepSpeed's logger.
 
     Raises:
-        ValueError: For ZeRO stage 3, or a DeepSpeed key that is not for the user to set.
+        ValueError: For ZeRO stage 3, or a DeepSpeed key that is not for users to set.
         MisconfigurationException: If DeepSpeed is not installed.
         ImportError: If it is older than 0.19.8.
     """
@@ -89,17 +120,17 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
         timeout: timedelta = timedelta(minutes=30),
         logging_level: int = logging.WARN,
     ) -> None:
-        self.stage = checked_stage(stage)
+        self.stage = validate_stage(stage)
         self.offload_optimizer = offload_optimizer
-        self.overrides = checked_overrides(config or {})
+        self.overrides = validate_overrides(config or {})
         self.fp32_networks = frozenset(fp32_networks)
         self.timeout = timeout
         self.engines: dict[str, DeepSpeedEngine] = {}
-        self.layouts: dict[str, dict[str, Any]] = {}
+        self.layouts: dict[str, EngineLayout] = {}
         super().__init__(
             accelerator=accelerator,
-            # not the engines' configuration: it keeps Lightning from reading one elsewhere, and
-            # answers its zero_stage_3
+            # Not the engines' configuration. With one, Lightning does not look for a file in
+            # PL_DEEPSPEED_CONFIG_PATH, and it reads the stage from it for `zero_stage_3`.
             config={"zero_optimization": {"stage": stage}},
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
@@ -109,6 +140,8 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
             logging_level=logging_level,
         )
         require_deepspeed()
+
+    # Setup
 
     def setup_environment(self) -> None:
         """Set up the device and the process group, on CUDA or CPU.
@@ -120,7 +153,7 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
 
         if not isinstance(self.accelerator, CUDAAccelerator | CPUAccelerator):
             raise RuntimeError(
-                f"accelerator: expected cuda or cpu, got {type(self.accelerator).__name__}"
+                f"trainer.accelerator: expected cuda or cpu, got {type(self.accelerator).__name__}"
             )
         if get_accelerator().device_name() != self.root_device.type:
             raise RuntimeError(
@@ -128,7 +161,7 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
                 f"{self.root_device.type}: set DS_ACCELERATOR={self.root_device.type} in the "
                 "environment before Python starts"
             )
-        # past Lightning's DeepSpeedStrategy, which is for CUDA alone
+        # The method of DeepSpeedStrategy, which is skipped here, refuses everything but CUDA.
         super(DeepSpeedStrategy, self).setup_environment()
 
     def setup_distributed(self) -> None:
@@ -138,15 +171,17 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
             return
         import deepspeed
 
-        # a shared-memory all-reduce that DeepSpeed would compile here, and gloo does without
+        # On a CPU DeepSpeed 0.19.8 compiles a shared-memory all-reduce when it is initialized, and
+        # fails without a compiler. Marked as incompatible it is left out, and gloo reduces.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # Lightning's DeepSpeedStrategy validates CUDA device indices here, so DDP's method joins.
         DDPStrategy.setup_distributed(self)
-        os.environ["LOCAL_RANK"] = str(self.local_rank)  # DeepSpeed asks for it
+        os.environ["LOCAL_RANK"] = str(self.local_rank)  # engines read it, and DDP does not set it
         deepspeed.init_distributed(self.process_group_backend, auto_mpi_discovery=False)
 
     @contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Nothing to do: weights are never partitioned."""
+        """Do nothing: weights are never partitioned."""
         yield
 
     @property
@@ -156,9 +191,10 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
 
     @precision_plugin.setter
     def precision_plugin(self, plugin: Precision | None) -> None:
+        # The Trainer makes Lightning's plugin for any DeepSpeedStrategy and assigns it here.
         if isinstance(plugin, DeepSpeedPrecision):
-            plugin = EnginePrecision(checked_precision(plugin.precision))
-        # the setter of the class that declares it
+            plugin = EnginePrecision(validate_precision(plugin.precision))
+        # `super()` gives no access to the setter of an overridden property
         Strategy.precision_plugin.fset(self, plugin)  # type: ignore[attr-defined]
 
     @property
@@ -168,7 +204,7 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """The module accumulates: any number of backwards, then one step."""
+        """False: the module accumulates, with any number of backwards before a step."""
         return False
 
     def setup(self, trainer: Trainer) -> None:
@@ -178,7 +214,7 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
         self.accelerator.setup(trainer)
         for name, network in self.lightning_module.named_children():
             if self.network_dtype(name) == torch.bfloat16:
-                cast_parameters(network, torch.bfloat16)  # before the move, which is then smaller
+                cast_parameters(network, torch.bfloat16)  # first, so that less is moved
         self.model_to_device()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
@@ -192,7 +228,7 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
         return PRECISION_DTYPES[self.precision_plugin.precision]
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Build each optimizer's engine and put an optimizer that steps it in its place.
+        """Build each optimizer's engine and replace the optimizer by one that steps through it.
 
         Raises:
             ValueError: If the module optimizes automatically, or its optimizers do not each train
@@ -209,9 +245,9 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
         DDPStrategy.setup_optimizers(self, trainer)
         optimizers = list(self.optimizers)
         names = optimized_networks(module, optimizers)
-        unknown = self.fp32_networks - {name for name, _ in module.named_children()}
-        if unknown:
-            raise ValueError(f"fp32_networks: no such network: {sorted(unknown)}")
+        children = [name for name, _ in module.named_children()]
+        if unknown := self.fp32_networks - set(children):
+            raise ValueError(f"fp32_networks: expected some of {children}, got {sorted(unknown)}")
         self.optimizers = [
             self.build_engine(name, optimizer)
             for name, optimizer in zip(names, optimizers, strict=True)
@@ -238,6 +274,7 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
             self.overrides,
         )
         engine, _, _, _ = deepspeed.initialize(
+            # the rank's device; by default DeepSpeed takes the one numbered LOCAL_RANK
             args=argparse.Namespace(device_rank=self.root_device.index or 0),
             model=network,
             optimizer=optimizer,
@@ -249,31 +286,270 @@ class MultiEngineDeepSpeedStrategy(EngineCheckpoints):
                 f"optimizer of {name!r}: DeepSpeed replaces {type(optimizer).__name__}, so that "
                 "schedules would not act on it; use another, for instance AdamW"
             )
-        # DeepSpeed's group is a clone of the world's, with torch's own timeout
+        # DeepSpeed's group is a clone of the world's that has torch's default timeout.
         engine.data_parallel_group.set_timeout(self.timeout)
         self.engines[name] = engine
-        self.layouts[name] = engine_layout(network, groups)
+        self.layouts[name] = engine_layout(network, groups, self.world_size)
         return EngineOptimizer(name, engine, optimizer)
 
     def teardown(self) -> None:
-        """Take the engines apart; the networks stay usable."""
+        """Destroy the engines. Their networks stay usable."""
         for engine in self.engines.values():
+            # `destroy` leaves the engine's hooks on the network.
             engine.module_forward_pre_hook.remove()
             engine.module_forward_post_hook.remove()
             engine.destroy()
         self.engines.clear()
         super().teardown()
 
+    # Saving
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The part of an optimizer's state that is not partitioned."""
+        return optimizer.state_dict()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: object = None
+    ) -> None:
+        """Write a checkpoint folder. It gets its name once it is complete on all ranks.
+
+        Raises:
+            TypeError: If `storage_options` is given.
+            RuntimeError: If another rank could not write its part. The rank itself raises its own
+                error.
+        """
+        if storage_options is not None:
+            raise TypeError(
+                "storage_options: expected None, as checkpoints are local folders, got "
+                f"{storage_options!r}"
+            )
+        path = Path(self.broadcast(str(filepath)))
+        partial = partial_path(path)
+        try:
+            with self.fail_together("prepare", path):
+                if self.is_global_zero:
+                    delete_partials(path.parent)
+                    for name in self.engines:
+                        (partial / name).mkdir(parents=True)
+            written = {}
+            with self.fail_together("write its shards of", path):
+                for optimizer in self.optimizers:
+                    assert isinstance(optimizer, EngineOptimizer)
+                    save_shard(
+                        optimizer,
+                        partial / optimizer.name,
+                        self.global_rank,
+                        with_moments="optimizer_states" in checkpoint,
+                    )
+                    shard = shard_file(partial / optimizer.name, self.global_rank)
+                    fsync(shard)
+                    written[str(shard.relative_to(partial))] = file_crc32(shard)
+            checksums = self.union_over_ranks(written)
+            with self.fail_together("complete", path):
+                if self.is_global_zero:
+                    in_shards = keys_in_shards(self.layouts)
+                    state = checkpoint["state_dict"]
+                    rest = {key: value for key, value in state.items() if key not in in_shards}
+                    save_durably({**checkpoint, "state_dict": rest}, partial / LIGHTNING_FILE)
+                    finish_folder(path, self.layouts, checksums)
+        except BaseException:
+            if self.is_global_zero:
+                delete(partial)
+            raise
+
+    def union_over_ranks(self, values: dict[str, int]) -> dict[str, int]:
+        """The entries of all ranks' `values`."""
+        parts = [values] * self.world_size
+        if self.world_size > 1:
+            torch.distributed.all_gather_object(parts, values)
+        return {key: value for part in parts for key, value in part.items()}
+
+    @contextmanager
+    def fail_together(self, action: str, path: Path) -> Generator[None, None, None]:
+        """Wait for all ranks at the end, and raise on all of them if the block fails on one.
+
+        Otherwise the ranks that succeeded would wait in their next collective until the timeout.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        all_succeeded = self.reduce_boolean_decision(error is None)
+        if error is not None:
+            raise error
+        if not all_succeeded:
+            raise RuntimeError(f"another rank could not {action} checkpoint {path}: see its error")
+
+    # Restoring. Lightning calls `load_checkpoint` and `load_model_state_dict` before `setup`, and
+    # `load_optimizer_state_dict` after it.
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """False: weights are restored before the engines are built, as under other strategies."""
+        return False
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """True: Lightning is to call `load_optimizer_state_dict`."""
+        return True
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read Lightning's state from a checkpoint folder, or all of a single-file checkpoint.
+
+        Raises:
+            FileNotFoundError: If there is no checkpoint.
+            ValueError: If it is damaged, incomplete or of another kind.
+        """
+        path = Path(checkpoint_path)
+        if path.is_file():
+            return DDPStrategy.load_checkpoint(self, path, weights_only)
+        read_engine_layouts(path)  # restores an interrupted replacement, checks names and sizes
+        with self.fail_together("verify its share of", path):
+            problem = content_problem(path, self.global_rank, self.world_size)
+            if problem is not None:
+                raise damaged_checkpoint_error(path, problem)
+        checkpoint: dict[str, Any] = torch.load(
+            path / LIGHTNING_FILE, map_location="cpu", weights_only=weights_only is not False
+        )
+        checkpoint[FOLDER_KEY] = str(path)
+        return checkpoint
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Restore all weights: those that engines train from their shards, the others as usual.
+
+        Raises:
+            RuntimeError: If `strict` and keys are missing or unexpected.
+            ValueError: If a network has other parameters.
+        """
+        assert self.lightning_module is not None
+        folder = checkpoint.get(FOLDER_KEY)
+        if folder is None:  # a single file of another strategy
+            DDPStrategy.load_model_state_dict(self, checkpoint, strict)
+            return
+        layouts = read_engine_layouts(Path(folder))
+        for name, layout in layouts.items():
+            with ShardReader(Path(folder) / name, layout) as reader:
+                reader.load_weights(self.lightning_module.get_submodule(name))
+        result = self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=False)
+        missing = set(result.missing_keys) - keys_in_shards(layouts)
+        if strict and (missing or result.unexpected_keys):
+            raise RuntimeError(
+                f"checkpoint {folder}: missing keys {sorted(missing)}, unexpected keys "
+                f"{sorted(result.unexpected_keys)}. Resume with the module that the checkpoint was "
+                "written with"
+            )
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restore master weights, moments and group settings of every engine's optimizer.
+
+        Raises:
+            ValueError: If the checkpoint was written by another strategy or for other networks.
+        """
+        folder = checkpoint.get(FOLDER_KEY)
+        if folder is None:
+            raise ValueError(
+                "checkpoint: expected a folder of the multi-engine strategy, got a single file, "
+                "which has no engine's state; resume with the strategy that wrote it"
+            )
+        layouts = read_engine_layouts(Path(folder))
+        if list(layouts) != list(self.engines):
+            raise ValueError(
+                f"checkpoint {folder}: expected engines for {list(self.engines)}, "
+                f"got {list(layouts)}"
+            )
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            assert isinstance(optimizer, EngineOptimizer)
+            name = optimizer.name
+            with ShardReader(Path(folder) / name, layouts[name]) as reader:
+                reader.load_optimizer(optimizer, saved, self.layouts[name], self.global_rank)
+
+
+def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[str]:
+    """For each optimizer, the name of the direct child whose parameters it trains.
+
+    Args:
+        module: The LightningModule.
+        optimizers: What its `configure_optimizers` returned.
+
+    Raises:
+        ValueError: If an optimizer's parameters are not all in one child, if a parameter is in two
+            children, or if two optimizers train the same child.
+    """
+    owners: dict[int, set[str]] = {}
+    for name, child in module.named_children():
+        for parameter in child.parameters():
+            owners.setdefault(id(parameter), set()).add(name)
+    names: list[str] = []
+    for index, optimizer in enumerate(optimizers):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        found = [owners.get(id(p), set()) for p in parameters]
+        networks = set[str]().union(*found)
+        if len(networks) != 1 or not all(found):
+            where = ", ".join(sorted(networks)) or "no child"
+            outside = sum(not owner for owner in found)
+            raise ValueError(
+                f"optimizer {index}: expected the parameters of exactly one direct child module of "
+                f"{type(module).__name__}, got those of: {where}"
+                + (f", and {outside} that are in no child" if outside else "")
+            )
+        (name,) = networks
+        if name in names:
+            raise ValueError(
+                f"optimizer {index}: {name!r} already has optimizer {names.index(name)}; give one "
+                "optimizer several parameter groups instead"
+            )
+        names.append(name)
+    return names
+
+
+def keys_in_shards(layouts: Mapping[str, EngineLayout]) -> set[str]:
+    """Keys of the LightningModule's state dict whose values are in engines' shards."""
+    return {f"{network}.{name}" for network, layout in layouts.items() for name in layout.names}
+
+
+@torch.no_grad()
+def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast a module's floating-point parameters in place, and none of its buffers.
+
+    Buffers such as running moments need their precision.
+    """
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
 
 def require_deepspeed() -> None:
     """Check that DeepSpeed lets the module decide when to step.
 
     Raises:
-        ImportError: If it does not: older versions ignore the setting and step wrongly.
+        ImportError: If it does not. Older versions ignore the setting and step at the wrong time.
     """
     from deepspeed import DeepSpeedEngine, __version__
 
     if not hasattr(DeepSpeedEngine, "managed_gradient_accumulation"):
         raise ImportError(
             f"deepspeed: expected 0.19.8 or newer, got {__version__}: pip install -U deepspeed"
+        )
+
+
+def register_strategies() -> None:
+    """Register `multi_deepspeed_stage_{1,2,2_offload,3}` with Lightning; safe to call again.
+
+    Stage 3 is registered in order to be refused with a reason.
+    """
+    for name, description, arguments in (
+        ("stage_1", "ZeRO stage 1", {"stage": 1}),
+        ("stage_2", "ZeRO stage 2", {"stage": 2}),
+        ("stage_2_offload", "ZeRO stage 2, CPU offload", {"stage": 2, "offload_optimizer": True}),
+        ("stage_3", "not supported: says why", {"stage": 3}),
+    ):
+        StrategyRegistry.register(
+            f"multi_deepspeed_{name}",
+            MultiEngineDeepSpeedStrategy,
+            description=f"One DeepSpeed engine per optimizer: {description}",
+            override=True,
+            **arguments,
         )

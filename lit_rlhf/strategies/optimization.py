@@ -1,15 +1,16 @@
-"""Backward and clipped step, spelled alike under every strategy.
+"""Backward and clipped step, with one spelling under every strategy.
 
 A module with several optimizers under manual optimization calls, for each of them,
 
-    for part in micro_batches:
-        backward(self, loss(part), optimizer)
+    for micro_batch in micro_batches:
+        backward(self, loss(micro_batch), optimizer)
     result = clipped_step(optimizer, max_norm)
 
-and trains alike on a single device, under DDP, and with one DeepSpeed engine per optimizer.
-Gradients are averaged over ranks under all of them and never divided by a number of accumulation
-steps, so a loss is a rank's sum divided by (global count / number of ranks). Every rank must call
-`backward` equally often between two steps, as each call communicates.
+and trains the same way on a single device, under DDP, and with one DeepSpeed engine per optimizer.
+Under each of them gradients are averaged over ranks and never divided by the number of accumulation
+steps. A rank's loss is therefore its sum over tokens divided by (global token count / number of
+ranks). Every rank must call `backward` equally often between two steps, since each call
+communicates.
 """
 
 from __future__ import annotations
@@ -28,46 +29,52 @@ from lit_rlhf.strategies.engine_optimizer import as_engine_optimizer, ignore_gra
 
 
 class OptimizerStep(NamedTuple):
-    """What a clipped step did."""
+    """Result of a clipped step.
+
+    Attributes:
+        grad_norm: L2 norm of the gradient (averaged over ranks) before clipping, 0-dim float32.
+        applied: False if the norm was not finite. Weights and moments are then unchanged.
+    """
 
     grad_norm: Tensor
-    """L2 norm of the gradient (averaged over ranks) before clipping, 0-dim float32."""
     applied: bool
-    """False where the norm was not finite: weights and moments are then as before."""
 
 
 def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimizer) -> None:
-    """Add the gradient of `loss` to that of the optimizer's network, and of no other optimizer's.
+    """Accumulate the gradient of `loss` for the parameters of one optimizer, and of no other.
 
-    So a GAN's generator loss, which runs through the discriminator, leaves nothing in it.
+    A loss may run through another optimizer's network without leaving gradients there, as a GAN's
+    generator loss runs through the discriminator.
 
     Args:
         module: The LightningModule in training.
         loss: 0-dim tensor with a graph.
-        optimizer: One of `module.optimizers()`: the one whose network the loss trains.
+        optimizer: The one of `module.optimizers()` whose network the loss trains.
 
     Raises:
-        ValueError: If the optimizer is not the module's, or the precision scales losses
-            (`16-mixed`): gradients would be clipped scaled.
+        ValueError: If the optimizer is not one of the module's, or the precision scales losses
+            (`16-mixed`), as gradients would then be clipped while scaled.
     """
     if module.trainer.scaler is not None:
         raise ValueError(
-            "precision: expected 32-true, bf16-mixed or bf16-true, got "
-            f"{module.trainer.precision}: its loss scale would enter the clipped gradient norm"
+            "trainer.precision: expected 32-true, bf16-mixed or bf16-true, got "
+            f"{module.trainer.precision}, whose loss scale would enter the gradient norm that is "
+            "clipped"
         )
-    with gradients_for(optimizer, module):
-        # what manual_backward does, except that it tells the strategy no optimizer
+    with freeze_other_networks(module, optimizer):
+        # As `manual_backward`, which gives the strategy no optimizer: with one engine per optimizer
+        # the strategy must know whose backward this is.
         module.trainer.strategy.backward(loss, cast("Optimizer", optimizer))
 
 
 def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> OptimizerStep:
-    """Clip the gradient of the optimizer's network by its own norm, step, and clear it.
+    """Clip the gradient of the optimizer's network by its own norm, step, and clear the gradient.
 
-    Where the norm is not finite there is no step: the gradient is cleared, on all ranks alike.
+    If the norm is not finite, the gradient is cleared without a step, on all ranks alike.
 
     Args:
         optimizer: One of `module.optimizers()`, after its last `backward`.
-        max_norm: Largest L2 norm, positive; `None` leaves the gradient alone.
+        max_norm: Largest L2 norm, positive; `None` to leave the gradient as it is.
 
     Raises:
         ValueError: If `max_norm` is not positive.
@@ -75,6 +82,7 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a positive number or None, got {max_norm}")
     if (engine_optimizer := as_engine_optimizer(optimizer)) is not None:
+        # The engine clips inside its step: it alone knows the norm of all ranks' partitions.
         engine_optimizer.clip_next_step(max_norm)
         optimizer.step()
         return OptimizerStep(engine_optimizer.grad_norm, engine_optimizer.step_was_applied)
@@ -90,15 +98,16 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
 
 
 @contextmanager
-def gradients_for(
-    optimizer: LightningOptimizer, module: LightningModule
+def freeze_other_networks(
+    module: LightningModule, optimizer: LightningOptimizer
 ) -> Generator[None, None, None]:
-    """Keep the backward inside from giving gradients to what the module's other optimizers train.
+    """Keep a backward from giving gradients to what the module's other optimizers train.
 
-    A leaf that does not require a gradient when the backward reaches it receives none.
+    `requires_grad` is switched off around the backward, not around the forward: autograd checks it
+    when it reaches a leaf, and the graph still runs through the other networks.
 
     Raises:
-        ValueError: If the optimizer is not the module's.
+        ValueError: If the optimizer is not one of the module's.
     """
     optimizers = module.optimizers()
     optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
@@ -126,11 +135,12 @@ def gradients_for(
 def network_parameters(optimizer: LightningOptimizer) -> list[Tensor]:
     """The parameters of the module that an optimizer trains."""
     if (engine_optimizer := as_engine_optimizer(optimizer)) is not None:
-        return list(engine_optimizer.engine.module.parameters())  # its groups hold partitions
+        # its groups hold flat partitions, which no module owns
+        return list(engine_optimizer.engine.module.parameters())
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """L2 norm of all gradients taken together, 0-dim float32; 0 where there are none."""
+    """L2 norm of all gradients taken together, 0-dim float32; 0 without any."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return torch.nn.utils.get_total_norm(gradients).float()

@@ -83,7 +83,7 @@ class TestRefusals:
     def test_a_checkpoint_with_code(self, tmp_path: Path) -> None:
         torch.save({"state_dict": {}, "callbacks": Path("a")}, tmp_path / "evil.ckpt")
         said = refused("--checkpoint", str(tmp_path / "evil.ckpt"), "--output", str(tmp_path / "m"))
-        assert "could run code when it is read" in said
+        assert "could run code when it is loaded" in said
 
     def test_pickled_weights_with_code(self, tmp_path: Path) -> None:
         write_foreign(tmp_path / "theirs", FOREIGN["paper"], pickled=True)

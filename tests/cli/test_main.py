@@ -147,7 +147,7 @@ def test_a_checkpoint_cannot_run_code(
     with pytest.raises(SystemExit) as refused:
         command(verb, "--config", QUICKSTART / "sft.yaml", "--ckpt_path", path)
     assert refused.value.code == 2
-    assert f"--ckpt_path {path} holds more than tensors" in capsys.readouterr().err
+    assert f"--ckpt_path: checkpoint {path}: holds more than tensors" in capsys.readouterr().err
     assert not mark.exists()
 
 

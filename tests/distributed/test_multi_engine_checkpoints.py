@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.strategies import checkpoint_problem, plain_state_dict
+from lit_rlhf.strategies import checkpoint_problem, read_state_dict
 from tests.strategies.runs import outcome
 
 STAGE_2 = "multi_deepspeed_stage_2"
@@ -65,13 +65,13 @@ def test_a_run_of_two_processes_resumes_with_one(
 def test_weights_are_there_when_fit_starts_as_under_other_strategies(
     two: tuple[dict[str, Any], Path], one: dict[str, Any]
 ) -> None:
-    assert same(one["resume"]["at_start"], plain_state_dict(two[1]))
+    assert same(one["resume"]["at_start"], read_state_dict(two[1]))
 
 
 def test_validation_reads_a_checkpoint_without_engines(
     two: tuple[dict[str, Any], Path], one: dict[str, Any]
 ) -> None:
-    assert same(one["validate"]["state"], plain_state_dict(two[1]))
+    assert same(one["validate"]["state"], read_state_dict(two[1]))
 
 
 def test_resuming_a_damaged_checkpoint_names_the_file(one: dict[str, Any]) -> None:
@@ -96,15 +96,15 @@ def test_the_last_checkpoint_holds_the_final_weights_of_both_networks(
     result, checkpoint = two
     last = checkpoint.with_name("last.ckpt")
     assert checkpoint_problem(last) is None
-    assert same(plain_state_dict(last), result["save"]["state"])
-    assert plain_state_dict(last, "second").keys() == {
+    assert same(read_state_dict(last), result["save"]["state"])
+    assert read_state_dict(last, "second").keys() == {
         f"{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")
     }
 
 
 def test_tied_weights_are_kept_under_both_names(two: tuple[dict[str, Any], Path]) -> None:
     result, checkpoint = two
-    state = plain_state_dict(checkpoint.parents[1] / "language_models.ckpt")
+    state = read_state_dict(checkpoint.parents[1] / "language_models.ckpt")
     assert same(state, result["language_models"]["state"])
     assert "first.lm_head.weight" in state
 
@@ -129,14 +129,14 @@ def test_a_rank_that_cannot_write_ends_the_save_and_the_old_checkpoint_stays(
     assert "another rank could not write its shards of checkpoint" in result["disk_full"]["told"]
     assert result["disk_full"]["left"] == ["last.ckpt"]
     kept = checkpoint.parents[1] / "full" / "last.ckpt"
-    assert same(plain_state_dict(kept), result["disk_full"]["state"])
+    assert same(read_state_dict(kept), result["disk_full"]["state"])
 
 
 def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(bf16: tuple[dict[str, Any], Path]) -> None:
     result, checkpoint = bf16
     assert same(result["resume"]["state"], result["save"]["state"])
     assert result["resume"]["records"] == result["save"]["records"][12:]
-    masters = plain_state_dict(checkpoint)["first.0.weight"]
+    masters = read_state_dict(checkpoint)["first.0.weight"]
     assert masters.dtype == torch.float32
     assert not torch.equal(masters, masters.bfloat16().float())
 

@@ -26,10 +26,8 @@ from lit_rlhf.models import (
     save_model_folder,
 )
 from lit_rlhf.modules import SFTModule
-from lit_rlhf.strategies import plain_state_dict
-from lit_rlhf.strategies.checkpoint_folder import publish
-from lit_rlhf.strategies.engine_shards import STATE_FILE
-from lit_rlhf.strategies.placement import partial_path
+from lit_rlhf.strategies import read_state_dict
+from tests.support.engine_checkpoints import write_checkpoint_folder
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 LOADERS: list[Callable[[Path], object]] = [
@@ -154,13 +152,10 @@ def test_a_chat_template_reaches_nothing_but_the_dialogue() -> None:
 
 
 def test_a_checkpoint_folder_is_read_without_executing_it(tmp_path: Path, mark: Path) -> None:
-    path = tmp_path / "evil.ckpt"
-    partial = partial_path(path)
-    partial.mkdir()
-    torch.save({"state_dict": {}, "callbacks": Payload(mark)}, partial / STATE_FILE)
-    publish(path, {}, {})
-    with pytest.raises(ValueError, match="could run code when it is read: Weights only load"):
-        plain_state_dict(path)
+    content = {"state_dict": {}, "callbacks": Payload(mark)}
+    path = write_checkpoint_folder(tmp_path / "evil.ckpt", content)
+    with pytest.raises(ValueError, match="could run code when it is loaded: Weights only load"):
+        read_state_dict(path)
     assert not mark.exists()
 
 

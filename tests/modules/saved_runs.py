@@ -7,13 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.strategies.checkpoint_folder import publish
-from lit_rlhf.strategies.engine_shards import STATE_FILE, shard_file
-from lit_rlhf.strategies.placement import partial_path
 from tests.modules.stages import (
     demonstrations,
     fitted,
@@ -21,6 +17,7 @@ from tests.modules.stages import (
     preferences,
     prompts,
 )
+from tests.support.engine_checkpoints import write_checkpoint_folder
 
 
 class SavedRun(NamedTuple):
@@ -75,29 +72,19 @@ def as_engines_write_it(run: SavedRun, path: Path, ranks: int) -> Path:
         path: Name of the folder.
         ranks: Processes that it would have had.
     """
-    partial = partial_path(path)
     content = torch.load(run.checkpoint, weights_only=True)
     state: dict[str, Tensor] = content["state_dict"]
-    engines = {}
+    trained, aliases = {}, {}
     for network in run.networks:
         module = run.module.get_submodule(network)
-        trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
-        flat = torch.cat([tensor.flatten() for tensor in trained.values()])
-        size = -(-len(flat) // ranks)
-        flat = torch.cat([flat, torch.zeros(size * ranks - len(flat))])
-        (partial / network).mkdir(parents=True)
-        for rank, part in enumerate(torch.split(flat, size)):
-            save_file({"0.weights": part.clone()}, shard_file(partial / network, rank))
+        weights = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
         names = {id(p): n for n, p in module.named_parameters()}
         every = module.named_parameters(remove_duplicate=False)
-        aliases = {n: names[id(p)] for n, p in every if n != names[id(p)]}
-        groups = [[[name, list(tensor.shape)] for name, tensor in trained.items()]]
-        engines[network] = {"world_size": ranks, "groups": groups, "aliases": aliases}
+        trained[network] = weights
+        aliases[network] = {n: names[id(p)] for n, p in every if n != names[id(p)]}
         state = {
             name: tensor
             for name, tensor in state.items()
-            if name.removeprefix(f"{network}.") not in {*trained, *aliases}
+            if name.removeprefix(f"{network}.") not in {*weights, *aliases[network]}
         }
-    torch.save(content | {"state_dict": state}, partial / STATE_FILE)
-    publish(path, engines, {})
-    return path
+    return write_checkpoint_folder(path, content | {"state_dict": state}, trained, ranks, aliases)

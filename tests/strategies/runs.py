@@ -22,8 +22,8 @@ from lightning.pytorch.strategies import Strategy
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_callbacks import ResumeCheckpoint
-from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward, newest_checkpoint
-from lit_rlhf.strategies.placement import partial_path
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward, find_newest_checkpoint
+from lit_rlhf.strategies.atomic_io import partial_path
 from tests.strategies.toy_modules import (
     STEPS,
     Gan,
@@ -241,7 +241,7 @@ class Runs:
         again = ResumeCheckpoint(every_n_batches=6, dirpath=str(folder))
         trainer = self.trainer(enable_checkpointing=True, callbacks=[again])
         module = PolicyAndCritic()
-        trainer.fit(module, batches(), ckpt_path=newest_checkpoint(folder))
+        trainer.fit(module, batches(), ckpt_path=find_newest_checkpoint(folder))
         return {
             "state": module.state_dict(),
             "before": before,

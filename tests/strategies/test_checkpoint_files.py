@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -22,10 +23,13 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchC
 from lit_rlhf.strategies import (
     AtomicCheckpointIO,
     checkpoint_problem,
-    newest_checkpoint,
+    find_newest_checkpoint,
+    read_state_dict,
     use_atomic_checkpoints,
 )
-from lit_rlhf.strategies.placement import partial_path
+from lit_rlhf.strategies.atomic_io import delete_partials, partial_path, replaced_path
+from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, MANIFEST, read_engine_layouts
+from tests.strategies.folders import write
 
 ROOT = Path(__file__).resolve().parents[2]
 TENSOR = torch.arange(2000, dtype=torch.float32)  # 8000 of the 10,000 bytes of a checkpoint
@@ -92,7 +96,7 @@ def test_it_is_on_disk_before_it_takes_its_name(
 def test_what_a_killed_save_left_goes_with_the_next_save(tmp_path: Path) -> None:
     partial_path(tmp_path / "step=1.ckpt").write_bytes(b"half")
     (partial_path(tmp_path / "step=2.ckpt") / "policy").mkdir(parents=True)
-    assert newest_checkpoint(tmp_path) is None
+    assert find_newest_checkpoint(tmp_path) is None
     path = saved(tmp_path / "step=3.ckpt", 3)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -122,7 +126,7 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path, r
 FILL_A_DISK = """
 import sys
 from pathlib import Path
-from tests.strategies.test_checkpoint_io import saved, step_of
+from tests.strategies.test_checkpoint_files import saved, step_of
 
 folder = Path(sys.argv[1])
 path = saved(folder / "last.ckpt", 1)
@@ -150,7 +154,7 @@ def test_a_full_file_system_is_named_and_leaves_the_checkpoint_before(tmp_path: 
         capture_output=True, text=True,
     )  # fmt: skip
     assert "could not be written: No space left on device" in run.stdout, run.stderr
-    assert "are as they were 1 ['last.ckpt', 'other']" in run.stdout
+    assert "are unchanged 1 ['last.ckpt', 'other']" in run.stdout
 
 
 @pytest.mark.parametrize("cut", [*range(0, 10_000, 1250), -100, -1])
@@ -191,23 +195,23 @@ def test_a_flipped_byte_anywhere_is_found_or_changes_nothing(tmp_path: Path) -> 
     assert refused > 0.8 * len(whole) / 53
 
 
-def test_the_newest_sound_checkpoint_is_offered(tmp_path: Path) -> None:
+def test_the_newest_intact_checkpoint_is_offered(tmp_path: Path) -> None:
     paths = [saved(tmp_path / f"step={step}.ckpt", step) for step in (8, 9, 10, 11)]
     for path, time in zip(paths, (3, 4, 4, 5), strict=True):
         os.utime(path, (time, time))
-    assert newest_checkpoint(tmp_path) == paths[3]
+    assert find_newest_checkpoint(tmp_path) == paths[3]
     for path in paths[2:]:
         path.write_bytes(path.read_bytes()[:-1])
         os.utime(path, (4, 4))
     with pytest.raises(ValueError, match=r"step=9\.ckpt instead"):
         step_of(paths[3])
-    assert newest_checkpoint(tmp_path / "none", tmp_path) == paths[3]
-    assert newest_checkpoint(tmp_path / "none") is None
+    assert find_newest_checkpoint(tmp_path / "none", tmp_path) == paths[3]
+    assert find_newest_checkpoint(tmp_path / "none") is None
 
 
 def test_a_link_to_a_checkpoint_that_is_gone_is_none(tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").symlink_to("step=1.ckpt")
-    assert newest_checkpoint(tmp_path) is None
+    assert find_newest_checkpoint(tmp_path) is None
     path = saved(tmp_path / "last.ckpt", 1)
     assert not path.is_symlink()
 
@@ -241,3 +245,54 @@ def test_the_command_line_leaves_plugins_that_do_more_alone(
     use_atomic_checkpoints(trainer)
     expected = AsyncCheckpointIO if plugin is AsyncCheckpointIO else AtomicCheckpointIO
     assert type(trainer.strategy.checkpoint_io) is expected
+
+
+def test_a_written_folder_is_complete_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "last.ckpt")
+    assert checkpoint_problem(path) is None
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_new_folder_replaces_the_old_one(tmp_path: Path) -> None:
+    write(tmp_path / "last.ckpt")
+    write(tmp_path / "last.ckpt", value=5.0)
+    assert read_state_dict(tmp_path / "last.ckpt")["policy.b"].tolist() == [9.0, 10.0, 11.0]
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_checkpoint_that_was_being_replaced_is_found_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "last.ckpt")
+    path.rename(replaced_path(path))  # where a kill between the two renames leaves it
+    assert read_engine_layouts(path)["policy"].world_size == 3
+    assert checkpoint_problem(path) is None
+
+
+def test_what_is_killed_in_the_middle_of_a_save_is_cleared_away_or_put_back(tmp_path: Path) -> None:
+    older = write(tmp_path / "step=9.ckpt")
+    path = write(tmp_path / "step=10.ckpt")
+    path.rename(replaced_path(path))
+    (path := write(tmp_path / "step=2.ckpt")).rename(partial_path(path))
+    # a removal that was cut short comes after the manifest's time
+    (older / LIGHTNING_FILE).unlink()
+    assert find_newest_checkpoint(tmp_path) == tmp_path / "step=10.ckpt"
+    assert checkpoint_problem(tmp_path / "step=10.ckpt") is None
+    assert checkpoint_problem(older) == f"{LIGHTNING_FILE} is missing"
+    delete_partials(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step=10.ckpt", "step=9.ckpt"]
+
+
+def test_a_single_file_of_that_name_gives_way(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_bytes(b"of another strategy")
+    assert checkpoint_problem(write(tmp_path / "last.ckpt")) is None
+
+
+def test_other_things_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    assert checkpoint_problem(tmp_path / "none") == "does not exist"
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        read_engine_layouts(tmp_path / "none")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="not a folder"):
+        read_engine_layouts(tmp_path / "file")
+    assert "has no manifest.json" in str(checkpoint_problem(tmp_path))
+    (tmp_path / MANIFEST).write_text(json.dumps({"format": "other"}))
+    assert "is not of format" in str(checkpoint_problem(tmp_path))

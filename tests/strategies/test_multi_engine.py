@@ -1,14 +1,62 @@
 from __future__ import annotations
 
-from typing import Any
+import subprocess
+import sys
 
 import pytest
 import torch
+from lightning.pytorch.strategies import StrategyRegistry
 from torch import nn
 from torch.optim import SGD
 
-from lit_rlhf.strategies.engine_shards import engine_layout, trained_parameters
-from lit_rlhf.strategies.networks import cast_parameters, optimized_networks
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
+from lit_rlhf.strategies.multi_engine import (
+    cast_parameters,
+    optimized_networks,
+    register_strategies,
+)
+
+# an import of deepspeed fails after this, as where it is not installed
+WITHOUT_DEEPSPEED = "import sys; sys.modules['deepspeed'] = None\n"
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_registers_without_importing_deepspeed() -> None:
+    code = (
+        "import sys, lit_rlhf.strategies\n"
+        "from lightning.pytorch.strategies import StrategyRegistry as registry\n"
+        "print('deepspeed' in sys.modules, [n for n in registry if n.startswith('multi_')])"
+    )
+    expected = [f"multi_deepspeed_stage_{name}" for name in ("1", "2", "2_offload", "3")]
+    assert python(code).strip() == f"False {expected}"
+
+
+def test_importing_works_where_deepspeed_is_missing() -> None:
+    assert python(WITHOUT_DEEPSPEED + "import lit_rlhf.strategies; print('done')") == "done\n"
+
+
+def test_registering_again_is_harmless() -> None:
+    register_strategies()
+    assert StrategyRegistry["multi_deepspeed_stage_2"]["init_params"] == {"stage": 2}
+
+
+def test_stage_3_is_refused_with_its_reason() -> None:
+    with pytest.raises(ValueError, match="ZeRO-3 partitions the weights themselves"):
+        StrategyRegistry.get("multi_deepspeed_stage_3")
+    with pytest.raises(ValueError, match="ZeRO-3 partitions the weights themselves"):
+        MultiEngineDeepSpeedStrategy(stage=3)
+
+
+def test_the_stage_is_said_in_one_place() -> None:
+    with pytest.raises(ValueError, match="key 'stage' of 'zero_optimization' is not accepted"):
+        MultiEngineDeepSpeedStrategy(stage=2, config={"zero_optimization": {"stage": 1}})
 
 
 class Pair(nn.Module):
@@ -55,29 +103,6 @@ def test_two_optimizers_on_one_child_are_refused() -> None:
     optimizers = [SGD(layer.parameters(), lr=1) for layer in module.policy]
     with pytest.raises(ValueError, match="optimizer 1: 'policy' already has optimizer 0"):
         optimized_networks(module, optimizers)
-
-
-def test_a_group_of_frozen_parameters_is_refused() -> None:
-    module = Pair()
-    optimizer = SGD(module.critic.parameters(), lr=1)
-    module.critic.requires_grad_(False)
-    with pytest.raises(ValueError, match="parameter group 0 of SGD"):
-        trained_parameters(optimizer)
-
-
-def test_the_layout_names_trained_parameters_in_order_and_tied_ones() -> None:
-    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
-    second.weight = first.weight
-    second.bias.requires_grad_(False)
-    extra = nn.Parameter(torch.zeros(3))
-    network = nn.Sequential(first, second)
-    network.register_parameter("extra", extra)
-    groups: list[dict[str, Any]] = [{"params": [extra]}, {"params": [second.bias, first.weight]}]
-    optimizer = SGD(groups, lr=1)
-    assert engine_layout(network, trained_parameters(optimizer)) == {
-        "groups": [[["extra", [3]]], [["0.weight", [2, 2]]]],
-        "aliases": {"1.weight": "0.weight"},
-    }
 
 
 def test_casting_leaves_buffers_and_integers_alone() -> None:

@@ -1,0 +1,123 @@
+"""Atomic replacement of files and folders.
+
+New content is written under a hidden name beside the final one, forced to disk, and then renamed.
+What has the final name is therefore always complete, also after a crash or a power cut.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+PARTIAL, REPLACED = "partial", "replaced"
+CRC_BLOCK = 1 << 20  # bytes read at a time
+
+
+def partial_path(path: Path) -> Path:
+    """Hidden name under which the content of `path` is written."""
+    return path.with_name(f".{path.name}.{PARTIAL}")
+
+
+def replaced_path(path: Path) -> Path:
+    """Hidden name of the previous content of `path` while it is being replaced."""
+    return path.with_name(f".{path.name}.{REPLACED}")
+
+
+def save_durably(content: object, path: Path) -> None:
+    """Save `content` with `torch.save` and force it to disk.
+
+    Raises:
+        OSError: If the system cannot write it, for instance because the disk is full.
+    """
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:
+        # torch 2.13's zip writer notices a failed write only when it closes the archive, and its
+        # RuntimeError ("unexpected pos") then hides the system's error, which says why.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
+
+
+def move_into_place(path: Path) -> None:
+    """Rename `partial_path(path)` to `path`, replacing the file or folder of that name."""
+    partial, replaced = partial_path(path), replaced_path(path)
+    if os.path.lexists(path) and (path.is_dir() or partial.is_dir()):
+        # `rename` cannot replace a folder with content, nor a file by a folder.
+        if try_swap_names(partial, path):
+            delete(partial)
+        else:
+            # Between these two renames nothing has the name `path`. A process killed there leaves
+            # the old content at `replaced`, and `undo_interrupted_replacement` brings it back.
+            delete(replaced)
+            path.rename(replaced)
+            partial.rename(path)
+    else:
+        partial.replace(path)
+    delete(replaced)
+    fsync(path.parent)  # a rename survives a power cut once its folder is on disk
+
+
+def try_swap_names(first: Path, second: Path) -> bool:
+    """Swap two names in one step, so that neither is missing at any moment.
+
+    Returns:
+        False if the system (Linux alone can) or the file system does not support it; nothing has
+        changed then.
+    """
+    # Python has no call for it. glibc 2.28 and newer have the function, musl does not.
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    AT_FDCWD, RENAME_EXCHANGE = -100, 2  # the kernel's names
+    names = os.fsencode(first), os.fsencode(second)
+    return (
+        renameat2 is not None
+        and renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0
+    )
+
+
+def undo_interrupted_replacement(path: Path) -> None:
+    """Give the previous content its name back if `move_into_place` was killed half-way."""
+    if not path.exists() and replaced_path(path).exists():
+        with suppress(FileNotFoundError):  # another rank has renamed it
+            replaced_path(path).rename(path)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, link or folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def delete_partials(folder: Path) -> None:
+    """Delete what interrupted writes have left in `folder`."""
+    for path in folder.glob(f".*.{PARTIAL}"):
+        delete(path)
+
+
+def fsync(path: Path) -> None:
+    """Force the content of a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_crc32(path: Path) -> int:
+    """CRC-32 of a file's content."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(CRC_BLOCK):
+            value = zlib.crc32(block, value)
+    return value

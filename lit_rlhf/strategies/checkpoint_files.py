@@ -1,0 +1,305 @@
+"""Checkpoints on disk: the Trainer's plugin that writes them, and how they are verified and found.
+
+A checkpoint is either a single file, which Lightning's own strategies write, or a folder, which
+`MultiEngineDeepSpeedStrategy` writes. A file is a zip archive with a CRC-32 for each member. A
+folder has a manifest with the size and CRC-32 of each file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from lit_rlhf.strategies.atomic_io import (
+    REPLACED,
+    delete,
+    delete_partials,
+    file_crc32,
+    fsync,
+    move_into_place,
+    partial_path,
+    save_durably,
+    undo_interrupted_replacement,
+)
+from lit_rlhf.strategies.engine_shards import EngineLayout
+
+MANIFEST = "manifest.json"
+FORMAT = "lit_rlhf.multi_engine/2"
+LIGHTNING_FILE = "state.ckpt"
+"""File of a checkpoint folder with Lightning's state and the weights that no engine trains."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Checkpoint plugin that writes atomically and verifies before it loads.
+
+    A write that is interrupted or runs out of disk space leaves the previous checkpoint of that
+    name as it was, and at most a hidden file `.NAME.partial`, which the next save in the folder
+    deletes. Works with any Trainer: `Trainer(plugins=[AtomicCheckpointIO()])`. Paths with a scheme
+    (`s3://`) are handled by Lightning's `TorchCheckpointIO`.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
+    ) -> None:
+        """Write `checkpoint` to `path`. It is on disk when the method returns.
+
+        Raises:
+            TypeError: If `storage_options` is given for a local path.
+            OSError: If it cannot be written, for instance because the disk is full.
+        """
+        if is_remote(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        if storage_options is not None:
+            raise TypeError(
+                f"storage_options: expected None for the local path {path}, got {storage_options!r}"
+            )
+        path = Path(path)
+        partial = partial_path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        delete_partials(path.parent)
+        try:
+            save_durably(checkpoint, partial)
+            move_into_place(path)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"checkpoint {path} could not be written: {error.strerror}. Earlier checkpoints "
+                "are unchanged",
+            ) from error
+        finally:
+            delete(partial)
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Callable[[Any, str], Any] | None = lambda storage, _: storage,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read the checkpoint at `path`, as plain data unless `weights_only` is False.
+
+        Raises:
+            FileNotFoundError: If there is no checkpoint at `path`.
+            ValueError: If it is damaged or a folder. The error for a damaged one names the newest
+                intact checkpoint beside it.
+        """
+        weights_only = weights_only is not False
+        if is_remote(path):
+            return super().load_checkpoint(path, map_location, weights_only)
+        path = Path(path)
+        if not path.exists():
+            raise FileNotFoundError(f"checkpoint {path}: does not exist")
+        if path.is_dir():
+            raise ValueError(
+                f"checkpoint {path}: expected a file, got a folder, as the multi-engine strategy "
+                "writes it. Resume with that strategy (trainer.strategy: multi_deepspeed_stage_2)"
+            )
+        problem = file_problem(path)
+        if problem is not None:
+            raise damaged_checkpoint_error(path, problem)
+        try:
+            checkpoint: dict[str, Any] = torch.load(path, map_location, weights_only=weights_only)
+        except RuntimeError as error:
+            # The zip checksums do not cover the archive's own bookkeeping; torch's reader does.
+            raise damaged_checkpoint_error(path, f"is damaged: {error}") from error
+        return checkpoint
+
+
+def use_atomic_checkpoints(trainer: Trainer) -> None:
+    """Replace Lightning's default checkpoint plugin by `AtomicCheckpointIO`.
+
+    A plugin that the user chose, and a strategy that has its own way of writing, are kept.
+    """
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether `path` has a scheme such as `s3://`."""
+    return "://" in str(path)
+
+
+def is_checkpoint_folder(path: Path) -> bool:
+    """Whether `path` is a folder that the multi-engine strategy wrote, intact or not."""
+    return (path / MANIFEST).is_file()
+
+
+def checkpoint_problem(path: str | Path) -> str | None:
+    """What is wrong with a checkpoint, or `None` if it is complete and undamaged.
+
+    Reads the whole checkpoint once.
+
+    Args:
+        path: Checkpoint file, or folder of the multi-engine strategy.
+    """
+    path = Path(path)
+    if not path.exists():
+        return "does not exist"
+    if path.is_dir():
+        return folder_problem(path) or content_problem(path)
+    return file_problem(path)
+
+
+def file_problem(path: Path) -> str | None:
+    """What is wrong with a checkpoint file, by the CRC-32 of each member of its zip archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # damaged bytes can raise almost anything inside zipfile
+        return f"is damaged or cut off: {error}"
+    return None if damaged is None else f"is damaged: the checksum of {damaged} differs"
+
+
+def folder_problem(path: Path) -> str | None:
+    """What is wrong with a checkpoint folder, by the names and sizes of its files."""
+    try:
+        manifest = read_manifest(path)
+    except ValueError as error:
+        return str(error)
+    for name, expected in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != expected["bytes"]:
+            size = file.stat().st_size
+            return f"{name} is damaged: expected {expected['bytes']} bytes, got {size}"
+    return None
+
+
+def content_problem(path: Path, share: int = 0, n_shares: int = 1) -> str | None:
+    """What is wrong with a checkpoint folder, by the CRC-32 of its files.
+
+    Args:
+        path: A checkpoint for which `folder_problem` is `None`.
+        share: Which share of the files to read, from 0.
+        n_shares: Number of shares. Ranks divide the reading by taking one share each.
+    """
+    files = read_manifest(path)["files"]
+    for name in sorted(files)[share::n_shares]:
+        if file_crc32(path / name) != files[name]["crc32"]:
+            return f"{name} is damaged: its checksum differs"
+    return None
+
+
+def finish_folder(
+    path: Path, engines: Mapping[str, EngineLayout], checksums: Mapping[str, int]
+) -> None:
+    """Write the manifest of a complete `partial_path(path)` and rename that folder to `path`.
+
+    Args:
+        path: The checkpoint. An existing one is replaced.
+        engines: What each engine's shards hold, by network.
+        checksums: CRC-32 by relative name of the files that are known to be on disk. All others are
+            forced to disk and read here.
+    """
+    partial = partial_path(path)
+    files = {}
+    for file in sorted(partial.rglob("*")):
+        name = str(file.relative_to(partial))
+        if name not in checksums:
+            fsync(file)
+        if file.is_file():
+            crc32 = checksums[name] if name in checksums else file_crc32(file)
+            files[name] = {"bytes": file.stat().st_size, "crc32": crc32}
+    manifest = {
+        "format": FORMAT,
+        "files": files,
+        "engines": {name: asdict(layout) for name, layout in engines.items()},
+    }
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    fsync(partial / MANIFEST)
+    fsync(partial)
+    move_into_place(path)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint folder.
+
+    Raises:
+        ValueError: If there is none, or it cannot be read.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"has no {MANIFEST}: not a checkpoint of the multi-engine strategy"
+        ) from None
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError(f"{MANIFEST} is damaged") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{MANIFEST} is not of format {FORMAT}")
+    return manifest
+
+
+def read_engine_layouts(path: Path) -> dict[str, EngineLayout]:
+    """What the shards of each engine in a checkpoint folder hold, by network.
+
+    A checkpoint whose replacement was interrupted is restored first. The content of the files is
+    not verified.
+
+    Raises:
+        FileNotFoundError: If there is no checkpoint at `path`.
+        ValueError: If it is damaged or not a checkpoint folder.
+    """
+    undo_interrupted_replacement(path)
+    if not path.exists():
+        raise FileNotFoundError(f"checkpoint {path}: does not exist")
+    problem = folder_problem(path) if path.is_dir() else "not a folder"
+    if problem is not None:
+        raise damaged_checkpoint_error(path, problem)
+    engines = read_manifest(path)["engines"]
+    return {name: EngineLayout.from_json(layout) for name, layout in engines.items()}
+
+
+def find_newest_checkpoint(*folders: str | Path) -> Path | None:
+    """The checkpoint in `folders` that was written last, damaged or not; `None` without any.
+
+    Checkpoints whose replacement was interrupted are restored first.
+    """
+    return next(iter(list_checkpoints(*folders)), None)
+
+
+def list_checkpoints(*folders: str | Path) -> list[Path]:
+    """Restore interrupted replacements in `folders`; return all checkpoints, newest first."""
+    found = []
+    for folder in map(Path, folders):
+        for replaced in folder.glob(f".*.ckpt.{REPLACED}"):
+            undo_interrupted_replacement(replaced.with_name(replaced.name[1 : -len(REPLACED) - 1]))
+        found += [path for path in folder.glob("*.ckpt") if _dated_file(path).is_file()]
+    return sorted(found, key=_recency, reverse=True)
+
+
+def _dated_file(path: Path) -> Path:
+    """The file whose modification time says when a checkpoint was written."""
+    # the time of a folder itself also changes when something in it is deleted
+    return path / MANIFEST if path.is_dir() else path
+
+
+def _recency(path: Path) -> tuple[int, list[int]]:
+    """Sort key: time of writing, then the numbers in the name, as file times may be coarse."""
+    numbers = [int(number) for number in re.findall(r"\d+", path.name)]
+    return _dated_file(path).stat().st_mtime_ns, numbers
+
+
+def damaged_checkpoint_error(path: Path, problem: str) -> ValueError:
+    """The error for a checkpoint with a problem, with the newest intact one as an alternative.
+
+    Reads the other checkpoints in the folder until an intact one is found.
+    """
+    others = (other for other in list_checkpoints(path.parent) if other != path)
+    intact = next((other for other in others if checkpoint_problem(other) is None), None)
+    advice = (
+        f"there is no other intact checkpoint in {path.parent}"
+        if intact is None
+        else f"resume from {intact} instead"
+    )
+    return ValueError(f"checkpoint {path}: {problem}; {advice}")

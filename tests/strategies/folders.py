@@ -1,0 +1,21 @@
+"""A checkpoint folder of one engine, which three ranks wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.support.engine_checkpoints import write_checkpoint_folder
+
+
+def write(path: Path, value: float = 0.0) -> Path:
+    """A checkpoint of 7 elements from `value` on, 3 on each rank, so the last two are padding."""
+    flat = torch.arange(7.0) + value
+    return write_checkpoint_folder(
+        path,
+        {"state_dict": {"frozen.c": torch.ones(1), "scale": torch.ones(())}},
+        trained={"policy": {"a": flat[:4].view(2, 2), "b": flat[4:]}},
+        ranks=3,
+        aliases={"policy": {"tied": "a"}},
+    )

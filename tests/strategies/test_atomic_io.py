@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from lit_rlhf.strategies.atomic_io import delete_partials, partial_path, try_swap_names
+
+
+def test_names_are_swapped_in_one_step_or_nothing_changes(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("1")
+    second.mkdir()
+    if try_swap_names(first, second):  # not on every file system
+        assert first.is_dir()
+        assert second.read_text() == "1"
+    assert not try_swap_names(tmp_path / "none", second)
+
+
+def test_partials_of_files_and_folders_are_deleted_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").touch()
+    partial_path(tmp_path / "step=1.ckpt").touch()
+    (partial_path(tmp_path / "step=2.ckpt") / "policy").mkdir(parents=True)
+    delete_partials(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]

@@ -1,0 +1,51 @@
+"""Checkpoint folders as the multi-engine strategy writes them, without engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lit_rlhf.strategies.atomic_io import partial_path
+from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, finish_folder
+from lit_rlhf.strategies.engine_shards import EngineLayout, ParameterSpec, shard_file
+
+Weights = Mapping[str, Mapping[str, Tensor]]
+
+
+def write_checkpoint_folder(
+    path: Path,
+    content: dict[str, Any],
+    trained: Weights | None = None,
+    ranks: int = 1,
+    aliases: Mapping[str, Mapping[str, str]] | None = None,
+) -> Path:
+    """Write a checkpoint folder.
+
+    Args:
+        path: The folder.
+        content: Lightning's part.
+        trained: Weights by network and name; a moment `exp_avg` is ten times them.
+        ranks: Number of shards of each network.
+        aliases: Other names by network.
+    """
+    partial = partial_path(path)
+    partial.mkdir(parents=True)
+    layouts = {}
+    for network, weights in (trained or {}).items():
+        flat = torch.cat([tensor.flatten() for tensor in weights.values()])
+        size = -(-len(flat) // ranks)
+        flat = torch.cat([flat, torch.zeros(size * ranks - len(flat))])
+        (partial / network).mkdir()
+        for rank, part in enumerate(torch.split(flat, size)):
+            tensors = {"0.weights": part.clone(), "0.exp_avg": part * 10}
+            save_file(tensors, shard_file(partial / network, rank))
+        group = tuple(ParameterSpec(name, tuple(t.shape)) for name, t in weights.items())
+        layouts[network] = EngineLayout(ranks, (group,), dict((aliases or {}).get(network, {})))
+    torch.save(content, partial / LIGHTNING_FILE)
+    finish_folder(path, layouts, {})
+    return path
