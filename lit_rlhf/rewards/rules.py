@@ -1,42 +1,46 @@
-"""Ready-made reward functions with parameters: length, format, regular expression.
+"""Ready-made reward functions: length, format and regular expression.
 
-Each is a callable, see `RewardFunction`, whose fields are what a configuration may set.
+Each is a callable like any `RewardFunction`; its fields are the options of a configuration.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from functools import lru_cache
+from time import monotonic
+from typing import Any, Literal
 
+import regex
 import torch
 
 from lit_rlhf.functional import length_penalty
-from lit_rlhf.rewards import regex_worker
 from lit_rlhf.rewards.functions import RewardError, shorten
 
-# a sentence's last sign, and what may close behind it
+# a mark that ends a sentence, with quotes and brackets that may close after it
 SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)\]）」』]*\s*\Z")
+
+# a brace that `re` takes literally: neither escaped (group 1) nor a quantifier such as {2,5}
+LITERAL_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.)|\{(?!\d*,?\d*\})", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class LengthRule:
-    """Minus how far a response's length is outside a range; 0 within it.
+    """Minus the distance of a response's length from a range; 0 within the range.
 
-    With `longest: 0` every unit costs a point.
+    With `longest: 0` every unit costs one point.
 
     Args:
-        shortest: Shortest length that costs nothing.
-        longest: Longest one; `None`: no bound.
-        unit: What is counted: tokens (EOS included), words (between white space) or characters.
+        shortest: Shortest length without a penalty.
+        longest: Longest length without a penalty; `None` for no limit.
+        unit: What is counted: tokens (EOS included), words (separated by white space) or
+            characters.
 
     Raises:
-        ValueError: If the range is empty, or nothing is outside it.
+        ValueError: If the range is empty, or contains every length.
     """
 
     shortest: int = 0
@@ -56,7 +60,7 @@ class LengthRule:
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], lengths: Sequence[int]
     ) -> list[float]:
-        """Scores, at most 0."""
+        """Score the lengths of `responses`; each score is at most 0."""
         if self.unit == "words":
             lengths = [len(response.split()) for response in responses]
         elif self.unit == "characters":
@@ -67,71 +71,59 @@ class LengthRule:
 
 @dataclass(frozen=True)
 class FormatRule:
-    """1 for a response of the right form, 0 for another.
+    """1 for a response of the required form, 0 for any other.
+
+    White space around the response is ignored.
 
     Args:
-        kind: What it has to be: `sentence` (it ends with a sentence's last sign), `json` (one JSON
-            object or array), `prefix` or `suffix` (it begins or ends with `text`). White space
-            around the response does not count.
-        text: What it begins or ends with.
+        kind: The required form: `sentence` (ends like a sentence), `json` (a single JSON object or
+            array), `prefix` or `suffix` (begins or ends with `text`).
+        text: The required beginning or end, for `prefix` and `suffix` alone.
 
     Raises:
-        ValueError: If `text` is missing or not for this kind.
+        ValueError: If `text` is missing, or given for a kind without one.
     """
 
     kind: Literal["sentence", "json", "prefix", "suffix"]
     text: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is a text where one is needed."""
+        """Check that `text` is given exactly where it is needed."""
         needed = self.kind in ("prefix", "suffix")
         if needed != bool(self.text):
             wanted = "a text" if needed else "none"
             raise ValueError(f"text: expected {wanted} for kind: {self.kind}, got {self.text!r}")
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """Scores, 0 or 1."""
-        return [float(self.holds(response.strip())) for response in responses]
+        """Score `responses` with 0 or 1."""
+        return [float(self._matches(response.strip())) for response in responses]
 
-    def holds(self, response: str) -> bool:
-        """Whether a response has the form."""
+    def _matches(self, response: str) -> bool:
         match self.kind:
             case "sentence":
                 return SENTENCE_END.search(response) is not None
             case "json":
-                return is_json(response)
+                return _is_json(response)
             case "prefix":
                 return response.startswith(str(self.text))
             case "suffix":
                 return response.endswith(str(self.text))
 
 
-def is_json(text: str) -> bool:
-    """Whether `text` is one JSON object or array, by the standard (which has no NaN)."""
-    try:
-        return isinstance(json.loads(text, parse_constant=_not_json), dict | list)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _not_json(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
 @dataclass(frozen=True)
 class RegexRule:
-    """1 for a response in which a pattern is found, 0 for another.
+    r"""1 for a response that contains a match of a pattern, 0 for any other.
 
-    Python's `re` can be neither interrupted nor overtaken: while it searches, no other thread of
-    its process runs. It searches in a process of its own, which is ended when it takes too long.
+    Patterns have the syntax of Python's `re`, but the search is done by the `regex` package: a
+    search by `re` that backtracks cannot be interrupted, and stops all threads of the process.
 
     Args:
-        pattern: Of Python's `re`, searched anywhere in the response.
-        absent: Give the point where the pattern is not found.
+        pattern: Searched for anywhere in the response.
+        absent: Give the point for a response without a match instead.
         timeout: Seconds for all responses of a call.
 
     Raises:
-        ValueError: If the pattern is none, or the timeout is not positive.
+        ValueError: If `pattern` is not a regular expression, or `timeout` is not positive.
     """
 
     pattern: str
@@ -139,35 +131,67 @@ class RegexRule:
     timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check that the pattern compiles."""
+        """Check the timeout, and compile the pattern."""
         if not self.timeout > 0:
             raise ValueError(f"timeout: expected a value > 0, got {self.timeout}")
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise ValueError(
-                f"pattern: expected a regular expression, got {self.pattern!r}: {error}"
-            ) from error
+        _compile(self.pattern)
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """Scores, 0 or 1.
+        """Score `responses` with 0 or 1.
 
         Raises:
-            RewardError: If the search takes too long; names the response.
+            RewardError: If the searches take longer than `timeout`; names the response.
         """
-        program = [sys.executable, "-I", "-S", str(Path(regex_worker.__file__))]
-        task = json.dumps({"pattern": self.pattern, "texts": list(responses)})
-        try:
-            done = subprocess.run(
-                program, input=task, capture_output=True, text=True, timeout=self.timeout
-            )
-        except subprocess.TimeoutExpired as error:
-            n_done = len((error.output or b"").splitlines())
-            culprit = responses[min(n_done, len(responses) - 1)]
-            raise RewardError(
-                f"pattern {self.pattern!r} took more than {self.timeout:g} seconds (timeout), and "
-                f"was not done with the response {shorten(culprit)}"
-            ) from error
-        if done.returncode != 0:
-            raise RewardError(f"pattern {self.pattern!r}: the search ended with {done.stderr!r}")
-        return [float((line == "1") != self.absent) for line in done.stdout.splitlines()]
+        pattern, deadline = _compile(self.pattern), monotonic() + self.timeout
+        scores = []
+        for response in responses:
+            try:
+                # concurrent releases the interpreter lock, so that other threads run and a time
+                # limit on the whole call (`reward_timeout`) acts; regex takes 0 as no time left
+                found = pattern.search(
+                    response, timeout=max(deadline - monotonic(), 0.0), concurrent=True
+                )
+            except TimeoutError as error:
+                raise RewardError(
+                    f"pattern {self.pattern!r}: no result after {self.timeout:g} seconds "
+                    f"(timeout) for the response {shorten(response)}; rewrite nested or "
+                    "overlapping repetitions such as (a|aa)+, or raise timeout"
+                ) from error
+            scores.append(float((found is not None) != self.absent))
+        return scores
+
+
+@lru_cache
+def _compile(pattern: str) -> Any:  # noqa: ANN401  # regex has no type information
+    """Compile a pattern of Python's `re` with the `regex` package.
+
+    Raises:
+        ValueError: If `re` or `regex` does not accept it.
+    """
+    try:
+        # re decides which patterns are legal, as regex has a syntax of its own beyond it. re warns
+        # about brackets that look like nested sets or [:alpha:], which regex does not read alike.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            re.compile(pattern)
+        # VERSION0 is the mode that follows re, except that a brace after an item can be an
+        # approximate match: \frac{d} would allow a deletion in place of the letter d
+        escaped = LITERAL_BRACE.sub(lambda found: found[1] or r"\{", pattern)
+        return regex.compile(escaped, regex.VERSION0)
+    except (re.error, regex.error, FutureWarning) as error:
+        raise ValueError(
+            f"pattern: expected a regular expression of Python's re, got {pattern!r}: {error}"
+        ) from error
+
+
+def _is_json(text: str) -> bool:
+    """Whether `text` is one JSON object or array; the standard has no NaN."""
+    try:
+        return isinstance(json.loads(text, parse_constant=_reject_constant), dict | list)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _reject_constant(constant: str) -> None:
+    # Python's parser accepts NaN and Infinity by default
+    raise ValueError(f"{constant} is not JSON")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,12 @@ import pytest
 import torch
 
 from lit_rlhf.functional import length_penalty
-from lit_rlhf.rewards import CallableReward, FormatRule, LengthRule, RegexRule, RewardError
+from lit_rlhf.rewards import CallableReward, FormatRule, LengthRule, RegexRule, RewardError, rules
 from tests.rewards.said import said
 from tests.support.tiny_models import tiny_tokenizer
 
-# no match, but every way to split the letters is tried
-CATASTROPHIC = r"(a+)+$"
+# no match, but every way to split the letters is tried, also by the regex package
+CATASTROPHIC = r"(a|aa)+$"
 ENDLESS = "a" * 60 + "b"
 
 
@@ -74,19 +75,109 @@ def test_a_pattern_is_found_anywhere() -> None:
     assert scores(RegexRule("对"), ["对不起", "不"]) == [1.0, 0.0]
 
 
+PATTERNS = [
+    r"(?i)\bsorry\b",
+    r"^(?:Answer|回答): ?\d+(?:[.,]\d{1,3})?$",
+    r"(?m)^\s*[-*] ",
+    r"\A```(\w*)\n",
+    "(?s)<think>.*?</think>",
+    r"([A-Za-z])\1{2,}",
+    "(?P<q>['\\\"]).+(?P=q)",
+    r"\S+@\S+\.\w{2,}",
+    r"https?://[^\s)\]]+",
+    r"(?<!\d)\d{3}(?!\d)",
+    r"(?<=\$)\d+",
+    r"[\u4e00-\u9fff]+",
+    r"[^\x00-\x7f]",
+    "(?i:STRASSE)",
+    r"\N{DIGIT ONE}",
+    r"(?a:\w+)!",
+    "(?x) a  b # {comment}",
+    "(a)?(?(1)b|c)",
+    "a++b",
+    "(?>a+)b",
+    "a{,2}b",
+    r"[\[\]]",
+    "[]{}]",
+    "x{}",
+    "{",
+    "a{1,2,3}",
+    r"\{\}",
+    # braces that regex would read as an approximate match
+    r"\\boxed{(.*?)}",
+    r"\\frac{d}{dx}",
+    "x{e}",
+    r"\\text{s,d}",
+    "x{i<=2}",
+    r"\{{e}",
+]
+TEXTS = [
+    "",
+    "I'm sorry, no",
+    "Answer: 42",
+    "回答：42",
+    "Answer: 4.5 or so",
+    "- one\n* two",
+    "```py\n",
+    "<think>a\nb</think> c",
+    "soooo",
+    "he said 'no'",
+    "mail me@x.org",
+    "see http://x.y/z)",
+    "$100",
+    "对不起",
+    "straße",
+    "STRASSE",
+    "1",
+    "naïve!",
+    "ab",
+    "aab",
+    "ac",
+    "c",
+    "[]",
+    "{}",
+    "x{}",
+    "a{1,2,3}",
+    "x{e}",
+    r"\boxed{7}",
+    r"\frac{d}{dx}",
+    r"\frac{}{dx}",
+    "xe",
+    "x",
+    r"\text{s,d}",
+    "x{i<=2}",
+    "{{e}",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_mean_what_they_mean_to_re(pattern: str) -> None:
+    expected = [float(re.search(pattern, text) is not None) for text in TEXTS]
+    assert 0 < sum(expected) < len(TEXTS)
+    assert RegexRule(pattern)([], TEXTS) == expected
+
+
 def test_a_catastrophic_pattern_ends_with_an_error_that_shows_its_response() -> None:
     with pytest.raises(RewardError) as error:
-        scores(RegexRule(CATASTROPHIC, timeout=2.0), ["fine", ENDLESS, "never reached"])
+        scores(RegexRule(CATASTROPHIC, timeout=0.2), ["fine", ENDLESS, "never reached"])
     assert str(error.value) == (
-        f"the rule: pattern {CATASTROPHIC!r} took more than 2 seconds (timeout), and was not done "
-        f"with the response {ENDLESS!r}"
+        f"the rule: pattern {CATASTROPHIC!r}: no result after 0.2 seconds (timeout) for the "
+        f"response {ENDLESS!r}; rewrite nested or overlapping repetitions such as (a|aa)+, or "
+        "raise timeout"
     )
 
 
+def test_the_time_limit_is_that_of_all_responses_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 2.0, 10.5])
+    monkeypatch.setattr(rules, "monotonic", lambda: next(clock))
+    with pytest.raises(RewardError, match=r"after 10 seconds .timeout. for .* 'third'"):
+        RegexRule("a")([], ["first", "second", "third"])
+
+
 def test_the_time_limit_of_all_functions_holds_for_a_catastrophic_pattern_too() -> None:
-    rule = RegexRule(CATASTROPHIC, timeout=5.0)
-    reward = CallableReward("the rule", rule, tiny_tokenizer(), timeout=0.2)
-    with pytest.raises(TimeoutError, match=r"the rule: no scores after 0\.2 seconds"):
+    rule = RegexRule(CATASTROPHIC, timeout=1.0)
+    reward = CallableReward("the rule", rule, tiny_tokenizer(), timeout=0.1)
+    with pytest.raises(TimeoutError, match=r"the rule: no scores after 0\.1 seconds"):
         reward(said([ENDLESS]), ["p"], None)
 
 
@@ -98,7 +189,9 @@ def test_the_time_limit_of_all_functions_holds_for_a_catastrophic_pattern_too() 
         (lambda: LengthRule(-1), "expected 0 <= shortest <= longest, got -1 and None"),
         (lambda: FormatRule("prefix"), "text: expected a text for kind: prefix, got None"),
         (lambda: FormatRule("json", "x"), "text: expected none for kind: json, got 'x'"),
-        (lambda: RegexRule("("), r"pattern: expected a regular expression, got '\('"),
+        (lambda: RegexRule("("), r"pattern: expected a regular expression of .*re, got '\('"),
+        (lambda: RegexRule("[[:alpha:]]"), r"pattern: expected .*re, got .*Possible nested set"),
+        (lambda: RegexRule(r"\p{L}"), r"pattern: expected .*re, got .*bad escape \\p"),
         (lambda: RegexRule("a", timeout=0), "timeout: expected a value > 0, got 0"),
     ],
 )
