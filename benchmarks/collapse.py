@@ -27,8 +27,13 @@ from typing import Any
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 
-from lit_callbacks import Level, Monitor, default_monitors
-from lit_callbacks.replay import judged, logged_records
+from lit_callbacks import (
+    Level,
+    Monitor,
+    default_monitors,
+    read_logged_steps,
+    replay_steps,
+)
 from lit_rlhf.cli.quickstart import Stages
 
 SEEDS = (10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
@@ -91,17 +96,17 @@ def run(
         list(pool.map(one, seeds))
 
 
-records_of = cache(logged_records)
+steps_of = cache(read_logged_steps)
 
 
 def course(folder: Path, key: str) -> dict[int, float]:
     """A metric of a run by iteration."""
-    return {r.step: r.scalars[key] for r in records_of(str(folder)) if key in r.scalars}
+    return {s.step: s.scalars[key] for s in steps_of(str(folder)) if key in s.scalars}
 
 
 def first_collapse(folder: Path, monitors: list[Monitor], votes: int = 2) -> int | None:
     """Iteration at which a detector calls a collapse in a run; None if it calls none."""
-    verdicts = judged(records_of(str(folder)), monitors, votes)
+    verdicts = replay_steps(steps_of(str(folder)), monitors, votes)
     return next((step for step, verdict in verdicts if verdict.level is Level.COLLAPSED), None)
 
 

@@ -75,4 +75,4 @@ def train(growth: float) -> CollapseDetector:
 
 if __name__ == "__main__":
     verdict = train(growth=1.05).verdict
-    print(f"{verdict.level.word} at batch {verdict.record}: {verdict.sentence}")
+    print(f"{verdict.level.word} at batch {verdict.step}: {verdict.sentence}")

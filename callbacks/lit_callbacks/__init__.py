@@ -1,6 +1,7 @@
-"""lit_callbacks: Lightning callbacks that show and watch training, and act when it goes wrong.
+"""Lightning callbacks that show and watch training, and act when it goes wrong.
 
-They need Lightning and torch only and know a module by the keys that it logs.
+They depend on Lightning and torch only, and know a module by the keys that it logs. The page about
+training runs is in `lit_callbacks.report`.
 """
 
 from lit_callbacks.actions import (
@@ -13,13 +14,28 @@ from lit_callbacks.actions import (
 )
 from lit_callbacks.detector import CollapseDetector, CollapseEarlyStopping
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
-from lit_callbacks.levels import Level
 from lit_callbacks.live import LiveView
-from lit_callbacks.monitors import Monitor, Record
-from lit_callbacks.phases import PhaseReport, PhaseSummary
+from lit_callbacks.monitors import Level, Monitor, StepMetrics, Thresholds
+from lit_callbacks.output import format_number
+from lit_callbacks.phases import (
+    OTHER_PHASE,
+    VALIDATION_PHASE,
+    Phase,
+    PhaseHint,
+    PhaseReport,
+    PhaseSummary,
+)
 from lit_callbacks.progress import StageProgressBar
-from lit_callbacks.resume import ResumeCheckpoint
+from lit_callbacks.replay import (
+    LoggedStep,
+    ReplayedStep,
+    read_logged_steps,
+    replay_run,
+    replay_steps,
+)
+from lit_callbacks.resume import ResumeCheckpoint, count_resumed_epoch, default_checkpoint_dir
 from lit_callbacks.rollback import RollBack
+from lit_callbacks.runs import Curve, Point, Run, read_run
 from lit_callbacks.sample_timeline import SampleTimeline
 from lit_callbacks.signals import (
     EntropyMonitor,
@@ -40,11 +56,14 @@ from lit_callbacks.verdict import Verdict
 __version__ = "0.1.0"
 
 __all__ = [
+    "OTHER_PHASE",
+    "VALIDATION_PHASE",
     "Action",
     "AdjustCoefficient",
     "AdjustLearningRate",
     "CollapseDetector",
     "CollapseEarlyStopping",
+    "Curve",
     "EntropyMonitor",
     "ExplainedVarianceMonitor",
     "FirstRatioMonitor",
@@ -55,21 +74,35 @@ __all__ = [
     "Level",
     "LiveView",
     "LogVerdict",
+    "LoggedStep",
     "Monitor",
     "NonFiniteMonitor",
     "PerplexityMonitor",
+    "Phase",
+    "PhaseHint",
     "PhaseReport",
     "PhaseSummary",
-    "Record",
+    "Point",
     "RepetitionMonitor",
+    "ReplayedStep",
     "ResumeCheckpoint",
     "RewardDistributionMonitor",
     "RollBack",
+    "Run",
     "SampleTimeline",
     "StageProgressBar",
+    "StepMetrics",
     "StopTraining",
+    "Thresholds",
     "TruncationMonitor",
     "Verdict",
     "WarnOfVerdict",
+    "count_resumed_epoch",
+    "default_checkpoint_dir",
     "default_monitors",
+    "format_number",
+    "read_logged_steps",
+    "read_run",
+    "replay_run",
+    "replay_steps",
 ]

@@ -11,12 +11,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_callbacks.actions import Action, StopTraining, WarnOfVerdict
-from lit_callbacks.levels import Level
-from lit_callbacks.loggers import write_histogram, write_text, x_axis
-from lit_callbacks.monitors import Monitor
-from lit_callbacks.records import RecordReader
+from lit_callbacks.monitors import Level, Monitor
+from lit_callbacks.output import logger_step, write_histogram, write_text
 from lit_callbacks.signals import default_monitors
-from lit_callbacks.verdict import Verdict, verdict
+from lit_callbacks.step_reader import StepReader
+from lit_callbacks.verdict import Verdict, judge
 
 When = Literal["train_batch", "train_epoch", "validation"]
 
@@ -24,28 +23,28 @@ When = Literal["train_batch", "train_epoch", "validation"]
 class CollapseDetector(Callback):
     """Watches the signals of a collapse, combines them into one verdict and acts on it.
 
-    After every record the verdict's level (0, 1, 2) is logged as `monitor/level`; when it changes,
-    or an action did something, the sentence is written to TensorBoard as `monitor/verdict`.
-    Metrics are averaged over ranks, so that every rank comes to the same verdict. Nothing happens
-    in sanity checks, and the state is part of checkpoints.
+    After every step the verdict's level (0, 1, 2) is logged as `monitor/level`. When the level
+    changes, or an action did something, the sentence is written to TensorBoard as
+    `monitor/verdict`. Metrics are averaged over ranks, so that all ranks reach the same verdict.
+    Nothing happens in sanity checks, and the state is part of checkpoints.
 
-    A metric is read at the records at which it was logged anew; an old value is no reading. What
-    the module logs in its own `on_train_batch_end` or `on_train_epoch_end` comes after the
-    callbacks, and so counts for the next record. A batch is a record under gradient accumulation
-    too.
+    A metric is read at the steps at which it is logged; an old value is not read again. Metrics
+    that the module logs in its own `on_train_batch_end` or `on_train_epoch_end` are logged after
+    the callbacks have run, and count for the next step. Under gradient accumulation every batch
+    is a step.
 
     Args:
-        monitors: what to watch; by default one monitor per signal, under `lit_rlhf`'s keys.
-        actions: what to do, from mild to strong; by default a warning of a collapse.
-        votes: different signals that must be beyond their lines for a collapse, or all where there
-            are fewer.
-        when: what makes a record: `train_batch`, `train_epoch` or `validation`. It must be the time
-            at which the module logs what is watched.
+        monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
+        actions: The actions, from mild to strong; by default a warning of a collapse.
+        votes: Number of different signals that must be beyond their thresholds for a collapse, or
+            all if there are fewer.
+        when: What makes a step: `train_batch`, `train_epoch` or `validation`. The module must log
+            the watched metrics at that time.
 
     Raises:
-        ValueError: for an argument out of range; at the first record if a watched key is missing
-            that is not optional (the error lists those there are); when training starts, if an
-            action cannot work.
+        ValueError: If an argument is out of range; at the first step, if a key that is not
+            optional is missing (the error lists the keys there are); when training starts, if an
+            action cannot work with the module.
     """
 
     def __init__(
@@ -61,20 +60,20 @@ class CollapseDetector(Callback):
             raise ValueError(f"when: expected train_batch, train_epoch or validation, got {when!r}")
         self.monitors = default_monitors() if monitors is None else list(monitors)
         if not self.monitors:
-            raise ValueError("monitors: expected at least one")
+            raise ValueError("monitors: expected at least one, got none")
         self.actions = [WarnOfVerdict()] if actions is None else list(actions)
         self.votes = votes
         self.when = when
         self.verdict = Verdict()
-        self._reader = RecordReader()
+        self._reader = StepReader()
 
-    # --- when Lightning calls
+    # --- Lightning's hooks
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the actions against the module."""
-        self._reader = RecordReader()
+        """Let the actions check the module."""
+        self._reader = StepReader()
         for action in self.actions:
-            action.check(trainer, pl_module)
+            action.on_train_start(trainer, pl_module)
 
     def on_train_batch_end(
         self,
@@ -86,76 +85,78 @@ class CollapseDetector(Callback):
     ) -> None:
         """Judge the batch."""
         if self.when == "train_batch":
-            self._record(trainer, pl_module, outputs)
+            self._run_step(trainer, pl_module, outputs)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Judge the epoch."""
         if self.when == "train_epoch":
-            self._record(trainer, pl_module, None)
+            self._run_step(trainer, pl_module, None)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Judge the validation, if it is one within a fit."""
+        """Judge a validation within fit."""
         fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         if self.when == "validation" and fitting:
-            self._record(trainer, pl_module, None)
+            self._run_step(trainer, pl_module, None)
 
-    # --- one record
+    # --- one step
 
-    def _record(self, trainer: Trainer, pl_module: LightningModule, outputs: object) -> None:
+    def _run_step(self, trainer: Trainer, pl_module: LightningModule, outputs: object) -> None:
         read = self.observe(trainer, outputs)
         before = self.verdict.level
-        self.verdict = verdict(self.monitors, self.votes, self.verdict.record + 1)
+        self.verdict = judge(self.monitors, self.votes, self.verdict.step + 1)
+        # All actions see the step before any of them acts: RollBack must save before another
+        # action changes what it saves.
         for action in self.actions:
-            action.on_record(trainer, pl_module, self.verdict)
-        done = [self._act(action, trainer, pl_module) for action in self.actions]
+            action.on_step(trainer, pl_module, self.verdict)
+        done = [self._respond(action, trainer, pl_module) for action in self.actions]
         self._report(trainer, before, read, [text for text in done if text])
 
     def observe(self, trainer: Trainer, outputs: object) -> list[Monitor]:
-        """Feed the monitors with their readings of this record.
+        """Feed the monitors with their readings of this step.
 
         Returns:
-            Those whose metric is part of the record.
+            The monitors whose metrics are part of the step.
 
         Raises:
-            ValueError: if a key that is not optional was in no record so far.
+            ValueError: If a key that is not optional has not been seen in any step so far.
         """
         wanted = {key for monitor in self.monitors for key in monitor.keys}
-        record = self._reader.read(trainer, outputs, wanted)
-        needed = {key for monitor in self.monitors if not monitor.optional for key in monitor.keys}
-        if missing := needed - self._reader.seen:
+        metrics = self._reader.read(trainer, outputs, wanted)
+        required = {key for m in self.monitors if not m.optional for key in m.keys}
+        if missing := required - self._reader.seen:
             raise ValueError(
                 f"CollapseDetector: expected {', '.join(sorted(missing))} among the logged metrics "
                 f"or the tensors that the training step returns, got "
                 f"{', '.join(sorted(self._reader.seen)) or 'none'}"
             )
-        new = record.scalars.keys() | record.tensors.keys()
+        new = metrics.scalars.keys() | metrics.tensors.keys()
         read = [monitor for monitor in self.monitors if new.issuperset(monitor.keys)]
         for monitor in read:
-            monitor.observe(monitor.read(record))
+            monitor.observe(monitor.read(metrics))
         return read
 
-    def _act(self, action: Action, trainer: Trainer, pl_module: LightningModule) -> str:
-        if not action.due(self.verdict):
-            return ""
-        text = action.act(trainer, pl_module, self.verdict)
-        if action.starts_over:
+    def _respond(self, action: Action, trainer: Trainer, pl_module: LightningModule) -> str:
+        text = action.respond(trainer, pl_module, self.verdict)
+        if text is not None and action.clears_monitors:
             for monitor in self.monitors:
                 monitor.clear()
-        return text
+        return text or ""
 
     def _report(
         self, trainer: Trainer, before: Level, read: list[Monitor], done: list[str]
     ) -> None:
-        step, (level, sentence, _) = x_axis(trainer), self.verdict
+        step, (level, sentence, _) = logger_step(trainer), self.verdict
         scalars = {"monitor/level": float(level)}
         for monitor in read:
             stem = f"monitor/{monitor.key}"
             scalars |= {f"{stem}_{name}": value for name, value in monitor.details().items()}
             if monitor.sample:
                 write_histogram(trainer, stem, torch.tensor(monitor.sample), step)
+        # `pl_module.log` is not allowed in `on_validation_end`.
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=step)
         if level is not before or done:
+            # `lit_callbacks.runs.parse_verdict` reads this form back.
             head = f"**{level.word}** at {step}"
             lines = [head, sentence, *(f"- {text}" for text in done)]
             write_text(trainer, "monitor/verdict", "\n\n".join(lines), step)
@@ -164,7 +165,7 @@ class CollapseDetector(Callback):
 
     @property
     def state_key(self) -> str:
-        """Tells detectors of one run apart by what they watch."""
+        """Key of the state in a checkpoint; detectors that watch different metrics differ in it."""
         keys = [key for monitor in self.monitors for key in (monitor.keys or (monitor.vote,))]
         return f"{type(self).__qualname__}({self.when}: {', '.join(keys)})"
 
@@ -173,15 +174,15 @@ class CollapseDetector(Callback):
         return {
             "level": int(self.verdict.level),
             "sentence": self.verdict.sentence,
-            "record": self.verdict.record,
+            "step": self.verdict.step,
             "monitors": [monitor.state_dict() for monitor in self.monitors],
             "actions": [(type(a).__qualname__, a.state_dict()) for a in self.actions],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state. Other actions than it was saved with start anew, with a warning."""
+        """Restore a state. If the actions have changed since, they start anew, with a warning."""
         self.verdict = Verdict(
-            Level(state_dict["level"]), state_dict["sentence"], state_dict["record"]
+            Level(state_dict["level"]), state_dict["sentence"], state_dict["step"]
         )
         for monitor, saved in zip(self.monitors, state_dict["monitors"], strict=True):
             monitor.load_state_dict(saved)
@@ -198,12 +199,12 @@ class CollapseDetector(Callback):
 
 
 class CollapseEarlyStopping(CollapseDetector):
-    """A detector that ends training at a collapse, with a warning that says why.
+    """A detector that ends training at a collapse, with a warning that gives the reasons.
 
     Args:
-        monitors: what to watch; by default one monitor per signal, under `lit_rlhf`'s keys.
-        votes: different signals that must be beyond their lines for a collapse.
-        when: what makes a record: `train_batch`, `train_epoch` or `validation`.
+        monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
+        votes: Number of different signals that must be beyond their thresholds for a collapse.
+        when: What makes a step: `train_batch`, `train_epoch` or `validation`.
     """
 
     def __init__(

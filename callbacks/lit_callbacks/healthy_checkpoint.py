@@ -1,4 +1,4 @@
-"""The best checkpoint among those of a healthy policy."""
+"""A checkpoint callback that keeps the best checkpoint of a healthy policy."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lit_callbacks.detector import CollapseDetector
-from lit_callbacks.levels import Level
+from lit_callbacks.monitors import Level
 
 
 class HealthyCheckpoint(ModelCheckpoint):
-    """Keeps the best checkpoint by a metric, but none of a policy that cheats.
+    """Keeps the best checkpoint by a metric, but none of a policy that exploits its reward model.
 
     A checkpoint can become one of the `save_top_k` best if
 
-    - the metric and every bounded metric is finite, as logged last;
+    - the last logged values of the metric and of every bounded metric are finite;
     - every bounded metric is within its bounds;
-    - every `CollapseDetector` of the trainer judges the run as healthy. Lightning calls checkpoint
-      callbacks last, so the judgement is the one of the same batch, wherever the detector stands.
+    - the verdict of every `CollapseDetector` of the trainer is healthy. Lightning calls checkpoint
+      callbacks last, so the verdict is that of the same batch, wherever the detector stands.
 
-    `last.ckpt` of the option `save_last` is no part of this: it may hold a policy that cheats.
-    Lightning writes it beside a best one at epochs and validations, and every time with
-    `every_n_train_steps`.
+    `last.ckpt` of the option `save_last` is exempt: it may hold a policy that exploits its reward
+    model. Lightning writes it beside a best checkpoint at epochs and validations, and every time
+    with `every_n_train_steps`.
 
-    Under manual optimization `every_n_train_steps` counts the steps of all optimizers and saves at
-    the end of a batch only if the count can be divided by it there; a PPO iteration of four
-    updates of two networks makes eight. Lightning then also warns that the checkpoint holds the
-    weights after the step, which is what is wanted. To save within an epoch, validate within it
+    Under manual optimization `every_n_train_steps` counts the steps of all optimizers, and saves at
+    the end of a batch only if it divides the count there; a PPO iteration of four updates of two
+    networks makes eight steps. Lightning then also warns that the checkpoint holds the weights
+    after the step, which is what is wanted. To save within an epoch, validate within it
     (`val_check_interval`): without other options, checkpoints are saved after each validation.
 
     Args:
-        monitor: key of the logged metric that the best is chosen by; see also `mode`.
-        bounds: least and greatest value by key of a logged metric, `None` for no bound, for
-            example ``{"rollout/kl": [None, 20.0]}``.
-        **checkpoint_options: further arguments of Lightning's `ModelCheckpoint`.
+        monitor: Key of the logged metric that the best is chosen by; see also `mode`.
+        bounds: Lower and upper bound by key of a logged metric, `None` for no bound, for example
+            `{"rollout/kl": [None, 20.0]}`.
+        **checkpoint_options: Further arguments of Lightning's `ModelCheckpoint`.
 
     Raises:
-        ValueError: without `monitor`, for bounds that are not two numbers in order, for a
-            `save_top_k` below 1 (no best) and for `save_on_exception` (which could overwrite the
-            best by what came after it); in fit for a bounded metric that nobody logged.
+        ValueError: If `monitor` is missing; if bounds are not two numbers in order; for a
+            `save_top_k` below 1 (there is no best one); for `save_on_exception` (it could overwrite
+            the best one with a later state); in fit, if a bounded metric was not logged.
     """
 
     def __init__(
@@ -63,31 +63,31 @@ class HealthyCheckpoint(ModelCheckpoint):
             )
         if self.save_on_exception:
             raise ValueError(
-                "save_on_exception: expected False, as it saves whatever there is, got True"
+                "save_on_exception: expected False, as it saves the model in any state, got True"
             )
-        self.bounds = {key: _checked_bounds(key, pair) for key, pair in (bounds or {}).items()}
+        self.bounds = {key: _parse_bounds(key, pair) for key, pair in (bounds or {}).items()}
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Whether to save, on which all ranks agree: healthy, and among the best.
+        """Whether to save: the run is healthy, and the metric among the best. All ranks agree.
 
         Args:
-            trainer: the trainer.
-            current: value of the monitored metric; `None` where it was not logged yet.
+            trainer: The trainer.
+            current: Value of the monitored metric; `None` if it has not been logged yet.
 
         Raises:
-            ValueError: if a bounded metric was not logged; the error lists those that were.
+            ValueError: If a bounded metric was not logged; the error lists those that were.
         """
         if current is None:
             return False
-        reason = self._why_not(trainer, current)
-        # Without `sync_dist` metrics differ between ranks: one that refuses is enough.
+        reason = self._reason_to_skip(trainer, current)
+        # Without `sync_dist` metrics differ between ranks: a single refusal is enough.
         if not trainer.strategy.reduce_boolean_decision(reason is None):
             if self.verbose:
                 rank_zero_info(f"not kept: {reason or 'another rank has a reason not to'}")
             return False
         return super().check_monitor_top_k(trainer, current)
 
-    def _why_not(self, trainer: Trainer, current: Tensor) -> str | None:
+    def _reason_to_skip(self, trainer: Trainer, current: Tensor) -> str | None:
         logged = trainer.callback_metrics
         missing = [key for key in self.bounds if key not in logged]
         if missing:
@@ -109,11 +109,11 @@ class HealthyCheckpoint(ModelCheckpoint):
         return None
 
 
-def _checked_bounds(key: str, pair: list[float | None]) -> tuple[float, float]:
+def _parse_bounds(key: str, pair: list[float | None]) -> tuple[float, float]:
     if isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_bound, pair)):
         low = -math.inf if pair[0] is None else float(pair[0])
         high = math.inf if pair[1] is None else float(pair[1])
-        if low <= high:  # nan is in no order
+        if low <= high:  # false if either is NaN
             return low, high
     raise ValueError(f"bounds[{key!r}]: expected [low, high] with low <= high, got {pair!r}")
 

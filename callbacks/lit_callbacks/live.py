@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, TextIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_callbacks.detector import CollapseDetector
-from lit_callbacks.levels import Level
-from lit_callbacks.monitors import HISTORY
-from lit_callbacks.terminal import stderr_console
-from lit_callbacks.text import duration_text, number_text, short_names, sparkline
+from lit_callbacks.monitors import HISTORY, Level
+from lit_callbacks.output import (
+    format_duration,
+    format_number,
+    shorten_keys,
+    sparkline,
+    stderr_console,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -28,22 +32,21 @@ _STYLES = {Level.HEALTHY: "green", Level.SUSPICIOUS: "yellow", Level.COLLAPSED: 
 class LiveView(Callback):
     """Shows each monitor of the run's `CollapseDetector` with its history, redrawn in place.
 
-    Above the monitors stand the progress of the fit and the verdict's sentence. It writes to
-    standard error, in the process of rank 0, from the start of training to its end, and nothing at
-    all where standard error is not a terminal. While it is on, the trainer's progress bar is
-    disabled, since two cannot redraw one place: keep a `StageProgressBar` beside it for the lines
-    of a log file.
+    The progress of the fit and the verdict's sentence stand above the monitors. The view is written
+    to standard error, on rank 0, from the start of training to its end; nothing is written if
+    standard error is not a terminal. The trainer's progress bar is disabled meanwhile, since two
+    displays cannot redraw the same lines; a `StageProgressBar` may stay for log files.
 
     Args:
-        width: characters of a history, one for each of the newest values.
-        refresh_per_second: how often it is redrawn.
-        metrics: keys of further logged metrics to show, without a baseline or a level. Their
+        width: Number of characters of a history, one for each of the newest values.
+        refresh_per_second: Number of redraws per second.
+        metrics: Keys of further logged metrics to show, without a baseline or a level. Their
             history has a value for each training batch since this process began.
 
     Raises:
-        ValueError: for an argument out of range; when a fit is set up, if the trainer has no
+        ValueError: If an argument is out of range; when a fit is set up, if the trainer has no
             `CollapseDetector` and no `metrics` are given.
-        ModuleNotFoundError: when a fit is set up, without rich.
+        ModuleNotFoundError: When a fit is set up, if rich is not installed.
     """
 
     def __init__(
@@ -64,16 +67,16 @@ class LiveView(Callback):
         self._histories: dict[str, list[float]] = {}
         self._progress = ""
         self._started = 0.0
-        self._console: Console | None = None  # None where nothing is shown
+        self._console: Console | None = None  # None if nothing is shown
         self._live: Live | None = None
 
-    # --- what Lightning calls
+    # --- Lightning's hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the detector and take the terminal from the trainer's progress bar."""
+        """Find the detectors and disable the trainer's progress bar."""
         if stage != "fit":
             return
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # Lightning sets it elsewhere
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set, but not declared
         self._detectors = [c for c in callbacks if isinstance(c, CollapseDetector)]
         if not self._detectors and not self.metrics:
             raise ValueError(
@@ -82,7 +85,7 @@ class LiveView(Callback):
             )
         self._histories = {key: [] for key in self.metrics}
         console = stderr_console("LiveView")
-        # rich takes a file for a terminal where FORCE_COLOR is set
+        # With FORCE_COLOR set, rich treats a file as a terminal.
         is_terminal = console.is_terminal and console.file.isatty() and not console.is_dumb_terminal
         is_shown = trainer.is_global_zero and is_terminal
         self._console = console if is_shown else None
@@ -101,11 +104,12 @@ class LiveView(Callback):
             get_renderable=self.render,
             console=self._console,
             refresh_per_second=self.refresh_per_second,
-            redirect_stdout=sys.stdout.isatty(),  # what goes to a file or a pipe must stay there
+            redirect_stdout=sys.stdout.isatty(),  # a file or a pipe keeps its output
         )
         stderr = sys.stderr
         self._live.start(refresh=True)
-        # Log handlers that were made earlier hold the stream and would write into the view.
+        # rich replaces sys.stderr, but existing log handlers hold the old stream and would write
+        # into the view.
         _move_handlers(stderr, sys.stderr)
 
     def on_train_batch_end(
@@ -116,7 +120,7 @@ class LiveView(Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Take note of the batch; the next drawing shows it."""
+        """Record the batch for the next redraw."""
         logged = trainer.callback_metrics
         for key, history in self._histories.items():
             if key in logged:
@@ -131,11 +135,11 @@ class LiveView(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Leave the last state above the traceback, and the terminal as it was."""
+        """Leave the last state above the traceback, and restore the terminal."""
         self._close(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the terminal back to the trainer's progress bar."""
+        """Enable the trainer's progress bar again."""
         self._close(trainer)
 
     def _stop(self) -> None:
@@ -151,17 +155,18 @@ class LiveView(Callback):
             trainer.progress_bar_callback.enable()
         self._console = None
 
-    # --- what is drawn
+    # --- drawing
 
     def render(self) -> RenderableType:
-        """The whole view as it stands now.
+        """The current view.
 
-        rich calls it from a thread of its own: it only reads, and lists in one go.
+        rich calls this from its own thread while training changes the state. It only reads, and
+        copies each list in one operation.
         """
         from rich.console import Group
         from rich.text import Text
 
-        elapsed = duration_text(monotonic() - self._started)
+        elapsed = format_duration(monotonic() - self._started)
         parts: list[RenderableType] = [Text(f"{self._progress}, {elapsed} elapsed")]
         for detector in self._detectors:
             level, sentence, _ = detector.verdict
@@ -178,14 +183,14 @@ class LiveView(Callback):
         table.add_column("latest", justify="right", no_wrap=True)
         table.add_column("unit", style="dim", no_wrap=True)
         table.add_column("baseline", justify="right", no_wrap=True)
-        table.add_column("history", justify="right")  # the only one that gives way
+        table.add_column("history", justify="right")  # the only column that shrinks
         table.add_column("state", no_wrap=True)
         for name, unit, history, baseline, level in self._rows():
             table.add_row(
                 Text(name),
-                number_text(history[-1]) if history else "-",
+                format_number(history[-1]) if history else "-",
                 Text(unit),
-                "" if level is None else "-" if baseline is None else number_text(baseline),
+                "" if level is None else "-" if baseline is None else format_number(baseline),
                 _History(history, self.width),
                 "" if level is None else Text(level.word, _STYLES[level]),
             )
@@ -196,7 +201,7 @@ class LiveView(Callback):
             for monitor in detector.monitors:
                 history = list(monitor.history)
                 yield monitor.name, monitor.unit, history, monitor.baseline, monitor.level
-        for key, name in zip(self.metrics, short_names(self.metrics), strict=True):
+        for key, name in zip(self.metrics, shorten_keys(self.metrics), strict=True):
             yield name, "", list(self._histories[key]), None, None
 
     def _progress_text(self, trainer: Trainer, done: int) -> str:
@@ -207,7 +212,7 @@ class LiveView(Callback):
 
 
 class _History:
-    """A sparkline of as many of the newest values as there is room for."""
+    """A sparkline of as many of the newest values as fit."""
 
     def __init__(self, values: list[float], width: int) -> None:
         self.values = values
@@ -226,7 +231,7 @@ class _History:
 
 
 def _move_handlers(old: TextIO, new: TextIO) -> None:
-    """Let all log handlers that write to `old` write to `new`."""
+    """Redirect all log handlers that write to `old` to `new`."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     for logger in loggers:
         for handler in logger.handlers if isinstance(logger, logging.Logger) else []:

@@ -1,35 +1,64 @@
-"""One monitor for each signal of a collapse.
+"""The monitor of one signal: a small state machine that is fed with one reading per step.
 
-A monitor is a small state machine, fed with one reading per record (a training batch, an epoch): it
-learns what is normal from the first records, then says how far the signal is from it. It knows no
-Lightning: `CollapseDetector` feeds it.
+A step is one training batch, epoch or validation. A monitor learns the normal range of its signal
+from the first steps, and then judges how far the signal has moved from it. Monitors do not depend
+on Lightning: `CollapseDetector` feeds them, and `replay_run` does from the logs of a finished run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import IntEnum
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
-from lit_callbacks.levels import Level
-from lit_callbacks.series import Baseline, robust_baseline, trend
-from lit_callbacks.text import number_text
+from lit_callbacks.output import format_number
+from lit_callbacks.stats import Baseline, robust_baseline, trend
 
 HISTORY = 100  # readings that a monitor remembers
-# Deviations of Mann-Kendall's statistic that make a trend. In ten readings of noise without memory
-# 1 of 213 comes so far by chance; of noise with a lag-one correlation of 0.5 it is 1 in 25.
-SURE = 2.6
-VISIBLE = 2.0  # the same for the words "and rising" in a sentence: 1 of 35
+# Deviations of the Mann-Kendall statistic that make a trend. In ten readings of uncorrelated noise
+# 1 of 213 reaches it by chance; of noise with a lag-one correlation of 0.5 it is 1 in 25.
+TREND_SCORE = 2.6
+VISIBLE_TREND_SCORE = 2.0  # the same for the words "and rising" in a sentence: 1 of 35
 
 
-class Record(NamedTuple):
-    """What one record offers to the monitors; the same on every rank.
+class Level(IntEnum):
+    """The level of a monitor or a verdict, from good to bad; levels compare as numbers."""
+
+    HEALTHY = 0
+    SUSPICIOUS = 1
+    COLLAPSED = 2
+
+    @property
+    def word(self) -> str:
+        """The level in lower case, for example `suspicious`."""
+        return self.name.lower()
+
+    @classmethod
+    def parse(cls, argument: str, word: str) -> Level:
+        """The level of a word.
+
+        Args:
+            argument: Name of the argument that holds the word, for the error message.
+            word: `healthy`, `suspicious` or `collapsed`.
+
+        Raises:
+            ValueError: If `word` is any other word.
+        """
+        words = {level.word: level for level in cls}
+        if word not in words:
+            raise ValueError(f"{argument}: expected one of {', '.join(words)}, got {word!r}")
+        return words[word]
+
+
+class StepMetrics(NamedTuple):
+    """Numbers of one step, as monitors read them; the same on every rank.
 
     Attributes:
-        scalars: logged metrics by key, averaged over ranks.
-        tensors: numbers of the step's outputs by name, of all ranks.
-        non_finite: keys of logged metrics that were not finite on some rank.
+        scalars: Logged metrics by key, averaged over ranks.
+        tensors: Numbers of the training step's output tensors by name, of all ranks.
+        non_finite: Keys of the logged metrics that were not finite on some rank.
     """
 
     scalars: Mapping[str, float]
@@ -37,45 +66,54 @@ class Record(NamedTuple):
     non_finite: tuple[str, ...] = ()
 
 
-class Monitor:
-    """Watches one signal against fixed lines, or lines relative to the signal's own start.
+class Thresholds(NamedTuple):
+    """The range that a monitor allows; an end is infinite where there is no threshold (yet)."""
 
-    A line is crossed when every condition given for its side is met: `high` (a value), `high_ratio`
-    (a multiple of the baseline), and with a ratio also `deviations` of the baseline's spread, so
-    that a noisy signal is given room. The monitor's level is *collapsed* after `patience` records
-    in a row beyond a line, and *suspicious* after as many beyond most of the way (`suspicion`) from
-    baseline to line, or when a trend leads beyond the line within `horizon` records.
+    low: float
+    high: float
+
+
+class Monitor:
+    """Watches one signal against fixed thresholds, or thresholds relative to its own start.
+
+    A threshold is crossed when every condition given for its side holds: `high` (a value),
+    `high_ratio` (a multiple of the baseline), and with a ratio also `deviations` of the baseline's
+    spread, which gives a noisy signal more room. The level is *collapsed* after `patience` steps in
+    a row beyond a threshold. It is *suspicious* after as many steps beyond the fraction `suspicion`
+    of the way from baseline to threshold, or when a trend leads beyond the threshold within
+    `horizon` steps.
 
     Args:
-        key: key of a logged metric, or name of a tensor among the training step's outputs, whose
+        key: Key of a logged metric, or name of a tensor among the training step's outputs, whose
             mean is taken.
-        name: what the signal is called in sentences; by default the end of its key.
-        high: value that is too high.
-        high_ratio: multiple of the baseline that is too high, above 1.
-        low: value that is too low.
-        low_ratio: multiple of the baseline that is too low, from 0 to 1.
-        deviations: spreads (scaled median absolute deviation) from the baseline that a value must
-            also have to cross a line given as a ratio.
-        suspicion: part of the way from baseline to line that is suspicious, above 0 and at most 1.
-        baseline_records: first records (after the warm-up) whose median is the baseline.
-        warmup: records at the start that are not looked at.
-        smoothing: a reading is the median of so many latest values; 1 takes the value itself.
-        patience: records in a row that make a level.
-        horizon: records within which a trend must reach a line to be suspicious; 0 for no such
-            test.
-        trend_records: latest readings in which a trend is looked for.
-        optional: pass over records that lack the key, where others must have it.
+        name: Name of the signal in sentences; by default the end of its key.
+        high: Value that is too high.
+        high_ratio: Multiple of the baseline that is too high, above 1.
+        low: Value that is too low.
+        low_ratio: Multiple of the baseline that is too low, at least 0 and below 1.
+        deviations: Distance from the baseline, in spreads (scaled median absolute deviations), that
+            a value must also have to cross a threshold given as a ratio.
+        suspicion: Fraction of the way from baseline to threshold that is suspicious, above 0 and at
+            most 1.
+        baseline_steps: Number of first steps (after the warm-up) whose median is the baseline.
+        warmup: Number of steps at the start that are not judged.
+        smoothing: Number of latest values whose median is the reading; 1 takes the value itself.
+        patience: Number of steps in a row that make a level.
+        horizon: Number of steps within which a trend must reach a threshold to be suspicious; 0
+            turns this test off.
+        trend_steps: Number of latest readings in which a trend is looked for.
+        optional: Skip steps that lack the key instead of requiring it.
 
     Raises:
-        ValueError: for an argument out of range, or without any line.
+        ValueError: If an argument is out of range, or no threshold is given.
     """
 
     signal: ClassVar[str] = ""
-    """Monitors of one signal have one vote together; empty: one for each key."""
+    """Monitors of the same signal have one vote together. Empty: each key is its own signal."""
     title: ClassVar[str] = ""
     unit: ClassVar[str] = ""
     decisive: ClassVar[bool] = False
-    """Whether this monitor alone makes a collapse."""
+    """Whether this monitor makes a collapse without a second signal."""
 
     def __init__(
         self,
@@ -87,32 +125,32 @@ class Monitor:
         low_ratio: float | None = None,
         deviations: float = 4.0,
         suspicion: float = 0.75,
-        baseline_records: int = 8,
+        baseline_steps: int = 8,
         warmup: int = 0,
         smoothing: int = 1,
         patience: int = 2,
         horizon: int = 10,
-        trend_records: int = 10,
+        trend_steps: int = 10,
         optional: bool = False,
     ) -> None:
         if high is None and high_ratio is None and low is None and low_ratio is None:
             raise ValueError(f"{key}: expected high, high_ratio, low or low_ratio, got none")
         for argument, count, least in (
-            ("baseline_records", baseline_records, 1),
+            ("baseline_steps", baseline_steps, 1),
             ("warmup", warmup, 0),
             ("smoothing", smoothing, 1),
             ("patience", patience, 1),
             ("horizon", horizon, 0),
-            ("trend_records", trend_records, 3),
+            ("trend_steps", trend_steps, 3),
         ):
             if count < least:
                 raise ValueError(f"{argument}: expected at least {least}, got {count}")
-        for argument, count in (("smoothing", smoothing), ("trend_records", trend_records)):
+        for argument, count in (("smoothing", smoothing), ("trend_steps", trend_steps)):
             if count > HISTORY:
                 raise ValueError(f"{argument}: expected at most {HISTORY}, got {count}")
-        for argument, line in (("high", high), ("low", low)):
-            if line is not None and not math.isfinite(line):
-                raise ValueError(f"{argument}: expected a finite number, got {line}")
+        for argument, threshold in (("high", high), ("low", low)):
+            if threshold is not None and not math.isfinite(threshold):
+                raise ValueError(f"{argument}: expected a finite number, got {threshold}")
         if low is not None and high is not None and low >= high:
             raise ValueError(f"low: expected a number below high ({high}), got {low}")
         if high_ratio is not None and not high_ratio > 1:
@@ -129,14 +167,14 @@ class Monitor:
         self.low, self.low_ratio = low, low_ratio
         self.deviations = deviations
         self.suspicion = suspicion
-        self.baseline_records = baseline_records
+        self.baseline_steps = baseline_steps
         self.warmup = warmup
         self.smoothing = smoothing
         self.patience = patience
         self.horizon = horizon
-        self.trend_records = trend_records
+        self.trend_steps = trend_steps
         self.optional = optional
-        self.records = 0
+        self.steps = 0
         self.normal: list[float] = []
         """Readings that make the baseline."""
         self.clear()
@@ -147,7 +185,8 @@ class Monitor:
         self.level = Level.HEALTHY
         self.side = ""
         self.crossing: float | None = None
-        self._beyond = [0, 0]  # records in a row beyond most of the way, and all of it
+        # Steps in a row beyond the suspicious fraction, and beyond the threshold itself.
+        self._beyond = [0, 0]
 
     # --- reading
 
@@ -158,7 +197,7 @@ class Monitor:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names that this monitor needs, of logged metrics or of the step's outputs."""
+        """Names of the logged metrics or output tensors that this monitor needs."""
         return (self.key,)
 
     @property
@@ -166,173 +205,180 @@ class Monitor:
         """Key of the logged metric that holds this monitor's readings."""
         return self.key
 
-    def read(self, record: Record) -> float:
-        """This monitor's number in `record`."""
-        if self.key in record.scalars:
-            return record.scalars[self.key]
-        numbers = record.tensors[self.key]
+    def read(self, metrics: StepMetrics) -> float:
+        """This monitor's reading of a step."""
+        if self.key in metrics.scalars:
+            return metrics.scalars[self.key]
+        numbers = metrics.tensors[self.key]
         return sum(numbers) / len(numbers) if numbers else math.nan
 
     def observe(self, value: float) -> Level:
-        """Take in the reading of one record and return the level.
+        """Take in the reading of one step.
 
-        A reading that is not a finite number counts as beyond the line and never enters the
-        baseline.
+        A reading that is not finite counts as beyond the threshold and never enters the baseline.
+
+        Returns:
+            The level after this step.
         """
-        self.records += 1
+        self.steps += 1
         self.history = [*self.history, value][-HISTORY:]
-        if self.records <= self.warmup:
+        if self.steps <= self.warmup:
             return self.level
-        if len(self.normal) < self.baseline_records and math.isfinite(value):
+        if len(self.normal) < self.baseline_steps and math.isfinite(value):
             self.normal.append(value)
-        self._judge()
+        self._update_level()
         return self.level
 
-    def _judge(self) -> None:
-        beyond_line = self._side_beyond(1.0)
-        self.side, self.crossing = beyond_line or self._side_beyond(self.suspicion), None
+    def _update_level(self) -> None:
+        side = self._side_beyond(1.0)
+        self.side, self.crossing = side or self._side_beyond(self.suspicion), None
+        # One step back in range starts both counts anew.
         self._beyond = [
             self._beyond[0] + 1 if self.side else 0,
-            self._beyond[1] + 1 if beyond_line else 0,
+            self._beyond[1] + 1 if side else 0,
         ]
         if self._beyond[1] >= self.patience:
             self.level = Level.COLLAPSED
         elif self._beyond[0] >= self.patience:
             self.level = Level.SUSPICIOUS
-        elif drift := self._drift():
-            self.side, self.crossing = drift
+        elif crossing := self._forecast_crossing():
+            self.side, self.crossing = crossing
             self.level = Level.SUSPICIOUS
         else:
             self.level = Level.HEALTHY
 
     def _latest(self, count: int) -> list[float]:
         """The latest readings, at most `count` and none of the warm-up."""
-        return self.history[-max(1, min(count, self.records - self.warmup)) :]
+        return self.history[-max(1, min(count, self.steps - self.warmup)) :]
 
-    def _reading(self) -> float:
-        """The latest reading, smoothed; as it is if it is not finite."""
+    def _smoothed(self) -> float:
+        """The median of the latest readings; the latest one itself if it is not finite."""
         value = self.history[-1]
         recent = filter(math.isfinite, self._latest(self.smoothing))
         return median(recent) if math.isfinite(value) else value
 
     @property
-    def beyond(self) -> bool:
-        """Whether the latest reading is beyond a line, be it for the first time."""
+    def is_beyond(self) -> bool:
+        """Whether the latest reading is beyond a threshold, regardless of patience."""
         return self._beyond[1] > 0
 
-    # --- more to show
+    # --- additional output
 
     @property
     def sample(self) -> list[float]:
-        """The numbers behind the last reading, for a histogram; empty where it is a scalar."""
+        """The numbers behind the last reading, for a histogram; empty for a scalar."""
         return []
 
     def details(self) -> dict[str, float]:
-        """More scalars about the last reading, by name."""
+        """Additional scalars about the last reading, by name."""
         return {}
 
-    # --- lines
+    # --- thresholds
 
     @property
     def baseline(self) -> float | None:
-        """Median of the first readings; None until they are there."""
+        """Median of the first readings; `None` until there are enough of them."""
         known = self._baseline()
         return None if known is None else known.center
 
     def _baseline(self) -> Baseline | None:
-        if len(self.normal) < self.baseline_records:
+        if len(self.normal) < self.baseline_steps:
             return None
         return robust_baseline(self.normal)
 
-    def lines(self) -> tuple[float, float]:
-        """The low and the high line; infinite where there is none (yet)."""
-        high = self._line(+1, self.high, self.high_ratio)
-        low = self._line(-1, self.low, self.low_ratio)
-        return low, high
+    def thresholds(self) -> Thresholds:
+        """The current thresholds; infinite where there is none (yet)."""
+        return Thresholds(
+            low=self._threshold(-1, self.low, self.low_ratio),
+            high=self._threshold(+1, self.high, self.high_ratio),
+        )
 
-    def _line(self, sign: int, fixed: float | None, ratio: float | None) -> float:
+    def _threshold(self, sign: int, fixed: float | None, ratio: float | None) -> float:
         known, conditions = self._baseline(), []
         if fixed is not None:
             conditions.append(fixed)
         if ratio is not None:
             if known is None:
-                return sign * math.inf
-            # A multiple of nothing or of less says nothing, and so do spreads of width 0.
+                return sign * math.inf  # all conditions must hold, and this one cannot be checked
+            # A multiple of a baseline of 0 or below is no bound, and neither are spreads of 0.
             if known.center > 0:
                 conditions.append(known.center * ratio)
             if (room := self.deviations * known.spread) > 0:
                 conditions.append(known.center + sign * room)
         if not conditions:
             return sign * math.inf
-        return sign * max(sign * line for line in conditions)
+        return sign * max(sign * condition for condition in conditions)
 
-    def _side_beyond(self, part: float) -> str:
-        """The side on which the reading is beyond this part of the way from baseline to line.
+    def _side_beyond(self, fraction: float) -> str:
+        """The side on which the reading is beyond this fraction of the way to the threshold.
 
-        Empty where it is on neither. Without a baseline there is no way to divide, only the line.
+        Empty if it is beyond on neither side. Without a baseline there is no way to divide, and
+        the fraction is taken as 1.
         """
-        reading, baseline = self._reading(), self.baseline
+        reading, baseline = self._smoothed(), self.baseline
         if not math.isfinite(reading):
             return "not finite"
-        for side, sign, line in zip(("low", "high"), (-1, 1), self.lines(), strict=True):
-            mark = line
-            if baseline is not None and math.isfinite(line):
-                mark -= (1 - part) * (line - baseline)
-            if sign * (reading - mark) > 0:
+        for side, sign, bound in zip(("low", "high"), (-1, 1), self.thresholds(), strict=True):
+            if baseline is not None and math.isfinite(bound):
+                bound -= (1 - fraction) * (bound - baseline)
+            if sign * (reading - bound) > 0:
                 return side
         return ""
 
-    def _drift(self) -> tuple[str, float] | None:
-        """Side of the line to which a trend leads, and the records until then; None without one."""
-        recent = self._latest(self.trend_records)
-        enough = len(recent) == self.trend_records and all(map(math.isfinite, recent))
+    def _forecast_crossing(self) -> tuple[str, float] | None:
+        """Side of the threshold that a trend leads to, and the number of steps until then."""
+        recent = self._latest(self.trend_steps)
+        enough = len(recent) == self.trend_steps and all(map(math.isfinite, recent))
         if self.horizon == 0 or self.baseline is None or not enough:
             return None
         slope, score = trend(recent)
-        if abs(score) < SURE or slope == 0:
+        if abs(score) < TREND_SCORE or slope == 0:
             return None
-        low, high = self.lines()
-        records = ((high if slope > 0 else low) - self._reading()) / slope
-        if records > self.horizon:
+        low, high = self.thresholds()
+        steps = ((high if slope > 0 else low) - self._smoothed()) / slope
+        if steps > self.horizon:
             return None
-        return "high" if slope > 0 else "low", max(0.0, records)
+        return "high" if slope > 0 else "low", max(0.0, steps)
 
     # --- words
 
     def sentence(self) -> str:
-        """What is the matter, for example ``KL 41 nats is 12x its baseline and rising``."""
-        value, baseline = self._reading(), self.baseline
-        now = f"{number_text(value)} {self.unit}".rstrip()
+        """The state in words, for example `KL 41 nats is 12x its baseline and rising`."""
+        value, baseline = self._smoothed(), self.baseline
+        now = f"{format_number(value)} {self.unit}".rstrip()
         if not math.isfinite(value):
-            return f"{self.name} is {number_text(value)}"
-        low, high = self.lines()
-        sign, line = (1, high) if self.side == "high" else (-1, low)
+            return f"{self.name} is {format_number(value)}"
+        low, high = self.thresholds()
+        sign, threshold = (1, high) if self.side == "high" else (-1, low)
         if baseline is not None and sign * (value - baseline) > 0:
             ratio = value / baseline if sign > 0 and baseline > 0 else math.nan
-            if 1.05 <= ratio < 100:
-                text = f"{self.name} {now} is {number_text(round(ratio, 1))}x its baseline"
+            if 1.05 <= ratio < 100:  # "1x" and "3000000x its baseline" say nothing
+                text = f"{self.name} {now} is {format_number(round(ratio, 1))}x its baseline"
             else:
                 verb = "rose" if sign > 0 else "fell"
-                text = f"{self.name} {verb} to {now} (baseline {number_text(baseline)})"
-        elif sign * (value - line) > 0:
-            text = f"{self.name} {now} is {'above' if sign > 0 else 'below'} {number_text(line)}"
+                text = f"{self.name} {verb} to {now} (baseline {format_number(baseline)})"
+        elif sign * (value - threshold) > 0:
+            side = "above" if sign > 0 else "below"
+            text = f"{self.name} {now} is {side} {format_number(threshold)}"
         else:
             text = f"{self.name} is {now}"
         if self.crossing:
-            records = math.ceil(self.crossing)
-            plural = "s" if records > 1 else ""
-            return f"{text} and at this pace beyond {number_text(line)} in {records} record{plural}"
-        score = trend([v for v in self._latest(self.trend_records) if math.isfinite(v)]).score
-        if abs(score) >= VISIBLE:
+            steps = math.ceil(self.crossing)
+            plural = "s" if steps > 1 else ""
+            return (
+                f"{text} and at this pace beyond {format_number(threshold)} in {steps} step{plural}"
+            )
+        score = trend([v for v in self._latest(self.trend_steps) if math.isfinite(v)]).score
+        if abs(score) >= VISIBLE_TREND_SCORE:
             text += " and rising" if score > 0 else " and falling"
         return text
 
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes, as plain values."""
+        """The state as plain values."""
         return {
-            "records": self.records,
+            "steps": self.steps,
             "normal": list(self.normal),
             "history": list(self.history),
             "beyond": list(self._beyond),
@@ -342,8 +388,8 @@ class Monitor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self.records = state["records"]
+        """Restore a state."""
+        self.steps = state["steps"]
         self.normal = list(state["normal"])
         self.history = list(state["history"])
         self._beyond = list(state["beyond"])

@@ -1,4 +1,4 @@
-"""Where the time of a fit went: its phases in a table, and what would make it faster."""
+"""A table of the phases of a fit with their time and memory, and hints that make it faster."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_callbacks.loggers import markdown_text, write_text, x_axis
-from lit_callbacks.records import RecordReader
-from lit_callbacks.terminal import stderr_console
-from lit_callbacks.text import duration_text, number_text
+from lit_callbacks.output import (
+    escape_markdown,
+    format_duration,
+    format_number,
+    logger_step,
+    stderr_console,
+    write_text,
+)
+from lit_callbacks.step_reader import StepReader
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-VALIDATION, OTHER = "validation", "other"  # the rows that the callback measures itself
+VALIDATION_PHASE, OTHER_PHASE = "validation", "other"  # phases that the callback measures itself
 COLUMNS = ("phase", "total", "share", "mean, s", "slowest, s", "peak, GiB")
 
 
 @dataclass
 class Phase:
-    """What one phase has taken.
+    """Time and memory of one phase.
 
     Attributes:
-        seconds: in all steps together.
-        slowest: seconds in its slowest step.
-        steps: how many steps it took part in; 0 where that is not known.
-        peak: most memory in any step, GiB; None where it is not logged.
+        seconds: Time of all steps together.
+        slowest: Seconds of the slowest step.
+        steps: Number of steps that had this phase; 0 if not known.
+        peak: Peak memory of any step in GiB; `None` if it is not logged.
     """
 
     seconds: float = 0.0
@@ -39,7 +44,7 @@ class Phase:
     peak: float | None = None
 
     def add(self, seconds: float) -> None:
-        """Take in a step."""
+        """Add a step."""
         self.seconds += seconds
         self.slowest = max(self.slowest, seconds)
         self.steps += 1
@@ -47,14 +52,14 @@ class Phase:
 
 @dataclass
 class PhaseReport:
-    """What a fit has taken, as far as this process has run it.
+    """Time and memory of a fit, as far as this process has run it.
 
     Attributes:
-        seconds: from the start of training to its end.
-        batches: training batches.
-        phases: by name, in the order in which they were first logged; last the validation within
-            fit, if there was one, and `other`: all that lies outside the phases and the validation.
-        rates: what was logged of throughput by name, in the mean over the time of the steps.
+        seconds: Time from the start of training to its end.
+        batches: Number of training batches.
+        phases: Phases by name, in the order in which they were first logged. The last ones are the
+            validation within fit, if there was one, and `other`, the time outside of all phases.
+        rates: Logged throughput by name, averaged over the time of the steps.
     """
 
     seconds: float = 0.0
@@ -63,26 +68,26 @@ class PhaseReport:
     rates: dict[str, float] = field(default_factory=dict)
 
     def share(self, phase: str) -> float:
-        """Share of a phase in the time of the fit; 0 where there is no such phase."""
+        """Share of a phase in the time of the fit; 0 if there is no such phase."""
         if phase not in self.phases or self.seconds <= 0:
             return 0.0
         return self.phases[phase].seconds / self.seconds
 
     @property
     def peak(self) -> float | None:
-        """The most memory of any phase, GiB; None where none is logged."""
+        """Peak memory of any phase in GiB; `None` if none is logged."""
         return max((p.peak for p in self.phases.values() if p.peak is not None), default=None)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table's cells, see `COLUMNS`."""
+        """Cells of the table by row; the columns are `COLUMNS`."""
         return [
             (
                 name,
-                duration_text(phase.seconds),
+                format_duration(phase.seconds),
                 f"{self.share(name):.0%}",
-                number_text(phase.seconds / phase.steps) if phase.steps else "",
-                number_text(phase.slowest) if phase.steps else "",
-                "" if phase.peak is None else number_text(phase.peak),
+                format_number(phase.seconds / phase.steps) if phase.steps else "",
+                format_number(phase.slowest) if phase.steps else "",
+                "" if phase.peak is None else format_number(phase.peak),
             )
             for name, phase in self.phases.items()
         ]
@@ -90,35 +95,36 @@ class PhaseReport:
     def headline(self) -> str:
         """Time, batches and throughput on one line."""
         rates = [
-            f"{name.replace('_', ' ')} {number_text(rate)}" for name, rate in self.rates.items()
+            f"{name.replace('_', ' ')} {format_number(rate)}" for name, rate in self.rates.items()
         ]
         batches = f"{self.batches} batch{'es' * (self.batches != 1)}"
-        return ", ".join([f"{duration_text(self.seconds)} for {batches}", *rates])
+        return ", ".join([f"{format_duration(self.seconds)} for {batches}", *rates])
 
 
-Hint = Callable[[PhaseReport, Trainer, LightningModule], str | None]
+PhaseHint = Callable[[PhaseReport, Trainer, LightningModule], str | None]
 
 
 class PhaseSummary(Callback):
-    """Prints at the end of fit which phase took how long, and what would make the fit faster.
+    """Prints the time of each phase at the end of fit, and hints that would make the fit faster.
 
-    It reads what the module logs at each training batch: seconds of a phase under `time`, its peak
-    memory in GiB under `memory`, any rate under `throughput`, each followed by a name. Validation
-    within fit it measures itself, and so what is left: data, logging, checkpoints, callbacks.
+    It reads the metrics that the module logs at each training batch: the seconds of a phase under
+    the prefix `time`, its peak memory in GiB under `memory`, and any rate under `throughput`, each
+    followed by a name. It measures the validation within fit itself, and the remaining time: data
+    loading, logging, checkpoints, callbacks.
 
-    The table goes to standard error and to the text `phases` of TensorBoard loggers, in the process
-    of rank 0. A fit that goes on from a checkpoint is counted from there.
+    The table goes to standard error and to the text `phases` of TensorBoard loggers, on rank 0. A
+    resumed fit is measured from its resumption.
 
     Args:
-        time: prefix of the keys of seconds, for example ``time/rollout``.
-        memory: prefix of the keys of memory.
-        throughput: prefix of the keys of rates.
-        total: key of a step's time in all its phases, which is no phase itself.
-        hints: functions that are given the report, the trainer and the module at the end of fit,
-            and return a sentence on what would make it faster, or None.
+        time: Prefix of the keys of seconds, for example of `time/rollout`.
+        memory: Prefix of the keys of memory.
+        throughput: Prefix of the keys of rates.
+        total: Key of a step's time in all its phases, which is not a phase itself.
+        hints: Functions of the report, the trainer and the module, called at the end of fit. Each
+            returns a sentence that says what would make the fit faster, or `None`.
 
     Raises:
-        ModuleNotFoundError: when a fit is set up, without rich.
+        ModuleNotFoundError: When a fit is set up, if rich is not installed.
     """
 
     def __init__(
@@ -127,28 +133,28 @@ class PhaseSummary(Callback):
         memory: str = "memory/",
         throughput: str = "throughput/",
         total: str = "time/iteration",
-        hints: list[Hint] | None = None,
+        hints: list[PhaseHint] | None = None,
     ) -> None:
         self.time, self.memory, self.throughput, self.total = time, memory, throughput, total
         self.hints = list(hints or [])
         self.report = PhaseReport()
-        self._reader = RecordReader()
-        self._rates: dict[str, tuple[float, float]] = {}  # sums of rate x weight, and of weights
+        self._reader = StepReader()
+        self._rates: dict[str, tuple[float, float]] = {}  # sum of rate x weight, sum of weights
         self._started: float | None = None
         self._validation = Phase()
         self._validation_started: float | None = None
-        self._console: Console | None = None  # None where nothing is shown
+        self._console: Console | None = None  # None if nothing is shown
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find out whether this process writes."""
+        """Open the console on rank 0."""
         if stage == "fit" and trainer.is_global_zero:
             self._console = stderr_console("PhaseSummary")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self.report, self._validation, self._rates = PhaseReport(), Phase(), {}
-        self._reader = RecordReader()
-        self._reader.new_scalars(trainer)  # of an earlier fit
+        self._reader = StepReader()
+        self._reader.read_new_scalars(trainer)  # skips the metrics of an earlier fit
         self._started = monotonic()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -170,13 +176,14 @@ class PhaseSummary(Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Take in what the batch has logged."""
+        """Read the metrics that the batch has logged."""
         self.report.batches += 1
         if trainer.is_global_zero:
-            self._read(self._reader.new_scalars(trainer))
+            self._add_metrics(self._reader.read_new_scalars(trainer))
 
-    def _read(self, scalars: Mapping[str, float]) -> None:
-        weight = scalars.get(self.total, 1.0)  # so that a rate is all that was done over all time
+    def _add_metrics(self, scalars: Mapping[str, float]) -> None:
+        # Weighted by the steps' times, the mean of a rate is the total work over the total time.
+        weight = scalars.get(self.total, 1.0)
         for key, value in scalars.items():
             if key.startswith(self.time) and key != self.total:
                 self._phase(key.removeprefix(self.time)).add(value)
@@ -192,37 +199,37 @@ class PhaseSummary(Callback):
         return self.report.phases.setdefault(name, Phase())
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock and add up."""
+        """Stop the clock and sum up."""
         if self._started is None:
             return
         report = self.report
         report.seconds, self._started = monotonic() - self._started, None
         report.rates = {k: done / weights for k, (done, weights) in self._rates.items() if weights}
         if self._validation.steps:
-            report.phases[VALIDATION] = self._validation
+            report.phases[VALIDATION_PHASE] = self._validation
         known = sum(phase.seconds for phase in report.phases.values())
-        report.phases[OTHER] = Phase(max(0.0, report.seconds - known))
+        report.phases[OTHER_PHASE] = Phase(max(0.0, report.seconds - known))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the table and the hints, below everything else that is shown at the end."""
+        """Show the table and the hints, below everything else that is printed at the end of fit."""
         if self._console is None or not self.report.batches:
             return
-        told = (hint(self.report, trainer, pl_module) for hint in self.hints)
-        sentences = [sentence for sentence in told if sentence]
+        hints = (hint(self.report, trainer, pl_module) for hint in self.hints)
+        sentences = [sentence for sentence in hints if sentence]
         headline = f"fit took {self.report.headline()}"
         self._console.print(headline, markup=False, highlight=False)
         self._console.print(phase_table(self.report))
         for sentence in sentences:
             self._console.print(f"- {sentence}", markup=False, highlight=False)
-        write_text(trainer, "phases", phase_markdown(self.report, sentences), x_axis(trainer))
+        write_text(trainer, "phases", phase_markdown(self.report, sentences), logger_step(trainer))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Let go of the console, which holds the stream that standard error is now."""
+        """Drop the console: it holds the current standard error, which may be replaced."""
         self._console = self._started = None
 
 
 def phase_table(report: PhaseReport) -> Table:
-    """A report for the terminal."""
+    """The report as a table for the terminal."""
     from rich.table import Table
     from rich.text import Text
 
@@ -235,8 +242,8 @@ def phase_table(report: PhaseReport) -> Table:
 
 
 def phase_markdown(report: PhaseReport, sentences: list[str]) -> str:
-    """A report and its hints for TensorBoard."""
-    lines = [f"Fit took {markdown_text(report.headline())}", ""]
+    """The report and its hints as Markdown for TensorBoard."""
+    lines = [f"Fit took {escape_markdown(report.headline())}", ""]
     lines += [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
-    lines += [f"| {' | '.join(map(markdown_text, row))} |" for row in report.rows()]
-    return "\n".join([*lines, "", *(f"- {markdown_text(sentence)}" for sentence in sentences)])
+    lines += [f"| {' | '.join(map(escape_markdown, row))} |" for row in report.rows()]
+    return "\n".join([*lines, "", *(f"- {escape_markdown(sentence)}" for sentence in sentences)])

@@ -1,4 +1,4 @@
-"""A progress bar that shows one stage of training as a whole, from its first batch to its last."""
+"""A progress bar for one stage of training as a whole, from its first batch to its last."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from time import monotonic
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
-from lit_callbacks.text import bar_text, duration_text, number_text, short_names
+from lit_callbacks.output import format_bar, format_duration, format_number, shorten_keys
 
-WIDEST_BAR = 22  # characters; the numbers matter more than the picture
-NARROWEST_BAR = 8
+MAX_BAR = 22  # characters; the numbers matter more than the bar
+MIN_BAR = 8
 
 
 @dataclass
 class Progress:
-    """How far a loop is, in batches.
+    """Progress of a loop, in batches.
 
     Attributes:
-        label: what is running.
-        started: the clock when this process began the loop, in seconds.
-        first: batches that were done by then, above 0 in a resumed fit.
-        done: batches done by now.
-        total: batches in the whole loop, None where nobody knows.
-        estimated: whether `total` is an estimate.
+        label: Name of the loop.
+        started: Clock time in seconds at which this process began the loop.
+        first: Number of batches done by then, above 0 in a resumed fit.
+        done: Number of batches done.
+        total: Number of batches of the whole loop, `None` if unknown.
+        estimated: Whether `total` is an estimate.
     """
 
     label: str
@@ -38,16 +38,16 @@ class Progress:
     estimated: bool = False
 
     def seconds_left(self, now: float) -> float | None:
-        """Time to the end of the loop at the mean speed so far, None where unknown."""
+        """Time to the end of the loop at the mean speed so far, `None` if unknown."""
         if self.total is None or self.done <= self.first:
             return None
         return (now - self.started) / (self.done - self.first) * (self.total - self.done)
 
     def is_milestone(self) -> bool:
-        """Whether `done` is worth a line of its own in a log file.
+        """Whether a log file gets a line for this batch.
 
-        That is the first batch of the loop and the first one of each tenth of a known total, or
-        1, 2, 5, 10, 20, 50, 100 and so on where the total is unknown.
+        It does for the first batch of the loop and the first one of each tenth of a known total,
+        or for 1, 2, 5, 10, 20, 50, 100 and so on batches if the total is unknown.
         """
         if self.done == self.first + 1:
             return True
@@ -61,22 +61,21 @@ class StageProgressBar(ProgressBar):
 
     In a terminal the line is redrawn in place. In a log file or a notebook a line is printed at
     the first batch and at every tenth of the stage (at 1, 2, 5, 10, 20, 50... batches if the total
-    is unknown). The unit is the batch, under manual optimization too, whatever a batch means to
-    the module. It writes to standard error, so that standard output keeps the results, and only
-    in the process of rank 0.
+    is unknown). The unit is the batch, under manual optimization too. The line goes to standard
+    error, so that standard output is left to results, and is written on rank 0 only.
 
-    The total is ``max_epochs`` times the batches of an epoch, or less where ``max_steps`` ends the
-    fit earlier. Under manual optimization ``max_steps`` counts optimizer steps, so that the number
-    of batches is estimated from the steps per batch so far and written with a ``~``.
+    The total is `max_epochs` times the batches of an epoch, or less if `max_steps` ends the fit
+    earlier. Under manual optimization `max_steps` counts optimizer steps, so the number of batches
+    is estimated from the steps per batch so far and written with a `~`.
 
     Args:
-        stage: name of the stage, the first word of the line.
-        metrics: keys of logged metrics, for example ``["rollout/kl", "rollout/reward"]``. The line
-            shows the latest value of each; during fit ``-`` stands for one not logged yet.
-        refresh_rate: batches between two drawings in a terminal; 0 shows nothing anywhere.
+        stage: Name of the stage, the first word of the line.
+        metrics: Keys of logged metrics, for example `["rollout/kl", "rollout/reward"]`. The line
+            shows the latest value of each; during fit `-` stands for one not logged yet.
+        refresh_rate: Number of batches between two redraws in a terminal; 0 shows nothing at all.
 
     Raises:
-        ValueError: if `refresh_rate` is negative or `metrics` is a single string.
+        ValueError: If `refresh_rate` is negative or `metrics` is a single string.
     """
 
     def __init__(
@@ -94,10 +93,10 @@ class StageProgressBar(ProgressBar):
         self._on_rank_zero = True
         self._fit: Progress | None = None
         self._evaluation: Progress | None = None
-        self._line = ""  # what stands on the terminal's current line
-        self._printed = ""  # the latest line of a log file
+        self._line = ""  # content of the terminal's current line
+        self._printed = ""  # last line printed to a log file
 
-    # --- what Lightning asks of every progress bar
+    # --- the interface of Lightning's progress bars
 
     @property
     def is_enabled(self) -> bool:
@@ -105,7 +104,7 @@ class StageProgressBar(ProgressBar):
         return self._enabled and self.refresh_rate > 0 and self._on_rank_zero
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remember whether this process is the one that writes."""
+        """Note whether this process is rank 0, which writes."""
         super().setup(trainer, pl_module, stage)
         self._on_rank_zero = trainer.is_global_zero
 
@@ -119,7 +118,7 @@ class StageProgressBar(ProgressBar):
         self._enabled = False
 
     def print(self, *args: object, **kwargs: object) -> None:
-        """Print above the line; the arguments are those of the built-in function."""
+        """Print above the line, with the arguments of the built-in `print`."""
         line = self._line
         self._clear()
         super().print(*args, **kwargs)
@@ -129,7 +128,7 @@ class StageProgressBar(ProgressBar):
     # --- fit
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock; a resumed fit goes on from the batches that it had done."""
+        """Start the clock; a resumed fit starts at the batches already done."""
         done = trainer.fit_loop.total_batch_idx + 1
         self._fit = Progress(self.stage, started=monotonic(), first=done, done=done)
 
@@ -149,7 +148,7 @@ class StageProgressBar(ProgressBar):
         self._show(self._fit)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the last state of the line, now without a time left."""
+        """Leave the last state of the line, without a time left."""
         if self._fit is not None:
             self._finish(self._fit)
         self._fit = None
@@ -168,7 +167,7 @@ class StageProgressBar(ProgressBar):
         self._count_evaluation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the line back to the fit."""
+        """Return the line to the fit."""
         self._end_evaluation()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -198,7 +197,7 @@ class StageProgressBar(ProgressBar):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Keep the line and move below it, so that the traceback starts on a line of its own."""
+        """Move below the line, so that the traceback starts on its own line."""
         self._leave()
         self._fit = self._evaluation = None
 
@@ -210,7 +209,7 @@ class StageProgressBar(ProgressBar):
         per_epoch = trainer.num_training_batches
         totals: list[tuple[float, bool]] = []
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            # counted from this epoch's start, since epochs of dynamic batches differ in length
+            # Counted from this epoch's start: epochs of dynamic batches differ in length.
             before = done - (batch_idx + 1)
             totals.append(
                 (before + (trainer.max_epochs - trainer.current_epoch) * per_epoch, False)
@@ -218,7 +217,7 @@ class StageProgressBar(ProgressBar):
         if trainer.max_steps >= 0:
             if pl_module.automatic_optimization:
                 accumulated = trainer.accumulate_grad_batches
-                totals.append((_batches_of(trainer.max_steps, per_epoch, accumulated), False))
+                totals.append((_batches_for(trainer.max_steps, per_epoch, accumulated), False))
             elif trainer.global_step > 0:
                 missing = max(0, trainer.max_steps - trainer.global_step)
                 totals.append((done + math.ceil(missing * done / trainer.global_step), True))
@@ -264,7 +263,7 @@ class StageProgressBar(ProgressBar):
                 self._draw(self._text(self._fit if inside_fit else progress, now))
         elif progress.is_milestone() and not inside_fit and not self.trainer.sanity_checking:
             last = progress.done == progress.total and not progress.estimated
-            if not last:  # `_finish` writes that one
+            if not last:  # `_finish` prints the last one
                 self._print_line(self._text(progress, now))
 
     def _finish(self, progress: Progress) -> None:
@@ -276,7 +275,7 @@ class StageProgressBar(ProgressBar):
         if sys.stderr.isatty():
             self._draw(text)
             self._leave()
-        elif text != self._printed:  # the last batch may have been a milestone
+        elif text != self._printed:  # the last batch may have been a milestone already printed
             self._print_line(text)
 
     def _print_line(self, text: str) -> None:
@@ -290,10 +289,10 @@ class StageProgressBar(ProgressBar):
         if progress.total is not None:
             fraction = progress.done / max(1, progress.total)
             head += f"/{'~' if progress.estimated else ''}{progress.total} {fraction:.0%}"
-        parts = [f"{duration_text(now - progress.started)} elapsed"]
+        parts = [f"{format_duration(now - progress.started)} elapsed"]
         left = progress.seconds_left(now)
         if left is not None and not finished:
-            parts.append(f"{duration_text(left)} left")
+            parts.append(f"{format_duration(left)} left")
         if progress is self._fit and self._evaluation is not None:
             inner = self._evaluation
             of_total = "" if inner.total is None else f"/{inner.total}"
@@ -302,15 +301,15 @@ class StageProgressBar(ProgressBar):
         tail = ", ".join(parts)
         if fraction is not None and sys.stderr.isatty():
             room = shutil.get_terminal_size().columns - len(head) - len(tail) - 3
-            if room >= NARROWEST_BAR:
-                return f"{head} {bar_text(fraction, min(room, WIDEST_BAR))} {tail}"
+            if room >= MIN_BAR:
+                return f"{head} {format_bar(fraction, min(room, MAX_BAR))} {tail}"
         return f"{head} {tail}"
 
     def _metric_texts(self, show_missing: bool) -> list[str]:
         logged = self.trainer.callback_metrics
         return [
-            f"{name} {number_text(float(logged[key])) if key in logged else '-'}"
-            for key, name in zip(self.metrics, short_names(self.metrics), strict=True)
+            f"{name} {format_number(float(logged[key])) if key in logged else '-'}"
+            for key, name in zip(self.metrics, shorten_keys(self.metrics), strict=True)
             if show_missing or key in logged
         ]
 
@@ -335,8 +334,8 @@ class StageProgressBar(ProgressBar):
             self._line = ""
 
 
-def _batches_of(optimizer_steps: int, per_epoch: float, accumulated: int) -> float:
-    """Batches that make `optimizer_steps` steps when the last step of an epoch may be short."""
+def _batches_for(optimizer_steps: int, per_epoch: float, accumulated: int) -> float:
+    """Number of batches that make `optimizer_steps` steps; an epoch's last step may be short."""
     if math.isinf(per_epoch):
         return optimizer_steps * accumulated
     steps_per_epoch = math.ceil(per_epoch / accumulated)

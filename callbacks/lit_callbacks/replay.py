@@ -1,4 +1,4 @@
-"""What a detector would have said of a run that is over: the way to choose thresholds."""
+"""Judges a finished run from its logs: the way to choose thresholds."""
 
 from __future__ import annotations
 
@@ -6,85 +6,91 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lit_callbacks.monitors import Monitor, Record
-from lit_callbacks.report.runs import read_run
+from lit_callbacks.monitors import Monitor, StepMetrics
+from lit_callbacks.runs import read_run
 from lit_callbacks.signals import default_monitors
-from lit_callbacks.verdict import Verdict, verdict
+from lit_callbacks.verdict import Verdict, judge
 
 
-class LoggedRecord(NamedTuple):
-    """What a run logged at one step.
+class LoggedStep(NamedTuple):
+    """The metrics that a run logged at one step.
 
     Attributes:
-        step: place on the x axis.
-        scalars: metrics by key.
+        step: Place on the x axis.
+        scalars: Metrics by key.
     """
 
     step: int
     scalars: dict[str, float]
 
 
-def logged_records(folder: str) -> list[LoggedRecord]:
-    """Read what a run logged, step by step.
+class ReplayedStep(NamedTuple):
+    """The verdict on one step of a finished run.
+
+    Attributes:
+        step: Place on the x axis.
+        verdict: The verdict that a detector would have given there.
+    """
+
+    step: int
+    verdict: Verdict
+
+
+def read_logged_steps(folder: str) -> list[LoggedStep]:
+    """Read the scalars of a run, step by step.
 
     Args:
-        folder: folder with TensorBoard event files, or one with a single such folder below it.
+        folder: Folder with TensorBoard event files, or one with a single such folder below it.
 
     Raises:
-        ModuleNotFoundError: without tensorboard.
-        ValueError: if there is no run in the folder, or several.
+        ModuleNotFoundError: If tensorboard is not installed.
+        ValueError: If there is no run in the folder, or there are several.
     """
     by_step: dict[int, dict[str, float]] = {}
     for key, curve in read_run("run", folder).curves.items():
-        for reading in curve.readings:
-            by_step.setdefault(reading.step, {})[key] = reading.value
-    return [LoggedRecord(step, by_step[step]) for step in sorted(by_step)]
+        for point in curve.points:
+            by_step.setdefault(point.step, {})[key] = point.value
+    return [LoggedStep(step, by_step[step]) for step in sorted(by_step)]
 
 
-def judged(
-    records: Sequence[LoggedRecord], monitors: Sequence[Monitor] | None = None, votes: int = 2
-) -> list[tuple[int, Verdict]]:
-    """Judge records as `CollapseDetector` judges them while a run goes on.
+def replay_steps(
+    steps: Sequence[LoggedStep], monitors: Sequence[Monitor] | None = None, votes: int = 2
+) -> list[ReplayedStep]:
+    """Judge logged steps as `CollapseDetector` judges them during the run.
 
     Args:
-        records: in order of steps; those without every watched metric are passed over.
-        monitors: what to watch, without any reading yet; by default one monitor per signal. A
-            monitor of a tensor needs the metrics that a detector logged about it.
-        votes: different signals that must be beyond their lines for a collapse.
-
-    Returns:
-        The step and the verdict of every record.
+        steps: The steps in order. Those that lack a watched metric are skipped.
+        monitors: New monitors, which are fed; by default one per signal. A monitor of a tensor
+            needs the metrics that a detector logged about it.
+        votes: Number of different signals that must be beyond their thresholds for a collapse.
 
     Raises:
-        ValueError: if no record has what is watched.
+        ValueError: If a watched metric is in no step.
     """
     monitors = default_monitors() if monitors is None else monitors
-    wanted = {m.logged_key for m in monitors if m.keys and not m.optional}
-    there = {key for record in records for key in record.scalars}
-    if wanted - there:
+    required = {m.logged_key for m in monitors if m.keys and not m.optional}
+    logged = {key for step in steps for key in step.scalars}
+    if missing := required - logged:
         raise ValueError(
-            f"monitors: expected {', '.join(sorted(wanted - there))} among the logged metrics, got "
-            f"{', '.join(sorted(there)) or 'none'}"
+            f"monitors: expected {', '.join(sorted(missing))} among the logged metrics, got "
+            f"{', '.join(sorted(logged)) or 'none'}"
         )
-    verdicts: list[tuple[int, Verdict]] = []
-    for step, scalars in records:
-        if not wanted <= scalars.keys():
+    replayed: list[ReplayedStep] = []
+    for step, scalars in steps:
+        if not required <= scalars.keys():
             continue
-        broken = tuple(key for key, value in scalars.items() if not math.isfinite(value))
+        non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
         for monitor in monitors:
             if not monitor.keys:
-                monitor.observe(monitor.read(Record(scalars, {}, broken)))
+                monitor.observe(monitor.read(StepMetrics(scalars, {}, non_finite)))
             elif monitor.logged_key in scalars:
                 monitor.observe(scalars[monitor.logged_key])
-        verdicts.append((step, verdict(monitors, votes, len(verdicts) + 1)))
-    return verdicts
+        replayed.append(ReplayedStep(step, judge(monitors, votes, len(replayed) + 1)))
+    return replayed
 
 
-def replay(
+def replay_run(
     folder: str, monitors: Sequence[Monitor] | None = None, votes: int = 2
-) -> list[tuple[int, Verdict]]:
-    """What a detector would have said of the run in `folder`.
-
-    Arguments, result and errors are those of `logged_records` and `judged`.
-    """
-    return judged(logged_records(folder), monitors, votes)
+) -> list[ReplayedStep]:
+    """Judge the run in `folder`, as `read_logged_steps` and `replay_steps` do."""
+    return replay_steps(read_logged_steps(folder), monitors, votes)

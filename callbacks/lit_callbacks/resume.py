@@ -14,25 +14,26 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-EXIT_STATUS = 128 + signal.SIGTERM  # what a shell says of a process that SIGTERM ended
+EXIT_STATUS = 128 + signal.SIGTERM  # status that a shell reports for a process ended by SIGTERM
 
 
 class ResumeCheckpoint(Checkpoint):
-    """Saves a checkpoint every so many batches, and when the run is told to end with SIGTERM.
+    """Saves a checkpoint every `every_n_batches` batches, and when the process receives SIGTERM.
 
-    Schedulers send SIGTERM some time before they take a machine away. The batch or validation that
-    is under way is finished, then a checkpoint is saved and the process ends with status 143. Of
-    several processes one has to get the signal.
+    Schedulers send SIGTERM some time before they take a machine away. The current batch or
+    validation is finished, then a checkpoint is saved and the process exits with status 143. Of
+    several processes, at least one has to receive the signal.
 
-    It counts batches, also under manual optimization, where Lightning's ModelCheckpoint counts the
-    steps of all optimizers together. Its checkpoints are `batch=N.ckpt`, N batches into the run.
+    It counts batches under manual optimization too, where Lightning's `ModelCheckpoint` counts the
+    steps of all optimizers together. Its checkpoints are named `batch=N.ckpt`, N batches into the
+    run.
 
     Args:
-        every_n_batches: Training batches (PPO iterations) from one checkpoint to the next; `None`
+        every_n_batches: Number of training batches (PPO iterations) between two checkpoints; `None`
             saves at SIGTERM only.
-        keep: Number of its checkpoints to keep, the newest. At least 2, so that there is another
-            one should the newest be damaged.
-        dirpath: Their folder; by default the one that ModelCheckpoint takes by default.
+        keep: Number of its checkpoints to keep, the newest ones. At least 2, so that another one
+            exists if the newest is damaged.
+        dirpath: Folder of the checkpoints; by default that of Lightning's `ModelCheckpoint`.
 
     Raises:
         ValueError: If a number is too small.
@@ -51,81 +52,85 @@ class ResumeCheckpoint(Checkpoint):
         self.dirpath = dirpath
         self._names: list[str] = []
         self._saved_batches = 0
-        self._told_to_end = False
+        self._received_sigterm = False
         self._ending = False
-        self._handler_before: Any = None
+        self._previous_handler: Any = None
 
     @property
     def last_model_path(self) -> str:
-        """Its newest checkpoint, empty where there is none; named as ModelCheckpoint names it."""
+        """Path of its newest checkpoint, empty if there is none; named as in `ModelCheckpoint`."""
         return str(Path(str(self.dirpath)) / self._names[-1]) if self._names else ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Settle on the folder, the same on all ranks."""
-        dirpath = self.dirpath or str(checkpoint_folder(trainer))
+        """Choose the folder, the same on all ranks."""
+        dirpath = self.dirpath or str(default_checkpoint_dir(trainer))
         self.dirpath = trainer.strategy.broadcast(dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take SIGTERM over from Lightning, which ends the run without a checkpoint.
+        """Replace Lightning's handler of SIGTERM, which ends the run without a checkpoint.
 
-        On several ranks its handler also communicates, wherever in their own exchanges they are.
+        Lightning's handler also communicates between ranks from within the signal, whatever
+        communication the ranks are in at that moment.
         """
         count_resumed_epoch(trainer)
-        self._remove_old(trainer)  # what a kill has left between a save and its removals
-        self._told_to_end = trainer.received_sigterm
+        self._remove_old(trainer)  # left by a run that was killed between a save and its removals
+        self._received_sigterm = trainer.received_sigterm
         self._ending = False
         self._saved_batches = 0
+        # Python sets signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            self._handler_before = signal.signal(signal.SIGTERM, self._take_note)
+            self._previous_handler = signal.signal(signal.SIGTERM, self._handle_sigterm)
 
-    def _take_note(self, signum: int, frame: FrameType | None) -> None:
-        self._told_to_end = True
+    def _handle_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        # Saving here would interrupt a batch; the next hook on which all ranks agree does it.
+        self._received_sigterm = True
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save if it is time, or if any rank was told to end."""
+        """Save if it is time, or if any rank has received SIGTERM."""
         n_batches = trainer.fit_loop.total_batch_idx + 1
         if self.every_n_batches is not None and n_batches % self.every_n_batches == 0:
             self._save(trainer)
-        self._save_if_told_to_end(trainer)
+        self._save_at_sigterm(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the run here if any rank was told to during a validation within fit."""
+        """End the run here if any rank received SIGTERM during a validation within fit."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._save_if_told_to_end(trainer)
-            self._end_if_saved()
+            self._save_at_sigterm(trainer)
+            self._raise_if_ending()
 
-    # A batch's metrics are logged after `on_train_batch_end`; these are the hooks that may be next.
+    # A batch's metrics are logged after `on_train_batch_end`. The run therefore ends in whichever
+    # of these hooks comes next.
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """End the run if it was told to."""
-        self._end_if_saved()
+        """End the run if a checkpoint was saved at SIGTERM."""
+        self._raise_if_ending()
 
     def on_validation_start(self, *_: Any) -> None:
-        """End the run if it was told to."""
-        self._end_if_saved()
+        """End the run if a checkpoint was saved at SIGTERM."""
+        self._raise_if_ending()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        """End the run if it was told to."""
-        self._end_if_saved()
+        """End the run if a checkpoint was saved at SIGTERM."""
+        self._raise_if_ending()
 
-    def _save_if_told_to_end(self, trainer: Trainer) -> None:
-        self._ending = trainer.strategy.reduce_boolean_decision(self._told_to_end, all=False)
+    def _save_at_sigterm(self, trainer: Trainer) -> None:
+        self._ending = trainer.strategy.reduce_boolean_decision(self._received_sigterm, all=False)
         if self._ending:
             self._save(trainer)
             rank_zero_info(f"SIGTERM: the run ends; its checkpoints are in {self.dirpath}")
 
-    def _end_if_saved(self) -> None:
+    def _raise_if_ending(self) -> None:
         if self._ending:
             raise SIGTERMException(EXIT_STATUS)
 
     def _save(self, trainer: Trainer) -> None:
         n_batches = trainer.fit_loop.total_batch_idx + 1
-        # Lightning does not declare `fast_dev_run`
+        # Lightning sets `fast_dev_run` without declaring it.
         if self._saved_batches == n_batches or getattr(trainer, "fast_dev_run", False):
             return
         folder = Path(str(self.dirpath))
-        # added before saving, so that a resumed run knows the checkpoint that it resumed from
-        self._names.append(trainer.strategy.broadcast(free_name(folder, f"batch={n_batches}")))
+        # Added before saving, so that a resumed run knows the checkpoint that it resumed from.
+        self._names.append(trainer.strategy.broadcast(unused_name(folder, f"batch={n_batches}")))
         trainer.save_checkpoint(folder / self._names[-1], weights_only=False)
         self._saved_batches = n_batches
         self._remove_old(trainer)
@@ -136,36 +141,37 @@ class ResumeCheckpoint(Checkpoint):
         del self._names[: -self.keep]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give SIGTERM back."""
-        self._give_back()
+        """Restore the previous handler of SIGTERM."""
+        self._restore_handler()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Give SIGTERM back; a run that it ended does not exit as one that is done."""
-        self._give_back()
+        """Restore the previous handler, and set an exit status other than that of success."""
+        self._restore_handler()
+        # Lightning raises its own SIGTERMException without a status, which exits with 0.
         if isinstance(exception, SIGTERMException) and exception.code is None:
             exception.code = EXIT_STATUS
 
-    def _give_back(self) -> None:
-        if self._handler_before is not None:
-            signal.signal(signal.SIGTERM, self._handler_before)
-            self._handler_before = None
+    def _restore_handler(self) -> None:
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGTERM, self._previous_handler)
+            self._previous_handler = None
 
     def state_dict(self) -> dict[str, Any]:
         """Names of the checkpoints that it keeps."""
         return {"names": list(self._names)} if self._names else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the checkpoints of the run that is resumed."""
+        """Take over the checkpoints of the run that is resumed."""
         self._names = list(state_dict["names"])
 
 
 def count_resumed_epoch(trainer: Trainer) -> None:
-    """Count the epoch that begins when a run resumes behind the last batch of the one before.
+    """Count the epoch that begins when a run resumes right after the last batch of an epoch.
 
-    For `on_train_start`. Lightning (2.6.6) does not count it as begun, so that the checkpoint at
-    the end of that epoch could not be resumed: the next run would skip an epoch, or end at once.
+    Call it in `on_train_start`. Lightning 2.6.6 does not count that epoch as begun, so that the
+    checkpoint at its end could not be resumed: the next run would skip an epoch, or end at once.
     """
     epochs = trainer.fit_loop.epoch_progress
     if trainer.fit_loop.restarted_mid_epoch and epochs.current.ready == trainer.current_epoch:
@@ -173,8 +179,8 @@ def count_resumed_epoch(trainer: Trainer) -> None:
         epochs.increment_started()
 
 
-def checkpoint_folder(trainer: Trainer) -> Path:
-    """Where Lightning's ModelCheckpoint saves if nobody tells it: by the first logger, if any."""
+def default_checkpoint_dir(trainer: Trainer) -> Path:
+    """The default folder of Lightning's `ModelCheckpoint`, which follows the first logger."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir) / "checkpoints"
     logger = trainer.loggers[0]
@@ -183,8 +189,8 @@ def checkpoint_folder(trainer: Trainer) -> Path:
     return Path(root) / str(logger.name) / version / "checkpoints"
 
 
-def free_name(folder: Path, stem: str) -> str:
-    """`stem.ckpt`, with a number where a checkpoint of another run has that name."""
+def unused_name(folder: Path, stem: str) -> str:
+    """`stem.ckpt`, with a version number if a checkpoint of that name exists in `folder`."""
     name, version = f"{stem}.ckpt", 0
     while (folder / name).exists():
         version += 1

@@ -1,4 +1,4 @@
-"""Going back to the last healthy weights, and on from there."""
+"""The action that restores the last healthy weights and trains on from there."""
 
 from __future__ import annotations
 
@@ -10,135 +10,143 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_callbacks.actions import Action
-from lit_callbacks.levels import Level
+from lit_callbacks.monitors import Level
 from lit_callbacks.verdict import Verdict
 
 
 class RollBack(Action):
-    """Put weights and optimizers back to where all was healthy, and train on with new data.
+    """Restore weights and optimizers of the last healthy step, and train on with new data.
 
-    Every few records, while the verdict is healthy, it saves a checkpoint. On a collapse it
-    restores the last one; a second collapse before the next saving goes to the one before that, and
-    the next saving is as many records after a way back as it is after another saving.
-    The trainer's counters, the data and the schedules of the learning rates move on, so that the
-    run ends when it would have ended. After `times` it stops training instead.
+    While the verdict is healthy, a checkpoint is saved every `every_n_steps` steps. A collapse
+    restores the newest one; a second collapse before the next save restores the one before it.
+    After a restore, the next save is again `every_n_steps` away. The trainer's counters, the data
+    and the learning-rate schedules move on, so that the run ends when it would have ended. After
+    `times` restores, the action stops training instead.
 
-    Put it before actions that change coefficients, so that what they set is not put back.
+    Put it before actions that change coefficients, so that it does not restore the old values.
 
     Args:
-        times: how often to go back at most.
-        every_n_records: records between two checkpoints.
-        keep: names in the module's `state_dict` (the ends of keys) that are not put back, for
-            instance a coefficient that another action adjusts, or a counter that is an x axis.
-        folder: where the checkpoints go; by default `healthy/` in the run's log folder.
-        level: `suspicious` or `collapsed`: the level from which it acts.
-        cooldown: records from one act to the next while the level lasts.
+        times: Largest number of restores.
+        every_n_steps: Number of steps between two checkpoints.
+        keep: Names in the module's `state_dict` (ends of keys) that are not restored, for example a
+            coefficient that another action adjusts, or a counter that is an x axis.
+        folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
+        level: Level from which the action acts, `suspicious` or `collapsed`.
+        cooldown: Number of steps from one act to the next while the level lasts.
 
     Raises:
-        ValueError: for an argument out of range.
+        ValueError: If an argument is out of range.
     """
 
     KEPT = 3  # checkpoints on disk
-    starts_over = True
+    clears_monitors = True
 
     def __init__(
         self,
         times: int = 3,
-        every_n_records: int = 5,
+        every_n_steps: int = 5,
         keep: list[str] | None = None,
         folder: str | None = None,
         level: str = "collapsed",
         cooldown: int = 10,
     ) -> None:
         super().__init__(level, cooldown)
-        for argument, value in (("times", times), ("every_n_records", every_n_records)):
+        for argument, value in (("times", times), ("every_n_steps", every_n_steps)):
             if value < 1:
                 raise ValueError(f"{argument}: expected at least 1, got {value}")
-        self.times, self.every_n_records = times, every_n_records
+        self.times, self.every_n_steps = times, every_n_steps
         self.keep = list(keep or [])
         self.folder = folder
         self.done = 0
         self.saved: list[tuple[int, str]] = []
-        """Records and paths of the checkpoints there are, oldest first."""
-        self._restored = ""  # path of the checkpoint of the last way back
-        self._since = 0  # record of the last saving or way back
+        """Steps and paths of the checkpoints on disk, oldest first."""
+        self._restored = ""  # path of the checkpoint that was restored last
+        self._since = 0  # step of the last save or restore
 
-    def check(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise if a name to keep is not in the module's state."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the names to keep.
+
+        Raises:
+            ValueError: If a name is not in the module's state.
+        """
         names = list(pl_module.state_dict())
         for name in self.keep:
-            if not any(_is_named(key, name) for key in names):
+            if not any(_matches(key, name) for key in names):
                 raise ValueError(
                     f"keep: expected names in the state of {type(pl_module).__name__}, got {name!r}"
                 )
 
-    def on_record(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
-        """Save a checkpoint if it is time to and all is healthy."""
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
+        """Save a checkpoint if the verdict is healthy and the last save is long enough ago."""
         if verdict.level is not Level.HEALTHY:
             return
-        if self.saved and verdict.record - self._since < self.every_n_records:
+        if self.saved and verdict.step - self._since < self.every_n_steps:
             return
         folder = Path(self.folder or Path(trainer.log_dir or trainer.default_root_dir) / "healthy")
-        path = folder / f"record={verdict.record}.ckpt"
+        path = folder / f"step={verdict.step}.ckpt"
         trainer.save_checkpoint(path, weights_only=False)
-        self.saved.append((verdict.record, str(path)))
-        self._since = verdict.record
+        self.saved.append((verdict.step, str(path)))
+        self._since = verdict.step
         while len(self.saved) > self.KEPT:
             trainer.strategy.remove_checkpoint(self.saved.pop(0)[1])
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Go back, or stop if there is nothing to go back to or no more time for it."""
+        """Restore a checkpoint; stop training if there is none, or `times` is used up."""
         if not self.saved or self.done >= self.times:
             trainer.should_stop = True
-            why = "was nothing to go back to" if not self.saved else "were no more ways back"
-            return f"stopped training: there {why}"
+            why = "there was no checkpoint" if not self.saved else "no roll-back was left"
+            return f"stopped training: {why}"
+        # The newest checkpoint has already led to a collapse: it was too near to it.
         if self._restored == self.saved[-1][1] and len(self.saved) > 1:
-            trainer.strategy.remove_checkpoint(self.saved.pop()[1])  # it led to a collapse again
-        record, path = self.saved[-1]
+            trainer.strategy.remove_checkpoint(self.saved.pop()[1])
+        step, path = self.saved[-1]
         restore(trainer, pl_module, path, self.keep)
-        self._restored, self._since = path, verdict.record
+        self._restored, self._since = path, verdict.step
         self.done += 1
-        return f"went back to the weights of record {record} ({self.done} of {self.times} times)"
+        return f"went back to the weights of step {step} ({self.done} of {self.times} times)"
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes, as plain values."""
+        """The state as plain values."""
         saved = [list(item) for item in self.saved]
         own = {"done": self.done, "saved": saved, "restored": self._restored}
         return {**super().state_dict(), **own, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; checkpoints that are no longer there are forgotten."""
+        """Restore a state, without checkpoints that no longer exist."""
         super().load_state_dict(state)
         self.done, self._restored, self._since = state["done"], state["restored"], state["since"]
-        self.saved = [(record, path) for record, path in state["saved"] if Path(path).exists()]
+        self.saved = [(step, path) for step, path in state["saved"] if Path(path).exists()]
 
 
 def restore(trainer: Trainer, pl_module: LightningModule, path: str, keep: list[str]) -> None:
     """Load weights and optimizers from a checkpoint in the middle of a fit.
 
-    Gradients that were not stepped on yet are dropped: they are of the weights that go.
+    Gradients that have not been stepped on are dropped, as they belong to the weights that are
+    replaced.
 
     Args:
-        trainer: its counters and what its optimizers are set to (learning rates, which schedules
-            change) stay as they are.
-        pl_module: the module under training.
-        path: of a checkpoint that `trainer.save_checkpoint` wrote.
-        keep: ends of keys of the module's `state_dict` that stay as they are.
+        trainer: The trainer. Its counters and its optimizers' settings (learning rates, which
+            schedules change) are not restored.
+        pl_module: The module under training.
+        path: Checkpoint that `trainer.save_checkpoint` wrote.
+        keep: Ends of keys of the module's `state_dict` that are not restored.
     """
     state = pl_module.state_dict()
-    kept = {k: v.clone() for k, v in state.items() if any(_is_named(k, name) for name in keep)}
+    kept = {k: v.clone() for k, v in state.items() if any(_matches(k, name) for name in keep)}
     settings = [dict(group) for optimizer in trainer.optimizers for group in optimizer.param_groups]
     strategy = trainer.strategy
-    # The run's own file; hyper-parameters in it may be objects of any class.
+    # weights_only=False: the run wrote the file, and its hyper-parameters may be of any class.
     checkpoint = strategy.load_checkpoint(path, weights_only=False)
     pl_module.on_load_checkpoint(checkpoint)
     strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
+    # Strategies with engines restore their optimizers together with the weights.
     if strategy.lightning_restore_optimizer:
         strategy.load_optimizer_state_dict(checkpoint)
     with torch.no_grad():
         for key, value in pl_module.state_dict().items():
             if key in kept:
                 value.copy_(kept[key])
+    # An optimizer's state holds the learning rates of its time; the schedules have moved on.
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     for group, setting in zip(groups, settings, strict=True):
         group.update({key: value for key, value in setting.items() if key != "params"})
@@ -146,5 +154,5 @@ def restore(trainer: Trainer, pl_module: LightningModule, path: str, keep: list[
         optimizer.zero_grad()
 
 
-def _is_named(key: str, name: str) -> bool:
+def _matches(key: str, name: str) -> bool:
     return key == name or key.endswith(f".{name}")

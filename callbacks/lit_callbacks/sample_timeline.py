@@ -1,4 +1,4 @@
-"""What the model answers to the same few prompts, step by step."""
+"""Samples of the model's responses to the same few prompts, step by step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +16,46 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from lit_callbacks.loggers import markdown_text, write_text, x_axis
-from lit_callbacks.prompts import fixed_prompts
-from lit_callbacks.text import number_text
+from lit_callbacks.output import escape_markdown, format_number, logger_step, write_text
 
-Record = dict[str, Any]  # values: str, float, int or bool
-OWN_KEYS = ("step", "prompt_index", "prompt")  # of a line, so a record must not have them
+Sample = dict[str, Any]  # values: str, float, int or bool
+OWN_KEYS = ("step", "prompt_index", "prompt")  # keys of a line that a sample must not have
+SPEAKERS = {"user": "Human", "assistant": "Assistant"}  # speakers of a chat by role
 
 
 class SampleTimeline(Callback):
-    """Ask the module for responses to the same prompts, again and again.
+    """Asks the module for responses to the same prompts at regular intervals.
 
-    The module has a method ``sample(prompts: list[str]) -> list[dict[str, str | float | int |
-    bool]]`` that returns one record for each prompt, with at least ``response``; other entries
+    The module has a method `sample(prompts: list[str]) -> list[dict[str, str | float | int |
+    bool]]` that returns one record for each prompt, with at least `response`; other entries
     (score, KL, length...) are shown as they come. It is called before the first batch, every
     `every_n_batches` training batches and at the end of fit, on every rank, in evaluation mode and
-    without gradients. Training goes on as if it had not been called: the training modes and the
-    random state of torch, NumPy and Python are put back.
+    without gradients. Training is not affected: the training modes and the random state of torch,
+    NumPy and Python are restored.
 
     Rank 0 writes each response
 
-    - to TensorBoard as the text ``samples/<index of the prompt>``, so that its slider is the
-      timeline;
-    - to a file of JSON lines, ``{"step": ..., "prompt_index": ..., "prompt": ..., **record}``.
-      Numbers that are not finite are written as Python's `json` reads them (``NaN``).
+    - to TensorBoard as the text `samples/<index of the prompt>`, whose slider is the timeline;
+    - to a file of JSON lines, `{"step": ..., "prompt_index": ..., "prompt": ..., **record}`.
+      Numbers that are not finite are written as Python's `json` reads them (`NaN`).
 
-    ``step`` is the loggers' x axis: what the module logs as ``step``, or else the optimizer steps.
-    A step is sampled once. A fit that goes on from a checkpoint appends to the file and first
-    drops the lines behind the checkpoint; a fit that starts anew starts the file anew. A file that
-    is no timeline is left alone. With `fast_dev_run` nothing is written.
+    `step` is the loggers' x axis: the value that the module logs as `step`, or else the optimizer
+    steps. Each step is sampled once. A resumed fit first drops the lines that are newer than its
+    checkpoint, and then appends to the file; a new fit starts the file anew. A file that is not a
+    timeline is never changed. With `fast_dev_run` nothing is written.
 
     Args:
-        prompts: texts, or the path of a file: ``.jsonl`` with a field ``prompt`` (a text or the
-            turns of a chat), or any other with one prompt per line.
-        every_n_batches: training batches between two samplings, counted over all epochs.
-        method: name of the module's method.
-        file: the file of JSON lines; default ``samples.jsonl`` in the trainer's ``log_dir``.
-        n_prompts: how many prompts are read from a file; a list is used as a whole.
+        prompts: Texts, or the path of a file: `.jsonl` with a field `prompt` (a text or the turns
+            of a chat), or any other with one prompt per line.
+        every_n_batches: Number of training batches between two samples, counted over all epochs.
+        method: Name of the module's method.
+        file: The file of JSON lines; by default `samples.jsonl` in the trainer's `log_dir`.
+        n_prompts: Number of prompts to read from a file; a list is used as a whole.
 
     Raises:
-        ValueError: without prompts, for a file or a line of it that cannot be used, and for a
-            number that is less than 1; in fit if the module has no such method, if it does not
-            return such records, and if there is a file that is no timeline.
+        ValueError: If there are no prompts, or a file or a line of it cannot be used, or a number
+            is below 1; in fit, if the module has no such method, if it does not return such
+            records, or if the file exists and is not a timeline.
     """
 
     def __init__(
@@ -70,11 +69,11 @@ class SampleTimeline(Callback):
         super().__init__()
         if every_n_batches < 1:
             raise ValueError(f"every_n_batches: expected at least 1, got {every_n_batches}")
-        self.prompts = fixed_prompts(prompts, n_prompts)
+        self.prompts = load_prompts(prompts, n_prompts)
         self.every_n_batches = every_n_batches
         self.method = method
         self.file = file
-        self._sampled: int | None = None  # the step of the newest lines
+        self._sampled: int | None = None  # step of the newest lines
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module has the method."""
@@ -86,16 +85,17 @@ class SampleTimeline(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave in the file what this fit goes on from; sample if it goes on from nothing."""
-        path, anew = self._path(trainer), trainer.fit_loop.total_batch_idx < 0
-        if anew:
+        """Drop the lines newer than the checkpoint; sample once if the fit is not a resumed one."""
+        path, is_new = self._path(trainer), trainer.fit_loop.total_batch_idx < 0
+        if is_new:
             self._sampled = None
         if _is_writer(trainer):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A checkpoint from before this callback does not say what is behind it.
-            unknown = -math.inf if anew else math.inf
-            _keep_lines(path, unknown if self._sampled is None else self._sampled)
-        if anew:
+            # The checkpoint of a run without this callback does not say which lines are newer: a
+            # resumed fit then keeps them all.
+            newest = -math.inf if is_new else math.inf
+            _keep_lines(path, newest if self._sampled is None else self._sampled)
+        if is_new:
             self._sample(trainer, pl_module, step=0)
 
     def on_train_batch_end(
@@ -106,41 +106,42 @@ class SampleTimeline(Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Sample if it is time to."""
+        """Sample every `every_n_batches` batches."""
         if (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0:
-            self._sample(trainer, pl_module, x_axis(trainer))
+            self._sample(trainer, pl_module, logger_step(trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Sample from the finished model."""
-        self._sample(trainer, pl_module, x_axis(trainer))
+        """Sample from the trained model."""
+        self._sample(trainer, pl_module, logger_step(trainer))
 
     def state_dict(self) -> dict[str, Any]:
-        """The step of the newest lines."""
+        """Step of the newest lines."""
         return {"sampled": self._sampled}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take note of the step of the newest lines that are not behind the checkpoint."""
+        """Restore the step of the newest lines that the checkpoint knows."""
         self._sampled = state_dict["sampled"]
 
     def _sample(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if step == self._sampled:
             return
-        path = self._path(trainer)  # asks all ranks, so before only one of them goes on
-        # Asking for the GPUs' random state would start CUDA in a fit that does not use it.
+        # `log_dir` communicates between ranks, so it is read before the other ranks return.
+        path = self._path(trainer)
+        # Reading the GPUs' random state would initialize CUDA in a fit that does not use it.
         with _evaluating(pl_module), isolate_rng(include_cuda=pl_module.device.type == "cuda"):
             returned = getattr(pl_module, self.method)(list(self.prompts))
-        records = _checked_records(
+        samples = _check_samples(
             returned, self.prompts, f"{type(pl_module).__name__}.{self.method}"
         )
         self._sampled = step
         if not _is_writer(trainer):
             return
-        for index, (prompt, record) in enumerate(zip(self.prompts, records, strict=True)):
-            write_text(trainer, f"samples/{index}", _table(prompt, record), step)
+        for index, (prompt, sample) in enumerate(zip(self.prompts, samples, strict=True)):
+            write_text(trainer, f"samples/{index}", _table(prompt, sample), step)
         with path.open("a", encoding="utf-8") as file:
             file.writelines(
-                _line({"step": step, "prompt_index": index, "prompt": prompt, **record})
-                for index, (prompt, record) in enumerate(zip(self.prompts, records, strict=True))
+                _line({"step": step, "prompt_index": index, "prompt": prompt, **sample})
+                for index, (prompt, sample) in enumerate(zip(self.prompts, samples, strict=True))
             )
 
     def _path(self, trainer: Trainer) -> Path:
@@ -155,7 +156,8 @@ def _is_writer(trainer: Trainer) -> bool:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards each part is in the mode that it was in."""
+    """Evaluation mode without gradients; each submodule's mode is restored afterwards."""
+    # One by one: `module.train()` would also switch submodules that were in evaluation mode.
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -166,7 +168,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _checked_records(returned: object, prompts: Sequence[str], method: str) -> list[Record]:
+def _check_samples(returned: object, prompts: Sequence[str], method: str) -> list[Sample]:
     if not isinstance(returned, list) or len(returned) != len(prompts):
         got = f"{len(returned)} records" if isinstance(returned, list) else repr(returned)
         raise ValueError(f"{method}: expected a list of {len(prompts)} records, got {got:.100}")
@@ -185,19 +187,19 @@ def _checked_records(returned: object, prompts: Sequence[str], method: str) -> l
     return returned
 
 
-def _line(entries: Record) -> str:
+def _line(entries: Sample) -> str:
     return json.dumps(entries, ensure_ascii=False) + "\n"
 
 
 def _keep_lines(path: Path, newest: float) -> None:
-    """Rewrite a timeline, if there is one, with the steps up to `newest` alone."""
+    """Rewrite a timeline, if there is one, without the steps after `newest`."""
     if not path.exists():
         return
     kept = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith("\n"):
-                break  # only a write that was cut off leaves a line without an end
+                break  # an interrupted write left the last line incomplete
             try:
                 if json.loads(line)["step"] <= newest:
                     kept.append(line)
@@ -206,20 +208,94 @@ def _keep_lines(path: Path, newest: float) -> None:
                     f"{path}:{number}: expected a line of a timeline, a JSON object with the "
                     f"number 'step', got {line!r:.100}"
                 ) from error
-    # The whole new file or the whole old one, whenever this is cut off.
+    # A rename is atomic: whenever this is interrupted, either file is there as a whole.
     temporary = path.with_name(path.name + ".new")
     temporary.write_text("".join(kept), "utf-8")
     os.replace(temporary, path)
 
 
-def _table(prompt: str, record: Record) -> str:
-    rows = [("prompt", prompt), ("response", record["response"])]
-    rows += [(key, _shown(value)) for key, value in record.items() if key != "response"]
-    lines = [f"| {markdown_text(key)} | {markdown_text(text)} |" for key, text in rows]
+def _table(prompt: str, sample: Sample) -> str:
+    rows = [("prompt", prompt), ("response", sample["response"])]
+    rows += [(key, _format_value(value)) for key, value in sample.items() if key != "response"]
+    lines = [f"| {escape_markdown(key)} | {escape_markdown(text)} |" for key, text in rows]
     return "\n".join([lines[0], "|---|---|", *lines[1:]])
 
 
-def _shown(value: str | float | int | bool) -> str:
+def _format_value(value: str | float | int | bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number_text(value) if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)
+
+
+def load_prompts(prompts: Sequence[str] | str, n_prompts: int) -> list[str]:
+    r"""Read the fixed prompts of a timeline.
+
+    A file whose name ends in `.jsonl` holds one JSON object per line with a field `prompt`: a
+    string, or the turns of a chat, `{"role": ..., "content": ...}`. A chat of one turn is that
+    turn's text; a longer one becomes `\n\nHuman: ...\n\nAssistant: ...\n\nHuman: ...`. Any other
+    file holds one prompt per line. Blank lines are skipped.
+
+    Args:
+        prompts: Texts, or the path of a file.
+        n_prompts: Number of prompts to read from a file; all of a shorter file.
+
+    Raises:
+        ValueError: If there is no prompt, a prompt is blank, the file does not exist, or a line
+            cannot be used (the error names file and line).
+    """
+    if n_prompts < 1:
+        raise ValueError(f"n_prompts: expected at least 1, got {n_prompts}")
+    if isinstance(prompts, str):
+        path = Path(prompts)
+        if not path.is_file():
+            raise ValueError(
+                f"prompts: expected a list of texts or the path of a file, got {prompts!r}, which "
+                "is no file; a single prompt goes into a list"
+            )
+        read = _json_prompts(path) if path.suffix == ".jsonl" else _text_prompts(path)
+        texts = list(islice(read, n_prompts))
+        if not texts:
+            raise ValueError(f"prompts: expected at least one prompt in {path}, got none")
+        return texts
+    texts = list(prompts)
+    if not texts:
+        raise ValueError("prompts: expected at least one, got an empty list")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"prompts[{index}]: expected a text, got {text!r}")
+    return texts
+
+
+def _text_prompts(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as lines:
+        yield from (line.strip() for line in lines if line.strip())
+
+
+def _json_prompts(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield _prompt_text(json.loads(line))
+                except ValueError as error:  # json.JSONDecodeError is a ValueError
+                    raise ValueError(f"prompts: {path}:{number}: {error}") from error
+
+
+def _prompt_text(row: object) -> str:
+    prompt = row.get("prompt") if isinstance(row, dict) else None
+    if not isinstance(prompt, list) or not prompt:
+        prompt = [{"role": "user", "content": prompt}]
+    spoken = [_turn(turn) for turn in prompt]
+    if len(spoken) == 1:
+        return spoken[0][1]
+    return "".join(f"\n\n{SPEAKERS[role]}: {content}" for role, content in spoken)
+
+
+def _turn(turn: object) -> tuple[str, str]:
+    role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else ("", "")
+    if role not in SPEAKERS or not isinstance(content, str) or not content.strip():
+        raise ValueError(
+            "expected an object whose field 'prompt' is a text, or a list of turns "
+            f"{{role, content}} of user and assistant, got {turn!r:.100}"
+        )
+    return str(role), content

@@ -1,24 +1,23 @@
-"""The signals of a collapse in RLHF, each with the lines that fit most runs.
+"""The monitors of the signals of a collapse in RLHF, with thresholds that fit most runs.
 
-Keys are those of `lit_rlhf`; give another one to watch another module. The numbers were chosen on
-runs of the built-in world of `lit_rlhf`; the README says what they did on runs they had not seen.
+The default keys are those of `lit_rlhf`; pass another key to watch another module. The thresholds
+were chosen on runs of the built-in world of `lit_rlhf`; the README gives the results on runs that
+were not used to choose them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from statistics import fmean, quantiles
+from dataclasses import asdict
 from typing import Any
 
-from lit_callbacks.monitors import Monitor, Record
+from lit_callbacks.monitors import Monitor, StepMetrics
+from lit_callbacks.stats import distribution
 
 
 class KLMonitor(Monitor):
-    """KL divergence of the policy to its reference, in nats per response.
+    """KL divergence of the policy from its reference, in nats per response.
 
-    Long responses have more of it, so that a line must be chosen for the task;
+    It grows with the length of the responses, so the threshold depends on the task;
     `KLPerTokenMonitor` carries over better.
     """
 
@@ -29,7 +28,7 @@ class KLMonitor(Monitor):
 
 
 class KLPerTokenMonitor(Monitor):
-    """KL divergence of the policy to its reference, in nats per response token."""
+    """KL divergence of the policy from its reference, in nats per response token."""
 
     signal, title, unit = "kl", "KL per token", "nats"
 
@@ -40,7 +39,7 @@ class KLPerTokenMonitor(Monitor):
 
 
 class LengthMonitor(Monitor):
-    """Length of the responses, in tokens, upwards and downwards."""
+    """Length of the responses in tokens; watches for a rise and a fall."""
 
     signal, title, unit = "length", "length", "tokens"
 
@@ -55,9 +54,10 @@ class LengthMonitor(Monitor):
 
 
 class TruncationMonitor(Monitor):
-    """Share of the responses that were cut off at the length limit.
+    """Share of the responses that were truncated at the length limit.
 
-    Where many are from the start, the limit is short for the task: twice as many is too much then.
+    If many are truncated from the start, the limit is short for the task; the threshold is then
+    twice the baseline.
     """
 
     signal, title = "length", "truncation rate"
@@ -73,7 +73,7 @@ class TruncationMonitor(Monitor):
 
 
 class PerplexityMonitor(Monitor):
-    """Perplexity of the responses under the policy: an abnormal fall, and a rise."""
+    """Perplexity of the responses under the policy; watches for a fall and a rise."""
 
     signal, title = "perplexity", "perplexity"
 
@@ -103,7 +103,7 @@ class EntropyMonitor(Monitor):
 
 
 class RepetitionMonitor(Monitor):
-    """Share of distinct n-grams among those of the responses: repetition makes it fall."""
+    """Share of distinct bigrams in the responses; repetition makes it fall."""
 
     signal, title = "repetition", "distinct bigrams"
 
@@ -114,7 +114,7 @@ class RepetitionMonitor(Monitor):
 
 
 class ExplainedVarianceMonitor(Monitor):
-    """Share of the returns' variance that the critic explains; a critic needs time to learn."""
+    """Share of the returns' variance that the critic explains; a new critic is given a warm-up."""
 
     signal, title = "critic", "explained variance"
 
@@ -130,9 +130,9 @@ class ExplainedVarianceMonitor(Monitor):
 
 
 class FirstRatioMonitor(Monitor):
-    """Probability ratio in the first minibatch of an update, which is 1 where all is right.
+    """Probability ratio in the first minibatch of an update, which is 1 in a correct setup.
 
-    Anything else says that rollouts and updates compute log-probs differently (dropout, padding,
+    Any other value means that rollouts and updates compute log-probs differently (dropout, padding,
     temperature, precision). Updates that leave the policy alone do not log it.
     """
 
@@ -150,10 +150,10 @@ class FirstRatioMonitor(Monitor):
 
 
 class NonFiniteMonitor(Monitor):
-    """Number of logged metrics that are NaN or infinite; the one signal that needs no second.
+    """Number of logged metrics that are NaN or infinite; makes a collapse without a second signal.
 
     Args:
-        patience: records in a row with such a metric that make a collapse.
+        patience: Number of steps in a row with such a metric that make a collapse.
     """
 
     signal, title = "non-finite", "non-finite metrics"
@@ -165,77 +165,28 @@ class NonFiniteMonitor(Monitor):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """None: it looks at every logged metric."""
+        """Empty: this monitor looks at every logged metric."""
         return ()
 
-    def read(self, record: Record) -> float:
-        """How many metrics are not finite."""
-        self.found = record.non_finite
+    def read(self, metrics: StepMetrics) -> float:
+        """Number of metrics that are not finite."""
+        self.found = metrics.non_finite
         return float(len(self.found))
 
     def sentence(self) -> str:
-        """Which metrics are not finite."""
+        """The metrics that are not finite."""
         return f"{', '.join(self.found) or 'a metric'} not finite"
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """The shape of a sample.
-
-    Attributes:
-        mean: arithmetic mean.
-        std: population standard deviation.
-        skewness: third standardized moment; 0 where all numbers are equal.
-        kurtosis: fourth standardized moment less 3; 0 where all numbers are equal.
-        q05: 5 % quantile.
-        median: 50 % quantile.
-        q95: 95 % quantile.
-        tail: (q95 - median) / (median - q05), 1 for a symmetric sample and where the lower half has
-            no spread to compare with, as it is with equal rewards.
-    """
-
-    mean: float
-    std: float
-    skewness: float
-    kurtosis: float
-    q05: float
-    median: float
-    q95: float
-    tail: float
-
-
-def distribution(numbers: Sequence[float]) -> Distribution:
-    """The shape of `numbers`; all NaN where one is not finite, or without numbers."""
-    if not numbers or not all(map(math.isfinite, numbers)):
-        return Distribution(*[math.nan] * 8)
-    mean = fmean(numbers)
-    variance = fmean((x - mean) ** 2 for x in numbers)
-    third, fourth = (fmean((x - mean) ** power for x in numbers) for power in (3, 4))
-    flat = variance <= 1e-24 * max(1.0, mean * mean)  # rounding alone
-    # `quantiles` wants two numbers at least
-    cuts = quantiles(numbers, n=20, method="inclusive") if len(numbers) > 1 else [mean] * 19
-    q05, middle, q95 = cuts[0], cuts[9], cuts[18]
-    return Distribution(
-        mean,
-        math.sqrt(variance),
-        0.0 if flat else third / variance**1.5,
-        0.0 if flat else fourth / variance**2 - 3.0,
-        q05,
-        middle,
-        q95,
-        (q95 - middle) / (middle - q05) if middle > q05 else 1.0,
-    )
-
-
 class RewardDistributionMonitor(Monitor):
-    """Long upper tail of the rewards of one batch: how far the best lie beyond the median.
+    """Upper tail of the rewards of one batch: how far the best lie beyond the median.
 
     The reading is (95 % quantile - median) / (median - 5 % quantile), which is 1 for a symmetric
-    distribution. Rewards that a few responses cheat for have a long upper tail (Figure 13 of the
-    paper); skewness, kurtosis and quantiles are logged beside it, with a histogram.
+    distribution. A few responses that exploit the reward model make a long upper tail (Figure 13
+    of arXiv 2307.04964). Skewness, kurtosis and quantiles are logged beside it, with a histogram.
 
     Args:
-        key: name of a tensor of rewards among the training step's outputs.
+        key: Name of a tensor of rewards among the training step's outputs.
     """
 
     signal, title = "reward", "upper reward tail"
@@ -252,23 +203,27 @@ class RewardDistributionMonitor(Monitor):
 
     @property
     def sample(self) -> list[float]:
-        """The rewards of the last record."""
+        """The rewards of the last step."""
         return self._sample
 
     @property
     def logged_key(self) -> str:
-        """Where the detector logs the tail."""
+        """Key under which the detector logs the tail."""
         return f"monitor/{self.key}_tail"
 
     def details(self) -> dict[str, float]:
-        """The shape of their distribution."""
+        """The shape of the distribution of the last step's rewards."""
         return asdict(distribution(self._sample))
 
-    def read(self, record: Record) -> float:
-        """The tail of this record's rewards."""
-        if self.key not in record.tensors:
+    def read(self, metrics: StepMetrics) -> float:
+        """The tail of this step's rewards.
+
+        Raises:
+            ValueError: If `key` is a logged metric instead of a tensor.
+        """
+        if self.key not in metrics.tensors:
             raise ValueError(f"key: expected a tensor of the step's outputs, got {self.key!r}")
-        self._sample = record.tensors[self.key]
+        self._sample = metrics.tensors[self.key]
         return distribution(self._sample).tail
 
 

@@ -1,66 +1,67 @@
-"""What the monitors say together, in a level and a sentence."""
+"""Combines the levels of all monitors into one verdict: a level and a sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lit_callbacks.levels import Level
-from lit_callbacks.monitors import Monitor
+from lit_callbacks.monitors import Level, Monitor
 
 
 class Verdict(NamedTuple):
-    """The judgement of one record.
+    """The judgement of one step.
 
     Attributes:
-        level: healthy, suspicious or collapsed.
-        sentence: why, in plain words.
-        record: records seen so far, this one included.
+        level: Healthy, suspicious or collapsed.
+        sentence: The reasons, in plain words.
+        step: Number of steps judged so far, including this one.
     """
 
     level: Level = Level.HEALTHY
     sentence: str = "all signals are healthy"
-    record: int = 0
+    step: int = 0
 
 
-def verdict(monitors: Sequence[Monitor], votes: int, record: int) -> Verdict:
+def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     """Combine the monitors' levels.
 
-    Collapsed: `votes` different signals (or as many as there are) beyond their lines for as long as
-    their monitors' patience asks, or one signal more than that at once, or a decisive monitor: a
-    sudden collapse shows in many signals before patience ends. Suspicious: one signal beyond its
-    line for so long, or two that are suspicious (or as many as there are).
+    The verdict is collapsed if `votes` different signals (or all, if there are fewer) have been
+    beyond their thresholds for as long as their monitors' patience asks; or if one signal more than
+    that is beyond at once, as a sudden collapse shows in many signals before patience ends; or if a
+    decisive monitor says so. It is suspicious if one signal has been beyond its threshold for so
+    long, or if two signals (or all, if there are fewer) are suspicious.
 
     Args:
-        monitors: after they have seen the record.
-        votes: signals beyond their lines that make a collapse.
-        record: number of the record.
+        monitors: The monitors, after they have observed the step.
+        votes: Number of signals beyond their thresholds that make a collapse.
+        step: Number of the step.
     """
     patient = {m.vote for m in monitors if m.level is Level.COLLAPSED}
-    at_once = {m.vote for m in monitors if m.beyond}
+    at_once = {m.vote for m in monitors if m.is_beyond}
     doubtful = {m.vote for m in monitors if m.level is not Level.HEALTHY}
-    # an optional monitor has no vote before it has seen anything
-    signals = len({m.vote for m in monitors if m.records and not m.decisive}) or 1
+    # An optional monitor has no vote until it has observed a step.
+    signals = len({m.vote for m in monitors if m.steps and not m.decisive}) or 1
     needed = min(votes, signals)
     decided = any(m.decisive and m.level is Level.COLLAPSED for m in monitors)
-    told = [m for m in monitors if m.beyond or m.level is not Level.HEALTHY]
-    told.sort(key=lambda m: (-m.beyond, -m.level))  # the worst first, else in the order given
-    reasons = ", ".join(m.sentence() for m in told)
-    if not told:
-        return Verdict(record=record)
+    named = [m for m in monitors if m.is_beyond or m.level is not Level.HEALTHY]
+    named.sort(key=lambda m: (-m.is_beyond, -m.level))  # the worst first, otherwise as given
+    reasons = ", ".join(m.sentence() for m in named)
+    if not named:
+        return Verdict(step=step)
     if decided or len(patient) >= needed or len(at_once) > needed:
         level = Level.COLLAPSED
     elif patient or len(doubtful) >= min(2, signals):
         level = Level.SUSPICIOUS
     else:
-        return Verdict(Level.HEALTHY, f"not enough for a suspicion: {reasons}", record)
-    meaning = conclusion({(m.vote, m.side) for m in told})
+        return Verdict(Level.HEALTHY, f"not enough for a suspicion: {reasons}", step)
+    meaning = conclusion({(m.vote, m.side) for m in named})
     if meaning and level is Level.SUSPICIOUS:
         meaning = f"perhaps {meaning}"
-    return Verdict(level, f"{reasons}: {meaning}" if meaning else reasons, record)
+    return Verdict(level, f"{reasons}: {meaning}" if meaning else reasons, step)
 
 
-# From the most telling to the least: what must be seen, of which others one must be, the meaning.
+# From the most specific to the least: signals that must all be seen, signals of which at least one
+# must be seen too (if any are listed), and the meaning.
 _CONCLUSIONS: tuple[tuple[set[tuple[str, str]], set[tuple[str, str]], str], ...] = (
     ({("non-finite", "high")}, set(), "the computation is broken"),
     (
@@ -85,10 +86,10 @@ _CONCLUSIONS: tuple[tuple[set[tuple[str, str]], set[tuple[str, str]], str], ...]
 
 
 def conclusion(seen: set[tuple[str, str]]) -> str:
-    """What signals and their sides mean together; empty where they do not mean a known thing.
+    """The joint meaning of several signals; empty if the combination has no known meaning.
 
     Args:
-        seen: signal and side (`high`, `low`) of every monitor that has something to say.
+        seen: Signal and side (`high`, `low`) of every monitor that is not healthy.
     """
     for all_of, one_of, meaning in _CONCLUSIONS:
         if all_of <= seen and (not one_of or one_of & seen):

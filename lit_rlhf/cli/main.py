@@ -15,8 +15,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info
 from transformers.utils import logging as transformers_logging
 
-from lit_callbacks import PhaseSummary, ResumeCheckpoint
-from lit_callbacks.resume import checkpoint_folder
+from lit_callbacks import PhaseSummary, ResumeCheckpoint, default_checkpoint_dir
 from lit_rlhf.strategies import (
     find_newest_checkpoint,
     read_lightning_state,
@@ -100,7 +99,7 @@ def last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> str | 
             "--ckpt_path last: the run keeps no checkpoints. Add configs/overlays/resumable.yaml, "
             "or set trainer.enable_checkpointing to true"
         )
-    usual = checkpoint_folder(trainer)
+    usual = default_checkpoint_dir(trainer)
     # in the order of the callbacks, each once
     folders = list(
         dict.fromkeys(

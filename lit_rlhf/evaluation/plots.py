@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,12 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from lit_callbacks.report.runs import event_log
-
-if TYPE_CHECKING:
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        EventAccumulator,
-    )
+from lit_callbacks import Run, read_run
 
 PANELS = {
     "rollout/score": "reward model's score",
@@ -62,7 +57,7 @@ def scalars(folder: str | Path, key: str) -> Scalars:
         ValueError: If there is no run in the folder or there are several, or the run has no such
             metric.
     """
-    return _read(event_log(folder), key, folder)
+    return _scalars(read_run(str(folder), folder), key)
 
 
 def collapse_figure(
@@ -111,9 +106,8 @@ def run_figure(
     """
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
-    logs = {name: event_log(folder) for name, folder in runs.items()}
-    there = {name: set(log.Tags()["scalars"]) for name, log in logs.items()}
-    drawn = _checked_keys(keys, set().union(*there.values()))
+    logged = [read_run(name, folder) for name, folder in runs.items()]
+    drawn = _checked_keys(keys, {key for run in logged for key in run.curves})
     columns = min(_COLUMNS, len(drawn))
     rows = math.ceil(len(drawn) / columns)
     figure = Figure(figsize=(3.3 * columns, 2.3 * rows + 0.5), dpi=160, layout="constrained")
@@ -122,9 +116,9 @@ def run_figure(
         unused.set_axis_off()
     lines: dict[str, Line2D] = {}
     for position, (axis, key) in enumerate(zip(axes, drawn, strict=False)):
-        for color, (name, log) in zip(cycle(_COLORS), logs.items(), strict=False):
-            if key in there[name]:
-                lines[name] = _draw_run(axis, _read(log, key, runs[name]), color)
+        for color, run in zip(cycle(_COLORS), logged, strict=False):
+            if key in run.curves:
+                lines[run.name] = _draw_run(axis, _scalars(run, key), color)
         if baseline is not None and key in baseline:
             lines["SFT"] = axis.axhline(baseline[key], color="#555555", linestyle="--")
         _format_panel(axis, key)
@@ -193,12 +187,13 @@ def _format_panel(axis: Axes, key: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _read(log: EventAccumulator, key: str, folder: str | Path) -> Scalars:
-    there = sorted(log.Tags()["scalars"])
-    if key not in there:
-        raise ValueError(f"key: expected one that {folder} has ({', '.join(there)}), got {key!r}")
-    # a resumed run logs some steps twice: the later value counts, in whatever order files are read
-    events = sorted(log.Scalars(key), key=lambda event: event.wall_time)
-    latest = {event.step: event.value for event in events}
-    steps = sorted(latest)
-    return Scalars(np.array(steps, dtype=np.int64), np.array([latest[step] for step in steps]))
+def _scalars(run: Run, key: str) -> Scalars:
+    if key not in run.curves:
+        raise ValueError(
+            f"key: expected one that {run.folder} has ({', '.join(run.curves)}), got {key!r}"
+        )
+    points = run.curves[key].points
+    return Scalars(
+        np.array([point.step for point in points], dtype=np.int64),
+        np.array([point.value for point in points]),
+    )

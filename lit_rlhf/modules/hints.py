@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lit_callbacks.phases import OTHER, VALIDATION, Hint, PhaseReport
+from lit_callbacks import OTHER_PHASE, VALIDATION_PHASE, PhaseHint, PhaseReport
 from lit_rlhf.modules.timing import GIB
 from lit_rlhf.rewards import WeightedReward
 
@@ -105,7 +105,7 @@ def small_micro_batches(
 
 def long_validation(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
     """Validation takes a large part."""
-    share = report.share(VALIDATION)
+    share = report.share(VALIDATION_PHASE)
     if share < LARGE:
         return None
     return (
@@ -116,7 +116,7 @@ def long_validation(report: PhaseReport, trainer: Trainer, module: LightningModu
 
 def waiting(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
     """Much lies outside all phases."""
-    share = report.share(OTHER)
+    share = report.share(OTHER_PHASE)
     if share < LARGE:
         return None
     return (
@@ -125,7 +125,7 @@ def waiting(report: PhaseReport, trainer: Trainer, module: LightningModule) -> s
     )
 
 
-HINTS: tuple[Hint, ...] = (
+HINTS: tuple[PhaseHint, ...] = (
     long_responses,
     small_rollout_batches,
     slow_functions,

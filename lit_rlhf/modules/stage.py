@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
-from lit_callbacks.resume import count_resumed_epoch
+from lit_callbacks import count_resumed_epoch
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.forward.host_memory import give_back_freed_memory, keep_freed_memory

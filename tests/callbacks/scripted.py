@@ -71,7 +71,7 @@ class Scripted(LightningModule):
 
 
 class Watch(Action):
-    """Keeps the verdict of every record; never acts."""
+    """Keeps the verdict of every step; never acts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,11 +81,11 @@ class Watch(Action):
     def levels(self) -> list[int]:
         return [int(verdict.level) for verdict in self.verdicts]
 
-    def on_record(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
 
-    def due(self, verdict: Verdict) -> bool:
-        return False
+    def respond(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
+        return None
 
 
 def above(line: float, key: str = "kl", **options: Any) -> Monitor:

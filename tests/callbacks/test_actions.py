@@ -60,14 +60,14 @@ def act(action: Action, module: LightningModule) -> str:
 
 
 class Counted(Action):
-    """Keeps the records at which it acted."""
+    """Keeps the steps at which it acted."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.acts: list[int] = []
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        self.acts.append(verdict.record)
+        self.acts.append(verdict.step)
         return "counted"
 
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_keeps_the_cooldown(tmp_path: Path, done: int) -> None:
     fitted(tmp_path, Scripted(script), 9, watching(Counted(level="suspicious", cooldown=4)))
     action = Counted(level="suspicious", cooldown=4)
     fitted(tmp_path, Scripted(script), 9, watching(action), done=done)
-    assert action.acts == [record for record in (1, 5, 9) if record > done]
+    assert action.acts == [step for step in (1, 5, 9) if step > done]
 
 
 def test_what_was_done_is_written_under_the_verdict(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_was_done_is_written_under_the_verdict(tmp_path: Path) -> None:
     [
         (lambda: WarnOfVerdict(level="bad"), "level: expected one of .*, got 'bad'"),
         (lambda: StopTraining(level="healthy"), "level: expected suspicious or collapsed"),
-        (lambda: LogVerdict(cooldown=0), "cooldown: expected at least 1 record, got 0"),
+        (lambda: LogVerdict(cooldown=0), "cooldown: expected at least 1 step, got 0"),
         (lambda: AdjustCoefficient("a", 1.0), "factor: expected a positive number .* got 1.0"),
         (lambda: AdjustCoefficient("a", -2.0), "factor: expected a positive number .* got -2.0"),
         (lambda: AdjustCoefficient("a", math.inf), "factor: expected a positive .* got inf"),
@@ -140,16 +140,16 @@ def test_wrong_arguments_are_refused(make: Callable[[], Action], message: str) -
 
 def test_the_verdict_as_a_warning(tmp_path: Path) -> None:
     run = trainer(tmp_path, watching(WarnOfVerdict()))
-    with pytest.warns(UserWarning, match="^record 3, collapsed: kl ") as caught:
+    with pytest.warns(UserWarning, match="^step 3, collapsed: kl ") as caught:
         run.fit(Scripted(script_of([0, 1, 2, 2])), batches(4))
-    assert len([w for w in caught if str(w.message).startswith("record ")]) == 1
+    assert len([w for w in caught if str(w.message).startswith("step ")]) == 1
 
 
 def test_the_verdict_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         trainer(tmp_path, watching(LogVerdict())).fit(Scripted(script_of([0, 1, 1])), batches(3))
-    (told,) = (text for text in caplog.messages if text.startswith("record "))
-    assert told.startswith("record 2, suspicious: kl ")
+    (told,) = (text for text in caplog.messages if text.startswith("step "))
+    assert told.startswith("step 2, suspicious: kl ")
 
 
 def test_training_stops_after_the_batch(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_coefficient_is_raised_again_after_each_cooldown(tmp_path: Path) -> No
     module = Coefficients([0, 1, 1, 1, 1, 1])
     action = AdjustCoefficient("beta", 2.0, upper=0.3, cooldown=2)
     trainer(tmp_path, watching(action)).fit(module, batches(6))
-    assert module.beta == 0.3  # 0.1, then 0.2 at record 2, 0.3 at records 4 and 6
+    assert module.beta == 0.3  # 0.1, then 0.2 at step 2, 0.3 at steps 4 and 6
 
 
 def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_all_learning_rates_that_follow_are_scaled(tmp_path: Path, schedule: str
     module = TwoOptimizers([0, 0, 1, 0, 0, 1, 1, 1, 1, 1], schedule)
     action = AdjustLearningRate(0.5, times=2, cooldown=2)
     trainer(tmp_path, watching(action)).fit(module, batches(10))
-    # acts at records 3 and 6, at most two times: from the next batch on
+    # acts at steps 3 and 6, at most two times: from the next batch on
     factors = [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25]
     for rates, usual, factor in zip(module.rates, plain.rates, factors, strict=True):
         assert rates == pytest.approx([factor * rate for rate in usual], rel=1e-6)

@@ -29,12 +29,12 @@ COLLAPSE = {
     "drift": [1.0, 1.0, 2.0, 12.0, 13.0, 14.0, 15.0, 1.0, 1.0],
     "size": [5.0, 5.0, 5.0, 5.0, 5.0, 50.0, 50.0, 5.0, 5.0],
 }
-# `drift` is above 10 for the second time in a row at record 5, `size` above 40 at record 7
+# `drift` is above 10 for the second time in a row at step 5, `size` above 40 at step 7
 LEVELS = [0, 0, 0, 0, 1, 1, 2, 0, 0]
 
 
 def two_monitors() -> list[Monitor]:
-    return [above(10.0, "drift", baseline_records=2), above(40.0, "size", baseline_records=2)]
+    return [above(10.0, "drift", baseline_steps=2), above(40.0, "size", baseline_steps=2)]
 
 
 def watched(
@@ -46,7 +46,7 @@ def watched(
     epochs: int = 1,
     **arguments: Any,
 ) -> list[int]:
-    """The level of every record."""
+    """The level of every step."""
     watch = Watch()
     detector = CollapseDetector(monitors, [watch], when=when)
     length = max(map(len, script.values())) // epochs
@@ -65,7 +65,7 @@ def mock_logger(folder: Path) -> Mock:
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_a_collapse_is_logged_record_by_record(tmp_path: Path, manual: bool) -> None:
+def test_a_collapse_is_logged_step_by_step(tmp_path: Path, manual: bool) -> None:
     logger = mock_logger(tmp_path)
     levels = watched(tmp_path, COLLAPSE, two_monitors(), {"manual": manual}, logger=logger)
     assert levels == LEVELS
@@ -124,7 +124,7 @@ def test_the_verdict_is_written_where_the_level_changes(tmp_path: Path) -> None:
 
 def test_nan_in_any_metric_is_a_collapse_at_once(tmp_path: Path) -> None:
     script = {"other": [1.0, NAN, 1.0, NAN, math.inf, 1.0]}
-    # two in a row: records 4 and 5
+    # two in a row: steps 4 and 5
     assert watched(tmp_path, script, [NonFiniteMonitor(patience=2)]) == [0, 0, 0, 0, 2, 0]
 
 
@@ -137,7 +137,7 @@ def test_a_watched_metric_that_is_nan_counts_as_beyond_its_line(tmp_path: Path) 
 # --- what is read
 
 
-def test_a_missing_key_ends_the_run_at_the_first_record(tmp_path: Path) -> None:
+def test_a_missing_key_ends_the_run_at_the_first_step(tmp_path: Path) -> None:
     module = Scripted({"drift": [1.0, 1.0]}, {"scores": [[1.0, 2.0]] * 2})
     run = trainer(tmp_path, CollapseDetector([above(1.0, "drfit"), above(1.0, "drift")]))
     expected = (
@@ -198,16 +198,16 @@ def test_a_distribution_is_logged_with_its_shape_and_a_histogram(tmp_path: Path)
     assert (histogram.step, histogram.histogram_value.num) == (1, 5)
 
 
-# --- when a record is made
+# --- when a step is made
 
 
-def test_every_batch_is_a_record_under_gradient_accumulation(tmp_path: Path) -> None:
+def test_every_batch_is_a_step_under_gradient_accumulation(tmp_path: Path) -> None:
     script = {"kl": [1.0, 1.0, 1.0, 20.0, 20.0, 20.0]}
     levels = watched(tmp_path, script, [above(10.0)], accumulate_grad_batches=3)
     assert levels == [0, 0, 0, 0, 2, 2]
 
 
-def test_an_epoch_is_a_record_with_the_means_of_its_metrics(tmp_path: Path) -> None:
+def test_an_epoch_is_a_step_with_the_means_of_its_metrics(tmp_path: Path) -> None:
     monitor = above(10.0)
     script = {"kl": [1.0, 3.0, 1.0, 1.0, 12.0, 14.0, 20.0, 30.0]}
     levels = watched(tmp_path, script, [monitor], {"on_epoch": True}, "train_epoch", epochs=4)
@@ -233,7 +233,7 @@ class Validated(Scripted):
         self.log("test/kl", 99.0)
 
 
-def test_a_validation_is_a_record_but_a_sanity_check_is_none(tmp_path: Path) -> None:
+def test_a_validation_is_a_step_but_a_sanity_check_is_none(tmp_path: Path) -> None:
     monitor, watch = above(10.0, "val/kl"), Watch()
     module = Validated({"kl": [1.0] * 8}, [1.0, 1.0, 20.0, 30.0])
     run = trainer(
@@ -256,7 +256,7 @@ def test_nothing_happens_outside_of_fit(tmp_path: Path, when: Any) -> None:
     module = Validated({}, [1.0])
     run.validate(module, batches(1), verbose=False)
     run.test(module, batches(1), verbose=False)
-    assert detector.verdict.record == 0
+    assert detector.verdict.step == 0
     keys = {key for made in logger.log_metrics.mock_calls for key in made.kwargs["metrics"]}
     assert keys == {"val/kl", "test/kl", "epoch"}
 
@@ -269,7 +269,7 @@ def test_early_stopping_stops_after_the_batch_and_says_why(tmp_path: Path, manua
     module = Scripted(COLLAPSE, manual=manual)
     stopping = CollapseEarlyStopping(two_monitors())
     run = trainer(tmp_path, stopping)
-    with pytest.warns(UserWarning, match=r"^record 7, collapsed: .*drift .*size "):
+    with pytest.warns(UserWarning, match=r"^step 7, collapsed: .*drift .*size "):
         run.fit(module, batches(9))
     assert module.batches == run.global_step == 7
     assert stopping.verdict.level is Level.COLLAPSED

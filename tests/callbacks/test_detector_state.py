@@ -22,14 +22,14 @@ from lit_callbacks import (
 )
 from tests.callbacks.scripted import Scripted, Watch, above, fitted
 
-# a baseline of 3 records, then beyond the line from record 6 on, with a patience of 3
+# a baseline of 3 steps, then beyond the threshold from step 6 on, with a patience of 3
 SCRIPT = {"kl": [1.0, 2.0, 1.5, 1.5, 2.0, 12.0, 13.0, 14.0, 15.0, 1.0]}
 COUNT = len(SCRIPT["kl"])
 
 
 def monitors() -> list[Monitor]:
     return [
-        above(10.0, patience=3, baseline_records=3, high_ratio=2.0, horizon=5, trend_records=4),
+        above(10.0, patience=3, baseline_steps=3, high_ratio=2.0, horizon=5, trend_steps=4),
         NonFiniteMonitor(),
     ]
 
@@ -47,21 +47,21 @@ def test_a_resumed_run_comes_to_the_same_verdicts(
     uninterrupted: tuple[Path, list[Verdict]], done: int
 ) -> None:
     folder, verdicts = uninterrupted
-    assert [v.record for v in verdicts if v.level is Level.COLLAPSED] == [8, 9]
+    assert [v.step for v in verdicts if v.level is Level.COLLAPSED] == [8, 9]
     watch = Watch()
     detector = CollapseDetector(monitors(), [watch])
     fitted(folder, Scripted(SCRIPT), COUNT, detector, done=done)
     assert watch.verdicts == verdicts[done:]
 
 
-def test_the_last_verdict_is_there_before_the_next_record(
+def test_the_last_verdict_is_there_before_the_next_step(
     uninterrupted: tuple[Path, list[Verdict]],
 ) -> None:
     folder, verdicts = uninterrupted
     seen: list[Verdict] = []
 
     class AtStart(Watch):
-        def check(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
             seen.append(detector.verdict)
 
     AtStart.__qualname__ = "Watch"  # which the checkpoint has
@@ -73,7 +73,7 @@ def test_the_last_verdict_is_there_before_the_next_record(
 def test_early_stopping_ends_a_resumed_run_at_the_same_batch(tmp_path: Path) -> None:
     for done in (None, 6):
         module, stopping = Scripted(SCRIPT), CollapseEarlyStopping(monitors())
-        with pytest.warns(UserWarning, match="record 8, collapsed"):
+        with pytest.warns(UserWarning, match="step 8, collapsed"):
             run = fitted(tmp_path, module, COUNT, stopping, done=done)
         assert (run.global_step, module.batches) == (8, 8 - (done or 0))
 

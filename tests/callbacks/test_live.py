@@ -96,10 +96,10 @@ def trainer_with(*callbacks: Any, **options: Any) -> Trainer:
 
 
 def detector() -> CollapseDetector:
-    """Baseline 1.5, collapsed in the last two records; the score is never out of order."""
-    kl = Monitor("toy/kl", "KL", high=10.0, baseline_records=2, horizon=0)
+    """Baseline 1.5, collapsed in the last two steps; the score is never out of order."""
+    kl = Monitor("toy/kl", "KL", high=10.0, baseline_steps=2, horizon=0)
     kl.unit = "nats"  # type: ignore[misc]
-    score = Monitor("toy/score", high=99.0, baseline_records=20, horizon=0)
+    score = Monitor("toy/score", high=99.0, baseline_steps=20, horizon=0)
     return CollapseDetector([kl, score], actions=[], votes=1)
 
 

@@ -1,28 +1,46 @@
+"""Levels, thresholds, trends, sentences and the state of a monitor."""
+
 from __future__ import annotations
 
+import json
 import math
 import random
 from typing import Any
 
 import pytest
 
-from lit_callbacks.levels import Level
-from lit_callbacks.monitors import Monitor
+from lit_callbacks.monitors import HISTORY, Level, Monitor, StepMetrics
 from tests.callbacks.watching import INF, NAN, C, H, S, levels, monitor
 
-# --- the lines
+# --- levels
+
+
+def test_levels_have_words_and_an_order() -> None:
+    assert [level.word for level in (H, S, C)] == ["healthy", "suspicious", "collapsed"]
+    assert H < S < C
+    assert [Level.parse("level", level.word) for level in Level] == [H, S, C]
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="level: expected one of healthy, suspicious, collapsed, got 'bad'"
+    ):
+        Level.parse("level", "bad")
+
+
+# --- the thresholds
 
 
 @pytest.mark.parametrize(
     ("options", "inside", "outside", "side"),
     [
-        # the baseline is always 10; `inside` is this side of the middle, `outside` past the line
+        # the baseline is always 10; `inside` is before the middle, `outside` beyond the threshold
         ({"high": 20.0}, 14.9, 20.1, "high"),
         ({"high_ratio": 3.0}, 19.9, 30.1, "high"),
         ({"low": 4.0}, 7.1, 3.9, "low"),
         ({"low_ratio": 0.5}, 7.6, 4.9, "low"),
         ({"low_ratio": 0.0}, 5.1, -0.1, "low"),
-        # both must hold: the farther of the two is the line
+        # both must hold: the farther of the two is the threshold
         ({"high": 20.0, "high_ratio": 3.0}, 19.9, 30.1, "high"),
         ({"high": 40.0, "high_ratio": 3.0}, 24.9, 40.1, "high"),
         ({"low": 4.0, "low_ratio": 0.5}, 7.1, 3.9, "low"),
@@ -46,9 +64,9 @@ def test_a_line_itself_is_not_beyond_it() -> None:
 
 def test_two_sides() -> None:
     watcher = monitor(low_ratio=0.5, high_ratio=2.0)
-    assert watcher.lines() == (-INF, INF)
+    assert watcher.thresholds() == (-INF, INF)
     levels(watcher, [10.0] * 4)
-    assert watcher.lines() == (5.0, 20.0)
+    assert watcher.thresholds() == (5.0, 20.0)
     seen = [(watcher.observe(v), watcher.side) for v in (4.0, 10.0, 21.0, 10.0)]
     assert seen == [(C, "low"), (H, ""), (C, "high"), (H, "")]
 
@@ -62,20 +80,20 @@ def test_a_ratio_waits_for_the_baseline_and_a_fixed_line_does_not() -> None:
 def test_a_noisy_baseline_gives_room() -> None:
     # median 10; distances 2, 0, 4, 0, 2: spread 2 * 1.4826; 4 spreads reach 10 +- 11.8608
     noisy = [8.0, 10.0, 14.0, 10.0, 12.0]
-    watcher = monitor(high_ratio=1.5, low_ratio=0.5, deviations=4.0, baseline_records=5)
+    watcher = monitor(high_ratio=1.5, low_ratio=0.5, deviations=4.0, baseline_steps=5)
     assert levels(watcher, noisy) == [H] * 5
-    assert watcher.lines() == pytest.approx((-1.8608, 21.8608), rel=1e-12)
+    assert watcher.thresholds() == pytest.approx((-1.8608, 21.8608), rel=1e-12)
     assert levels(watcher, [15.8, 4.2, 21.8, 21.9]) == [H, H, S, C]
     # a calm one is held to the ratio
-    watcher = monitor(high_ratio=1.5, low_ratio=0.5, deviations=4.0, baseline_records=5)
+    watcher = monitor(high_ratio=1.5, low_ratio=0.5, deviations=4.0, baseline_steps=5)
     assert levels(watcher, [9.9, 10.0, 10.1, 10.0, 10.0, 15.1]) == [H] * 5 + [C]
-    assert watcher.lines() == (5.0, 15.0)
+    assert watcher.thresholds() == (5.0, 15.0)
 
 
 def test_a_fixed_line_gives_no_room() -> None:
-    watcher = monitor(high=15.0, deviations=4.0, baseline_records=5)
+    watcher = monitor(high=15.0, deviations=4.0, baseline_steps=5)
     levels(watcher, [8.0, 10.0, 14.0, 10.0, 12.0])
-    assert watcher.lines() == (-INF, 15.0)
+    assert watcher.thresholds() == (-INF, 15.0)
 
 
 @pytest.mark.parametrize("center", [0.0, -10.0])
@@ -83,19 +101,19 @@ def test_a_ratio_of_a_baseline_that_is_not_positive_leaves_the_other_conditions(
     center: float,
 ) -> None:
     values = [center - 1, center, center, center + 1, center + 1]  # spread 1.4826
-    spreads = monitor(high_ratio=2.0, low_ratio=0.5, deviations=2.0, baseline_records=5)
+    spreads = monitor(high_ratio=2.0, low_ratio=0.5, deviations=2.0, baseline_steps=5)
     levels(spreads, values)
-    assert spreads.lines() == pytest.approx((center - 2.9652, center + 2.9652), rel=1e-12)
-    fixed = monitor(high_ratio=2.0, high=30.0, deviations=2.0, baseline_records=5)
+    assert spreads.thresholds() == pytest.approx((center - 2.9652, center + 2.9652), rel=1e-12)
+    fixed = monitor(high_ratio=2.0, high=30.0, deviations=2.0, baseline_steps=5)
     levels(fixed, values)
-    assert fixed.lines() == (-INF, 30.0)
+    assert fixed.thresholds() == (-INF, 30.0)
 
 
 @pytest.mark.parametrize("center", [0.0, -10.0])
 def test_a_flat_baseline_that_is_not_positive_has_no_line_by_ratio(center: float) -> None:
     watcher = monitor(high_ratio=2.0, low_ratio=0.5, deviations=4.0)
     levels(watcher, [center] * 4)
-    assert watcher.lines() == (-INF, INF)
+    assert watcher.thresholds() == (-INF, INF)
     assert levels(watcher, [center + 1e-9, center - 1e-9]) == [H, H]
 
 
@@ -105,7 +123,7 @@ def test_a_flat_baseline_that_is_not_positive_has_no_line_by_ratio(center: float
 @pytest.mark.parametrize(
     ("value", "level"), [(-1e9, H), (10.0, H), (14.9, H), (15.1, S), (20.0, S), (20.1, C)]
 )
-def test_suspicion_begins_at_half_the_way_on_the_side_of_the_line(
+def test_suspicion_begins_at_half_the_way_on_the_side_of_the_threshold(
     value: float, level: Level
 ) -> None:
     watcher = monitor(high=20.0)
@@ -129,24 +147,24 @@ def test_a_baseline_beyond_its_line_leaves_the_line_alone() -> None:
 # --- patience, warm-up, smoothing
 
 
-def test_patience_counts_records_in_a_row() -> None:
+def test_patience_counts_steps_in_a_row() -> None:
     watcher = monitor(high=20.0, patience=3)
     assert levels(watcher, [10.0] * 4) == [H] * 4
     assert levels(watcher, [21.0, 21.0, 10.0, 21.0, 21.0, 21.0]) == [H, H, H, H, H, C]
-    # back this side of the line, but past the middle: doubtful, as three in a row were past it
+    # back this side of the threshold, but past the middle: doubtful, as three in a row were past it
     assert levels(watcher, [16.0, 21.0, 21.0, 21.0]) == [S, S, S, C]
 
 
-def test_a_level_ends_with_the_first_record_that_is_in_order() -> None:
+def test_a_level_ends_with_the_first_step_that_is_in_order() -> None:
     watcher = monitor(high=20.0, patience=2)
     assert levels(watcher, [10.0] * 4 + [21.0, 21.0, 10.0, 10.0]) == [H] * 5 + [C, H, H]
     assert watcher.side == ""
 
 
-def test_the_first_record_beyond_a_line_shows_before_patience_ends() -> None:
+def test_the_first_step_beyond_a_threshold_shows_before_patience_ends() -> None:
     watcher = monitor(high=20.0, patience=2)
     levels(watcher, [10.0] * 4)
-    seen = [(watcher.observe(v), watcher.beyond) for v in (16.0, 21.0, 21.0, 10.0)]
+    seen = [(watcher.observe(v), watcher.is_beyond) for v in (16.0, 21.0, 21.0, 10.0)]
     assert seen == [(H, False), (S, True), (C, True), (H, False)]
 
 
@@ -166,7 +184,7 @@ def test_a_warm_up_does_not_enter_a_smoothed_reading() -> None:
 
 def test_a_warm_up_makes_no_trend() -> None:
     rise = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
-    options: dict[str, Any] = {"high": 100.0, "horizon": 1000, "trend_records": 10}
+    options: dict[str, Any] = {"high": 100.0, "horizon": 1000, "trend_steps": 10}
     assert levels(monitor(**options), rise)[-1] is S
     assert levels(monitor(**options, warmup=2), rise)[-1] is H
     assert levels(monitor(**options, warmup=2), [*rise, 10.0, 11.0])[-2:] == [H, S]
@@ -198,7 +216,7 @@ def test_what_is_not_finite_does_not_enter_the_baseline(bad: float) -> None:
     levels(watcher, [10.0, bad, 10.0, bad, 12.0])
     assert watcher.baseline is None
     watcher.observe(8.0)
-    assert (watcher.baseline, watcher.lines()[1]) == (10.0, 20.0)
+    assert (watcher.baseline, watcher.thresholds()[1]) == (10.0, 20.0)
 
 
 def test_smoothing_hides_no_nan_and_suffers_from_none() -> None:
@@ -220,14 +238,14 @@ def test_a_nan_among_the_latest_stops_the_search_for_a_trend() -> None:
 # --- trends
 
 
-def test_a_slow_rise_is_seen_before_it_reaches_the_line() -> None:
-    # 4 up to record 7, then 0.25 more in each: past the middle (7) from 20 on, past 10 from 32 on
+def test_a_slow_rise_is_seen_before_it_reaches_the_threshold() -> None:
+    # 4 up to step 7, then 0.25 more in each: past the middle (7) from 20 on, past 10 from 32 on
     series = [4.0] * 8 + [4.0 + 0.25 * i for i in range(1, 30)]
-    options: dict[str, Any] = {"high": 10.0, "baseline_records": 8, "patience": 2, "suspicion": 0.5}
+    options: dict[str, Any] = {"high": 10.0, "baseline_steps": 8, "patience": 2, "suspicion": 0.5}
     blind = levels(Monitor("x", **options, horizon=0), series)
     assert (blind.index(S), blind.index(C)) == (21, 33)
-    # record 15 reads 6, 16 records of 0.25 away from 10: 17 before the first reading beyond it
-    seen = levels(Monitor("x", **options, horizon=16, trend_records=10), series)
+    # step 15 reads 6, 16 steps of 0.25 away from 10: 17 before the first reading beyond it
+    seen = levels(Monitor("x", **options, horizon=16, trend_steps=10), series)
     assert (seen.index(S), seen.index(C)) == (15, 33)
     assert set(seen[15:33]) == {S}  # without a gap
 
@@ -235,14 +253,14 @@ def test_a_slow_rise_is_seen_before_it_reaches_the_line() -> None:
 def test_a_slow_rise_is_seen_in_noise() -> None:
     rng = random.Random(0)
     series = [4.0 + max(0, i - 8) * 0.2 + rng.gauss(0, 0.4) for i in range(60)]
-    options: dict[str, Any] = {"high": 10.0, "baseline_records": 8, "patience": 2, "suspicion": 0.5}
+    options: dict[str, Any] = {"high": 10.0, "baseline_steps": 8, "patience": 2, "suspicion": 0.5}
     blind = levels(Monitor("x", **options, horizon=0), series)
-    seen = levels(Monitor("x", **options, horizon=20, trend_records=10), series)
+    seen = levels(Monitor("x", **options, horizon=20, trend_steps=10), series)
     assert seen.index(S) <= blind.index(S) - 4
     assert seen.index(C) == blind.index(C)
 
 
-def test_a_trend_says_in_how_many_records_it_reaches_the_line() -> None:
+def test_a_trend_says_in_how_many_steps_it_reaches_the_threshold() -> None:
     watcher = monitor(high=20.0, patience=9, horizon=50)
     levels(watcher, [2.0 + 0.5 * i for i in range(10)])
     assert (watcher.side, watcher.crossing) == ("high", (20.0 - 6.5) / 0.5)
@@ -254,32 +272,32 @@ def test_a_trend_says_in_how_many_records_it_reaches_the_line() -> None:
 def test_a_trend_over_the_line_stays_a_suspicion_until_patience_ends() -> None:
     watcher = monitor(high=20.0, patience=5, horizon=10)
     seen = levels(watcher, [2.0] * 4 + [2.0 + 4.0 * i for i in range(1, 12)])
-    # past the middle (11) from record 6 on, past the line from 8 on; ten readings from 9 on
+    # past the middle (11) from step 6 on, past the threshold from 8 on; ten readings from 9 on
     assert seen == [H] * 9 + [S] * 3 + [C] * 3
 
 
 @pytest.mark.parametrize(("horizon", "level"), [(26, H), (27, S)])
 def test_a_line_beyond_the_horizon_is_no_matter(horizon: int, level: Level) -> None:
-    watcher = monitor(high=20.0, patience=99, horizon=horizon)  # 27 records away
+    watcher = monitor(high=20.0, patience=99, horizon=horizon)  # 27 steps away
     assert levels(watcher, [2.0 + 0.5 * i for i in range(10)])[-1] is level
 
 
-def test_a_trend_away_from_the_only_line_is_no_matter() -> None:
+def test_a_trend_away_from_the_only_threshold_is_no_matter() -> None:
     assert set(levels(monitor(high=20.0, horizon=99), [10.0 - i for i in range(20)])) == {H}
     assert set(levels(monitor(low=0.0, horizon=99), [10.0 + i for i in range(20)])) == {H}
 
 
 def test_a_step_is_no_trend() -> None:
     # up to 14, this side of the middle (15)
-    watcher = Monitor("x", high=20.0, baseline_records=8, horizon=100, trend_records=10)
+    watcher = Monitor("x", high=20.0, baseline_steps=8, horizon=100, trend_steps=10)
     assert set(levels(watcher, [10.0] * 15 + [14.0] * 15)) == {H}
 
 
 def test_a_trend_needs_a_baseline_and_all_its_readings() -> None:
     rise = [float(i) for i in range(12)]
-    watcher = monitor(high=1000.0, horizon=1000, baseline_records=11)
+    watcher = monitor(high=1000.0, horizon=1000, baseline_steps=11)
     assert levels(watcher, rise) == [H] * 10 + [S, S]
-    watcher = monitor(high=1000.0, horizon=1000, trend_records=7)
+    watcher = monitor(high=1000.0, horizon=1000, trend_steps=7)
     assert levels(watcher, rise) == [H] * 6 + [S] * 6
 
 
@@ -295,10 +313,10 @@ def test_a_noisy_healthy_series_is_never_a_collapse(seed: int, memory: float) ->
         high_ratio=1.6,
         low_ratio=0.5,
         deviations=4.0,
-        baseline_records=8,
+        baseline_steps=8,
         patience=2,
         horizon=10,
-        trend_records=10,
+        trend_steps=10,
     )
     seen = levels(watcher, series)
     assert C not in seen
@@ -312,14 +330,14 @@ def test_a_noisy_healthy_series_is_never_a_collapse(seed: int, memory: float) ->
     ("options", "message"),
     [
         ({}, "x: expected high, high_ratio, low or low_ratio, got none"),
-        ({"baseline_records": 0}, "baseline_records: expected at least 1, got 0"),
+        ({"baseline_steps": 0}, "baseline_steps: expected at least 1, got 0"),
         ({"warmup": -1}, "warmup: expected at least 0, got -1"),
         ({"smoothing": 0}, "smoothing: expected at least 1, got 0"),
         ({"smoothing": 101}, "smoothing: expected at most 100, got 101"),
         ({"patience": 0}, "patience: expected at least 1, got 0"),
         ({"horizon": -1}, "horizon: expected at least 0, got -1"),
-        ({"trend_records": 2}, "trend_records: expected at least 3, got 2"),
-        ({"trend_records": 101}, "trend_records: expected at most 100, got 101"),
+        ({"trend_steps": 2}, "trend_steps: expected at least 3, got 2"),
+        ({"trend_steps": 101}, "trend_steps: expected at most 100, got 101"),
         ({"high": NAN}, "high: expected a finite number, got nan"),
         ({"low": -INF}, "low: expected a finite number, got -inf"),
         ({"low": 2.0, "high": 2.0}, r"low: expected a number below high \(2.0\), got 2.0"),
@@ -335,3 +353,208 @@ def test_a_bad_argument_is_named(options: dict[str, Any], message: str) -> None:
     line = {"high": 1.0} if options and not {"high", "low"} & options.keys() else {}
     with pytest.raises(ValueError, match=f"^{message}$"):
         Monitor("x", **line, **options)
+
+
+# --- sentences
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "expected"),
+    [
+        ({"high": 10.0}, [3.4] * 4 + [41.0], "x 41 is 12.1x its baseline"),
+        ({"high": 10.0}, [4.0] * 4 + [48.0], "x 48 is 12x its baseline"),
+        ({"high": 10.0}, [0.05] * 4 + [41.0], "x rose to 41 (baseline 0.05)"),  # 820x
+        ({"high": 10.0}, [0.0] * 4 + [41.0], "x rose to 41 (baseline 0)"),
+        ({"high": 10.0}, [-2.0] * 4 + [41.0], "x rose to 41 (baseline -2)"),
+        ({"high": 1.01}, [1.0] * 4 + [1.02], "x rose to 1.02 (baseline 1)"),
+        ({"low_ratio": 0.6}, [2.9] * 4 + [1.3], "x fell to 1.3 (baseline 2.9)"),
+        ({"low": 0.0}, [0.5] * 4 + [-0.25], "x fell to -0.25 (baseline 0.5)"),
+        ({"low": -3.0}, [-1.0] * 4 + [-4.0], "x fell to -4 (baseline -1)"),
+        ({"high": 10.0}, [41.0], "x 41 is above 10"),  # no baseline yet
+        ({"low": 5.0}, [4.0], "x 4 is below 5"),
+        ({"low": 0.0}, [-0.5] * 4 + [-0.25], "x -0.25 is below 0"),  # not "fell"
+        ({"high": 10.0}, [50.0] * 4 + [20.0], "x 20 is above 10"),
+        ({"high": 10.0}, [5.0] * 4 + [NAN], "x is nan"),
+        ({"high": 10.0}, [5.0] * 4 + [5.0], "x is 5"),
+        ({"high": 10.0, "smoothing": 3}, [4.0] * 4 + [20.0, 20.0, 4.0], "x 20 is 5x its baseline"),
+    ],
+)
+def test_sentences(options: dict[str, Any], values: list[float], expected: str) -> None:
+    watcher = monitor(**options)
+    levels(watcher, values)
+    assert watcher.sentence() == expected
+
+
+def test_a_sentence_has_the_unit() -> None:
+    class Nats(Monitor):
+        title, unit = "KL", "nats"
+
+    watcher = Nats("x", high=10.0, baseline_steps=4, patience=1)
+    levels(watcher, [2.0] * 4 + [30.0])
+    assert watcher.sentence() == "KL 30 nats is 15x its baseline"
+    levels(watcher, [250.0])
+    assert watcher.sentence() == "KL rose to 250 nats (baseline 2)"
+
+
+@pytest.mark.parametrize(
+    ("latest", "expected"),
+    [
+        ([20.0, 22.0, 24.0, 26.0, 28.0], "x 28 is 7x its baseline and rising"),
+        ([80.0, 60.0, 50.0, 40.0, 30.0, 28.0], "x 28 is 7x its baseline and falling"),
+        ([20.0, 28.0, 25.0, 21.0, 28.0], "x 28 is 7x its baseline"),
+    ],
+)
+def test_a_sentence_says_where_the_signal_goes(latest: list[float], expected: str) -> None:
+    watcher = monitor(high=10.0, trend_steps=len(latest))
+    levels(watcher, [4.0] * 4 + latest)
+    assert watcher.sentence() == expected
+
+
+def test_a_trend_that_is_over_the_line_is_not_still_to_come() -> None:
+    watcher = monitor(high=20.0, patience=99, horizon=50)
+    levels(watcher, [2.0] * 4 + [2.0 + 4.0 * i for i in range(1, 7)])
+    assert (watcher.level, watcher.crossing) == (S, 0.0)
+    assert watcher.sentence() == "x 26 is 13x its baseline and rising"
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "expected"),
+    [
+        # (20 - 6.5) / 0.5 is 27
+        (
+            {"high": 20.0},
+            [2.0 + 0.5 * i for i in range(10)],
+            "x 6.5 is 2.4x its baseline and at this pace beyond 20 in 27 steps",
+        ),
+        # (-20 - -2.5) / -0.5 is 35
+        (
+            {"low": -20.0},
+            [2.0 - 0.5 * i for i in range(10)],
+            "x fell to -2.5 (baseline 1.25) and at this pace beyond -20 in 35 steps",
+        ),
+        # a fall back to normal, after which it rises: the baseline is still above
+        (
+            {"high": 20.0},
+            [10.0] * 4 + [float(i) for i in range(10)],
+            "x is 9 and at this pace beyond 20 in 11 steps",
+        ),
+        (
+            {"high": 9.5},
+            [float(i) for i in range(10)],
+            "x 9 is 6x its baseline and at this pace beyond 9.5 in 1 step",
+        ),
+        (
+            {"high": 9.0},
+            [float(i) for i in range(10)],
+            "x 9 is 6x its baseline and rising",  # at the threshold
+        ),
+    ],
+)
+def test_a_sentence_of_a_trend_says_when(
+    options: dict[str, Any], values: list[float], expected: str
+) -> None:
+    watcher = monitor(**options, patience=99, horizon=50)
+    assert levels(watcher, values)[-1] is S
+    assert watcher.sentence() == expected
+
+
+# --- state
+
+
+def test_clearing_keeps_the_baseline_only() -> None:
+    watcher = monitor(high=20.0, high_ratio=1.5, warmup=1, patience=2, horizon=100)
+    levels(watcher, [99.0] + [10.0] * 4 + [21.0, 22.0])
+    assert (watcher.level, watcher.side) == (C, "high")
+    watcher.clear()
+    assert (watcher.level, watcher.side, watcher.crossing) == (H, "", None)
+    assert (watcher.history, watcher.baseline, watcher.is_beyond) == ([], 10.0, False)
+    assert levels(watcher, [21.0, 21.0]) == [H, C]  # no second warm-up, patience anew
+
+
+def test_clearing_in_the_middle_of_the_baseline_goes_on_with_it() -> None:
+    watcher = monitor(high_ratio=2.0)
+    levels(watcher, [10.0, 10.0])
+    watcher.clear()
+    levels(watcher, [12.0, 12.0])
+    assert watcher.baseline == 11.0
+
+
+def test_a_monitor_remembers_the_latest_readings() -> None:
+    watcher = monitor(high=1e9)
+    levels(watcher, [float(i) for i in range(HISTORY + 5)])
+    assert watcher.history == [float(i) for i in range(5, HISTORY + 5)]
+
+
+SERIES = [
+    *(500.0, 500.0),  # warm-up
+    *(10.0, 11.0, NAN, 9.0, 10.0),  # baseline
+    *(13.0, 16.0, 16.5, 17.0, 12.0),  # past the middle, back
+    *(21.0, 30.0, 31.0, NAN, 32.0),  # past the threshold
+    *(10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0),  # a trend
+]
+
+
+def stateful() -> Monitor:
+    return Monitor(
+        "x",
+        high=20.0,
+        high_ratio=1.5,
+        deviations=1.0,
+        baseline_steps=4,
+        warmup=2,
+        smoothing=2,
+        patience=2,
+        horizon=40,
+        trend_steps=6,
+    )
+
+
+def watched(watcher: Monitor, values: list[float]) -> list[object]:
+    seen: list[object] = []
+    for value in values:
+        watcher.observe(value)
+        seen.append((watcher.level, watcher.side, watcher.crossing, watcher.sentence()))
+    return seen
+
+
+@pytest.mark.parametrize("split", range(len(SERIES) + 1))
+def test_a_resumed_monitor_sees_what_one_that_never_stopped_sees(split: int) -> None:
+    whole = watched(stateful(), SERIES)
+    assert {seen[0] for seen in whole} == {H, S, C}  # type: ignore[index]
+    before, after = stateful(), stateful()
+    first = watched(before, SERIES[:split])
+    state = json.loads(json.dumps(before.state_dict()))
+    before.observe(1e9)  # must not reach into the state
+    after.load_state_dict(state)
+    assert json.dumps(after.state_dict()) == json.dumps(state)
+    assert first + watched(after, SERIES[split:]) == whole
+    assert type(after.level) is Level
+
+
+def test_a_state_is_a_copy() -> None:
+    watcher = monitor(high=20.0)
+    levels(watcher, [10.0, 10.0])
+    state = watcher.state_dict()
+    before = json.dumps(state)
+    levels(watcher, [30.0, 30.0, 30.0])
+    assert json.dumps(state) == before
+    watcher.load_state_dict(state)
+    levels(watcher, [30.0, 30.0, 30.0])
+    assert json.dumps(state) == before
+
+
+# --- names and readings
+
+
+def test_a_monitor_is_named_by_the_end_of_its_key() -> None:
+    plain = Monitor("ppo/value_clip_fraction", high=0.5)
+    assert (plain.name, plain.vote) == ("value clip fraction", "ppo/value_clip_fraction")
+    assert plain.keys == ("ppo/value_clip_fraction",)
+    assert Monitor("x/y", "clipping", high=0.5).name == "clipping"
+
+
+def test_a_monitor_reads_a_metric_or_the_mean_of_a_tensor() -> None:
+    step = StepMetrics({"x": 3.0}, {"y": [1.0, 2.0, 6.0], "empty": []})
+    assert Monitor("x", high=1.0).read(step) == 3.0
+    assert Monitor("y", high=1.0).read(step) == 3.0
+    assert math.isnan(Monitor("empty", high=1.0).read(step))

@@ -19,10 +19,10 @@ from lit_callbacks import (
     Monitor,
     NonFiniteMonitor,
     RewardDistributionMonitor,
+    replay_run,
 )
-from lit_callbacks.replay import replay
 
-RECORDS = 30
+STEPS = 30
 
 
 class Scripted(LightningModule):
@@ -81,16 +81,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched]:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Scripted(), DataLoader(torch.zeros(RECORDS, 1)))  # type: ignore[arg-type]
+    trainer.fit(Scripted(), DataLoader(torch.zeros(STEPS, 1)))  # type: ignore[arg-type]
     return folder, detector
 
 
 def test_replay_repeats_the_detector(run: tuple[Path, Watched]) -> None:
     folder, detector = run
 
-    replayed = [(step, v.level, v.sentence) for step, v in replay(str(folder), monitors())]
+    replayed = [(step, v.level, v.sentence) for step, v in replay_run(str(folder), monitors())]
 
-    assert len(replayed) == RECORDS
+    assert len(replayed) == STEPS
     assert {level for _, level, _ in replayed} == set(Level)
     # TensorBoard keeps 32 bits of a number; sentences show three digits
     assert replayed == detector.seen
@@ -100,11 +100,11 @@ def test_other_votes_give_another_verdict(run: tuple[Path, Watched]) -> None:
     folder, _ = run
 
     def first(votes: int) -> int:
-        verdicts = replay(str(folder), monitors(), votes)
+        verdicts = replay_run(str(folder), monitors(), votes)
         return next(step for step, verdict in verdicts if verdict.level is Level.COLLAPSED)
 
-    # by hand: rewards are beyond their line from 16 on, KL from 19 on, length from 20 on, and each
-    # has its vote in the second record beyond
+    # by hand: rewards are beyond their threshold from 16 on, KL from 19 on, length from 20 on, and
+    # each votes at the second step beyond it
     assert [first(1), first(2), first(3)] == [17, 20, 21]
 
 
@@ -114,4 +114,4 @@ def test_a_metric_that_was_not_logged_is_named(run: tuple[Path, Watched]) -> Non
     with pytest.raises(
         ValueError, match=r"expected rollout/kl among the logged metrics, got .*toy/kl"
     ):
-        replay(str(folder), [KLMonitor()])
+        replay_run(str(folder), [KLMonitor()])

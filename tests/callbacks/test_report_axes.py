@@ -8,7 +8,7 @@ import pytest
 
 from lit_callbacks.report.axes import Axis, nice_step, tick_text, value_axis
 from lit_callbacks.report.chart import moving_average, thinned
-from lit_callbacks.report.runs import Reading
+from lit_callbacks.runs import Point
 
 
 class TestAxes:
@@ -73,7 +73,7 @@ class TestAxes:
 
     def test_moving_average_passes_over_what_is_not_finite(self) -> None:
         values = [1.0, math.nan, 3.0, 5.0, math.nan, math.nan, math.nan]
-        readings = [Reading(0.0, step, value) for step, value in enumerate(values)]
+        readings = [Point(0.0, step, value) for step, value in enumerate(values)]
         averages = [moving_average(readings, place, 1) for place in range(7)]
 
         assert averages[:5] == [1.0, 2.0, 4.0, 4.0, 5.0]
@@ -82,7 +82,7 @@ class TestAxes:
 
     def test_thinning_keeps_ends_extremes_and_gaps(self) -> None:
         values = [0.0, 1.0, 9.0, 2.0, -5.0, 0.0, math.nan, math.nan, 3.0, 3.0]
-        readings = [Reading(0.0, step, value) for step, value in enumerate(values)]
+        readings = [Point(0.0, step, value) for step, value in enumerate(values)]
 
         # halves: 0 1 9 2 -5 (extremes at 2 and 4) and 0 nan nan 3 3 (at 5 and 8, gap at 6)
         assert thinned(readings, columns=2) == [0, 2, 4, 5, 6, 8, 9]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_callbacks.levels import Level
+from lit_callbacks.monitors import Level
 from lit_callbacks.report import write_report
 from lit_callbacks.report.__main__ import main
-from lit_callbacks.report.runs import Span, parse_verdict, read_run
+from lit_callbacks.runs import Span, parse_verdict, read_run
 from tests.callbacks.reports import Page, calm_run, report, watched_run, write_run
 
 
@@ -39,7 +39,7 @@ class TestReading:
 
         curve = read_run("run", run).curves["toy/a"]
 
-        told = [(reading.step, reading.value) for reading in curve.readings]
+        told = [(point.step, point.value) for point in curve.points]
         assert told == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0), (5, 50.0)]
 
     def test_what_was_undone_is_kept_apart_and_drawn_dotted(self, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ class TestReading:
         curve = read_run("run", run).curves["toy/a"]
         page = report(tmp_path, run)
 
-        assert [reading.step for reading in curve.readings] == [1, 2, 3]
+        assert [point.step for point in curve.points] == [1, 2, 3]
         assert [[r.value for r in piece] for piece in curve.undone] == [[2.0, 3.0, 4.0]]
         assert len(page.root.all("path", css="undone")) == 1
         assert "Dotted pieces were undone" in page.root.one("footer").text
@@ -60,7 +60,7 @@ class TestReading:
 
         curve = read_run("run", run).curves["toy/a"]
 
-        assert [reading.value for reading in curve.readings] == [1.0, 5.0, 6.0]
+        assert [point.value for point in curve.points] == [1.0, 5.0, 6.0]
         assert curve.undone == []
 
     def test_a_level_ends_where_the_next_one_starts(self, tmp_path: Path, watched: str) -> None:
@@ -80,7 +80,7 @@ class TestReading:
         read = read_run("run", run)
 
         assert read.level is Level.COLLAPSED
-        assert read.reason is read.marks[-1]
+        assert read.reason is read.verdicts[-1]
         assert read.spans == [Span(1, 4, Level.HEALTHY), Span(4, 4, Level.COLLAPSED)]
 
     def test_a_collapse_before_a_rollback_is_not_forgotten(self, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ class TestReading:
         assert read.spans == [Span(1, 6, Level.HEALTHY)]
         assert read.worst is Level.COLLAPSED
         assert read.reason is None
-        assert [(mark.step, mark.actions) for mark in read.marks] == [(3, ("went back",))]
+        assert [(v.step, v.actions) for v in read.verdicts] == [(3, ("went back",))]
 
     def test_a_run_is_found_below_its_folder(self, tmp_path: Path) -> None:
         write_run(tmp_path / "run" / "version_0", {"toy/a": [3.0]})
@@ -103,7 +103,7 @@ class TestReading:
     def test_all_values_of_a_long_run_are_read(self, tmp_path: Path) -> None:
         run = write_run(tmp_path, {"toy/a": [0.0] * 10_500})
 
-        assert len(read_run("run", run).curves["toy/a"].readings) == 10_500
+        assert len(read_run("run", run).curves["toy/a"].points) == 10_500
 
     @pytest.mark.parametrize(
         ("text", "level", "sentence", "actions"),

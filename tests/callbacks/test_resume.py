@@ -17,8 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from lit_callbacks import ResumeCheckpoint
-from lit_callbacks.resume import checkpoint_folder
+from lit_callbacks import ResumeCheckpoint, default_checkpoint_dir
 
 BATCHES = 4  # an epoch
 
@@ -268,7 +267,7 @@ def test_its_folder_is_that_of_model_checkpoint(tmp_path: Path, logger: Any) -> 
     theirs, ours = ModelCheckpoint(), ResumeCheckpoint()
     made: Logger | None = logger(tmp_path / "logs")
     run = trainer(tmp_path, theirs, ours, logger=made or False)
-    folder = checkpoint_folder(run)
+    folder = default_checkpoint_dir(run)
     run.fit(Module(), Numbers())
     assert os.path.normpath(str(theirs.dirpath)) == os.path.normpath(folder)
     assert ours.dirpath == str(folder)

@@ -50,7 +50,7 @@ class Trained(Scripted):
 
 
 class Snapshot(NamedTuple):
-    """What there was after a record and all actions."""
+    """What there was after a step and all actions."""
 
     weights: dict[str, Tensor]
     moments: dict[int, dict[str, Tensor]]
@@ -60,7 +60,7 @@ class Snapshot(NamedTuple):
 
 
 class Snapshots(Callback):
-    """Keeps a snapshot of every record; it stands behind the detector."""
+    """Keeps a snapshot of every step; it stands behind the detector."""
 
     def __init__(self) -> None:
         self.after: dict[int, Snapshot] = {}
@@ -76,7 +76,7 @@ class Snapshots(Callback):
 def rolled_back(
     folder: Path, module: LightningModule, count: int, *actions: Any, **more: Any
 ) -> Any:
-    """Snapshots by record of a run."""
+    """Snapshots by step of a run."""
     snapshots = Snapshots()
     trainer(folder, watching(*actions), snapshots, **more).fit(module, batches(count))
     return snapshots.after
@@ -120,8 +120,8 @@ def test_weights_and_moments_come_back_bit_for_bit_and_training_goes_on(
     tmp_path: Path, manual: bool
 ) -> None:
     module = Trained([0, 0, 0, 0, 2, 0], manual)
-    after = rolled_back(tmp_path, module, 6, RollBack(every_n_records=2))
-    assert files(tmp_path / "healthy") == ["record=1.ckpt", "record=3.ckpt"]
+    after = rolled_back(tmp_path, module, 6, RollBack(every_n_steps=2))
+    assert files(tmp_path / "healthy") == ["step=1.ckpt", "step=3.ckpt"]
     assert same(after[5], after[3])
     assert not same(after[5], after[4])
     # the trainer's count and the schedule move on
@@ -138,7 +138,7 @@ def test_weights_and_moments_come_back_bit_for_bit_and_training_goes_on(
 def test_gradients_of_the_weights_that_go_are_dropped(tmp_path: Path) -> None:
     """The collapse comes between the two batches of a step."""
     module = Trained([0, 0, 0, 0, 2, 0])
-    action = RollBack(every_n_records=1)
+    action = RollBack(every_n_steps=1)
     after = rolled_back(tmp_path, module, 6, action, accumulate_grad_batches=2)
     assert same(after[5], after[4])
     weight, rate = after[4].weights["weight"], after[5].settings["lr"]
@@ -165,7 +165,7 @@ def test_a_name_to_keep_that_there_is_not_is_refused_when_training_starts(tmp_pa
     assert module.batches == 0
 
 
-@pytest.mark.parametrize("argument", ["times", "every_n_records"])
+@pytest.mark.parametrize("argument", ["times", "every_n_steps"])
 def test_wrong_numbers_are_refused(argument: str) -> None:
     with pytest.raises(ValueError, match=f"{argument}: expected at least 1, got 0"):
         RollBack(**{argument: 0})  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ def test_a_module_that_leaves_a_frozen_network_out_of_checkpoints(tmp_path: Path
             checkpoint["state_dict"] = frozen | checkpoint["state_dict"]
 
     after = rolled_back(tmp_path, Filtered([0, 0, 2]), 3, RollBack())
-    saved = torch.load(tmp_path / "healthy" / "record=1.ckpt", weights_only=True)
+    saved = torch.load(tmp_path / "healthy" / "step=1.ckpt", weights_only=True)
     assert [key for key in saved["state_dict"] if "reference" in key] == []
     assert same(after[3], after[1])
 
@@ -237,21 +237,21 @@ def test_after_a_validation_training_goes_on_from_what_came_back(tmp_path: Path)
 # --- which checkpoint it is
 
 
-def test_only_healthy_records_are_saved_and_three_are_kept(tmp_path: Path) -> None:
+def test_only_healthy_steps_are_saved_and_three_are_kept(tmp_path: Path) -> None:
     module = Trained([0, 1, 0, 1, 0, 0, 0])
-    rolled_back(tmp_path, module, 7, RollBack(every_n_records=1))
-    assert files(tmp_path / "healthy") == [f"record={i}.ckpt" for i in (5, 6, 7)]
+    rolled_back(tmp_path, module, 7, RollBack(every_n_steps=1))
+    assert files(tmp_path / "healthy") == [f"step={i}.ckpt" for i in (5, 6, 7)]
 
 
 def test_there_are_never_more_than_three_on_disk(tmp_path: Path) -> None:
     most = 0
 
     class Counting(Watch):
-        def on_record(self, *_: Any) -> None:
+        def on_step(self, *_: Any) -> None:
             nonlocal most
             most = max(most, len(files(tmp_path / "healthy")))
 
-    rolled_back(tmp_path, Trained([0] * 6), 6, RollBack(every_n_records=1), Counting())
+    rolled_back(tmp_path, Trained([0] * 6), 6, RollBack(every_n_steps=1), Counting())
     assert most == 3
 
 
@@ -259,27 +259,27 @@ def test_a_second_collapse_before_the_next_saving_goes_further_back_until_it_sto
     tmp_path: Path,
 ) -> None:
     module = Trained([0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 2, 0])
-    action = RollBack(times=3, every_n_records=3)
+    action = RollBack(times=3, every_n_steps=3)
     after = rolled_back(tmp_path, module, 12, action)
     assert same(after[5], after[4])
     assert same(after[7], after[1])
     assert same(after[9], after[1])
     assert (module.batches, action.done) == (11, 3)
     assert not same(after[11], after[1])
-    assert files(tmp_path / "healthy") == ["record=1.ckpt"]
+    assert files(tmp_path / "healthy") == ["step=1.ckpt"]
 
 
 def test_the_next_saving_waits_as_long_after_a_way_back(tmp_path: Path) -> None:
-    """The first records after it are healthy only because nobody has seen enough of them."""
+    """The first steps after it are healthy only because nobody has seen enough of them."""
     module = Trained([0, 0, 0, 0, 2, 0, 2, 0, 0, 0])
-    action = RollBack(every_n_records=2)
+    action = RollBack(every_n_steps=2)
     after = rolled_back(tmp_path, module, 10, action)
     assert same(after[5], after[3])
     assert same(after[7], after[1])
-    assert [record for record, _ in action.saved] == [1, 9]
+    assert [step for step, _ in action.saved] == [1, 9]
 
 
-def test_without_a_healthy_record_it_stops(tmp_path: Path) -> None:
+def test_without_a_healthy_step_it_stops(tmp_path: Path) -> None:
     module = Trained([1, 2, 0])
     told = []
 
@@ -291,15 +291,15 @@ def test_without_a_healthy_record_it_stops(tmp_path: Path) -> None:
     action = Listening()
     rolled_back(tmp_path, module, 3, action)
     assert (module.batches, action.done) == (2, 0)
-    assert told == ["stopped training: there was nothing to go back to"]
+    assert told == ["stopped training: there was no checkpoint"]
 
 
 def test_checkpoints_go_to_the_runs_folder_unless_told_otherwise(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="run", version="one")
     rolled_back(tmp_path, Trained([0]), 1, RollBack(), logger=logger)
-    assert files(tmp_path / "run" / "one" / "healthy") == ["record=1.ckpt"]
+    assert files(tmp_path / "run" / "one" / "healthy") == ["step=1.ckpt"]
     rolled_back(tmp_path, Trained([0]), 1, RollBack(folder=str(tmp_path / "other")))
-    assert files(tmp_path / "other") == ["record=1.ckpt"]
+    assert files(tmp_path / "other") == ["step=1.ckpt"]
 
 
 # --- resume
@@ -310,7 +310,7 @@ def test_a_resumed_run_goes_back_to_where_an_uninterrupted_one_does(
     tmp_path: Path, done: int
 ) -> None:
     levels = [0, 0, 0, 0, 2, 0, 0, 0, 2, 0, 2, 0]
-    actions = [RollBack(2, every_n_records=2, folder=str(tmp_path / "own")) for _ in range(2)]
+    actions = [RollBack(2, every_n_steps=2, folder=str(tmp_path / "own")) for _ in range(2)]
     straight, resumed = Snapshots(), Snapshots()
     fitted(tmp_path, Trained(levels), 12, watching(actions[0]), straight)
     assert same(straight.after[5], straight.after[3])
@@ -323,11 +323,11 @@ def test_a_resumed_run_goes_back_to_where_an_uninterrupted_one_does(
 
 def test_a_checkpoint_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     action = RollBack()
-    for name in ("record=1.ckpt", "record=6.ckpt"):
+    for name in ("step=1.ckpt", "step=6.ckpt"):
         (tmp_path / name).touch()
-        action.saved.append((int(name[7]), str(tmp_path / name)))
+        action.saved.append((int(name[5]), str(tmp_path / name)))
     state = action.state_dict()
-    (tmp_path / "record=6.ckpt").unlink()
+    (tmp_path / "step=6.ckpt").unlink()
     again = RollBack()
     again.load_state_dict(state)
-    assert again.saved == [(1, str(tmp_path / "record=1.ckpt"))]
+    assert again.saved == [(1, str(tmp_path / "step=1.ckpt"))]

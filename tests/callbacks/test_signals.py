@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any
 
 import pytest
-import torch
 
-from lit_callbacks.levels import Level
-from lit_callbacks.monitors import Monitor, Record
+from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.signals import (
     EntropyMonitor,
     ExplainedVarianceMonitor,
@@ -29,14 +27,14 @@ from lit_callbacks.signals import (
 H, S, C = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED
 
 SETTINGS: dict[str, Any] = {
-    "baseline_records": 4,
+    "baseline_steps": 4,
     "warmup": 0,
     "patience": 2,
     "deviations": 4.0,
     "horizon": 0,
 }
 
-# class, its lines, four healthy readings and then ones that collapse, the side
+# class, its thresholds, four healthy readings and then ones that collapse, the side
 COLLAPSES: list[tuple[type[Monitor], dict[str, float | None], list[float], list[float], str]] = [
     (KLMonitor, {"high": 10.0}, [1.0, 1.2, 0.9, 1.1], [6.0, 11.0, 19.0], "high"),
     (KLPerTokenMonitor, {"high": 0.2}, [0.01, 0.02, 0.01, 0.02], [0.1, 0.3, 0.9], "high"),
@@ -54,18 +52,18 @@ COLLAPSES: list[tuple[type[Monitor], dict[str, float | None], list[float], list[
 ]
 
 
-@pytest.mark.parametrize(("kind", "lines", "healthy", "worse", "side"), COLLAPSES)
+@pytest.mark.parametrize(("kind", "thresholds", "healthy", "worse", "side"), COLLAPSES)
 def test_a_signal_collapses_on_its_side_and_not_without_cause(
     kind: type[Monitor],
-    lines: dict[str, float | None],
+    thresholds: dict[str, float | None],
     healthy: list[float],
     worse: list[float],
     side: str,
 ) -> None:
     none = {"high": None, "high_ratio": None, "low": None, "low_ratio": None}
-    # the lines of the class that are not under test are taken away
+    # the thresholds of the class that are not under test are taken away
     taken = kind.__init__.__annotations__.keys() & none.keys()
-    settings: dict[str, Any] = {**SETTINGS, **dict.fromkeys(taken), **lines}
+    settings: dict[str, Any] = {**SETTINGS, **dict.fromkeys(taken), **thresholds}
     watcher = kind(**settings)
     seen = [watcher.observe(value) for value in (*healthy, *worse)]
     assert seen[-1] is C
@@ -81,11 +79,11 @@ def test_lengths_perplexity_and_entropy_are_watched_on_both_sides(kind: type[Mon
     watcher = kind(high_ratio=2.0, low_ratio=0.5, **SETTINGS)  # type: ignore[arg-type]
     for value in (10.0, 10.0, 10.0, 10.0):
         watcher.observe(value)
-    assert watcher.lines() == (5.0, 20.0)
+    assert watcher.thresholds() == (5.0, 20.0)
 
 
 def test_the_first_ratio_is_watched_on_both_sides() -> None:
-    assert FirstRatioMonitor(high=1.1, low=0.8).lines() == (0.8, 1.1)
+    assert FirstRatioMonitor(high=1.1, low=0.8).thresholds() == (0.8, 1.1)
 
 
 # --- not finite
@@ -93,9 +91,9 @@ def test_the_first_ratio_is_watched_on_both_sides() -> None:
 
 def test_metrics_that_are_not_finite_are_counted_and_named() -> None:
     watcher = NonFiniteMonitor(patience=2)
-    fine = Record({"a": 1.0}, {})
-    broken = Record({"a": math.nan, "b": math.inf}, {}, ("a", "b"))
-    readings = [watcher.read(record) for record in (fine, broken)]
+    fine = StepMetrics({"a": 1.0}, {})
+    broken = StepMetrics({"a": math.nan, "b": math.inf}, {}, ("a", "b"))
+    readings = [watcher.read(step) for step in (fine, broken)]
     assert readings == [0.0, 2.0]
     assert watcher.sentence() == "a, b not finite"
     seen = [watcher.observe(watcher.read(r)) for r in (fine, broken, fine, broken, broken, fine)]
@@ -114,85 +112,11 @@ def test_a_limit_that_was_short_from_the_start_is_no_collapse() -> None:
     assert [watcher.observe(x) for x in (0.8, 0.8, 0.8)][-1] is C
 
 
-# --- distribution
-
-
-def test_a_distribution_by_hand() -> None:
-    # 0, 0, 0, 4: deviations -1, -1, -1, 3; squares 12, cubes 24, fourth powers 84, by 4 each
-    shape = distribution([0.0, 4.0, 0.0, 0.0])
-    assert shape.mean == 1.0
-    assert shape.std == pytest.approx(math.sqrt(3), rel=1e-12)
-    assert shape.skewness == pytest.approx(6 / 3**1.5, rel=1e-12)
-    assert shape.kurtosis == pytest.approx(21 / 9 - 3, rel=1e-12)
-    # places 0.15, 1.5 and 2.85 among the sorted four
-    assert (shape.q05, shape.median) == (0.0, 0.0)
-    assert shape.q95 == pytest.approx(0.85 * 4, rel=1e-12)
-
-
-def test_a_tail_by_hand() -> None:
-    # 21 numbers: places 1, 10 and 19
-    numbers = [float(i) for i in range(19)] + [49.0, 1000.0]
-    shape = distribution(numbers)
-    assert (shape.q05, shape.median, shape.q95) == (1.0, 10.0, 49.0)
-    assert shape.tail == pytest.approx(39 / 9, rel=1e-12)
-    assert distribution([-x for x in numbers]).tail == pytest.approx(9 / 39, rel=1e-12)
-
-
-def loop_distribution(numbers: list[float]) -> tuple[float, ...]:
-    n, total = len(numbers), 0.0
-    for x in numbers:
-        total += x
-    mean = total / n
-    second = third = fourth = 0.0
-    for x in numbers:
-        d = x - mean
-        second += d * d / n
-        third += d * d * d / n
-        fourth += d * d * d * d / n
-    cuts = torch.quantile(
-        torch.tensor(numbers, dtype=torch.float64),
-        torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64),
-        interpolation="linear",
-    )
-    low, middle, high = cuts.tolist()
-    std = math.sqrt(second)
-    tail = (high - middle) / (middle - low)
-    return mean, std, third / std**3, fourth / second**2 - 3, low, middle, high, tail
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 16, 97])
-def test_a_distribution_is_that_of_a_loop(n: int) -> None:
-    rng = random.Random(n)
-    numbers = [math.exp(rng.gauss(0, 1)) - 2.0 for _ in range(n)]
-    expected = loop_distribution(numbers)
-    assert astuple(distribution(numbers)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_normal_numbers_have_no_skewness_no_kurtosis_and_a_symmetric_tail() -> None:
-    rng = random.Random(0)
-    shape = distribution([rng.gauss(-3, 2) for _ in range(20_000)])
-    assert shape.skewness == pytest.approx(0.0, abs=0.06)
-    assert shape.kurtosis == pytest.approx(0.0, abs=0.12)
-    assert shape.tail == pytest.approx(1.0, abs=0.06)
-
-
-@pytest.mark.parametrize("numbers", [[0.1] * 7, [1e6 + 0.1] * 3, [-2.0] * 2, [5.0]])
-def test_equal_numbers_have_a_shape_without_any(numbers: list[float]) -> None:
-    x = numbers[0]
-    expected = (x, 0.0, 0.0, 0.0, x, x, x, 1.0)
-    assert astuple(distribution(numbers)) == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize("numbers", [[], [math.nan, 1.0], [1.0, 2.0, math.inf], [-math.inf] * 3])
-def test_what_is_not_finite_has_no_shape(numbers: list[float]) -> None:
-    assert all(map(math.isnan, astuple(distribution(numbers))))
-
-
 # --- rewards
 
 
-def rewards(numbers: list[float]) -> Record:
-    return Record({}, {"scores": numbers})
+def rewards(numbers: list[float]) -> StepMetrics:
+    return StepMetrics({}, {"scores": numbers})
 
 
 def test_a_long_upper_tail_of_rewards_is_a_collapse() -> None:
@@ -200,7 +124,7 @@ def test_a_long_upper_tail_of_rewards_is_a_collapse() -> None:
     healthy = [rewards([rng.gauss(0, 1) for _ in range(200)]) for _ in range(8)]
     cheating = rewards([rng.gauss(0, 1) for _ in range(160)] + [12.0] * 40)
     watcher = RewardDistributionMonitor(high=2.0, high_ratio=2.5, **SETTINGS)
-    assert {watcher.observe(watcher.read(record)) for record in healthy} == {H}
+    assert {watcher.observe(watcher.read(step)) for step in healthy} == {H}
     seen = [watcher.observe(watcher.read(cheating)) for _ in range(2)]
     assert (seen[-1], watcher.side) == (C, "high")
 
@@ -235,7 +159,7 @@ def test_a_metric_instead_of_a_tensor_of_rewards_is_refused() -> None:
     with pytest.raises(
         ValueError, match="key: expected a tensor of the step's outputs, got 'rollout/score'"
     ):
-        watcher.read(Record({"rollout/score": 1.0}, {}))
+        watcher.read(StepMetrics({"rollout/score": 1.0}, {}))
 
 
 # --- the defaults
@@ -285,7 +209,7 @@ def test_the_defaults_have_names_and_units() -> None:
 def test_the_defaults_are_new_each_time() -> None:
     first = default_monitors()
     first[0].observe(1.0)
-    assert default_monitors()[0].records == 0
+    assert default_monitors()[0].steps == 0
 
 
 def test_only_the_first_ratio_may_be_missing() -> None:

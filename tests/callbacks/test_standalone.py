@@ -95,7 +95,7 @@ def test_the_example_stops_a_classifier_that_goes_wrong(site: Path, tmp_path: Pa
 
 def test_the_example_without_its_fault_stays_healthy() -> None:
     detector = runpy.run_path(str(EXAMPLE))["train"](growth=1.0)
-    assert (detector.verdict.level, detector.verdict.record) == (Level.HEALTHY, 300)
+    assert (detector.verdict.level, detector.verdict.step) == (Level.HEALTHY, 300)
 
 
 def test_the_example_is_short() -> None:

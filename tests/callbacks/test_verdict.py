@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_callbacks.levels import Level
-from lit_callbacks.monitors import Monitor, Record
+from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.signals import (
     EntropyMonitor,
     KLMonitor,
@@ -13,18 +12,18 @@ from lit_callbacks.signals import (
     PerplexityMonitor,
     default_monitors,
 )
-from lit_callbacks.verdict import Verdict, conclusion, verdict
+from lit_callbacks.verdict import Verdict, conclusion, judge
 
 H, S, C = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED
 PATIENCE = 2
 
 
 class Signal(Monitor):
-    """A signal that is said to be in one state: 1 healthy, 8 suspicious, 20 beyond its line."""
+    """A signal in a given state: 1 healthy, 8 suspicious, 20 beyond its threshold."""
 
     def __init__(self, name: str, level: Level, *, decisive: bool = False, vote: str = "") -> None:
         super().__init__(
-            name, high=10.0, baseline_records=1, patience=PATIENCE, horizon=0, deviations=0.0
+            name, high=10.0, baseline_steps=1, patience=PATIENCE, horizon=0, deviations=0.0
         )
         self.decisive = decisive  # type: ignore[misc]
         self.signal = vote  # type: ignore[misc]
@@ -34,15 +33,15 @@ class Signal(Monitor):
 
 
 def once_beyond(name: str) -> Monitor:
-    """A signal that is beyond its line for the first time."""
+    """A signal that is beyond its threshold for the first time."""
     signal = Signal(name, H)
     signal.observe(20.0)
-    assert (signal.level, signal.beyond) == (H, True)
+    assert (signal.level, signal.is_beyond) == (H, True)
     return signal
 
 
 def level_of(*monitors: Monitor, votes: int = 2) -> Level:
-    return verdict(monitors, votes, record=1).level
+    return judge(monitors, votes, step=1).level
 
 
 CALM = [Signal(name, H) for name in ("v", "w", "x", "y", "z")]
@@ -51,7 +50,7 @@ CALM = [Signal(name, H) for name in ("v", "w", "x", "y", "z")]
 
 
 def test_all_healthy() -> None:
-    assert verdict(CALM, 2, record=7) == (H, "all signals are healthy", 7)
+    assert judge(CALM, 2, step=7) == (H, "all signals are healthy", 7)
     assert Verdict() == (H, "all signals are healthy", 0)
 
 
@@ -112,7 +111,7 @@ def test_the_only_signal_makes_a_suspicion_alone() -> None:
 
 
 def test_a_single_doubt_is_told_without_an_alarm() -> None:
-    told = verdict([Signal("a", S), *CALM], 2, record=3)
+    told = judge([Signal("a", S), *CALM], 2, step=3)
     assert told == (H, "not enough for a suspicion: a 8 is 8x its baseline", 3)
 
 
@@ -126,9 +125,9 @@ def fed(monitor: Monitor, *values: float) -> Monitor:
 
 
 def test_the_sentence_of_a_collapse() -> None:
-    options = {"baseline_records": 4, "patience": 2, "horizon": 0}
+    options = {"baseline_steps": 4, "patience": 2, "horizon": 0}
     kl = fed(
-        KLMonitor(high=10.0, trend_records=8, **options),
+        KLMonitor(high=10.0, trend_steps=8, **options),
         *(3.0, 3.4, 3.43, 3.6, 11.0, 24.0, 33.0, 41.0),  # baseline 3.415
     )
     length = fed(
@@ -140,7 +139,7 @@ def test_the_sentence_of_a_collapse() -> None:
         *(2.9, 2.9, 2.9, 2.9, 1.3, 1.3),
     )
     entropy = fed(EntropyMonitor(low_ratio=0.1, high_ratio=9.0, **options), *[1.0] * 6)
-    told = verdict([kl, entropy, length, perplexity], 2, record=31)
+    told = judge([kl, entropy, length, perplexity], 2, step=31)
     assert told == (
         C,
         "KL 41 nats is 12x its baseline and rising, length 40 tokens is 2x its baseline, "
@@ -151,29 +150,29 @@ def test_the_sentence_of_a_collapse() -> None:
 
 def test_the_worst_come_first_and_else_the_order_given() -> None:
     monitors = [Signal("a", S), Signal("b", C), Signal("c", H), Signal("d", S), Signal("e", C)]
-    told = verdict([once_beyond("f"), *monitors], 2, record=1)
+    told = judge([once_beyond("f"), *monitors], 2, step=1)
     assert [reason.split()[0] for reason in told.sentence.split(", ")] == ["b", "e", "f", "a", "d"]
 
 
 def test_a_sentence_without_a_conclusion_has_none() -> None:
-    told = verdict([Signal("a", C), Signal("b", C)], 2, record=1)
+    told = judge([Signal("a", C), Signal("b", C)], 2, step=1)
     assert told.sentence == "a 20 is 20x its baseline, b 20 is 20x its baseline"
 
 
 def test_a_suspicion_is_told_too() -> None:
-    told = verdict([Signal("b", S), Signal("a", C, vote="critic"), *CALM], 2, record=1)
+    told = judge([Signal("b", S), Signal("a", C, vote="critic"), *CALM], 2, step=1)
     assert told == (S, "a 20 is 20x its baseline, b 8 is 8x its baseline", 1)
 
 
 def test_metrics_that_are_not_finite_are_a_broken_computation() -> None:
     broken = NonFiniteMonitor(patience=1)
-    broken.observe(broken.read(Record({}, {}, ("ppo/policy_loss",))))
-    told = verdict([broken, *CALM], 2, record=4)
+    broken.observe(broken.read(StepMetrics({}, {}, ("ppo/policy_loss",))))
+    told = judge([broken, *CALM], 2, step=4)
     assert told == (C, "ppo/policy_loss not finite: the computation is broken", 4)
 
 
 def test_another_decisive_monitor_does_not_mean_a_broken_computation() -> None:
-    told = verdict([Signal("a", C, decisive=True), *CALM], 2, record=1)
+    told = judge([Signal("a", C, decisive=True), *CALM], 2, step=1)
     assert told == (C, "a 20 is 20x its baseline", 1)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lit_callbacks.levels import Level
-from lit_callbacks.monitors import Monitor
+from lit_callbacks.monitors import Level, Monitor
 
 H, S, C = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED
 NAN, INF = math.nan, math.inf
@@ -14,7 +13,7 @@ NAN, INF = math.nan, math.inf
 
 def monitor(**options: Any) -> Monitor:
     """A monitor of `x` that judges single readings against a baseline of four, without trends."""
-    few: dict[str, Any] = {"baseline_records": 4, "patience": 1, "horizon": 0, "deviations": 0.0}
+    few: dict[str, Any] = {"baseline_steps": 4, "patience": 1, "horizon": 0, "deviations": 0.0}
     return Monitor("x", **(few | {"suspicion": 0.5} | options))
 
 

@@ -66,7 +66,7 @@ def outcome(
 
 
 class Weights(Callback):
-    """The weights after each record, behind the detector."""
+    """The weights after each step, behind the detector."""
 
     def __init__(self) -> None:
         self.after: list[dict[str, Tensor]] = []
@@ -76,7 +76,7 @@ class Weights(Callback):
 
 
 def rolled_back(rank: int, folder: Path) -> dict[str, Any]:
-    """Weights of one rank by record: saved after the first, back after the third."""
+    """Weights of one rank by step: saved after the first, back after the third."""
     scripts = [{"kl": [1.0, 1.0, 1.0, 1.0]}, {"kl": [1.0, 1.0, 30.0, 1.0]}]
     weights, module = Weights(), OfRank(rank, scripts)
     detector = CollapseDetector([above(10.0, patience=1)], [RollBack()])
@@ -136,16 +136,16 @@ def test_both_ranks_roll_back_to_the_same_weights(ranks: list[dict[str, Any]]) -
     assert torch.equal(first[2]["weight"], first[0]["weight"])
     assert not torch.equal(first[2]["weight"], first[1]["weight"])
     assert not torch.equal(first[3]["weight"], first[2]["weight"])
-    assert ranks[0]["rollback"]["files"] == ["record=1.ckpt"]
+    assert ranks[0]["rollback"]["files"] == ["step=1.ckpt"]
 
 
 # --- engines
 
-SAVED, COLLAPSED, BATCHES = 3, 5, 8  # records; the first one is saved too
+SAVED, COLLAPSED, BATCHES = 3, 5, 8  # steps; the first one is saved too
 
 
 class Logging(PolicyAndCritic):
-    """Logs a collapse at one record."""
+    """Logs a collapse at one step."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         super().training_step(batch, batch_idx)
@@ -176,10 +176,10 @@ class CopiedBack(Callback):
 
 
 def with_engines(rank: int, folder: Path, precision: Any) -> list[list[dict[str, Tensor]]]:
-    """Weights by record of a run with RollBack, and of one that copies by hand."""
+    """Weights by step of a run with RollBack, and of one that copies by hand."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     results = []
-    actions = [RollBack(every_n_records=SAVED - 1)]
+    actions = [RollBack(every_n_steps=SAVED - 1)]
     detector = CollapseDetector([above(10.0, patience=1)], actions)
     for callback in (detector, CopiedBack()):
         weights = Weights()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_callbacks import PhaseReport
-from lit_callbacks.phases import Phase
+from lit_callbacks import Phase, PhaseReport
 from lit_rlhf.forward.host_memory import give_back_freed_memory
 from lit_rlhf.modules import PPOModule, hints, timing
 from lit_rlhf.modules.timing import GIB, PhaseTimer

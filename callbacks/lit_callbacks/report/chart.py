@@ -9,11 +9,11 @@ from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
-from lit_callbacks.levels import Level
+from lit_callbacks.monitors import Level
+from lit_callbacks.output import format_number
 from lit_callbacks.report.axes import Axis, value_axis
 from lit_callbacks.report.panels import Panel
-from lit_callbacks.report.runs import Curve, Mark, Reading, Run
-from lit_callbacks.text import number_text
+from lit_callbacks.runs import Curve, LoggedVerdict, Point, Run
 
 WIDTH = 380  # of the picture, in its own units: about the pixels of a column
 LEFT, RIGHT, TOP, BOTTOM = 46, 370, 24, 160  # of the part with the curves
@@ -24,16 +24,16 @@ FEW = 12  # readings that are drawn as dots too
 COLORS = 6  # colours of runs; then they come again, dashed
 
 
-class NumberedMark(NamedTuple):
+class NumberedVerdict(NamedTuple):
     """A verdict with its number on the page and the position of its run."""
 
     number: int
     run: int
-    mark: Mark
+    verdict: LoggedVerdict
 
 
 def chart(
-    panel: Panel, runs: Sequence[Run], marks: Sequence[NumberedMark], steps: tuple[int, int]
+    panel: Panel, runs: Sequence[Run], marks: Sequence[NumberedVerdict], steps: tuple[int, int]
 ) -> str:
     """The picture of one metric.
 
@@ -91,14 +91,14 @@ def shaded_runs(runs: Sequence[Run]) -> list[int]:
     return [place for place, run in enumerate(runs) if any(_bad(run))]
 
 
-def moving_average(readings: Sequence[Reading], place: int, half_width: int) -> float:
+def moving_average(readings: Sequence[Point], place: int, half_width: int) -> float:
     """Mean of the finite values around one place; nan where there is none."""
     window = readings[max(0, place - half_width) : place + half_width + 1]
     known = [reading.value for reading in window if math.isfinite(reading.value)]
     return fmean(known) if known else math.nan
 
 
-def thinned(readings: Sequence[Reading], columns: int = COLUMNS) -> list[int]:
+def thinned(readings: Sequence[Point], columns: int = COLUMNS) -> list[int]:
     """Places of readings that look like all of them: the extremes of each column, and one gap.
 
     Args:
@@ -119,8 +119,8 @@ def thinned(readings: Sequence[Reading], columns: int = COLUMNS) -> list[int]:
 
 
 def clustered(
-    marks: Sequence[NumberedMark], at: Callable[[int], float], apart: float
-) -> list[list[NumberedMark]]:
+    marks: Sequence[NumberedVerdict], at: Callable[[int], float], apart: float
+) -> list[list[NumberedVerdict]]:
     """Marks in groups: those whose numbers would lie on top of each other share one label.
 
     Args:
@@ -128,16 +128,16 @@ def clustered(
         at: place of a step.
         apart: distance of two places that leaves room for both numbers.
     """
-    clusters: list[list[NumberedMark]] = []
+    clusters: list[list[NumberedVerdict]] = []
     for mark in marks:
-        if clusters and at(mark.mark.step) - at(clusters[-1][-1].mark.step) < apart:
+        if clusters and at(mark.verdict.step) - at(clusters[-1][-1].verdict.step) < apart:
             clusters[-1].append(mark)
         else:
             clusters.append([mark])
     return clusters
 
 
-def numbers_text(marks: Sequence[NumberedMark]) -> str:
+def numbers_text(marks: Sequence[NumberedVerdict]) -> str:
     """The numbers of neighbours, for example ``3``, ``3, 5`` or ``3-5``."""
     numbers = [mark.number for mark in marks]
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
@@ -155,7 +155,7 @@ def _bad(run: Run) -> Iterator[tuple[int, int, Level]]:
 
 
 def _finite_values(curve: Curve) -> Iterator[float]:
-    for readings in (curve.readings, *curve.undone):
+    for readings in (curve.points, *curve.undone):
         yield from (reading.value for reading in readings if math.isfinite(reading.value))
 
 
@@ -201,7 +201,7 @@ def _x_label(place: float, bottom: float, text: str) -> str:
 
 
 def _curve(place: int, curve: Curve, x: Axis, y: Axis) -> str:
-    readings = curve.readings
+    readings = curve.points
     kept = thinned(readings)
     half_width = len(readings) // AVERAGED_PARTS // 2
     raw = [(readings[i].step, readings[i].value) for i in kept]
@@ -213,7 +213,7 @@ def _curve(place: int, curve: Curve, x: Axis, y: Axis) -> str:
     parts.append(
         f'<path class="{"thin" if half_width else "bold"}" data-run="{place}" '
         f'data-x="{" ".join(str(step) for step, _ in raw)}" '
-        f'data-y="{" ".join(number_text(value) for _, value in raw)}" d="{_path(raw, x, y)}"/>'
+        f'data-y="{" ".join(format_number(value) for _, value in raw)}" d="{_path(raw, x, y)}"/>'
     )
     if half_width:
         average = [(readings[i].step, moving_average(readings, i, half_width)) for i in kept]
@@ -239,9 +239,9 @@ def _path(points: Sequence[tuple[int, float]], x: Axis, y: Axis) -> str:
     return "".join(drawn)
 
 
-def _marks(marks: Sequence[NumberedMark], x: Axis, several: bool) -> Iterator[str]:
+def _marks(marks: Sequence[NumberedVerdict], x: Axis, several: bool) -> Iterator[str]:
     for numbered in marks:
-        place = x.at(numbered.mark.step)
+        place = x.at(numbered.verdict.step)
         color = f" {run_class(numbered.run)}" if several else ""
         yield (
             f'<path class="mark{color}" data-number="{numbered.number}" '
@@ -249,11 +249,11 @@ def _marks(marks: Sequence[NumberedMark], x: Axis, several: bool) -> Iterator[st
         )
     for cluster in clustered(marks, x.at, apart=16):
         text = numbers_text(cluster)
-        place = (x.at(cluster[0].mark.step) + x.at(cluster[-1].mark.step)) / 2
+        place = (x.at(cluster[0].verdict.step) + x.at(cluster[-1].verdict.step)) / 2
         half = 3.5 + 3 * len(text)
         place = min(place, WIDTH - half)
-        worst = max(m.mark.level or Level.HEALTHY for m in cluster)
-        told = "\n".join(f"{m.number}: {m.mark.sentence}" for m in cluster)
+        worst = max(m.verdict.level or Level.HEALTHY for m in cluster)
+        told = "\n".join(f"{m.number}: {m.verdict.sentence}" for m in cluster)
         yield (
             f'<a href="#verdict-{cluster[0].number}"><title>{escape(told)}</title>'
             f'<rect class="pill {worst.word}" x="{place - half:.1f}" y="{TOP - 20}" '

@@ -10,9 +10,10 @@ from importlib.resources import files
 from itertools import count
 from pathlib import Path
 
-from lit_callbacks.levels import Level
+from lit_callbacks.monitors import Level
+from lit_callbacks.output import format_number
 from lit_callbacks.report.chart import (
-    NumberedMark,
+    NumberedVerdict,
     chart,
     clustered,
     numbers_text,
@@ -20,8 +21,7 @@ from lit_callbacks.report.chart import (
     shaded_runs,
 )
 from lit_callbacks.report.panels import Panel, chosen_panels
-from lit_callbacks.report.runs import Run, Span, named_runs, read_run
-from lit_callbacks.text import number_text
+from lit_callbacks.runs import Run, Span, name_runs, read_run
 
 _SIGNS = {Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
 _NO_DETECTOR = "no detector ran"
@@ -52,7 +52,7 @@ def write_report(
     path = Path(output)
     if path.is_dir():
         raise ValueError(f"output: expected a file, got the folder {path}")
-    read = [read_run(name, folder) for name, folder in named_runs(runs).items()]
+    read = [read_run(name, folder) for name, folder in name_runs(runs).items()]
     text = report_html(read, keys)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -115,27 +115,29 @@ def _resource(name: str) -> str:
 
 
 def _step_range(runs: Sequence[Run], panels: Sequence[Panel]) -> tuple[int, int]:
-    steps = [mark.step for run in runs for mark in run.marks]
+    steps = [mark.step for run in runs for mark in run.verdicts]
     for run in runs:
         steps += [step for span in run.spans for step in (span.start, span.end)]
         for curve in (run.curves[panel.key] for panel in panels if panel.key in run.curves):
-            for readings in (curve.readings, *curve.undone):
+            for readings in (curve.points, *curve.undone):
                 steps += [readings[0].step, readings[-1].step]
     return min(steps), max(steps)
 
 
-def _numbered(runs: Sequence[Run]) -> list[NumberedMark]:
+def _numbered(runs: Sequence[Run]) -> list[NumberedVerdict]:
     """All verdicts in order of steps, as their numbers stand in the pictures."""
-    found = [(place, mark) for place, run in enumerate(runs) for mark in run.marks]
+    found = [(place, mark) for place, run in enumerate(runs) for mark in run.verdicts]
     found.sort(key=lambda item: (item[1].step, item[1].time))
-    return [NumberedMark(n, place, mark) for n, (place, mark) in zip(count(1), found, strict=False)]
+    return [
+        NumberedVerdict(n, place, mark) for n, (place, mark) in zip(count(1), found, strict=False)
+    ]
 
 
 # --- head
 
 
 def _subtitle(runs: Sequence[Run], steps: tuple[int, int]) -> str:
-    newest = max(c.readings[-1].time for run in runs for c in run.curves.values())
+    newest = max(c.points[-1].time for run in runs for c in run.curves.values())
     when = datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return f"Steps {steps[0]} to {steps[1]}, last record {when}"
 
@@ -149,7 +151,9 @@ def _swatch(place: int) -> str:
     return f'<span class="swatch {run_class(place)}" aria-hidden="true"></span>'
 
 
-def _run_card(run: Run, place: int, marks: Sequence[NumberedMark], steps: tuple[int, int]) -> str:
+def _run_card(
+    run: Run, place: int, marks: Sequence[NumberedVerdict], steps: tuple[int, int]
+) -> str:
     head, verdict = "", f'<p class="sentence faint">{_NO_DETECTOR}</p>'
     if run.level is not None:
         past = f", {run.worst.word} before" if run.worst > run.level else ""
@@ -171,7 +175,7 @@ def _sentence(run: Run) -> str:
     return f'<p class="sentence">{escape(run.reason.sentence)} {step}</p>'
 
 
-def _timeline(run: Run, marks: Sequence[NumberedMark], steps: tuple[int, int]) -> str:
+def _timeline(run: Run, marks: Sequence[NumberedVerdict], steps: tuple[int, int]) -> str:
     """The levels of one run from its first step to its last, as wide as the card."""
 
     def percent(step: int) -> float:
@@ -185,8 +189,8 @@ def _timeline(run: Run, marks: Sequence[NumberedMark], steps: tuple[int, int]) -
             f'style="left:{left:.2f}%;width:{width:.2f}%"><b>{span.level.word}</b></span>'
         )
 
-    def pin(cluster: Sequence[NumberedMark]) -> str:
-        middle = (percent(cluster[0].mark.step) + percent(cluster[-1].mark.step)) / 2
+    def pin(cluster: Sequence[NumberedVerdict]) -> str:
+        middle = (percent(cluster[0].verdict.step) + percent(cluster[-1].verdict.step)) / 2
         return (
             f'<a class="pin" href="#verdict-{cluster[0].number}" style="left:{middle:.2f}%">'
             f"{numbers_text(cluster)}</a>"
@@ -217,7 +221,7 @@ def _legend(runs: Sequence[Run]) -> str:
 
 
 def _panel_card(
-    panel: Panel, runs: Sequence[Run], marks: Sequence[NumberedMark], steps: tuple[int, int]
+    panel: Panel, runs: Sequence[Run], marks: Sequence[NumberedVerdict], steps: tuple[int, int]
 ) -> str:
     unit = f' <span class="unit">{escape(panel.unit)}</span>' if panel.unit else ""
     values = "".join(_last_values(panel, runs))
@@ -231,14 +235,14 @@ def _panel_card(
 def _last_values(panel: Panel, runs: Sequence[Run]) -> Iterator[str]:
     for place, run in enumerate(runs):
         if panel.key in run.curves:
-            value = number_text(run.curves[panel.key].readings[-1].value)
+            value = format_number(run.curves[panel.key].points[-1].value)
             yield f'<span>{_swatch(place)}<b data-run="{place}">{value}</b></span>'
 
 
 # --- below the panels
 
 
-def _verdict_section(runs: Sequence[Run], marks: Sequence[NumberedMark]) -> str:
+def _verdict_section(runs: Sequence[Run], marks: Sequence[NumberedVerdict]) -> str:
     if not marks:
         return "<section><h2>Verdicts</h2><p>The level never changed.</p></section>"
     several = len(runs) > 1

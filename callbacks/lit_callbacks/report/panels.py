@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from lit_callbacks.report.runs import Run
+from lit_callbacks.runs import Run
 
 
 class Panel(NamedTuple):

@@ -8,8 +8,8 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_callbacks import format_number
 from lit_callbacks.report.axes import Axis
-from lit_callbacks.text import number_text
 from lit_rlhf.evaluation.reward_report.measures import LengthBucket, ReliabilityBin
 
 WIDTH, HEIGHT = 380, 220  # in the picture's own units: about the pixels of a column
@@ -30,7 +30,7 @@ def histogram_chart(edges: Sequence[float], counts: Sequence[int], title: str) -
     bars = []
     for low, high, count in zip(edges, edges[1:], counts, strict=False):
         kind = "wrong" if high <= 0 else "right"
-        text = f"{number_text(low)} to {number_text(high)}: {count} pairs"
+        text = f"{format_number(low)} to {format_number(high)}: {count} pairs"
         bars.append(
             f'<rect class="bar {kind}" x="{x.at(low) + 0.4:.1f}" y="{y.at(count):.1f}" '
             f'width="{x.at(high) - x.at(low) - 0.8:.1f}" height="{BOTTOM - y.at(count):.1f}">'

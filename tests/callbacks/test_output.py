@@ -1,8 +1,10 @@
-"""Where callbacks write: TensorBoard alone, rank 0 alone, against the module's own step."""
+"""Short texts, and what goes to TensorBoard: on rank 0 only, against the module's own step."""
 
 from __future__ import annotations
 
+import doctest
 import html
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,95 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_callbacks.loggers import markdown_text, write_histogram, write_text, x_axis
+from lit_callbacks import output, stats
+from lit_callbacks.output import (
+    escape_markdown,
+    format_bar,
+    format_duration,
+    format_number,
+    logger_step,
+    shorten_keys,
+    sparkline,
+    write_histogram,
+    write_text,
+)
+
+
+def test_the_examples_in_the_docstrings_run() -> None:
+    assert doctest.testmod(output).failed == 0
+    assert doctest.testmod(stats).failed == 0
+
+
+# --- numbers and names on one line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, "00:00"), (59.9, "00:59"), (60, "01:00"), (3599, "59:59"), (3600, "1:00:00")],
+)
+def test_duration(seconds: float, expected: str) -> None:
+    assert format_duration(seconds) == expected
+
+
+def test_duration_counts_hours_past_a_day() -> None:
+    assert format_duration(30 * 3600 + 61) == "30:01:01"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0, "0"),
+        (0.51234, "0.512"),
+        (-12.345, "-12.3"),
+        (1234.4, "1234"),
+        (-123456.0, "-123456"),
+        (5e-7, "5e-07"),
+        (1.5e6, "1.5e+06"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+    ],
+)
+def test_number(value: float, expected: str) -> None:
+    assert format_number(value) == expected
+
+
+def test_names_are_short_where_they_differ() -> None:
+    assert shorten_keys(["rollout/kl", "lr"]) == ["kl", "lr"]
+
+
+def test_names_are_whole_where_they_would_look_the_same() -> None:
+    keys = ["sft/loss", "rollout/kl", "reward/loss"]
+    assert shorten_keys(keys) == ["sft/loss", "kl", "reward/loss"]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(0.0, "[....]"), (0.49, "[#...]"), (0.5, "[##..]"), (1.0, "[####]")]
+)
+def test_bar(fraction: float, expected: str) -> None:
+    assert format_bar(fraction, 6) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([8, 0, 4], "█▁▅"),
+        ([2.5, 2.5, 2.5], "▄▄▄"),
+        ([1, math.nan, 3, math.inf, 1], "▁ █ ▁"),
+        ([math.nan, math.nan], "  "),
+        ([0, 0.9, -1.5e308, 1.5e308], "▅▅▁█"),
+        ([], ""),
+    ],
+)
+def test_sparkline(values: list[float], expected: str) -> None:
+    assert sparkline(values, 10) == expected
+
+
+def test_sparkline_shows_the_newest_values_on_a_scale_of_their_own() -> None:
+    assert sparkline([100, 0, 1, 2], 3) == "▁▅█"
+
+
+# --- loggers
 
 
 class Module(LightningModule):
@@ -44,7 +134,7 @@ class Writer(Callback):
         self.seen: list[int] = []
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        step = x_axis(trainer)
+        step = logger_step(trainer)
         self.seen.append(step)
         write_text(trainer, "toy/text", f"at {step}", step)
         write_histogram(
@@ -89,7 +179,7 @@ def test_the_x_axis_is_the_modules_step_or_the_optimizer_steps(
 def test_a_mean_just_below_a_step_is_that_step() -> None:
     trainer: Any = SimpleNamespace(callback_metrics={"step": torch.tensor(2.9999998)})
     trainer.global_step = 7
-    assert x_axis(trainer) == 3
+    assert logger_step(trainer) == 3
 
 
 def test_histograms_leave_out_what_tensorboard_cannot_draw(tmp_path: Path) -> None:
@@ -131,11 +221,11 @@ def test_only_rank_zero_writes(tmp_path: Path) -> None:
 def test_markdown_shows_the_text_as_it_is(text: str) -> None:
     from tensorboard.plugin_util import markdown_to_safe_html
 
-    page = markdown_to_safe_html(f"| key | {markdown_text(text)} |\n|---|---|\n| a | b |")
+    page = markdown_to_safe_html(f"| key | {escape_markdown(text)} |\n|---|---|\n| a | b |")
     cells = re.findall(r"<th>(.*?)</th>", page)
     assert cells[0] == "key"
     assert [html.unescape(cell) for cell in cells[1:]] == [text]
 
 
 def test_lines_stay_in_one_cell() -> None:
-    assert markdown_text(" one\ntwo\r\n\nfour \n") == "one<br>two<br><br>four"
+    assert escape_markdown(" one\ntwo\r\n\nfour \n") == "one<br>two<br><br>four"

@@ -1,0 +1,198 @@
+"""What callbacks write: short texts, the terminal, and TensorBoard's texts and histograms."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# --- numbers and names on one line
+
+
+def format_duration(seconds: float) -> str:
+    """A duration as `mm:ss`, or `h:mm:ss` from one hour on.
+
+    Args:
+        seconds: Duration in seconds, at least 0; fractions are cut off.
+
+    Example:
+        >>> format_duration(125.9), format_duration(3609)
+        ('02:05', '1:00:09')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
+def format_number(value: float) -> str:
+    """A number in three significant digits, without an exponent below a million.
+
+    Args:
+        value: Any float, including NaN and the infinities.
+
+    Example:
+        >>> [format_number(value) for value in (0.51234, 1234.4, 5e-7, float("nan"))]
+        ['0.512', '1234', '5e-07', 'nan']
+    """
+    if math.isfinite(value) and 1000 <= abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def format_bar(fraction: float, width: int) -> str:
+    """A progress bar filled from the left.
+
+    Args:
+        fraction: The filled part, from 0 to 1.
+        width: Number of characters including the brackets, at least 3.
+
+    Example:
+        >>> format_bar(0.5, width=10)
+        '[####....]'
+    """
+    filled = int(fraction * (width - 2))
+    return f"[{'#' * filled}{'.' * (width - 2 - filled)}]"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A series in block characters, from the lowest value shown to the highest.
+
+    Args:
+        values: Any floats, the newest last. A value that is not finite leaves a gap.
+        width: Largest number of characters, at least 1. Only the newest values are shown.
+
+    Returns:
+        One character for each value shown. If all of them are equal, the line is at half height.
+
+    Example:
+        >>> sparkline([1, 2, float("nan"), 4], width=10)
+        '▁▃ █'
+    """
+    shown = list(values)[-width:]
+    finite = [value for value in shown if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+
+    def block(value: float) -> str:
+        if not math.isfinite(value):
+            return " "
+        if low == high:
+            return "▄"
+        share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halves, as the range may overflow
+        return "▁▂▃▄▅▆▇█"[min(7, int(share * 8))]
+
+    return "".join(map(block, shown))
+
+
+def shorten_keys(keys: Sequence[str]) -> list[str]:
+    """The part of each key after its last slash, or the whole key where two would look the same.
+
+    Args:
+        keys: Metric keys such as `rollout/kl`.
+
+    Returns:
+        One name for each key, in the same order.
+
+    Example:
+        >>> shorten_keys(["rollout/kl", "rollout/score", "val/score"])
+        ['kl', 'rollout/score', 'val/score']
+    """
+    tails = [key.rsplit("/", 1)[-1] for key in keys]
+    return [tail if tails.count(tail) == 1 else key for key, tail in zip(keys, tails, strict=True)]
+
+
+# --- terminal
+
+
+def stderr_console(user: str) -> Console:
+    """A `rich` console on standard error; standard output is left to results.
+
+    Args:
+        user: Name of the callback that needs the console, for the error message.
+
+    Raises:
+        ModuleNotFoundError: If `rich` is not installed.
+    """
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{user} draws with rich: pip install lit-callbacks[live]"
+        ) from error
+    return Console(stderr=True)
+
+
+# --- loggers
+
+
+def logger_step(trainer: Trainer) -> int:
+    """The x value at which loggers draw what is logged now.
+
+    This is the last value that the module logged as `step`, or else the trainer's count of
+    optimizer steps. A fit that is resumed has no logged `step` before its first batch; a callback
+    that needs one earlier must keep it in its own state.
+
+    Args:
+        trainer: The trainer, during or after a fit.
+    """
+    # Rounded, as the mean over validation batches may come out as 2.9999998.
+    return round(float(trainer.callback_metrics.get("step", trainer.global_step)))
+
+
+def write_text(trainer: Trainer, key: str, text: str, step: int) -> None:
+    """Write text to every TensorBoard logger, on rank 0 only.
+
+    Args:
+        trainer: The trainer that has the loggers. Loggers other than TensorBoard's are skipped.
+        key: Name of the text, for example `monitor/verdict`.
+        text: Markdown.
+        step: Place on the x axis, see `logger_step`.
+    """
+    for logger in _tensorboard_loggers(trainer):
+        logger.experiment.add_text(key, text, step)
+
+
+def write_histogram(trainer: Trainer, key: str, values: Tensor, step: int) -> None:
+    """Write a histogram to every TensorBoard logger, on rank 0 only.
+
+    Args:
+        trainer: The trainer that has the loggers. Loggers other than TensorBoard's are skipped.
+        key: Name of the histogram, for example `rollout/scores`.
+        values: Numbers of any shape. NaN and the infinities are left out, and nothing is written
+            if no other value remains.
+        step: Place on the x axis, see `logger_step`.
+    """
+    finite = values.detach().float().cpu()
+    finite = finite[finite.isfinite()]  # TensorBoard's writer fails on other values
+    if len(finite) == 0:
+        return
+    for logger in _tensorboard_loggers(trainer):
+        logger.experiment.add_histogram(key, finite, step)
+
+
+def escape_markdown(text: str) -> str:
+    r"""Escape text so that Markdown shows it literally, also in a table cell.
+
+    Args:
+        text: Any text. Line breaks become `<br>`, and surrounding whitespace is removed.
+
+    Example:
+        >>> escape_markdown("a|b *c*")
+        'a\\|b \\*c\\*'
+    """
+    for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(sign, entity)
+    lines = re.sub(r"([\\`*_\[\]|#!])", r"\\\1", text.strip()).splitlines()
+    return "<br>".join(lines)
+
+
+def _tensorboard_loggers(trainer: Trainer) -> Iterator[TensorBoardLogger]:
+    if trainer.is_global_zero:
+        yield from (x for x in trainer.loggers if isinstance(x, TensorBoardLogger))
