@@ -1,6 +1,9 @@
-"""Generation that keeps a fixed number of sequences going: who ends makes room for who waits.
+"""Incremental decoding in a fixed number of cache slots, also known as continuous batching.
 
-Notation: `B` samples, `T` longest response, `n` sequences in progress, `V` vocabulary.
+A sequence that ends frees its slot for the next waiting prompt, so that no step is spent on
+sequences that have ended. Notation: `B` samples, `P` prompt tokens, `T` response tokens, `S` cache
+slots, `n` sequences in progress, `C` capacity of a slot in tokens, `A` attention heads of size `D`,
+`K` key-value heads.
 """
 
 from __future__ import annotations
@@ -10,75 +13,58 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from lit_rlhf.forward import LanguageModel, eval_mode, head_logits, unwrap_model
-from lit_rlhf.forward.attention import AttentionLayout, layout_arguments
+from lit_rlhf.forward.attention import AttentionInputs, AttentionLayout, layout_arguments
 from lit_rlhf.forward.cpu import ROWS, filling
 from lit_rlhf.forward.networks import trunk_of
+from lit_rlhf.forward.packing import PackedLayout
+from lit_rlhf.forward.row_attention import next_attention
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, default_tokens_per_forward, split_by_tokens
 from lit_rlhf.rollout.sampling import SamplingOptions, sample_tokens
-from lit_rlhf.rollout.slots import PromptLayout, Slots, StepLayout
 
-ADMISSION = 4
-"""Prompts wait until one slot in this many is free: reading several at once is cheaper."""
+ADMISSION_SHARE = 4
+"""Prompts are admitted once one slot in this many is free: a prefill of several costs less each."""
 
-GPU_STEPS = 8
-"""Steps on a GPU between two looks at who has ended, as each look waits for the device."""
+GPU_RELEASE_INTERVAL = 8
+"""Steps on a GPU between two looks at which sequences have ended; each look waits for the GPU."""
 
 
-class Generated(NamedTuple):
-    """Responses as they were drawn.
+class GeneratedTokens(NamedTuple):
+    """Responses as they were sampled.
 
     Attributes:
-        response_ids: `[B, T]` long; what follows a response's end is meaningless.
-        statistics: Of the policy itself, softmax(logits / temperature), alike; `None` where another
-            forward would give other numbers, as the model computes in less than float32.
+        response_ids: `[B, T]` long; meaningless after a response's first EOS.
+        statistics: Under the policy itself, softmax(logits / temperature), whatever the sampling
+            options left out; meaningless after a response's first EOS. `None` where the model
+            computes in less than float32, as a separate forward then gives other numbers.
     """
 
     response_ids: Tensor
     statistics: PolicyStatistics | None
 
 
-@torch.no_grad()
-def generated(
-    model: LanguageModel,
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
-    options: SamplingOptions,
-    eos_token_ids: Sequence[int],
-    seed: int,
-    n_slots: int,
-) -> Generated:
-    """A response to each prompt, sampled in evaluation mode.
+class Decoder:
+    """Samples one response to each prompt, with at most `n_slots` sequences in progress.
 
-    A token is drawn with a number that depends on the seed, the row and the place in the response
-    alone: neither the number of slots nor the other prompts have a say in it.
+    A token is sampled with a random number that depends on the seed, the sample and the position
+    in the response alone. So neither the number of slots nor the other prompts change a response.
+
+    Sequences in progress occupy the first `n` slots without a gap, in the same order in the cache
+    and in every tensor of the state. A step so computes with as many rows as there are sequences.
 
     Args:
         model: A causal language model that `supports_chunked_logits`.
         prompt_ids: `[B, P]` long, padded on the left.
-        prompt_mask: Real tokens, `[B, P]` bool.
+        prompt_mask: Prompt tokens, `[B, P]` bool.
         options: How to sample.
         eos_token_ids: Tokens that end a response.
-        seed: Of the draws.
+        seed: Seed of the random numbers.
         n_slots: Most sequences in progress at a time.
     """
-    with eval_mode(model), _weights_cast_once(prompt_ids.device):
-        run = _Run(model, prompt_ids, prompt_mask, options, eos_token_ids, seed, n_slots)
-        while run.in_progress or run.waiting:
-            if run.has_room():
-                run.admit()
-            else:
-                run.step()
-            run.let_go()
-    return run.result()
-
-
-class _Run:
-    """The state of a generation. Rows in progress fill the first slots."""
 
     def __init__(
         self,
@@ -96,151 +82,297 @@ class _Run:
         self.head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.options = options
         self.eos_token_ids = torch.tensor(list(eos_token_ids), dtype=torch.long, device=device)
-        self.interval = 1 if device.type == "cpu" else GPU_STEPS
-        # a row may go on for some steps after its end before anybody looks
-        longest = options.max_new_tokens + self.interval
-        shape = (n_samples, longest)
+        self.release_interval = 1 if device.type == "cpu" else GPU_RELEASE_INTERVAL
+        # a sequence may go on for up to an interval after its end, until `release` looks
+        max_length = options.max_new_tokens + self.release_interval
+        shape = (n_samples, max_length)
         generator = torch.Generator().manual_seed(seed)
         self.uniforms = torch.rand(shape, generator=generator, dtype=torch.float64).to(device)
         self.prompts = [ids[mask] for ids, mask in zip(prompt_ids, prompt_mask, strict=True)]
-        self.sequences = _filled_with_first(prompt_ids, prompt_mask, longest)
-        self.n_prompt = prompt_ids.shape[1]
+        self.prompt_width = prompt_ids.shape[1]
+        self.sequences = _extend_prompts(prompt_ids, prompt_mask, max_length)
         self.logprobs = torch.zeros(shape, device=device)
         self.entropy = torch.zeros(shape, device=device)
-        self.exact = True
-        sizes = [len(prompt) for prompt in self.prompts]
+        self.statistics_are_exact = True
         self.n_slots = min(n_slots, n_samples)
-        n_filling = filling(self.model, self.n_slots, ROWS)
-        self.slots = Slots(self.n_slots + n_filling, max(sizes) + longest, device)
+        capacity = max(len(prompt) for prompt in self.prompts) + max_length
+        # slots beyond n_slots take the rows that a step is padded with
+        n_padding = filling(self.model, self.n_slots, ROWS)
+        self.cache = KVCache(self.n_slots + n_padding, capacity, device)
         self.waiting = list(range(n_samples))
-        # of the rows in progress, by slot: their numbers and how many tokens were read, as the host
-        # knows it and on the device; tokens drawn, the last of them, and whether it was the end
-        self.in_progress: list[int] = []
-        self.widths: list[int] = []
-        self.rows = self.lengths = torch.empty(0, dtype=torch.long, device=device)
-        self.drawn = self.tokens = self.rows
+        self.n_steps = 0
+        # the sequences in progress, by slot, `[n]`: their samples, ...
+        self.samples = torch.empty(0, dtype=torch.long, device=device)
+        # ... their tokens in the cache (and the same numbers on the host, to read without waiting
+        # for the device), ...
+        self.lengths = torch.empty(0, dtype=torch.long, device=device)
+        self.host_lengths: list[int] = []
+        # ... the tokens sampled so far and the last of them, which is not in the cache yet, ...
+        self.n_sampled = torch.empty(0, dtype=torch.long, device=device)
+        self.last_tokens = torch.empty(0, dtype=torch.long, device=device)
+        # ... and whether that one ended the response
         self.ended = torch.empty(0, dtype=torch.bool, device=device)
-        self.steps = 0
 
-    def has_room(self) -> bool:
-        """Whether waiting prompts should be read now."""
-        free = self.n_slots - len(self.in_progress)
-        return bool(self.waiting) and free * ADMISSION >= self.n_slots
+    @torch.no_grad()
+    def run(self) -> GeneratedTokens:
+        """Sample all responses, in evaluation mode."""
+        with eval_mode(self.model), _cast_weights_once(self.lengths.device):
+            while self.host_lengths or self.waiting:
+                if self.should_admit():
+                    self.admit()
+                else:
+                    self.step()
+                self.release()
+        longest = self.options.max_new_tokens
+        statistics = PolicyStatistics(
+            self.logprobs[:, :longest], self.entropy[:, :longest], self.options.temperature
+        )
+        responses = self.sequences[:, self.prompt_width : self.prompt_width + longest]
+        return GeneratedTokens(responses, statistics if self.statistics_are_exact else None)
+
+    def should_admit(self) -> bool:
+        """Whether enough slots are free for waiting prompts."""
+        n_free = self.n_slots - len(self.host_lengths)
+        return bool(self.waiting) and n_free * ADMISSION_SHARE >= self.n_slots
 
     def admit(self) -> None:
-        """Read as many prompts as there are free slots, and draw their first tokens."""
-        n_free = self.n_slots - len(self.in_progress)
-        new = self.waiting[:n_free]
-        del self.waiting[:n_free]
-        sizes = [len(self.prompts[row]) for row in new]
-        for part in split_by_tokens(sizes, default_tokens_per_forward(self.rows.device)):
-            self.read(new[part], sizes[part])
-
-    def read(self, new: list[int], sizes: list[int]) -> None:
-        """Read prompts of these rows and sizes, and draw their first tokens."""
-        first = len(self.in_progress)
-        prompts = [self.prompts[row] for row in new]
-        layout = PromptLayout(self.slots, sizes, first)
-        states = self.states(torch.cat(prompts).unsqueeze(0), layout.packed.position_ids, layout)
-        self.in_progress += new
-        self.widths += sizes
-        added = self.rows.new_tensor(new)
-        self.rows = torch.cat([self.rows, added])
-        self.lengths = torch.cat([self.lengths, self.lengths.new_tensor(sizes)])
-        self.drawn = torch.cat([self.drawn, torch.zeros_like(added)])
-        self.tokens = torch.cat([self.tokens, added])  # set when they are drawn
-        self.ended = torch.cat([self.ended, torch.zeros_like(added, dtype=torch.bool)])
-        self.draw(states[0, layout.last_tokens], first)
+        """Give every free slot to a waiting prompt, and sample the first tokens."""
+        n_free = self.n_slots - len(self.host_lengths)
+        admitted, self.waiting = self.waiting[:n_free], self.waiting[n_free:]
+        lengths = [len(self.prompts[sample]) for sample in admitted]
+        # a prefill of many long prompts would need more memory than scoring does
+        max_tokens = default_tokens_per_forward(self.lengths.device)
+        for part in split_by_tokens(lengths, max_tokens):
+            self._prefill(admitted[part], lengths[part])
 
     def step(self) -> None:
-        """Read the last token of every row in progress, and draw the next."""
-        n_filling = filling(self.model, len(self.in_progress), ROWS)  # in slots that are free
-        tokens, lengths = (
-            functional.pad(numbers, (0, n_filling)) for numbers in (self.tokens, self.lengths)
+        """Process the last token of every sequence in progress, and sample the next."""
+        # matrix products may be faster for a multiple of rows: rows of token 0 at position 0 go to
+        # the free slots after the last sequence, where the next prompt overwrites them
+        n_padding = filling(self.model, len(self.host_lengths), ROWS)
+        last_tokens, lengths = (
+            functional.pad(numbers, (0, n_padding)) for numbers in (self.last_tokens, self.lengths)
         )
-        layout = StepLayout(self.slots, lengths, max(self.widths) + 1)
-        # rows that have ended go on until they are let go, but not beyond the model's positions
-        positions = lengths.clamp(max=self.slots.capacity - self.interval - 1)
-        states = self.states(tokens.unsqueeze(1), positions.unsqueeze(1), layout)
+        layout = DecodeLayout(self.cache, lengths, max(self.host_lengths) + 1)
+        # a sequence that has ended goes on until it is released, but learned position embeddings
+        # may have no row for what comes after the longest possible response
+        positions = lengths.clamp(max=self.cache.capacity - self.release_interval - 1)
+        hidden = self._run_trunk(last_tokens.unsqueeze(1), positions.unsqueeze(1), layout)
         self.lengths = self.lengths + 1
-        self.widths = [width + 1 for width in self.widths]
-        self.draw(states[:, 0], 0)
-        self.steps += 1
+        self.host_lengths = [length + 1 for length in self.host_lengths]
+        self.sample(hidden[:, 0], first_slot=0)
+        self.n_steps += 1
 
-    def states(self, input_ids: Tensor, position_ids: Tensor, layout: AttentionLayout) -> Tensor:
-        """What the trunk hands to its head."""
-        states: Tensor = self.trunk(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            **layout_arguments(layout, input_ids.device),
-        ).last_hidden_state
-        return states
+    def sample(self, hidden: Tensor, first_slot: int) -> None:
+        """Sample the next token of the sequences from `first_slot` on.
 
-    def draw(self, states: Tensor, first: int) -> None:
-        """Draw a token after each of the `states`, of the rows in progress from `first` on.
-
-        What there is more of `states` than of rows is of no use.
+        Args:
+            hidden: Hidden states at their last tokens, `[m, H]`; rows beyond the sequences are
+                padding.
+            first_slot: The first of them.
         """
-        rows, places = self.rows[first:], self.drawn[first:]
-        logits = head_logits(self.model, self.head, states)[: len(rows)]
-        # nothing but the repetition penalty looks at them
-        seen = self.sequences[rows if self.options.repetition_penalty != 1 else rows[:0]]
+        samples, places = self.samples[first_slot:], self.n_sampled[first_slot:]
+        # the head multiplies the padding too, for the same reason as the trunk
+        logits = head_logits(self.model, self.head, hidden)[: len(samples)]
+        # the repetition penalty alone looks at the tokens so far; else spare the gather
+        penalized = self.options.repetition_penalty != 1
+        seen = self.sequences[samples if penalized else samples[:0]]
         tokens = sample_tokens(
             logits,
-            self.uniforms[rows, places],
+            self.uniforms[samples, places],
             self.options,
             self.eos_token_ids,
             seen,
             places,
         )
-        self.sequences[rows, self.n_prompt + places] = tokens
-        self.exact &= logits.dtype == torch.float32
-        if self.exact:
-            temperature = self.options.temperature
-            known = token_logprobs_and_entropy(logits[None], tokens[None], temperature)
-            self.logprobs[rows, places], self.entropy[rows, places] = known[0][0], known[1][0]
-        self.tokens[first:] = tokens
-        self.drawn[first:] += 1
-        self.ended[first:] |= torch.isin(tokens, self.eos_token_ids)
-        self.ended[first:] |= self.drawn[first:] >= self.options.max_new_tokens
+        self.sequences[samples, self.prompt_width + places] = tokens
+        self.statistics_are_exact &= logits.dtype == torch.float32
+        if self.statistics_are_exact:
+            logprobs, entropy = token_logprobs_and_entropy(
+                logits[None], tokens[None], self.options.temperature
+            )
+            self.logprobs[samples, places], self.entropy[samples, places] = logprobs[0], entropy[0]
+        self.last_tokens[first_slot:] = tokens
+        self.n_sampled[first_slot:] += 1
+        self.ended[first_slot:] |= torch.isin(tokens, self.eos_token_ids)
+        self.ended[first_slot:] |= self.n_sampled[first_slot:] >= self.options.max_new_tokens
 
-    def let_go(self) -> None:
-        """Free the slots of rows that have ended."""
-        if self.steps % self.interval:
+    def release(self) -> None:
+        """Free the slots of sequences that have ended, and close the gaps."""
+        if self.n_steps % self.release_interval:
             return
-        ended = self.ended.tolist()
+        ended = self.ended.tolist()  # waits for the device
         n_left = ended.count(False)
         if n_left == len(ended):
             return
-        # the last ones move into the slots that become free before them
-        free = [slot for slot in range(n_left) if ended[slot]]
-        moved = [slot for slot in range(n_left, len(ended)) if not ended[slot]]
+        # of the n_left first slots, those of ended sequences take the sequences beyond them: the
+        # fewest copies of cached keys and values that leave no gap
+        gaps = [slot for slot in range(n_left) if ended[slot]]
+        movers = [slot for slot in range(n_left, len(ended)) if not ended[slot]]
         order = list(range(n_left))
-        for place, source in zip(free, moved, strict=True):
-            order[place] = source
-        self.in_progress = [self.in_progress[slot] for slot in order]
-        self.widths = [self.widths[slot] for slot in order]
-        self.slots.move(moved, free, max(self.widths, default=0))
-        index = self.rows.new_tensor(order)
-        self.rows, self.lengths = self.rows[index], self.lengths[index]
-        self.drawn, self.tokens = self.drawn[index], self.tokens[index]
+        for gap, mover in zip(gaps, movers, strict=True):
+            order[gap] = mover
+        self.host_lengths = [self.host_lengths[slot] for slot in order]
+        self.cache.move(movers, gaps, max(self.host_lengths, default=0))
+        index = self.samples.new_tensor(order)
+        self.samples, self.lengths = self.samples[index], self.lengths[index]
+        self.n_sampled, self.last_tokens = self.n_sampled[index], self.last_tokens[index]
         self.ended = self.ended[index]
 
-    def result(self) -> Generated:
-        """What came out."""
-        longest = self.options.max_new_tokens
-        statistics = PolicyStatistics(
-            self.logprobs[:, :longest], self.entropy[:, :longest], self.options.temperature
-        )
-        responses = self.sequences[:, self.n_prompt : self.n_prompt + longest]
-        return Generated(responses, statistics if self.exact else None)
+    def _prefill(self, admitted: list[int], lengths: list[int]) -> None:
+        """Process prompts, packed back to back, and sample the first token of each."""
+        first_slot = len(self.host_lengths)
+        layout = PrefillLayout(self.cache, lengths, first_slot)
+        input_ids = torch.cat([self.prompts[sample] for sample in admitted]).unsqueeze(0)
+        hidden = self._run_trunk(input_ids, layout.packed.position_ids, layout)
+        samples = self.samples.new_tensor(admitted)
+        self.samples = torch.cat([self.samples, samples])
+        self.lengths = torch.cat([self.lengths, self.lengths.new_tensor(lengths)])
+        self.host_lengths += lengths
+        self.n_sampled = torch.cat([self.n_sampled, torch.zeros_like(samples)])
+        self.last_tokens = torch.cat([self.last_tokens, torch.zeros_like(samples)])
+        self.ended = torch.cat([self.ended, torch.zeros_like(samples, dtype=torch.bool)])
+        self.sample(hidden[0, layout.last_tokens], first_slot)
+
+    def _run_trunk(
+        self, input_ids: Tensor, position_ids: Tensor, layout: AttentionLayout
+    ) -> Tensor:
+        hidden: Tensor = self.trunk(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            **layout_arguments(layout, input_ids.device),
+        ).last_hidden_state
+        return hidden
 
 
-def _filled_with_first(prompt_ids: Tensor, prompt_mask: Tensor, n_new: int) -> Tensor:
-    """Prompts with room for `n_new` tokens, and their first token instead of padding.
+class _LayerCache(NamedTuple):
+    """Keys and values of a layer, `[S, K, C, D]` each."""
 
-    A repetition penalty looks at all that is in a row, and would else penalize the padding token,
-    which may be EOS.
+    keys: Tensor
+    values: Tensor
+
+
+class KVCache:
+    """Keys and values of up to `n_slots` sequences, each at its own length.
+
+    A sequence has a slot: a row of buffers that hold the longest possible sequence and are written
+    in place.
+
+    Args:
+        n_slots: `S`.
+        capacity: `C`.
+        device: Device of the buffers.
+    """
+
+    def __init__(self, n_slots: int, capacity: int, device: torch.device) -> None:
+        self.n_slots = n_slots
+        self.capacity = capacity
+        self.device = device
+        # by attention module: a layout learns nothing else of the layer that it is called from
+        self._layers: dict[nn.Module, _LayerCache] = {}
+
+    def write(
+        self, module: nn.Module, key: Tensor, value: Tensor, slots: Tensor, columns: Tensor
+    ) -> _LayerCache:
+        """Write the keys and values of `m` tokens, and return the whole layer's.
+
+        Args:
+            module: The attention module.
+            key: `[m, K, D]`.
+            value: `[m, K, D]`.
+            slots: Slot of each token, `[m]` long.
+            columns: Position of each token in its sequence, `[m]` long.
+        """
+        if module not in self._layers:
+            # allocated at the first write, when shape and dtype are known. Under autocast, rotary
+            # embeddings leave keys in float32; attention casts them to the type of the values.
+            shape = (self.n_slots, key.shape[1], self.capacity, key.shape[2])
+            self._layers[module] = _LayerCache(value.new_zeros(shape), value.new_zeros(shape))
+        layer = self._layers[module]
+        layer.keys[slots, :, columns] = key.to(value.dtype)
+        layer.values[slots, :, columns] = value
+        return layer
+
+    def move(self, sources: list[int], targets: list[int], width: int) -> None:
+        """Copy sequences of up to `width` tokens from slots to other slots."""
+        for layer in self._layers.values():
+            for buffer in layer:
+                for source, target in zip(sources, targets, strict=True):
+                    buffer[target, :, :width] = buffer[source, :, :width]
+
+
+class PrefillLayout:
+    """Attention of packed prompts, whose keys and values go to consecutive slots.
+
+    Args:
+        cache: The cache.
+        lengths: Tokens of each prompt.
+        first_slot: Slot of the first prompt.
+
+    Attributes:
+        last_tokens: Index of each prompt's last token among the packed ones, long.
+    """
+
+    def __init__(self, cache: KVCache, lengths: list[int], first_slot: int) -> None:
+        self.cache = cache
+        self.packed = PackedLayout.of(lengths, cache.device)
+        sizes = torch.tensor(lengths, device=cache.device)
+        slots = torch.arange(first_slot, first_slot + len(lengths), device=cache.device)
+        # given its size, repeat_interleave does not wait for the device
+        self.slots = slots.repeat_interleave(sizes, output_size=sum(lengths))
+        self.last_tokens = sizes.cumsum(0) - 1
+
+    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
+        """Causal attention within each prompt, see `AttentionLayout`; caches keys and values."""
+        columns = self.packed.position_ids[0]
+        key, value = (states[0].transpose(0, 1) for states in (inputs.key, inputs.value))
+        self.cache.write(module, key, value, self.slots, columns)
+        return self.packed.attend(module, inputs)
+
+
+class DecodeLayout:
+    """Attention of one new token in each of the first slots.
+
+    Args:
+        cache: The cache.
+        lengths: Tokens of each sequence before the new one, `[n]` long.
+        width: Length of the longest sequence, the new token included.
+    """
+
+    def __init__(self, cache: KVCache, lengths: Tensor, width: int) -> None:
+        self.cache = cache
+        self.width = width
+        self.slots = torch.arange(len(lengths), device=cache.device)
+        self.columns = lengths  # a new token's position is the number of tokens before it
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
+        """Attention of each token to its sequence so far, see `AttentionLayout`; `N` is 1."""
+        key, value = inputs.key[:, :, 0], inputs.value[:, :, 0]
+        layer = self.cache.write(module, key, value, self.slots, self.columns)
+        keys, values = (buffer[: len(self.slots), :, : self.width] for buffer in layer)
+        cached = inputs._replace(key=keys, value=values)
+        return next_attention(cached, self._attention_mask(inputs.window)).transpose(1, 2)
+
+    def _attention_mask(self, window: int | None) -> Tensor:
+        """Keys that each token attends to, `[n, 1, 1, width]` bool; computed once for all layers.
+
+        Slots hold sequences of different lengths, and older keys of sequences that were released.
+        """
+        if window not in self._masks:
+            columns = torch.arange(self.width, device=self.columns.device)
+            mask = columns <= self.columns[:, None]
+            if window is not None:
+                mask &= columns > self.columns[:, None] - window
+            self._masks[window] = mask[:, None, None]
+        return self._masks[window]
+
+
+def _extend_prompts(prompt_ids: Tensor, prompt_mask: Tensor, n_new: int) -> Tensor:
+    """Prompts with room for `n_new` tokens; padding and room repeat the prompt's first token.
+
+    The repetition penalty applies to all tokens of a row. Padding is often EOS, which the penalty
+    would then make less likely from the start; the first token of the prompt has occurred anyway.
     """
     first = prompt_ids.gather(1, prompt_mask.int().argmax(1, keepdim=True))
     sequences = first.repeat(1, prompt_ids.shape[1] + n_new)
@@ -249,8 +381,8 @@ def _filled_with_first(prompt_ids: Tensor, prompt_mask: Tensor, n_new: int) -> T
 
 
 @contextmanager
-def _weights_cast_once(device: torch.device) -> Iterator[None]:
-    """Under autocast, cast the weights at their first use and not at every step."""
+def _cast_weights_once(device: torch.device) -> Iterator[None]:
+    """Under autocast, cast each weight at its first use and not at every step."""
     if not torch.is_autocast_enabled(device.type):
         yield
         return
@@ -259,5 +391,5 @@ def _weights_cast_once(device: torch.device) -> Iterator[None]:
         with torch.autocast(device.type, dtype=dtype, cache_enabled=True):
             yield
     finally:
-        # an enclosing autocast keeps the casts, and the weights will change under them
+        # an enclosing autocast would keep the casts of weights that the update then changes
         torch.clear_autocast_cache()

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from lit_rlhf.forward import LanguageModel, eval_mode, supports_chunked_logits, unwrap_model
 from lit_rlhf.models import using_generation_config
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.decoder import Generated, generated
+from lit_rlhf.rollout.decoder import Decoder, GeneratedTokens
 from lit_rlhf.rollout.sampling import SamplingOptions
 
 
@@ -31,58 +31,55 @@ def generate_responses(
     seed: int,
     batch_size: int | None = None,
 ) -> RolloutBatch:
-    """A response to each prompt, sampled in evaluation mode.
+    """Sample a response to each prompt, in evaluation mode.
 
-    The settings in the model's folder have no say: the distribution is softmax(logits /
-    temperature) unless `options` says otherwise. The padding token may be an EOS token: a response
-    ends at its first EOS.
+    The generation config in the model's folder is ignored: tokens come from softmax(logits /
+    temperature) unless `options` says otherwise. The padding token may be an EOS token, as a
+    response ends at its first EOS.
 
     Args:
         model: A causal language model.
         prompt_ids: `[B, P]` long, padded on the left.
-        prompt_mask: Real tokens, `[B, P]` bool.
+        prompt_mask: Prompt tokens, `[B, P]` bool.
         options: How to sample.
         eos_token_ids: Tokens that end a response; empty for none.
-        pad_token_id: Fills responses behind their end.
-        seed: The same seed gives the same tokens. The caller's random state is left as it was.
-        batch_size: Most sequences in progress at a time; `None` takes all. A sequence that
-            ends makes room for the next prompt.
+        pad_token_id: Fills responses after their end.
+        seed: Seed of the sampling; the same seed gives the same tokens. The global random state is
+            left as it was.
+        batch_size: Most sequences in progress at a time; `None` for all. A sequence that ends makes
+            room for the next prompt.
 
     Returns:
         The prompts as given, and responses as wide as the longest of them.
 
     Raises:
-        ValueError: If shapes or dtypes do not fit, a prompt is empty or not padded on the left, or
-            prompt and response do not fit into the model's positions.
+        ValueError: If shapes or dtypes do not fit, a prompt is empty or not padded on the left,
+            `batch_size` is below 1, or prompt and response exceed the model's positions.
     """
     _check_prompts(prompt_ids, prompt_mask)
     inner = unwrap_model(model)
-    limit = getattr(inner.config, "max_position_embeddings", None)
-    longest = int(prompt_mask.sum(dim=1).max()) + options.max_new_tokens
-    if limit is not None and longest > limit:
-        raise ValueError(
-            f"options.max_new_tokens: expected prompt and response within the model's {limit} "
-            f"positions, got {longest} ({options.max_new_tokens} of them new)"
-        )
-    size = _checked_size(batch_size, len(prompt_ids))
+    _check_length(inner, prompt_mask, options)
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size: expected an integer >= 1, got {batch_size}")
+    batch_size = batch_size or len(prompt_ids)
     if supports_chunked_logits(model):
-        responses, statistics = generated(
-            model, prompt_ids, prompt_mask, options, eos_token_ids, seed, size
-        )
+        responses, statistics = Decoder(
+            model, prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size
+        ).run()
     else:
-        responses, statistics = _by_transformers(
-            inner, prompt_ids, prompt_mask, options, eos_token_ids, pad_token_id, seed, size
+        responses, statistics = _generate_with_transformers(
+            inner, prompt_ids, prompt_mask, options, eos_token_ids, pad_token_id, seed, batch_size
         )
+    # The mask counts EOS tokens and never compares with the padding token, which may be EOS: a
+    # token belongs to the response if no EOS precedes it.
     is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
-    # real tokens are those with no EOS before them
     response_mask = (is_eos.cumsum(dim=1) - is_eos.long()) == 0
     width = int(response_mask.sum(dim=1).max())
     responses, response_mask = responses[:, :width], response_mask[:, :width]
     if statistics is not None:
-        outside = ~response_mask
         statistics = statistics._replace(
-            logprobs=statistics.logprobs[:, :width].masked_fill(outside, 0.0),
-            entropy=statistics.entropy[:, :width].masked_fill(outside, 0.0),
+            logprobs=statistics.logprobs[:, :width].masked_fill(~response_mask, 0.0),
+            entropy=statistics.entropy[:, :width].masked_fill(~response_mask, 0.0),
         )
     return RolloutBatch(
         prompt_ids=prompt_ids,
@@ -94,7 +91,7 @@ def generate_responses(
     )
 
 
-def _by_transformers(
+def _generate_with_transformers(
     model: PreTrainedModel,
     prompt_ids: Tensor,
     prompt_mask: Tensor,
@@ -102,9 +99,9 @@ def _by_transformers(
     eos_token_ids: Sequence[int],
     pad_token_id: int,
     seed: int,
-    size: int,
-) -> Generated:
-    """Responses from `generate`, which every architecture has, batch by batch."""
+    batch_size: int,
+) -> GeneratedTokens:
+    """Sample by transformers' `generate`, for architectures that `Decoder` does not support."""
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         **options.generation_kwargs(),
         eos_token_id=list(eos_token_ids) or None,
@@ -116,25 +113,28 @@ def _by_transformers(
     with (
         eval_mode(model),
         using_generation_config(model, GenerationConfig()),  # type: ignore[no-untyped-call]
-        _seeded(seed, prompt_ids.device),
+        _seed_temporarily(seed, prompt_ids.device),
     ):
-        for start in range(0, len(prompt_ids), size):
-            ids, mask = prompt_ids[start : start + size], prompt_mask[start : start + size]
+        for start in range(0, len(prompt_ids), batch_size):
+            rows = slice(start, start + batch_size)
             sequences = model.generate(  # type: ignore[operator]
-                input_ids=ids, attention_mask=mask.long(), generation_config=config
+                input_ids=prompt_ids[rows],
+                attention_mask=prompt_mask[rows].long(),
+                generation_config=config,
             )
             parts.append(sequences[:, prompt_ids.shape[1] :])
     width = max(part.shape[1] for part in parts)
-    # rows of a narrower batch all have an EOS: what fills them up is behind it
-    filled = [functional.pad(p, (0, width - p.shape[1]), value=pad_token_id) for p in parts]
-    return Generated(torch.cat(filled), None)
+    # a batch is narrower only if all of its rows have an EOS, so the padding follows their ends
+    padded = [functional.pad(p, (0, width - p.shape[1]), value=pad_token_id) for p in parts]
+    return GeneratedTokens(torch.cat(padded), None)
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generators that sampling on `device` draws from, and put them back afterwards."""
+def _seed_temporarily(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators that `generate` draws from, and restore their state at the end."""
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_cuda else []):
+        # not torch.manual_seed: it seeds every device, and fork_rng restores these two alone
         torch.default_generator.manual_seed(seed)
         if on_cuda:
             with torch.cuda.device(device):
@@ -142,16 +142,20 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _checked_size(batch_size: int | None, n_samples: int) -> int:
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size: expected an integer >= 1, got {batch_size}")
-    return batch_size or n_samples
+def _check_length(model: PreTrainedModel, prompt_mask: Tensor, options: SamplingOptions) -> None:
+    limit = getattr(model.config, "max_position_embeddings", None)
+    longest = int(prompt_mask.sum(dim=1).max()) + options.max_new_tokens
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"options.max_new_tokens: expected prompt and response within the model's {limit} "
+            f"positions, got {longest} ({options.max_new_tokens} of them new)"
+        )
 
 
 def _check_prompts(prompt_ids: Tensor, prompt_mask: Tensor) -> None:
     if prompt_ids.dim() != 2 or prompt_ids.dtype != torch.long or 0 in prompt_ids.shape:
         raise ValueError(
-            "prompt_ids: expected shape [B, P] without a 0 and dtype int64, "
+            "prompt_ids: expected shape [B, P] with B, P >= 1 and dtype int64, "
             f"got {tuple(prompt_ids.shape)} and {prompt_ids.dtype}"
         )
     if prompt_mask.shape != prompt_ids.shape or prompt_mask.dtype != torch.bool:
@@ -162,6 +166,6 @@ def _check_prompts(prompt_ids: Tensor, prompt_mask: Tensor) -> None:
     left_padded = prompt_mask[:, -1].all() and (prompt_mask[:, 1:] >= prompt_mask[:, :-1]).all()
     if not bool(left_padded):
         raise ValueError(
-            "prompt_mask: expected prompts of at least one token, padded on the left, "
-            "got a row with False behind a True or with False only"
+            "prompt_mask: expected prompts of at least one token, padded on the left, got a row "
+            "with padding after a token or without a token"
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from lit_rlhf.rollout import SamplingOptions, batch, compute_policy_statistics, generate_responses
-from lit_rlhf.rollout.slots import Slots
+from lit_rlhf.rollout.decoder import KVCache
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
 
 EOS = [EOS_ID, 17, 44, 150, 200]  # so that some responses end early
@@ -166,4 +166,4 @@ def test_the_cache_is_freed_with_the_rollout() -> None:
     )
     gc.collect()
     assert len(rollouts.response_ids) == 6
-    assert Slots not in {type(thing) for thing in gc.get_objects()}
+    assert KVCache not in {type(thing) for thing in gc.get_objects()}
