@@ -1,4 +1,4 @@
-"""Scores from a service: a JSON request over HTTP, with a time limit and repeated attempts."""
+"""Rewards from a service: JSON over HTTP, with a time limit and repeated attempts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import sleep
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from lit_rlhf.rewards.functions import MAX_SHOWN, RewardError, shorten
@@ -19,26 +19,38 @@ from lit_rlhf.rewards.functions import MAX_SHOWN, RewardError, shorten
 TOO_MANY_REQUESTS = 429
 
 
+class Answer(NamedTuple):
+    """An answer of the service.
+
+    Attributes:
+        status: HTTP status.
+        body: Its body, undecoded.
+    """
+
+    status: int
+    body: bytes
+
+
 class TransientError(Exception):
-    """An attempt that failed for a reason that may pass."""
+    """A failure of one attempt that another attempt may not have."""
 
 
 @dataclass(frozen=True)
 class RemoteScorer:
-    """Scores of a service, which gets `{"prompts": [...], "responses": [...]}` by POST.
+    """Scores from a service that gets `{"prompts": [...], "responses": [...]}` by POST.
 
-    It answers `{"scores": [...]}`, a finite number for each response. An attempt that gets no
-    connection, no answer in time, or status 429 or 5xx is repeated.
+    The service answers `{"scores": [...]}`, a finite number for each response. An attempt is
+    repeated if the connection fails, no answer comes in time, or the status is 429 or 5xx.
 
     Args:
-        url: Of the service, http or https.
-        batch_size: Responses per request.
-        timeout: Seconds to wait for the service, in each attempt.
+        url: URL of the service, http or https.
+        batch_size: Most responses per request.
+        timeout: Seconds that an attempt may take.
         retries: Further attempts after the first.
-        backoff: Seconds before the second attempt; twice as long before each next one.
+        backoff: Seconds before the second attempt; doubled before each further one.
 
     Raises:
-        ValueError: For a URL of another kind, or a number out of range.
+        ValueError: If the URL is not http or https, or a number is out of range.
     """
 
     url: str
@@ -62,34 +74,30 @@ class RemoteScorer:
             )
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """Scores of `responses` to `prompts`.
+        """Score `responses` to `prompts`.
 
         Raises:
-            RewardError: If the service cannot be asked, or answers something else; with the URL,
-                the status and the beginning of its answer.
+            RewardError: If the last attempt fails, or the answer is not as expected; with the URL,
+                the status and the beginning of the answer.
         """
         scores: list[float] = []
         for start in range(0, len(responses), self.batch_size):
             rows = slice(start, start + self.batch_size)
-            scores += self.batch_scores(list(prompts[rows]), list(responses[rows]))
+            scores += self._score_batch(list(prompts[rows]), list(responses[rows]))
         return scores
 
-    def batch_scores(self, prompts: list[str], responses: list[str]) -> list[float]:
-        """Scores of one request, attempted several times where that may help.
-
-        Raises:
-            RewardError: If no attempt succeeds, or the answer is not one score for each response.
-        """
-        asked = f"{len(responses)} responses, the first: {shorten(responses[0])}"
+    def _score_batch(self, prompts: list[str], responses: list[str]) -> list[float]:
+        """Score the responses of one request, with several attempts where that may help."""
+        content = f"{len(responses)} responses, the first: {shorten(responses[0])}"
         body = json.dumps({"prompts": prompts, "responses": responses}).encode()
         for attempt in range(self.retries + 1):
             try:
-                answer = self.answer(body)
+                answer = self._send(body)
             except TransientError as error:
                 if attempt == self.retries:
                     raise RewardError(
                         f"{self.url}: {error} in the last of {attempt + 1} attempts (retries); "
-                        f"asked about {asked}"
+                        f"asked about {content}"
                     ) from error
                 pause = self.backoff * 2**attempt
                 warnings.warn(
@@ -99,11 +107,11 @@ class RemoteScorer:
                 )
                 sleep(pause)
             else:
-                return self.checked_scores(answer, len(responses), asked)
+                return self._parse_scores(answer, len(responses), content)
         raise AssertionError("the last attempt returns or raises")
 
-    def answer(self, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer to one request.
+    def _send(self, body: bytes) -> Answer:
+        """Make one attempt.
 
         Raises:
             RewardError: For a status that another attempt will not change.
@@ -113,35 +121,36 @@ class RemoteScorer:
             self.url, body, {"Content-Type": "application/json", "Accept": "application/json"}
         )
         try:
-            status, answer = exchanged(request, self.timeout)
+            answer = _post(request, self.timeout)
         except TimeoutError as error:
             raise TransientError(f"no answer within {self.timeout:g} seconds (timeout)") from error
         except (OSError, http.client.HTTPException) as error:
+            # a timeout while connecting arrives here, inside of a URLError
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 reason = f"not within {self.timeout:g} seconds (timeout)"
-            raise TransientError(f"no connection, or not to the end: {reason!s}") from error
-        if status == TOO_MANY_REQUESTS or status >= 500:
-            raise TransientError(f"status {status} and {beginning(answer)}")
-        if not 200 <= status < 300:
+            raise TransientError(f"the connection failed ({reason!s})") from error
+        if answer.status == TOO_MANY_REQUESTS or answer.status >= 500:
+            raise TransientError(f"status {answer.status} and {_quote_body(answer.body)}")
+        if not 200 <= answer.status < 300:
             raise RewardError(
-                f"{self.url}: expected status 200, got status {status} and {beginning(answer)}"
+                f"{self.url}: expected status 200, got status {answer.status} and "
+                f"{_quote_body(answer.body)}"
             )
-        return status, answer
+        return answer
 
-    def checked_scores(self, answer: tuple[int, bytes], count: int, asked: str) -> list[float]:
-        """The scores in an answer.
+    def _parse_scores(self, answer: Answer, count: int, content: str) -> list[float]:
+        """Take `count` finite scores from an answer.
 
         Raises:
-            RewardError: If it is not `{"scores": [...]}` with `count` finite numbers.
+            RewardError: If the answer has another form.
         """
-        status, body = answer
         try:
-            scores: Any = json.loads(body)["scores"]
+            scores: Any = json.loads(answer.body)["scores"]
         except (ValueError, LookupError, TypeError, RecursionError):
             scores = None
         problem = ""
-        if not isinstance(scores, list) or not all(map(is_number, scores)):
+        if not isinstance(scores, list) or not all(map(_is_number, scores)):
             problem = "got"
         elif len(scores) != count:
             problem = f"got {len(scores)} scores with"
@@ -150,28 +159,27 @@ class RemoteScorer:
         if problem:
             raise RewardError(
                 f'{self.url}: expected {{"scores": [...]}} with {count} finite numbers, one for '
-                f"each response, {problem} status {status} and {beginning(body)}; asked about "
-                f"{asked}"
+                f"each response, {problem} status {answer.status} and {_quote_body(answer.body)}; "
+                f"asked about {content}"
             )
         return [float(score) for score in scores]
 
 
-def exchanged(request: urllib.request.Request, timeout: float) -> tuple[int, bytes]:
-    """Status and body of the answer, whatever the status."""
+def _post(request: urllib.request.Request, timeout: float) -> Answer:
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return answer.status, answer.read()
+            return Answer(answer.status, answer.read())
     except urllib.error.HTTPError as error:
+        # raised for a status outside 2xx, whose body says what went wrong
         with error:
-            return error.code, error.read()
+            return Answer(error.code, error.read())
 
 
-def is_number(value: object) -> bool:
-    """Whether a value of a JSON document is a number; true and false are none."""
+def _is_number(value: object) -> bool:
+    """Whether a JSON value is a number; to Python, true and false are integers too."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def beginning(body: bytes) -> str:
-    """The beginning of an answer's body, quoted."""
-    text = body[: 4 * MAX_SHOWN].decode("utf-8", errors="replace")
+def _quote_body(body: bytes) -> str:
+    text = body[: 4 * MAX_SHOWN].decode("utf-8", errors="replace")  # up to 4 bytes per character
     return f"the body {shorten(text)}" if text else "no body"

@@ -1,4 +1,9 @@
-"""Rollouts: sampling responses, scoring their tokens, and the experience that PPO learns from."""
+"""Rollouts of a policy: sampling responses, scoring their tokens, and the experience of PPO.
+
+`generate_responses` samples a `RolloutBatch` of prompts and responses. `score_rollouts` computes
+the `TokenStatistics` that an update needs: log-probs of policy and reference, entropies, values.
+`Experience` is what the update reads, `rollout_metrics` what is logged.
+"""
 
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 from lit_rlhf.rollout.experience import Experience, iterate_minibatches

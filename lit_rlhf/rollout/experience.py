@@ -1,4 +1,7 @@
-"""What one PPO iteration learns from: the experience buffer."""
+"""The experience of one PPO iteration, and its minibatches.
+
+Notation: `B` samples, `P` prompt tokens, `T` response tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from lit_rlhf.rollout.batch import RolloutBatch
 
 @dataclass(frozen=True)
 class Experience:
-    """`B` scored responses of up to `T` tokens after prompts of up to `P` tokens.
+    """`B` scored responses: everything that the update of policy and critic reads.
 
     Attributes:
         rollouts: Prompts and responses.
-        old_logprobs: Log-probs of the policy that the ratio is taken against, `[B, T]`, nats.
-        old_values: Critic's V(s_t) before the update, `[B, T]`.
-        advantages: As used in the loss (normalized, clipped), `[B, T]`.
+        old_logprobs: Log-probs of the policy that the ratio is taken against, `[B, T]` nats.
+        old_values: The critic's V(s_t) before the update, `[B, T]`.
+        advantages: As the loss uses them (whitened, clipped), `[B, T]`.
         returns: Targets of the critic, `[B, T]`.
-        loss_mask: Tokens that are learned from, `[B, T]` bool: the response's, unless the
-            truncation rule leaves a response out.
+        loss_mask: Tokens to learn from, `[B, T]` bool: the response's, except for responses that
+            the truncation rule leaves out.
     """
 
     rollouts: RolloutBatch
@@ -37,10 +40,10 @@ class Experience:
         return len(self.loss_mask)
 
     def select(self, index: Tensor) -> Experience:
-        """The samples at `index`, without columns that are padding in all of them."""
+        """The samples at `index`, without the columns that are padding in all of them."""
         prompt_mask = self.rollouts.prompt_mask[index]
         response_mask = self.rollouts.response_mask[index]
-        first = int(prompt_mask.any(0).int().argmax())
+        first = int(prompt_mask.any(0).int().argmax())  # prompts are padded on the left
         length = max(int(response_mask.sum(1).max()), 1)
         rollouts = RolloutBatch(
             prompt_ids=self.rollouts.prompt_ids[index, first:],
@@ -60,11 +63,19 @@ class Experience:
 
 
 def iterate_minibatches(n_samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Random index sets of `size` that cover `n_samples` once.
+    """Iterate over the samples once, in random minibatches.
+
+    Args:
+        n_samples: Samples of the iteration on this rank.
+        size: Samples of a minibatch.
+        generator: Source of the order.
+
+    Yields:
+        Indices of samples, `[size]` long.
 
     Raises:
-        ValueError: If `size` does not divide `n_samples`: a smaller last minibatch would weigh its
-            samples more than the others.
+        ValueError: If `size` does not divide `n_samples`: samples of a smaller last minibatch would
+            weigh more than the others.
     """
     if size < 1 or n_samples % size:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Responses as text, for people to read."""
+"""Rollouts as text for people: decoded responses, records for logs, a Markdown table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_rlhf.rollout.scoring import TokenStatistics
 
 
 def decode_responses(rollouts: RolloutBatch, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Text of each response, without special tokens."""
+    """Decode the responses to text without special tokens."""
     return [
         str(tokenizer.decode(ids[mask], skip_special_tokens=True))
         for ids, mask in zip(rollouts.response_ids.cpu(), rollouts.response_mask.cpu(), strict=True)
@@ -24,22 +24,23 @@ def decode_responses(rollouts: RolloutBatch, tokenizer: PreTrainedTokenizerBase)
 def build_response_records(
     rollouts: RolloutBatch,
     scores: Tensor,
-    estimates: TokenStatistics,
+    statistics: TokenStatistics,
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[dict[str, Any]]:
-    """What is told of each response.
+    """Describe each response by plain values, for a log or a JSON lines file.
 
     Args:
-        rollouts: Prompts and `B` responses.
-        scores: Raw reward, `[B]`.
-        estimates: What policy and reference make of them.
+        rollouts: `B` prompts and responses.
+        scores: Raw rewards, `[B]`.
+        statistics: Log-probs of policy and reference.
         tokenizer: The policy's.
 
     Returns:
-        `B` records of `response` (text without special tokens), `score`, `kl` (nats, k1: it can be
-        negative), `length` (tokens, EOS included) and `truncated` (cut off before it ended).
+        `B` records: `response` (text without special tokens), `score`, `kl` (nats to the reference,
+        estimator k1, so it can be negative), `length` (tokens, EOS included) and `truncated` (cut
+        off at the length limit).
     """
-    kl = kl_estimate(estimates.logprobs, estimates.ref_logprobs).sum(1)
+    kl = kl_estimate(statistics.logprobs, statistics.ref_logprobs).sum(1)
     return [
         {
             "response": response,
@@ -60,20 +61,20 @@ def build_response_records(
 
 
 def format_sample_table(prompts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of `build_response_records` beside their prompts."""
-    rows = [
+    """Format prompts and their `build_response_records` as a Markdown table."""
+    lines = [
         "| score | KL, nats | tokens | ended | prompt | response |",
         "|---|---|---|---|---|---|",
     ]
     for prompt, record in zip(prompts, records, strict=True):
         ended = "no" if record["truncated"] else "yes"
-        rows.append(
+        lines.append(
             f"| {record['score']:.2f} | {record['kl']:.2f} | {record['length']} | {ended} "
-            f"| {cell(prompt)} | {cell(record['response'])} |"
+            f"| {_escape_cell(prompt)} | {_escape_cell(record['response'])} |"
         )
-    return "\n".join(rows)
+    return "\n".join(lines)
 
 
-def cell(text: str) -> str:
-    """`text` so that it stays inside one cell of a Markdown table."""
+def _escape_cell(text: str) -> str:
+    """`text` with line breaks and bars escaped, so that it stays in one cell of the table."""
     return text.strip().replace("|", "\\|").replace("\n", "<br>")

@@ -66,7 +66,7 @@ def test_what_may_pass_is_tried_again_with_longer_and_longer_pauses(
     assert scores == pytest.approx([5.3, 6.6, 5.1])
     assert len(requests) == 4
     assert pauses == [0.5, 1.0, 2.0]
-    told = "no connection, or not to the end" if status == 0 else f"status {status} and the body"
+    told = "the connection failed" if status == 0 else f"status {status} and the body"
     assert all(f"{url}: {told}" in str(warning.message) for warning in warned)
 
 
@@ -89,7 +89,9 @@ def test_a_service_that_is_not_there_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
-        with pytest.raises(RewardError, match=f"{url}: no connection, .*refused.* last of 1 att"):
+        with pytest.raises(
+            RewardError, match=f"{url}: the connection failed .*refused.* last of 1 att"
+        ):
             RemoteScorer(url, retries=0)(PROMPTS, TEXTS)
 
 

@@ -123,6 +123,7 @@ def on_a_rank(rank: int) -> tuple[list[list[float]], list[dict[str, float]]]:
     return totals, metrics
 
 
+@pytest.mark.slow
 def test_moments_and_metrics_are_those_of_all_ranks(tmp_path: Path) -> None:
     reward = weighted()
     ranks = run_on_ranks(on_a_rank, 2, tmp_path)
