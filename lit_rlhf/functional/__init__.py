@@ -1,10 +1,11 @@
-"""Every formula of the project, as pure functions of tensors (equations of arXiv 2307.04964).
+"""The formulas of PPO-max and of reward modelling, as pure functions of tensors.
 
-Notation: `B` batch, `T` response tokens, `V` vocabulary. Masks are bool, True means keep, named
-`*_mask`; log-probs are `*_logprobs`, in nats. Functions are nouns and return tensors or
-NamedTuples. Losses take a `denominator` by which their sum over tokens is divided: with the token
-count of a whole step, micro-batches and ranks add up to the mean over all of its tokens. A wrong
-shape, dtype or range raises ValueError with the argument's name.
+Each formula names its equation in arXiv 2307.04964. Notation: `B` batch, `T` response tokens, `V`
+vocabulary. Masks are bool and named `*_mask`, True keeps; log-probs are named `*_logprobs`, in
+nats. Functions are named by what they return, a tensor or a NamedTuple. Losses are sums over tokens
+divided by a `denominator`: with the token count of a whole step, the losses of micro-batches and
+ranks add up to the mean over all of its tokens. A wrong shape, dtype or range raises ValueError
+with the argument's name.
 """
 
 from lit_rlhf.functional.advantages import AdvantageOutput, clipped_advantages, gae

@@ -1,7 +1,7 @@
 """Generalized advantage estimation (Section 3.2.2 of arXiv 2307.04964).
 
-Notation: `B` batch, `T` response tokens. Nothing here has a graph: advantages and returns are
-constants of the losses.
+Notation: `B` batch, `T` response tokens. Advantages and returns have no graph, as they
+are constants of the losses.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lit_rlhf.functional.checks import (
 
 
 class AdvantageOutput(NamedTuple):
-    """What `gae` makes of rewards and values.
+    """Result of `gae`.
 
     Attributes:
         advantages: `[B, T]`, 0 outside the mask.
-        returns: Targets of the critic, advantage plus value, `[B, T]`, 0 outside the mask.
+        returns: Targets of the critic: advantages plus values, `[B, T]`, 0 outside the mask.
     """
 
     advantages: Tensor
@@ -43,23 +43,29 @@ def gae(
 ) -> AdvantageOutput:
     """Generalized advantage estimation (Eqs. 7-12).
 
-    delta_t = r_t + gamma V(s_{t+1}) - V(s_t) and A_t = delta_t + gamma lam A_{t+1}, backwards from
-    the last token of each row; the returns are A_t + V(s_t).
+    delta_t = r_t + gamma V(s_{t+1}) - V(s_t) and A_t = delta_t + gamma lam A_{t+1}, from the last
+    token of each row backwards; the returns are A_t + V(s_t).
 
     Args:
         values: V(s_t), read *before* token t, `[B, T]`.
         rewards: Reward of token t, `[B, T]`.
-        mask: The response's tokens, `[B, T]` bool; each row keeps a prefix, which may be empty.
+        mask: Response tokens, `[B, T]` bool; a prefix of each row, which may be empty.
         gamma: Discount, in [0, 1].
-        lam: lambda, in [0, 1]: 0 is one-step TD, 1 the whole return (Monte Carlo).
+        lam: lambda, in [0, 1]: 0 is one-step TD, 1 the full return (Monte Carlo).
         bootstrap_values: V(s_{T+1}), the value after each row's last token, `[B]`: 0 for a response
-            that ended, the critic's value for one that was cut off. `None` takes all as ended.
+            that ended, the critic's value for one that was cut off. `None` takes 0 for all.
 
     Returns:
         Advantages and returns without a graph.
 
     Raises:
         ValueError: For a wrong shape, dtype or range, or a mask with a gap.
+
+    Example:
+        >>> values, rewards = torch.tensor([[0.5, 0.5, 9.0]]), torch.tensor([[0.0, 1.0, 9.0]])
+        >>> advantages, returns = gae(values, rewards, torch.tensor([[True, True, False]]), lam=0.5)
+        >>> advantages.tolist(), returns.tolist()
+        ([[0.25, 0.5, 0.0]], [[0.75, 1.0, 0.0]])
     """
     check_dims("values", values, 2)
     check_same(values.shape, values=values, rewards=rewards)
@@ -75,6 +81,7 @@ def gae(
     next_value = next_advantage if bootstrap_values is None else bootstrap_values.detach()
     advantages = torch.zeros_like(values)
     for t in reversed(range(values.shape[1])):
+        # the loop meets the padding after a row's end first, which passes the initial values on
         kept = mask[:, t]
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         advantages[:, t] = torch.where(kept, delta + gamma * lam * next_advantage, next_advantage)
@@ -84,7 +91,7 @@ def gae(
 
 
 def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:
-    """Advantages no larger than `clip` in size.
+    """Advantages clipped to [-clip, clip].
 
     Args:
         advantages: Any shape.
@@ -95,6 +102,10 @@ def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:
 
     Raises:
         ValueError: If `advantages` is not floating-point or `clip` not positive.
+
+    Example:
+        >>> clipped_advantages(torch.tensor([-3.0, 0.5]), clip=2.0).tolist()
+        [-2.0, 0.5]
     """
     check_floating("advantages", advantages)
     check_positive("clip", clip)

@@ -1,6 +1,7 @@
-"""Argument checks; each error names the argument, what was expected and what came.
+"""Argument checks; each error names the argument, what was expected and what it got.
 
-Shapes, dtypes and plain numbers only. A look into a tensor would make the host wait for the device.
+They look at shapes, dtypes and plain numbers only. To look at a tensor's values, the host would
+wait for the device.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_floating(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless `tensor` holds floating-point numbers."""
+    """Raise ValueError unless `tensor` has a floating-point dtype."""
     if not tensor.is_floating_point():
         raise ValueError(f"{name}: expected a floating-point dtype, got {tensor.dtype}")
 
 
 def check_integer(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless `tensor` holds integers."""
+    """Raise ValueError unless `tensor` has an integer dtype; bool is none."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ValueError(f"{name}: expected an integer dtype, got {tensor.dtype}")
 
@@ -43,7 +44,7 @@ def check_mask(mask: Tensor, shape: tuple[int, ...], name: str = "mask") -> None
 
 
 def check_same(shape: tuple[int, ...], **tensors: Tensor) -> None:
-    """Raise ValueError unless all `tensors` are floating-point and of this shape."""
+    """Raise ValueError unless all `tensors` are floating-point and have exactly this shape."""
     for name, tensor in tensors.items():
         check_floating(name, tensor)
         check_shape(name, tensor, shape)

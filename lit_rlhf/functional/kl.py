@@ -1,4 +1,4 @@
-"""KL between policies: estimates from samples, the exact value, an adaptive coefficient.
+"""KL divergence between policies: estimates from samples, the exact value, an adaptive coefficient.
 
 Notation: `B` batch, `T` tokens, `V` vocabulary. KL is in nats.
 """
@@ -21,25 +21,33 @@ from lit_rlhf.functional.checks import (
 from lit_rlhf.functional.logprobs import tempered_logits
 
 KLEstimator = Literal["k1", "k2", "k3"]
+"""Estimators of KL from samples, as `kl_estimate` describes them."""
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator = "k1") -> Tensor:
-    """Estimate of KL(policy || reference) from tokens that the policy sampled.
+    """Estimate of KL(policy || reference) at each token that the policy sampled.
 
     With x = log policy - log reference: `k1` = x is unbiased and can be negative; `k2` = x^2 / 2 is
-    biased, never negative and of low variance; `k3` = exp(-x) - 1 + x is unbiased and never
+    biased, never negative and has a low variance; `k3` = exp(-x) - 1 + x is unbiased and never
     negative.
 
     Args:
         logprobs: Log-probs of the policy that sampled, any shape, nats.
-        ref_logprobs: Log-probs of the same tokens under the reference, same shape.
-        estimator: Which of the three.
+        ref_logprobs: Log-probs of the same tokens under the reference, same shape, nats.
+        estimator: `k1`, `k2` or `k3`.
 
     Returns:
         Shape of `logprobs`, nats.
 
     Raises:
         ValueError: For a wrong shape or dtype, or an unknown estimator.
+
+    Example:
+        >>> logprobs, ref_logprobs = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+        >>> kl_estimate(logprobs, ref_logprobs).tolist()
+        [0.5, -1.0]
+        >>> kl_estimate(logprobs, ref_logprobs, "k2").tolist()
+        [0.125, 0.5]
     """
     check_floating("logprobs", logprobs)
     check_same(logprobs.shape, ref_logprobs=ref_logprobs)
@@ -55,24 +63,29 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
 
 
 def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(policy || reference) of each position, summed over the whole vocabulary.
+    """KL(policy || reference) at each position, summed over the whole vocabulary.
 
     Args:
         logits: Of the policy, `[B, T, V]`, floating-point; -inf rules a token out.
         ref_logits: Of the reference, `[B, T, V]`.
-        temperature: That of sampling, for both.
+        temperature: Sampling temperature of both.
 
     Returns:
         `[B, T]` nats, at least 0 up to rounding; float32, or float64 for float64 logits.
 
     Raises:
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
+
+    Example:
+        >>> certain, uniform = torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1, 1, 2)
+        >>> round(exact_kl(certain, uniform).item(), 4)  # log 2
+        0.6931
     """
     logprobs = tempered_logits(logits, temperature).log_softmax(-1)
     check_floating("ref_logits", ref_logits)
     check_shape("ref_logits", ref_logits, logits.shape)
     log_ratio = logprobs - tempered_logits(ref_logits, temperature).log_softmax(-1)
-    # a token that the policy rules out adds nothing; -inf minus -inf would be NaN
+    # a token that the policy rules out adds 0, and would add 0 * (-inf minus -inf) = NaN
     log_ratio = log_ratio.masked_fill(logprobs == -torch.inf, 0.0)
     return (logprobs.exp() * log_ratio).sum(-1)
 
@@ -80,7 +93,7 @@ def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Te
 def adaptive_kl_coef(
     coef: float, kl: float, target: float, horizon: int, n_samples: int, error_clip: float = 0.2
 ) -> float:
-    """The KL coefficient after an iteration: up when KL was above its target, down when below.
+    """The KL coefficient after an iteration: higher if KL was above its target, lower if below.
 
     The proportional controller of Ziegler et al. (arXiv 1909.08593, Section 2.2): the coefficient
     is multiplied by 1 + e * n_samples / horizon with e = clip(kl / target - 1, -error_clip,
@@ -89,14 +102,18 @@ def adaptive_kl_coef(
     Args:
         coef: The coefficient so far, at least 0.
         kl: KL of the iteration, nats per response.
-        target: KL to keep, nats per response, positive.
+        target: Target of KL, nats per response, positive.
         horizon: Responses over which the coefficient adapts, at least 1.
         n_samples: Responses of the iteration over all ranks, at least 0.
-        error_clip: Bound on the size of the relative error, positive.
+        error_clip: Bound on the absolute value of the relative error, positive.
 
     Raises:
         ValueError: If an argument is out of range, `kl` is not finite, or `horizon` is so short
-            that one iteration could bring the coefficient to 0, from where it never returns.
+            that one iteration could bring the coefficient to 0, where it would stay.
+
+    Example:
+        >>> round(adaptive_kl_coef(0.1, kl=12.0, target=6.0, horizon=1000, n_samples=100), 6)
+        0.102
     """
     check_not_negative("coef", coef)
     check_positive("target", target)

@@ -1,10 +1,12 @@
-"""Log-probabilities, entropy and perplexity of tokens.
+"""Log-probs, entropy and perplexity of tokens.
 
 Notation: `B` batch, `T` tokens, `V` vocabulary. Log-probs and entropies are in nats. float16 and
-bfloat16 logits are raised to float32 first; float32 and float64 stay as they are.
+bfloat16 logits are cast to float32 first; float32 and float64 keep their precision.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,18 +22,34 @@ from lit_rlhf.functional.checks import (
 from lit_rlhf.functional.masking import masked_average
 
 
+class LogprobsAndEntropy(NamedTuple):
+    """Result of `token_logprobs_and_entropy`.
+
+    Attributes:
+        logprobs: `[B, T]` nats.
+        entropy: `[B, T]` nats.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
 def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
     """Logits of the distribution at a temperature, in float32 or better.
 
     Args:
         logits: `[B, T, V]`, floating-point.
-        temperature: Positive.
+        temperature: Sampling temperature, positive.
 
     Returns:
         `[B, T, V]`; float32, or float64 for float64 logits.
 
     Raises:
         ValueError: If `logits` is not floating-point or not 3-dim, or `temperature` not positive.
+
+    Example:
+        >>> tempered_logits(torch.tensor([[[1.0, 3.0]]]), temperature=2.0).tolist()
+        [[[0.5, 1.5]]]
     """
     check_dims("logits", logits, 3)
     check_floating("logits", logits)
@@ -42,24 +60,29 @@ def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each token under the logits that predict it.
+    """Log-prob of each token under the logits that predict it.
 
     Args:
-        logits: `[B, T, V]`, floating-point; position t holds the logits *of* token t, so the caller
-            has shifted them.
+        logits: `[B, T, V]`, floating-point, already shifted: position t holds the logits that
+            predict token t.
         token_ids: `[B, T]` integers in [0, V).
-        temperature: That of sampling: a distribution is scored as it was sampled from.
+        temperature: Sampling temperature: log-probs are those of the sampled distribution.
 
     Returns:
         `[B, T]` nats; float32, or float64 for float64 logits.
 
     Raises:
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
+
+    Example:
+        >>> logits = torch.tensor([[[0.25, 0.75]]]).log()
+        >>> round(token_logprobs(logits, torch.tensor([[1]])).exp().item(), 4)
+        0.75
     """
     logits = tempered_logits(logits, temperature)
     _check_token_ids(token_ids, logits)
     # the fused log_softmax passes over the logits once forward and once backward
-    return _of_tokens(logits.log_softmax(-1), token_ids)
+    return _gather_tokens(logits.log_softmax(-1), token_ids)
 
 
 def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -67,37 +90,46 @@ def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     Args:
         logits: `[B, T, V]`, floating-point; -inf rules a token out.
-        temperature: That of sampling.
+        temperature: Sampling temperature.
 
     Returns:
         `[B, T]` nats, in [0, log V]; float32, or float64 for float64 logits.
 
     Raises:
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
+
+    Example:
+        >>> round(token_entropy(torch.zeros(1, 1, 8)).item(), 4)  # log 8
+        2.0794
     """
     return _entropy(tempered_logits(logits, temperature).log_softmax(-1))
 
 
 def token_logprobs_and_entropy(
     logits: Tensor, token_ids: Tensor, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
+) -> LogprobsAndEntropy:
     """`token_logprobs` and `token_entropy` from one pass over the logits.
 
     Args:
-        logits: `[B, T, V]`, floating-point; position t holds the logits *of* token t.
+        logits: `[B, T, V]`, floating-point; position t holds the logits that predict token t.
         token_ids: `[B, T]` integers in [0, V).
-        temperature: That of sampling.
+        temperature: Sampling temperature.
 
     Returns:
-        Both `[B, T]`.
+        Both, `[B, T]`; float32, or float64 for float64 logits.
 
     Raises:
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
+
+    Example:
+        >>> result = token_logprobs_and_entropy(torch.zeros(1, 1, 4), torch.tensor([[2]]))
+        >>> round(result.logprobs.item(), 4), round(result.entropy.item(), 4)
+        (-1.3863, 1.3863)
     """
     logits = tempered_logits(logits, temperature)
     _check_token_ids(token_ids, logits)
     logprobs = logits.log_softmax(-1)
-    return _of_tokens(logprobs, token_ids), _entropy(logprobs)
+    return LogprobsAndEntropy(_gather_tokens(logprobs, token_ids), _entropy(logprobs))
 
 
 def language_model_loss(
@@ -107,14 +139,19 @@ def language_model_loss(
 
     Args:
         logprobs: `[B, T]` nats.
-        mask: Tokens that are trained on, `[B, T]` bool.
-        denominator: What the sum over `mask` is divided by; `None` takes the count of `mask`.
+        mask: Tokens to train on, `[B, T]` bool.
+        denominator: Divisor of the sum over `mask`; `None` for the count of `mask`.
 
     Returns:
         0-dim nats; 0 with a graph if `mask` is empty.
 
     Raises:
         ValueError: For a wrong shape or dtype, or a denominator as in `masked_average`.
+
+    Example:
+        >>> logprobs, mask = torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[True, True, False]])
+        >>> language_model_loss(logprobs, mask).item()
+        2.0
     """
     check_dims("logprobs", logprobs, 2)
     check_same(logprobs.shape, logprobs=logprobs)
@@ -128,7 +165,11 @@ def loss_perplexity(loss: Tensor) -> Tensor:
         loss: Nats per token, any shape.
 
     Returns:
-        Shape of `loss`; 1 is certainty.
+        Shape of `loss`; 1 for a loss of 0.
+
+    Example:
+        >>> round(loss_perplexity(torch.tensor(1.0)).item(), 4)
+        2.7183
     """
     return loss.exp()
 
@@ -136,8 +177,8 @@ def loss_perplexity(loss: Tensor) -> Tensor:
 def perplexity(logprobs: Tensor, mask: Tensor) -> Tensor:
     """Exponential of the mean negative log-likelihood over all kept tokens.
 
-    Every token weighs the same, whichever response it is from: a mean of per-response perplexities
-    is another number.
+    Every token has the same weight, whichever response it belongs to; the mean of the responses'
+    perplexities is a different number.
 
     Args:
         logprobs: `[B, T]` nats.
@@ -148,6 +189,12 @@ def perplexity(logprobs: Tensor, mask: Tensor) -> Tensor:
 
     Raises:
         ValueError: For a wrong shape or dtype.
+
+    Example:
+        >>> logprobs = torch.tensor([[0.5, 0.125], [0.25, 1.0]]).log()
+        >>> mask = torch.tensor([[True, True], [True, False]])
+        >>> round(perplexity(logprobs, mask).item(), 4)  # (2 * 8 * 4) ** (1 / 3)
+        4.0
     """
     return loss_perplexity(language_model_loss(logprobs, mask))
 
@@ -157,11 +204,11 @@ def _check_token_ids(token_ids: Tensor, logits: Tensor) -> None:
     check_shape("token_ids", token_ids, logits.shape[:2])
 
 
-def _of_tokens(logprobs: Tensor, token_ids: Tensor) -> Tensor:
+def _gather_tokens(logprobs: Tensor, token_ids: Tensor) -> Tensor:
     return logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
 
 
 def _entropy(logprobs: Tensor) -> Tensor:
-    # p log p of a token that is ruled out is 0 in the limit, and 0 * -inf as it stands
+    # p log p tends to 0 for a token that is ruled out, but computes as 0 * -inf = NaN
     finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
     return -(logprobs.exp() * finite).sum(-1)

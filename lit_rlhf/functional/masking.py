@@ -1,7 +1,7 @@
 """Sums, means and whitening over the elements that a mask keeps.
 
-Masks are bool, True means keep. What lies outside a mask may be anything, NaN included: it takes
-part in no value and no gradient. Notation: `B` batch, `T` tokens.
+Masks are bool, True keeps. Elements outside a mask may hold anything, NaN included: they affect no
+value and no gradient. Notation: `B` batch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from lit_rlhf.functional.checks import (
     check_positive,
 )
 
-_SMALLEST_STD = 1e-8  # below it a spread is rounding error, and dividing by it makes noise large
+_SMALLEST_STD = 1e-8  # a smaller one is rounding error, and dividing by it would amplify noise
 
 
 class Moments(NamedTuple):
-    """First two moments of a set of numbers, without a graph.
+    """Mean, variance and count of a set of numbers, without a graph.
 
     Attributes:
         mean: Mean, 0-dim float64; 0 for an empty set.
@@ -37,17 +37,21 @@ class Moments(NamedTuple):
 
 
 def length_mask(lengths: Tensor, max_length: int) -> Tensor:
-    """Mask of the first `lengths` places of each row.
+    """Mask of the first `lengths` columns of each row.
 
     Args:
-        lengths: Elements to keep, `[B]` integers in [0, max_length].
-        max_length: Width of the mask.
+        lengths: Columns to keep in each row, `[B]` integers in [0, max_length].
+        max_length: Columns of the mask.
 
     Returns:
         `[B, max_length]` bool.
 
     Raises:
         ValueError: If `lengths` is not a vector of integers, or one is out of range.
+
+    Example:
+        >>> length_mask(torch.tensor([1, 2]), 2).tolist()
+        [[True, False], [True, True]]
     """
     check_dims("lengths", lengths, 1)
     check_integer("lengths", lengths)
@@ -69,6 +73,11 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
     Raises:
         ValueError: If `mask` is not bool or of another shape.
+
+    Example:
+        >>> values, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
+        >>> masked_sum(values, mask).item()
+        3.0
     """
     check_mask(mask, values.shape)
     kept = values.masked_fill(~mask, 0)
@@ -88,6 +97,11 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
+
+    Example:
+        >>> values, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
+        >>> masked_mean(values, mask).item()
+        1.5
     """
     check_floating("values", values)
     total = masked_sum(values, mask, dim)
@@ -95,16 +109,16 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | None) -> Tensor:
-    """Sum of the kept values over a denominator that may count more than this mask.
+    """Sum of the kept values, divided by a denominator that may count more than this mask.
 
-    With the token count of a whole step as denominator, the results of micro-batches (and of ranks,
-    summed) add up to the mean over all of the step's tokens, however unevenly they are spread.
+    With the token count of a whole step as denominator, the results of its micro-batches and ranks
+    add up to the mean over all of its tokens, however unevenly these are distributed.
 
     Args:
         values: Floating-point, any shape.
         mask: Bool, shape of `values`.
-        denominator: Positive number or 0-dim tensor; `None` takes the count of `mask`. A tensor
-            that is 0 (nothing is kept anywhere) counts as 1.
+        denominator: Positive number or 0-dim tensor; `None` for the count of `mask`. A tensor that
+            is 0 (no token in the whole step) is taken as 1.
 
     Returns:
         0-dim; 0 with a graph where nothing is kept.
@@ -112,6 +126,11 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
     Raises:
         ValueError: If `values` is not floating-point, `mask` not bool or of another shape, or the
             denominator not 0-dim, or a number that is not positive.
+
+    Example:
+        >>> values, mask = torch.tensor([1.0, 2.0]), torch.tensor([True, True])
+        >>> masked_average(values, mask, denominator=4.0).item()
+        0.75
     """
     if denominator is None:
         return masked_mean(values, mask)
@@ -131,15 +150,20 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = False) -> Tensor:
     Args:
         values: Floating-point, any shape.
         mask: Bool, shape of `values`.
-        unbiased: Divide by the count less one (sample variance) and not by the count (population).
+        unbiased: Divide by the count less one (sample variance) instead of the count (population).
 
     Returns:
         0-dim; 0 where fewer than two values are kept.
 
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
+
+    Example:
+        >>> values, mask = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False])
+        >>> masked_var(values, mask).item(), masked_var(values, mask, unbiased=True).item()
+        (1.0, 2.0)
     """
-    # filled before the square: 0 times a NaN outside the mask would be a NaN in the gradient
+    # filled before the square, whose gradient would be 0 * NaN = NaN for a NaN outside the mask
     differences = (values - masked_mean(values, mask)).masked_fill(~mask, 0)
     squares = differences.square().sum()
     return squares / (mask.sum() - int(unbiased)).clamp(min=1)
@@ -154,6 +178,11 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
 
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
+
+    Example:
+        >>> values, mask = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False])
+        >>> [x.item() for x in masked_moments(values, mask)]
+        [2.0, 1.0, 2.0]
     """
     check_floating("values", values)
     exact = values.detach().double()
@@ -161,11 +190,17 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
 
 
 def merged_moments(a: Moments, b: Moments) -> Moments:
-    """Moments of two sets taken together (Chan, Golub and LeVeque's parallel formula).
+    """Moments of the union of two sets (the parallel formula of Chan, Golub and LeVeque).
 
     Args:
-        a: Moments of the one set; it may be empty.
-        b: Moments of the other, on the same device; it may be empty.
+        a: Moments of one set, which may be empty.
+        b: Moments of the other, which may be empty; on the same device.
+
+    Example:
+        >>> pair = masked_moments(torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
+        >>> single = masked_moments(torch.tensor([5.0]), torch.tensor([True]))
+        >>> [round(x.item(), 4) for x in merged_moments(pair, single)]
+        [3.0, 2.6667, 3.0]
     """
     count = a.count + b.count
     share = b.count / count.clamp(min=1)
@@ -175,14 +210,18 @@ def merged_moments(a: Moments, b: Moments) -> Moments:
     return Moments(a.mean + delta * share, within + between, count)
 
 
-def spread_or_one(std: Tensor | float) -> Tensor:
-    """A standard deviation to divide by: `std`, or 1 where it is 0 up to rounding.
+def safe_std(std: Tensor | float) -> Tensor:
+    """A standard deviation that is safe to divide by: 1 where `std` is 0 up to rounding.
 
     Args:
         std: Standard deviation, any shape.
 
     Returns:
         Float64, shape of `std`.
+
+    Example:
+        >>> safe_std(torch.tensor([2.0, 1e-12])).tolist()
+        [2.0, 1.0]
     """
     exact = torch.as_tensor(std, dtype=torch.float64)
     return torch.where(exact > _SMALLEST_STD, exact, torch.ones_like(exact))
@@ -191,29 +230,36 @@ def spread_or_one(std: Tensor | float) -> Tensor:
 def masked_whiten(
     values: Tensor, mask: Tensor, shift_mean: bool = True, moments: Moments | None = None
 ) -> Tensor:
-    """The kept values at unit variance, and at mean 0 unless `shift_mean` is off.
+    """The kept values scaled to unit variance and, with `shift_mean`, shifted to mean 0.
 
-    The statistics are constants for autograd.
+    Mean and variance are constants for autograd.
 
     Args:
         values: Floating-point, any shape.
         mask: Bool, shape of `values`.
-        shift_mean: Move the mean to 0, as advantages need it; else it stays where it is.
-        moments: Moments to whiten by, for instance those over all ranks; `None` takes those of the
+        shift_mean: Shift the mean to 0, as advantages need it; otherwise it stays.
+        moments: Moments to whiten by, for instance those over all ranks; `None` for those of the
             kept values.
 
     Returns:
-        Shape and dtype of `values`; 0 outside the mask. Values without a spread are only shifted.
+        Shape and dtype of `values`; 0 outside the mask. Values that are all equal are only shifted.
 
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
+
+    Example:
+        >>> values, mask = torch.tensor([2.0, 6.0, 99.0]), torch.tensor([True, True, False])
+        >>> masked_whiten(values, mask).tolist()
+        [-1.0, 1.0, 0.0]
+        >>> masked_whiten(values, mask, shift_mean=False).tolist()
+        [3.0, 5.0, 0.0]
     """
     check_floating("values", values)
     check_mask(mask, values.shape)
     if moments is None:
         moments = masked_moments(values, mask)
-    # float64 up to the end: float32 would leave the rounding error of a large mean behind
-    whitened = (values.double() - moments.mean) / spread_or_one(moments.var.sqrt())
+    # float64 until the end, as in float32 a large mean would leave its rounding error behind
+    whitened = (values.double() - moments.mean) / safe_std(moments.var.sqrt())
     if not shift_mean:
         whitened = whitened + moments.mean
     return whitened.to(values.dtype).masked_fill(~mask, 0)

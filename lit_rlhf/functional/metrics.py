@@ -1,4 +1,4 @@
-"""Statistics that describe a sample: confidence intervals and the diversity of text.
+"""Confidence intervals of shares, and the diversity of text.
 
 Notation: `B` batch, `T` response tokens.
 """
@@ -16,49 +16,61 @@ from lit_rlhf.functional.checks import check_dims, check_integer, check_mask
 
 
 class Interval(NamedTuple):
-    """Both ends of a confidence interval."""
+    """A confidence interval.
+
+    Attributes:
+        low: Lower end.
+        high: Upper end.
+    """
 
     low: float
     high: float
 
 
-def wilson_interval(hits: float, trials: int, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> Interval:
     """Wilson's score interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22, 209).
 
-    Unlike the share plus and minus 1.96 standard errors it stays within [0, 1], and has a width
-    when all or no trials are hits.
+    Unlike the normal approximation (share +- 1.96 standard errors) it stays within [0, 1] and does
+    not shrink to a point when all or none of the trials succeed.
 
     Args:
-        hits: Trials that succeeded; one may count as half.
-        trials: All of them, at least 1.
-        confidence: How often the interval holds the true share, in (0, 1).
+        successes: Trials that succeeded; a tie may count as half.
+        trials: All trials, at least 1.
+        confidence: Probability that the interval contains the true share, in (0, 1).
 
     Raises:
         ValueError: If a number is out of its range.
+
+    Example:
+        >>> low, high = wilson_interval(8, 10)
+        >>> round(low, 3), round(high, 3)
+        (0.49, 0.943)
     """
-    if trials < 1 or not 0 <= hits <= trials:
+    if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(
-            f"hits: expected a number from 0 to trials, and trials >= 1, got {hits} and {trials}"
+            "successes: expected a number from 0 to trials, and trials >= 1, got "
+            f"{successes} and {trials}"
         )
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence: expected a number in (0, 1), got {confidence}")
     z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share = hits / trials
+    share = successes / trials
     center = share + z**2 / (2 * trials)
     half = z * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
     scale = 1 + z**2 / trials
+    # rounding can leave [0, 1] by a last digit at a share of 0 or 1
     return Interval(max(0.0, (center - half) / scale), min(1.0, (center + half) / scale))
 
 
 def distinct_n(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
     """Distinct n-grams over all n-grams of a batch of responses (Li et al., arXiv 1510.03055).
 
-    An n-gram lies within one response; all responses share one set of distinct ones, so responses
-    that resemble each other lower the number as repetition does.
+    An n-gram lies within one response. Distinct n-grams are counted over all responses, so both
+    repetition within a response and similar responses lower the number.
 
     Args:
         token_ids: `[B, T]` integers.
-        mask: The responses' tokens, `[B, T]` bool. An n-gram across a gap does not count.
+        mask: Response tokens, `[B, T]` bool. An n-gram across a gap does not count.
         n: Tokens per n-gram, at least 1.
 
     Returns:
@@ -66,13 +78,18 @@ def distinct_n(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
 
     Raises:
         ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> ids = torch.tensor([[5, 6, 5, 6, 5]])  # 56, 65, 56, 65
+        >>> distinct_n(ids, torch.ones_like(ids, dtype=torch.bool), n=2).item()
+        0.5
     """
     check_dims("token_ids", token_ids, 2)
     check_integer("token_ids", token_ids)
     check_mask(mask, token_ids.shape)
     if n < 1:
         raise ValueError(f"n: expected an integer >= 1, got {n}")
-    if token_ids.shape[1] < n:
+    if token_ids.shape[1] < n:  # unfold would raise
         return torch.zeros((), device=token_ids.device)
     kept = mask.unfold(1, n, 1).all(-1)
     ngrams = token_ids.unfold(1, n, 1)[kept]

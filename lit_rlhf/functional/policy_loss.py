@@ -1,4 +1,4 @@
-"""Losses of the policy (Sections 3.2.1 and 3.2.3 of arXiv 2307.04964). All are minimized.
+"""Losses of the policy (Sections 3.2.1 and 3.2.3 of arXiv 2307.04964), all to minimize.
 
 Notation: `B` batch, `T` response tokens. Old log-probs and advantages are constants of every loss.
 """
@@ -20,14 +20,14 @@ from lit_rlhf.functional.checks import (
 from lit_rlhf.functional.kl import kl_estimate
 from lit_rlhf.functional.masking import masked_average, masked_mean
 
-_LARGEST_LOG_RATIO = 80.0  # float32 overflows at 88
+_LARGEST_LOG_RATIO = 80.0  # exp overflows in float32 at 88
 
 
 class PolicyLoss(NamedTuple):
-    """A policy loss and what to watch of it.
+    """A policy loss and its diagnostics.
 
-    The last three are means over this call's mask whatever the denominator, 0 for an empty mask,
-    and have no graph.
+    The diagnostics are means over the mask of the call, whatever the denominator; they are 0 for an
+    empty mask and have no graph.
 
     Attributes:
         loss: To minimize, 0-dim.
@@ -42,25 +42,25 @@ class PolicyLoss(NamedTuple):
     ratio_mean: Tensor
 
 
-class _Terms(NamedTuple):
-    """What the losses are made of, each `[B, T]` and harmless outside the mask."""
+class _Inputs(NamedTuple):
+    """Ratio, KL and advantages of each token, `[B, T]` each; finite outside the mask too."""
 
     ratio: Tensor
     kl: Tensor
     advantages: Tensor
 
 
-def _terms(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> _Terms:
+def _prepare(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> _Inputs:
     check_dims("logprobs", logprobs, 2)
     check_same(logprobs.shape, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     check_mask(mask, logprobs.shape)
-    # first of all: what lies outside the mask, times its gradient of 0, could be NaN
+    # before anything else: outside the mask, an infinite value times a gradient of 0 would be NaN
     new, old, weights = (
         x.masked_fill(~mask, 0.0) for x in (logprobs, old_logprobs.detach(), advantages.detach())
     )
-    # an infinite ratio would turn the gradient of 0 that the clip gives it into NaN
+    # an infinite ratio would turn the gradient of 0 behind the clip into NaN
     ratio = (new - old).clamp(max=_LARGEST_LOG_RATIO).exp()
-    return _Terms(ratio, kl_estimate(old, new, "k3"), weights)
+    return _Inputs(ratio, kl_estimate(old, new, "k3"), weights)
 
 
 def surrogate_loss(
@@ -74,24 +74,32 @@ def surrogate_loss(
     """The clipped surrogate of PPO (Eq. 15), or the unclipped one (the objective of Eq. 13).
 
     Per token max(-A rho, -A clip(rho, 1 - eps, 1 + eps)) with rho = exp(logprobs - old_logprobs):
-    the worse of the two, so that nothing is gained by leaving the interval and everything by
-    returning.
+    the larger loss of the two, so that leaving the interval gains nothing, while a ratio that has
+    left it on the wrong side keeps the gradient that brings it back.
 
     Args:
         logprobs: Of the policy, with a graph, `[B, T]` nats.
         old_logprobs: Of the policy that the ratio is taken against, `[B, T]` nats.
         advantages: `[B, T]`.
-        mask: Tokens that are trained on, `[B, T]` bool.
-        ratio_clip: epsilon, in (0, 1); `None` does not clip.
-        denominator: What the sum over tokens is divided by; `None` takes the count of `mask`.
+        mask: Tokens to train on, `[B, T]` bool.
+        ratio_clip: epsilon, in (0, 1); `None` for no clipping.
+        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
 
     Returns:
-        The loss, 0 with a graph if `mask` is empty.
+        The loss, 0 with a graph if `mask` is empty, with its diagnostics.
 
     Raises:
         ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> old = torch.zeros(1, 2)
+        >>> new = torch.tensor([[1.5, 0.5]]).log()
+        >>> mask = torch.ones(1, 2, dtype=torch.bool)
+        >>> out = surrogate_loss(new, old, advantages=torch.ones(1, 2), mask=mask)
+        >>> round(out.loss.item(), 4), out.clip_fraction.item()  # -(1.2 + 0.5) / 2
+        (-0.85, 0.5)
     """
-    ratio, kl, advantages = _terms(logprobs, old_logprobs, advantages, mask)
+    ratio, kl, advantages = _prepare(logprobs, old_logprobs, advantages, mask)
     losses = -advantages * ratio
     clipped = torch.zeros_like(mask)
     if ratio_clip is not None:
@@ -113,25 +121,32 @@ def kl_penalty_loss(
 ) -> PolicyLoss:
     """PPO-penalty (Eq. 14): the unclipped surrogate plus a penalty on KL(old policy || policy).
 
-    The tokens are samples of the old policy, so their k3 estimate is unbiased in value and
-    gradient.
+    The tokens are samples of the old policy, so value and gradient of their k3 estimate are
+    unbiased.
 
     Args:
         logprobs: Of the policy, with a graph, `[B, T]` nats.
         old_logprobs: Of the policy that sampled, `[B, T]` nats.
         advantages: `[B, T]`.
-        mask: Tokens that are trained on, `[B, T]` bool.
+        mask: Tokens to train on, `[B, T]` bool.
         kl_penalty: beta of Eq. 14, at least 0.
-        denominator: What the sum over tokens is divided by; `None` takes the count of `mask`.
+        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
 
     Returns:
         The loss, 0 with a graph if `mask` is empty; the clip fraction is 0.
 
     Raises:
         ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> old = torch.zeros(1, 1)
+        >>> mask = torch.ones(1, 1, dtype=torch.bool)
+        >>> out = kl_penalty_loss(old.clone(), old, torch.ones(1, 1), mask, kl_penalty=0.1)
+        >>> out.loss.item(), out.approx_kl.item()
+        (-1.0, 0.0)
     """
     check_not_negative("kl_penalty", kl_penalty)
-    ratio, kl, advantages = _terms(logprobs, old_logprobs, advantages, mask)
+    ratio, kl, advantages = _prepare(logprobs, old_logprobs, advantages, mask)
     losses = -advantages * ratio + kl_penalty * kl
     return _policy_loss(losses, torch.zeros_like(mask), kl, ratio, mask, denominator)
 
@@ -142,22 +157,28 @@ def policy_gradient_loss(
     mask: Tensor,
     denominator: Tensor | float | None = None,
 ) -> PolicyLoss:
-    """The plain policy gradient -A log pi, without a ratio: importance sampling switched off.
+    """The plain policy gradient -A log pi, without importance sampling.
 
     Args:
         logprobs: Of the policy, with a graph, `[B, T]` nats.
         advantages: `[B, T]`.
-        mask: Tokens that are trained on, `[B, T]` bool.
-        denominator: What the sum over tokens is divided by; `None` takes the count of `mask`.
+        mask: Tokens to train on, `[B, T]` bool.
+        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
 
     Returns:
-        The loss, 0 with a graph if `mask` is empty. With no old policy to compare with, clip
-        fraction and KL are 0 and the ratio is 1.
+        The loss, 0 with a graph if `mask` is empty. As there is no old policy, clip fraction and KL
+        are 0 and the ratio is 1.
 
     Raises:
         ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> logprobs, advantages = torch.tensor([[-0.5, -2.0]]), torch.tensor([[1.0, -1.0]])
+        >>> mask = torch.ones(1, 2, dtype=torch.bool)
+        >>> policy_gradient_loss(logprobs, advantages, mask).loss.item()  # (0.5 - 2) / 2
+        -0.75
     """
-    ratio, kl, advantages = _terms(logprobs, logprobs, advantages, mask)
+    ratio, kl, advantages = _prepare(logprobs, logprobs, advantages, mask)
     losses = -advantages * logprobs
     return _policy_loss(losses, torch.zeros_like(mask), kl, ratio, mask, denominator)
 
@@ -171,22 +192,26 @@ def entropy_loss(
     """The entropy bonus as a loss: minus the mean entropy, with the clip of Appendix B.3.
 
     An unbounded bonus can drive the policy to noise, since entropy is easier to raise than reward.
-    With a clip each token adds min(entropy, clip): the clip is the largest entropy that still earns
-    a bonus, a token above it gets no gradient, so the bonus only lifts tokens whose distribution is
-    too narrow. The bound acts per token and not on the batch's mean so that micro-batches add up to
-    the whole batch.
+    With a clip each token adds min(entropy, clip), so a token above it gets no gradient and the
+    bonus only widens distributions that are too narrow. The clip acts on each token and not on the
+    mean, so that micro-batches add up to the whole batch.
 
     Args:
         entropy: `[B, T]` nats, with a graph.
-        mask: Tokens that are trained on, `[B, T]` bool.
-        clip: Bound in nats per token, positive; `None` does not bound.
-        denominator: What the sum over tokens is divided by; `None` takes the count of `mask`.
+        mask: Tokens to train on, `[B, T]` bool.
+        clip: Largest entropy with a bonus, nats per token, positive; `None` for no limit.
+        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
 
     Returns:
         0-dim, at most 0; 0 with a graph if `mask` is empty.
 
     Raises:
         ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> mask = torch.ones(1, 2, dtype=torch.bool)
+        >>> entropy_loss(torch.tensor([[0.5, 3.0]]), mask, clip=1.0).item()
+        -0.75
     """
     check_dims("entropy", entropy, 2)
     check_same(entropy.shape, entropy=entropy)
@@ -204,7 +229,7 @@ def _policy_loss(
     mask: Tensor,
     denominator: Tensor | float | None,
 ) -> PolicyLoss:
-    """Reduce what is `[B, T]` each."""
+    """Reduce the losses and diagnostics of the tokens, `[B, T]` each."""
     return PolicyLoss(
         loss=masked_average(losses, mask, denominator),
         clip_fraction=masked_mean(clipped.to(losses.dtype), mask),

@@ -14,12 +14,12 @@ from lit_rlhf.functional.checks import check_dims, check_not_negative, check_sam
 
 
 class PairwiseLoss(NamedTuple):
-    """The pairwise loss and what to watch of it.
+    """The pairwise loss and its diagnostics.
 
     Attributes:
         loss: To minimize, 0-dim.
-        accuracy: Share of pairs whose chosen response scores higher, 0-dim, no graph; a tie is a
-            miss.
+        accuracy: Share of pairs whose chosen response scores higher, 0-dim, no graph; a tie counts
+            as wrong.
         margin: Mean difference chosen - rejected, 0-dim, no graph.
     """
 
@@ -33,16 +33,22 @@ def pairwise_reward_loss(
 ) -> PairwiseLoss:
     """Mean negative log-likelihood of preferences under Bradley and Terry (Eq. 1).
 
-    -log sigmoid(chosen - rejected - margin), computed so that it keeps its gradient however wrong a
-    pair is.
+    -log sigmoid(chosen - rejected - margin), in the form of `logsigmoid`, which keeps its gradient
+    for a pair that is ranked very wrong.
 
     Args:
         chosen: Scores of the chosen responses, `[B]`, `B` at least 1.
         rejected: Scores of the rejected ones, `[B]`.
-        margin: By how much the chosen response has to be better, `[B]`; `None` is 0.
+        margin: Difference that the chosen response has to reach, `[B]`; `None` for 0.
 
     Raises:
         ValueError: For a wrong shape or dtype, or without a pair.
+
+    Example:
+        >>> chosen, rejected = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
+        >>> out = pairwise_reward_loss(chosen, rejected)
+        >>> round(out.loss.item(), 4), out.accuracy.item(), out.margin.item()
+        (0.5032, 0.5, 0.5)
     """
     check_dims("chosen", chosen, 1)
     check_same(chosen.shape, chosen=chosen, rejected=rejected)
@@ -61,7 +67,7 @@ def pairwise_reward_loss(
 
 
 def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) -> Tensor:
-    """The reward model's loss (Eq. 2): pairwise loss plus beta_rm times the LM loss of the chosen.
+    """Loss of the reward model (Eq. 2): pairwise loss plus beta_rm times LM-imitation loss.
 
     Args:
         pairwise_loss: 0-dim.
@@ -73,6 +79,10 @@ def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) ->
 
     Raises:
         ValueError: If a loss is not 0-dim, or `lm_coef` is negative.
+
+    Example:
+        >>> reward_model_loss(torch.tensor(0.5), torch.tensor(2.0), lm_coef=0.25).item()
+        1.0
     """
     check_shape("pairwise_loss", pairwise_loss, ())
     check_shape("lm_loss", lm_loss, ())
@@ -81,12 +91,16 @@ def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) ->
 
 
 def preference_probability(differences: Tensor) -> Tensor:
-    """Probability that the first of two responses is preferred, under Bradley and Terry.
+    """Probability that the first of two responses is preferred, under Bradley and Terry (Eq. 1).
 
     Args:
         differences: Score of the first minus score of the second, any shape.
 
     Returns:
         Shape of `differences`, in [0, 1].
+
+    Example:
+        >>> preference_probability(torch.tensor([0.0, 100.0])).tolist()
+        [0.5, 1.0]
     """
     return differences.sigmoid()

@@ -1,6 +1,7 @@
-"""From scores of responses to rewards of tokens (Eqs. 3, 18 and 19 of arXiv 2307.04964).
+"""Rewards of tokens from scores of responses (Eqs. 3, 18 and 19 of arXiv 2307.04964).
 
-Notation: `B` batch, `T` response tokens. Nothing here has a graph: rewards are constants.
+Notation: `B` batch, `T` response tokens. Rewards have no graph, as they are constants of
+the losses.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from lit_rlhf.functional.checks import (
     check_same,
 )
 from lit_rlhf.functional.kl import KLEstimator, kl_estimate
-from lit_rlhf.functional.masking import spread_or_one
+from lit_rlhf.functional.masking import safe_std
 
 
 class TokenRewards(NamedTuple):
-    """Rewards of tokens.
+    """Result of `token_rewards`.
 
     Attributes:
         rewards: `[B, T]`, 0 outside the mask.
@@ -41,20 +42,24 @@ def normalized_scores(
     """Reward normalization and clipping: clip((r - mean) / std, -clip, clip) (Eq. 18).
 
     Args:
-        scores: Of the reward model, `[B]`.
-        mean: Of all scores so far, 0-dim.
-        std: Of all scores so far, 0-dim; 0 (up to rounding) is taken as 1.
-        clip: Bound on the size, positive; `None` does not clip.
+        scores: Raw rewards, `[B]`.
+        mean: Mean of all scores so far, 0-dim.
+        std: Standard deviation of all scores so far, 0-dim; 0 (up to rounding) is taken as 1.
+        clip: Bound on the absolute value, positive; `None` for no clipping.
 
     Returns:
         `[B]`, dtype of `scores`.
 
     Raises:
         ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> normalized_scores(torch.tensor([1.0, 9.0]), mean=2.0, std=2.0, clip=0.75).tolist()
+        [-0.5, 0.75]
     """
     _check_scores(scores, mean=mean, std=std)
-    # float64: scores far from 0 with a small spread would lose their digits
-    normalized = ((scores.detach().double() - mean) / spread_or_one(std)).to(scores.dtype)
+    # float64, as scores far from 0 with a small standard deviation would lose their digits
+    normalized = ((scores.detach().double() - mean) / safe_std(std)).to(scores.dtype)
     return normalized if clip is None else clipped_scores(normalized, clip)
 
 
@@ -62,21 +67,25 @@ def scaled_scores(scores: Tensor, std: Tensor | float) -> Tensor:
     """Reward scaling: r / std, which keeps the sign of a score (Section 5.3.1).
 
     Args:
-        scores: Of the reward model, `[B]`.
-        std: Of all scores so far, 0-dim; 0 (up to rounding) is taken as 1.
+        scores: Raw rewards, `[B]`.
+        std: Standard deviation of all scores so far, 0-dim; 0 (up to rounding) is taken as 1.
 
     Returns:
         `[B]`, dtype of `scores`.
 
     Raises:
         ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> scaled_scores(torch.tensor([-1.0, 3.0]), std=2.0).tolist()
+        [-0.5, 1.5]
     """
     _check_scores(scores, std=std)
-    return (scores.detach().double() / spread_or_one(std)).to(scores.dtype)
+    return (scores.detach().double() / safe_std(std)).to(scores.dtype)
 
 
 def clipped_scores(scores: Tensor, clip: float) -> Tensor:
-    """Reward clipping: scores no larger than `clip` in size.
+    """Reward clipping: scores clipped to [-clip, clip].
 
     Args:
         scores: `[B]`.
@@ -87,6 +96,10 @@ def clipped_scores(scores: Tensor, clip: float) -> Tensor:
 
     Raises:
         ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> clipped_scores(torch.tensor([-3.0, 0.5]), clip=2.0).tolist()
+        [-2.0, 0.5]
     """
     _check_scores(scores)
     check_positive("clip", clip)
@@ -94,18 +107,22 @@ def clipped_scores(scores: Tensor, clip: float) -> Tensor:
 
 
 def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tensor:
-    """Minus the distance of a length from a range: -max(shortest - n, n - longest, 0).
+    """Minus the distance of a length n from a range: -max(shortest - n, n - longest, 0).
 
     Args:
-        lengths: `[B]`, of responses in any unit.
-        shortest: Beginning of the range.
-        longest: Its end; `None`: no end.
+        lengths: Lengths of responses in any unit, `[B]`.
+        shortest: Lower end of the range.
+        longest: Upper end of the range; `None` for no upper end.
 
     Returns:
         `[B]` float32, at most 0.
 
     Raises:
         ValueError: For a wrong shape.
+
+    Example:
+        >>> length_penalty(torch.tensor([1, 9]), shortest=3, longest=5).tolist()
+        [-2.0, -4.0]
     """
     check_dims("lengths", lengths, 1)
     lengths = lengths.float()
@@ -123,23 +140,30 @@ def token_rewards(
     kl_coef: float,
     estimator: KLEstimator = "k1",
 ) -> TokenRewards:
-    """A penalty on KL at each token, and the response's score at its last one (Eqs. 3, 19).
+    """The score at the last token of a response, minus a KL penalty at every token (Eqs. 3, 19).
 
-    The last token is the last that the mask keeps, be it EOS or where the response was cut off.
+    The last token is the last that the mask keeps, whether it is EOS or the response was cut off.
 
     Args:
-        scores: Of the responses, `[B]`. A response without a token has nowhere to put its score.
+        scores: Of the responses, `[B]`. The score of a response without tokens has no effect.
         logprobs: Of the policy that sampled, `[B, T]` nats.
         ref_logprobs: Of the reference, `[B, T]` nats.
         mask: The responses' tokens, `[B, T]` bool.
         kl_coef: eta of Eqs. 3 and 19, at least 0.
-        estimator: How a token's KL is estimated.
+        estimator: Estimator of each token's KL, see `kl_estimate`.
 
     Returns:
         Rewards and KL in the dtype of `logprobs`.
 
     Raises:
         ValueError: For a wrong shape, dtype or range, or an unknown estimator.
+
+    Example:
+        >>> logprobs, ref_logprobs = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]])
+        >>> scores, mask = torch.tensor([2.0]), torch.ones(1, 2, dtype=torch.bool)
+        >>> rewards, kl = token_rewards(scores, logprobs, ref_logprobs, mask, kl_coef=0.5)
+        >>> rewards.tolist(), kl.tolist()
+        ([[-0.5, 2.0]], [[1.0, 0.0]])
     """
     check_dims("logprobs", logprobs, 2)
     check_same(logprobs.shape, logprobs=logprobs, ref_logprobs=ref_logprobs)
@@ -147,7 +171,7 @@ def token_rewards(
     check_mask(mask, logprobs.shape)
     check_not_negative("kl_coef", kl_coef)
     kl = kl_estimate(logprobs.detach(), ref_logprobs.detach(), estimator).masked_fill(~mask, 0.0)
-    kept_after = mask.flip(1).cumsum(1).flip(1)  # kept tokens from here on, this one included
+    kept_after = mask.flip(1).cumsum(1).flip(1)  # kept tokens from this one on
     is_last = mask & (kept_after == 1)
     return TokenRewards(
         torch.where(is_last, scores.detach().to(kl.dtype).unsqueeze(1), 0.0) - kl_coef * kl, kl

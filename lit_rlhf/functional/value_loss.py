@@ -1,4 +1,4 @@
-"""Loss and quality of the critic (Eq. 16 of arXiv 2307.04964).
+"""Loss and explained variance of the critic (Eq. 16 of arXiv 2307.04964).
 
 Notation: `B` batch, `T` response tokens.
 """
@@ -15,11 +15,12 @@ from lit_rlhf.functional.masking import masked_average, masked_mean, masked_mome
 
 
 class ValueLoss(NamedTuple):
-    """The critic's loss and what to watch of it.
+    """The critic's loss and its diagnostics.
 
     Attributes:
         loss: To minimize, 0-dim.
-        clip_fraction: Share of this call's tokens whose gradient the clip cut off, 0-dim, no graph.
+        clip_fraction: Share of the tokens of the call whose gradient the clip cut off, 0-dim, no
+            graph.
     """
 
     loss: Tensor
@@ -34,29 +35,37 @@ def value_loss(
     value_clip: float | None = 0.2,
     denominator: Tensor | float | None = None,
 ) -> ValueLoss:
-    """Half the squared error of the critic (Eq. 16), with the clip on how far a value may move.
+    """Half the squared error of the critic, clipped (Eq. 16).
 
-    Per token 0.5 max((V - R)^2, (V_clip - R)^2), where V_clip is V held within `value_clip` of the
-    value at the rollout: the larger error wins, so that leaving the interval gains nothing.
+    Per token 0.5 max((V - R)^2, (V_clip - R)^2), where V_clip is V clipped to within `value_clip`
+    of the value at the rollout. The larger error counts, so that leaving the interval gains
+    nothing.
 
     Args:
         values: Of the critic, with a graph, `[B, T]`.
-        old_values: Of the critic at the rollout, `[B, T]`; a constant.
+        old_values: Of the critic at the rollout, `[B, T]`; constants.
         returns: Targets, `[B, T]`; constants.
-        mask: Tokens that are trained on, `[B, T]` bool.
-        value_clip: Largest move from the old value, positive; `None` does not clip.
-        denominator: What the sum over tokens is divided by; `None` takes the count of `mask`.
+        mask: Tokens to train on, `[B, T]` bool.
+        value_clip: Largest distance from the old value, positive; `None` for no clipping.
+        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
 
     Returns:
         The loss, 0 with a graph if `mask` is empty, and the clip fraction.
 
     Raises:
         ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> values, old_values = torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]])
+        >>> returns, mask = torch.tensor([[2.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)
+        >>> out = value_loss(values, old_values, returns, mask, value_clip=1.0)
+        >>> out.loss.item(), out.clip_fraction.item()  # (1 + 1) / 4: the second value counts as 2
+        (0.5, 0.5)
     """
     check_dims("values", values, 2)
     check_same(values.shape, values=values, old_values=old_values, returns=returns)
     check_mask(mask, values.shape)
-    # before the squares: what lies outside the mask could overflow and make the gradient NaN
+    # before the squares: values outside the mask could overflow and make the gradient NaN
     values, old_values, returns = (
         x.masked_fill(~mask, 0.0) for x in (values, old_values.detach(), returns.detach())
     )
@@ -66,7 +75,7 @@ def value_loss(
         check_positive("value_clip", value_clip)
         bounded = old_values + (values - old_values).clamp(-value_clip, value_clip)
         bounded_errors = (bounded - returns).square()
-        # a bound that does not hold can differ by rounding, and must not count
+        # within the interval both errors are equal up to rounding, which must not count as clipped
         clipped = (bounded_errors > errors) & ((values - old_values).abs() > value_clip)
         errors = torch.maximum(errors, bounded_errors)
     return ValueLoss(
@@ -84,11 +93,16 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
         mask: `[B, T]` bool.
 
     Returns:
-        0-dim without a graph, at most 1: 1 is a perfect critic, 0 no better than a constant; 0
-        where the returns have no variance to explain.
+        0-dim without a graph, at most 1: 1 for a perfect critic, 0 for a constant one, and 0 if the
+        returns have no variance to explain.
 
     Raises:
         ValueError: For a wrong shape or dtype.
+
+    Example:
+        >>> returns, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)
+        >>> explained_variance(torch.tensor([[1.5, 2.5]]), returns, mask).item()
+        0.75
     """
     check_dims("values", values, 2)
     check_same(values.shape, values=values, returns=returns)

@@ -39,7 +39,7 @@ from lit_rlhf.rollout import (
     rollout_metrics,
     score_rollouts,
 )
-from lit_rlhf.stats import RunningMoments, UncastBuffers, global_masked_moments
+from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments
 
 Truncation = Literal["terminal", "bootstrap", "mask"]
 OldPolicy = Literal["rollout", "reference"]
@@ -50,7 +50,7 @@ SCORING_MEMORY = ("scoring_tokens", "max_new_tokens")
 UPDATE_MEMORY = ("micro_batch_size", "max_new_tokens", "gradient_checkpointing")
 
 
-class PPOModule(UncastBuffers, PPOUpdate):
+class PPOModule(FixedDtypeBuffers, PPOUpdate):
     """One iteration of PPO-max per `training_step`: rollout, score, estimate, shape, update.
 
     Each phase is a method of that name; override one to change it. The defaults are PPO-max with

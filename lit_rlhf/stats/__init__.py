@@ -1,7 +1,6 @@
-"""Statistics over time and over ranks."""
+"""Statistics over a run (`RunningMoments`) and over the ranks of a distributed run."""
 
-from lit_rlhf.stats.buffers import UncastBuffers
 from lit_rlhf.stats.distributed import global_masked_moments, global_sum
-from lit_rlhf.stats.running import RunningMoments
+from lit_rlhf.stats.running import FixedDtypeBuffers, RunningMoments
 
-__all__ = ["RunningMoments", "UncastBuffers", "global_masked_moments", "global_sum"]
+__all__ = ["FixedDtypeBuffers", "RunningMoments", "global_masked_moments", "global_sum"]

@@ -1,6 +1,6 @@
-"""Sums and moments over the ranks of a distributed run; without one, over this process.
+"""Sums and moments over the ranks of a distributed run, or over this process alone without one.
 
-Every rank has to call these together, as it is with collectives.
+All functions are collectives: under `torch.distributed` every rank has to call them together.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from torch import Tensor, distributed
 from lit_rlhf.functional import Moments, masked_moments, merged_moments
 
 
-def is_distributed() -> bool:
-    """Whether this process belongs to a process group."""
-    return distributed.is_available() and distributed.is_initialized()
-
-
 def global_sum(tensor: Tensor) -> Tensor:
     """Sum of a tensor over all ranks.
 
     Args:
-        tensor: Numbers, any shape, the same on every rank; it is left as it is.
+        tensor: Numbers, any shape, which is the same on every rank. It is not changed.
 
     Returns:
         A new tensor like `tensor`, without a graph.
 
     Raises:
         ValueError: If `tensor` is bool.
+
+    Example:
+        >>> global_sum(torch.tensor([1.0, 2.0])).tolist()  # a single process
+        [1.0, 2.0]
     """
     if tensor.dtype == torch.bool:
         raise ValueError("tensor: expected a numeric dtype, got torch.bool")
     total = tensor.detach().clone()
-    if is_distributed():
+    if _is_distributed():
         distributed.all_reduce(total)
     return total
 
@@ -46,15 +45,26 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
         mask: Bool, shape of `values`; it may be empty on some ranks.
 
     Returns:
-        0-dim float64 numbers, the same to the bit on every rank.
+        0-dim float64 numbers, the same to the last bit on every rank.
 
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
+
+    Example:
+        >>> values, mask = torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False])
+        >>> [x.item() for x in global_masked_moments(values, mask)]  # a single process
+        [2.0, 1.0, 2.0]
     """
     moments = masked_moments(values, mask)
-    if not is_distributed():
+    if not _is_distributed():
         return moments
     packed = torch.stack(moments)
     of_ranks = [torch.empty_like(packed) for _ in range(distributed.get_world_size())]
+    # gathered and merged in the order of the ranks, which is the same everywhere: sums of squares
+    # in an all_reduce would cancel digits of a large mean
     distributed.all_gather(of_ranks, packed)
     return reduce(merged_moments, (Moments(*numbers.unbind()) for numbers in of_ranks))
+
+
+def _is_distributed() -> bool:
+    return distributed.is_available() and distributed.is_initialized()

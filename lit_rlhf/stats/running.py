@@ -1,24 +1,61 @@
-"""Running statistics that live in checkpoints."""
+"""Statistics that grow over a run and live in its checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_rlhf.functional import Moments, merged_moments
-from lit_rlhf.stats.buffers import UncastBuffers
 from lit_rlhf.stats.distributed import global_masked_moments
 
 
-class RunningMoments(UncastBuffers):
-    """Mean and variance of all numbers that were ever seen, on all ranks (for Eq. 18).
+class FixedDtypeBuffers(nn.Module):
+    """A module whose own buffers keep their dtype when the module is cast.
 
-    The state is three float64 buffers, so checkpoints hold it.
+    Casts such as `.bfloat16()` or Lightning's true half precision are for weights. A running count
+    in bfloat16 would stop at 256, and a coefficient that adapts by 0.1 % per step would never
+    change. Parameters and buffers of submodules are cast as usual, and moves to a device act on
+    all.
+
+    Example:
+        >>> class Counter(FixedDtypeBuffers):
+        ...     def __init__(self) -> None:
+        ...         super().__init__()
+        ...         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        >>> Counter().bfloat16().count.dtype
+        torch.float64
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # private to torch, but all moves and casts go through it and there is no public hook; the
+        # tests that cast and move a module fail if it is ever renamed
+        buffers = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in buffers.items():
+            # from the original, as a cast to a smaller dtype has lost digits
+            setattr(self, name, buffer.to(getattr(self, name).device))
+        return self
+
+
+class RunningMoments(FixedDtypeBuffers):
+    """Mean and variance of all numbers seen so far, on all ranks (for Eq. 18).
+
+    The state is three float64 buffers, so that checkpoints contain it.
 
     Attributes:
         mean: Mean, 0-dim float64; 0 before the first number.
         m2: Sum of squared differences from the mean, 0-dim float64.
-        count: How many numbers were seen, 0-dim float64.
+        count: Numbers seen, 0-dim float64.
+
+    Example:
+        >>> moments = RunningMoments()
+        >>> for batch in ([1.0, 2.0], [6.0]):
+        ...     moments.update(torch.tensor(batch))
+        >>> moments.count.item(), moments.mean.item(), round(moments.var.item(), 4)
+        (3.0, 3.0, 4.6667)
     """
 
     mean: Tensor
@@ -31,19 +68,20 @@ class RunningMoments(UncastBuffers):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
     def update(self, values: Tensor, mask: Tensor | None = None) -> None:
-        """Take in the numbers of this step, of all ranks; every rank has to call it.
+        """Add the numbers of all ranks; every rank has to call it.
 
         Args:
-            values: Floating-point, any shape; a single number is legal, and so is none.
-            mask: Numbers to take in, bool, shape of `values`; `None` takes all.
+            values: Floating-point, any shape, also a single number or none.
+            mask: Numbers to add, bool, shape of `values`; `None` for all.
 
         Raises:
-            ValueError: If a number is NaN or infinite on any rank (it would stay in the statistics
-                for ever; the state is left as it was), or for a wrong shape or dtype.
+            ValueError: If a number is NaN or infinite on any rank, or for a wrong shape or dtype.
+                The state is then unchanged on all ranks.
         """
         if mask is None:
             mask = torch.ones_like(values, dtype=torch.bool)
         new = global_masked_moments(values, mask)
+        # one NaN would make the moments NaN for the rest of the run
         if not bool(torch.isfinite(new.mean) & torch.isfinite(new.var)):
             raise ValueError(
                 f"values: expected finite numbers, got a mean of {float(new.mean)} over all ranks"
@@ -65,5 +103,5 @@ class RunningMoments(UncastBuffers):
 
     @property
     def sample_std(self) -> Tensor:
-        """Standard deviation with the count less one, 0-dim float64; 0 before the second number."""
+        """Sample standard deviation (divisor count - 1), 0-dim float64; 0 before the second."""
         return (self.m2 / (self.count - 1).clamp(min=1)).sqrt()

@@ -29,6 +29,7 @@ CASES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (F.masked_moments, (LONG, MASK), "values: expected a floating-point dtype, got torch.int64"),
     (F.masked_whiten, (REAL, WIDE_MASK), WIDE_MASK_ERROR),
     (F.masked_whiten, (LONG, MASK), "values: expected a floating-point dtype, got torch.int64"),
+    (F.tempered_logits, (REAL, 1.0), "logits: expected 3 dimensions, got shape (2, 3)"),
     (F.token_logprobs, (REAL, LONG), "logits: expected 3 dimensions, got shape (2, 3)"),
     (F.token_logprobs, (LOGITS, REAL), "token_ids: expected an integer dtype, got torch.float32"),
     (F.token_logprobs, (LOGITS, LONG[:1]), "token_ids: expected shape (2, 3), got (1, 3)"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_rlhf.stats import RunningMoments, UncastBuffers, global_masked_moments, global_sum
+from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments, global_sum
 
 STREAM = [3.0, -1.5, 100.25, 7.0, 0.0, 2.5, -40.0]
 
@@ -101,7 +101,7 @@ def test_a_cast_of_the_model_leaves_the_statistics_in_double_precision(cast: str
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.long, torch.bool])
 def test_buffers_keep_their_type_beside_weights_that_are_cast(dtype: torch.dtype) -> None:
-    class Layer(UncastBuffers):
+    class Layer(FixedDtypeBuffers):
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.ones(1))
