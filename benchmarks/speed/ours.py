@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.speed.job import Job, Laps
 from benchmarks.speed.workload import PAD, Precision, Workload, bias_lm_head, prompts
-from lit_rlhf.data import PromptBatch
-from lit_rlhf.data.batches import prompt_batch
+from lit_rlhf.data import PromptBatch, PromptExample, collate_prompts
 from lit_rlhf.modules import PPOModule
 
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers")
@@ -45,7 +44,9 @@ PRECISIONS: dict[Precision, dict[str, Any]] = {
 def loader(work: Workload, iterations: int) -> DataLoader[PromptBatch]:
     """The iterations' prompts as `PPOModule` takes them."""
     batches = [
-        prompt_batch(rows, [""] * len(rows), range(len(rows)), PAD)
+        collate_prompts(
+            [PromptExample(row, text="", index=index) for index, row in enumerate(rows)], PAD
+        )
         for rows in prompts(work, iterations)
     ]
     return DataLoader(cast(Any, batches), batch_size=None, collate_fn=lambda batch: batch)

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 from benchmarks.speed.job import Job, Laps
 from benchmarks.speed.ours import PACKAGES, quiet_trainer
 from benchmarks.speed.workload import PAD, completions, prompts
-from lit_rlhf.data import PreferenceBatch, TokenBatch
-from lit_rlhf.data.batches import token_batch
+from lit_rlhf.data import PreferenceBatch, TokenBatch, TokenExample, collate_tokens
 from lit_rlhf.modules import RewardModule, SFTModule
 
 COMMON: dict[str, Any] = {"lr_scheduler": "constant", "learning_rate": 1e-5, "grad_clip": 1.0}
@@ -31,12 +30,14 @@ MODULE_ARGUMENTS: dict[str, dict[str, Any]] = {
 
 def dialogues(rows: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> TokenBatch:
     """Prompts with a response each."""
-    masks = [
-        torch.cat([torch.zeros(len(row)), torch.ones(len(answer))]).bool()
+    examples = [
+        TokenExample(
+            torch.cat([row, answer]),
+            torch.cat([torch.zeros(len(row)), torch.ones(len(answer))]).bool(),
+        )
         for row, answer in zip(rows, answers, strict=True)
     ]
-    pairs = zip(rows, answers, strict=True)
-    return token_batch([torch.cat(pair) for pair in pairs], masks, PAD)
+    return collate_tokens(examples, PAD)
 
 
 def batches(job: Job) -> list[TokenBatch] | list[PreferenceBatch]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from lit_rlhf.cli.command import run_command
-from lit_rlhf.data import DataSource, PromptRecord, parsed_prompts
+from lit_rlhf.data import DataSource, PromptRecord, parse_prompts
 from lit_rlhf.evaluation import (
     REMARK,
     Generation,
@@ -173,7 +173,7 @@ def _records(
     prompts: str | None, prompt: list[str] | None, split: str, max_prompts: int | None
 ) -> list[PromptRecord]:
     if prompts is None:
-        return parsed_prompts(prompt or [])
+        return parse_prompts(prompt or [])
     return read_prompts(DataSource(prompts, split=split), max_prompts)
 
 

@@ -1,63 +1,128 @@
-"""Data: records, chat templates, encoding, batches and datamodules."""
+"""Data: from the rows of files and datasets to the batches of the three stages.
 
-from lit_rlhf.data.batches import PreferenceBatch, PromptBatch, TokenBatch
+A preference takes four shapes on its way: a `Row` of a file with its location, a checked
+`PreferenceRecord`, an encoded `PreferenceExample`, and a `PreferenceBatch`. Demonstrations, prompts
+and plain text take the same way. The datamodules walk it from end to end.
+"""
+
 from lit_rlhf.data.contract import CONTRACT_FILE, TextContract, tokenizer_hash
 from lit_rlhf.data.datamodules import (
     DemonstrationDataModule,
+    DynamicBatchDataModule,
     PreferenceDataModule,
     PromptDataModule,
     RecordDataModule,
 )
-from lit_rlhf.data.encoding import DialogueEncoder, Encoded, EncodedPair, EncodingError
-from lit_rlhf.data.examples import PreferenceExample, PromptExample, TokenExample
-from lit_rlhf.data.prompts import encode_prompts, parsed_prompts
-from lit_rlhf.data.readers import is_file_path
+from lit_rlhf.data.dataset import (
+    PreferenceBatch,
+    PreferenceExample,
+    PromptBatch,
+    PromptDataset,
+    PromptExample,
+    TokenBatch,
+    TokenExample,
+    collate_preferences,
+    collate_prompts,
+    collate_tokens,
+)
+from lit_rlhf.data.encoding import (
+    DialogueEncoder,
+    EncodingCounts,
+    EncodingError,
+    ResponseTooLongError,
+    TrainOn,
+    encode_prompts,
+    encode_records,
+)
+from lit_rlhf.data.formats import FORMATS, Format, detect_format, parse_prompts, parse_row
+from lit_rlhf.data.loader import ResumableLoader
+from lit_rlhf.data.readers import FILE_SUFFIXES, is_file_path, read_dataset, read_file
 from lit_rlhf.data.records import (
     DemonstrationRecord,
+    Location,
     Message,
     PreferenceRecord,
     PromptRecord,
+    Record,
     RecordError,
+    RecordKind,
+    Row,
     TextRecord,
 )
-from lit_rlhf.data.samplers import TokenBudgetBatchSampler
-from lit_rlhf.data.sources import DataSource, LoadedRecords, OnBadRecord, load_records
-from lit_rlhf.data.splits import split_records
-from lit_rlhf.data.templates import CHAT_TEMPLATES, resolved_template
+from lit_rlhf.data.samplers import (
+    EpochBatchSampler,
+    FixedBatchSampler,
+    PairedBatchSampler,
+    TokenBudgetBatchSampler,
+)
+from lit_rlhf.data.sources import (
+    DataSource,
+    LoadedRecords,
+    OnBadRecord,
+    Splits,
+    load_records,
+    repeat_by_weight,
+    split_records,
+)
+from lit_rlhf.data.templates import CHAT_TEMPLATES, resolve_template
 
 __all__ = [
     "CHAT_TEMPLATES",
     "CONTRACT_FILE",
+    "FILE_SUFFIXES",
+    "FORMATS",
     "DataSource",
     "DemonstrationDataModule",
     "DemonstrationRecord",
     "DialogueEncoder",
-    "Encoded",
-    "EncodedPair",
+    "DynamicBatchDataModule",
+    "EncodingCounts",
     "EncodingError",
+    "EpochBatchSampler",
+    "FixedBatchSampler",
+    "Format",
     "LoadedRecords",
+    "Location",
     "Message",
     "OnBadRecord",
+    "PairedBatchSampler",
     "PreferenceBatch",
     "PreferenceDataModule",
     "PreferenceExample",
     "PreferenceRecord",
     "PromptBatch",
     "PromptDataModule",
+    "PromptDataset",
     "PromptExample",
     "PromptRecord",
+    "Record",
     "RecordDataModule",
     "RecordError",
+    "RecordKind",
+    "ResponseTooLongError",
+    "ResumableLoader",
+    "Row",
+    "Splits",
     "TextContract",
     "TextRecord",
     "TokenBatch",
     "TokenBudgetBatchSampler",
     "TokenExample",
+    "TrainOn",
+    "collate_preferences",
+    "collate_prompts",
+    "collate_tokens",
+    "detect_format",
     "encode_prompts",
+    "encode_records",
     "is_file_path",
     "load_records",
-    "parsed_prompts",
-    "resolved_template",
+    "parse_prompts",
+    "parse_row",
+    "read_dataset",
+    "read_file",
+    "repeat_by_weight",
+    "resolve_template",
     "split_records",
     "tokenizer_hash",
 ]

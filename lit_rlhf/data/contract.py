@@ -1,8 +1,8 @@
-"""The text contract: how a model was shown text, kept beside its weights.
+"""The text contract: how a model was shown text, saved beside its weights.
 
-A reward model read with another template, EOS token or vocabulary than it was trained with returns
-numbers that mean nothing, and nothing crashes. So every saved model carries its contract, and the
-stage that loads it compares.
+A reward model that reads another template, EOS token or vocabulary than it was trained with
+returns meaningless scores without any error. Every saved model therefore carries its contract, and
+the stage that loads it compares the two.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 CONTRACT_FILE = "text_contract.json"
+"""Name of the contract's file in a model folder."""
 
 _EXAMPLE = (
     {"role": "user", "content": "first question"},
@@ -23,7 +24,8 @@ _EXAMPLE = (
     {"role": "user", "content": "second question"},
     {"role": "assistant", "content": "second answer"},
 )
-# Merges, normalizers and byte fallback leave the vocabulary as it is but change this.
+# Two tokenizers may share a vocabulary and still split text differently, by their merges,
+# normalizers or byte fallback. The ids of this text tell them apart.
 _PROBE = (
     "Hello  world, it's 12,345 o'clock.\n\nHuman: \u4f60\u597d\u3002 caf\u00e9 \u00bd\tdef f(x):"
 )
@@ -31,19 +33,19 @@ _PROBE = (
 
 @dataclass(frozen=True)
 class TextContract:
-    """What two models must agree on to read the same token ids as the same text.
+    """The properties that two models must share to read the same token ids as the same text.
 
     Attributes:
-        chat_template: Jinja text of the template.
+        chat_template: Jinja text of the chat template.
         eos_token: The token that closes a response.
-        eos_token_id: Its id.
-        bos_token: The tokenizer's BOS token, None if it has none.
-        add_bos: Whether sequences begin with it.
-        truncation_side: Where over-long dialogues lose text: ``"left"``.
-        max_length: Longest sequence seen in training, in tokens. For information: models with
-            different ones still read the same text.
+        eos_token_id: Id of the EOS token.
+        bos_token: The BOS token of the tokenizer, None if it has none.
+        add_bos: Whether sequences begin with the BOS token.
+        truncation_side: The side on which dialogues that are too long lose text: `"left"`.
+        max_length: Longest sequence in training, in tokens. For information only: models that
+            differ in it still read the same text.
         vocab_size: Number of tokens of the tokenizer.
-        tokenizer_hash: SHA-256 of the vocabulary and of how a probe text is split.
+        tokenizer_hash: Hash of the tokenizer, see `tokenizer_hash`.
     """
 
     chat_template: str
@@ -60,10 +62,10 @@ class TextContract:
         """Write the contract into a model folder.
 
         Args:
-            folder: The folder; it is created if missing.
+            folder: The folder; created if missing.
 
         Returns:
-            Path of the file written, ``text_contract.json``.
+            Path of the file, `text_contract.json`.
         """
         path = Path(folder) / CONTRACT_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,8 +83,8 @@ class TextContract:
             The contract.
 
         Raises:
-            FileNotFoundError: If the folder has none.
-            ValueError: If the file does not hold exactly the fields of a contract.
+            FileNotFoundError: If the folder has no contract.
+            ValueError: If the file does not have exactly the fields of a contract.
         """
         path = Path(folder) / CONTRACT_FILE
         values = json.loads(path.read_text("utf-8"))
@@ -92,11 +94,26 @@ class TextContract:
             raise ValueError(f"{path}: expected the fields {sorted(names)}, got {got}")
         return cls(**values)
 
-    def rendered(self, messages: Sequence[dict[str, str]] = _EXAMPLE) -> str:
+    @classmethod
+    def find(cls, folder: str | Path) -> "TextContract | None":
+        """Read the contract of a model folder that may have none.
+
+        Args:
+            folder: A folder, or the hub id of a model.
+
+        Returns:
+            The contract, None if `folder` is not a local folder or has no contract.
+
+        Raises:
+            ValueError: If the file does not have exactly the fields of a contract.
+        """
+        return cls.load(folder) if (Path(folder) / CONTRACT_FILE).is_file() else None
+
+    def render(self, messages: Sequence[dict[str, str]] = _EXAMPLE) -> str:
         """Render a complete dialogue with this contract's template.
 
         Args:
-            messages: Turns with ``role`` and ``content``; by default a short example.
+            messages: Turns with `role` and `content`; default: a short example.
 
         Returns:
             The text.
@@ -116,8 +133,8 @@ class TextContract:
             other: The other model's contract.
 
         Returns:
-            None if both models read text alike (``max_length`` may differ), else what differs, in
-            words; for templates with an example rendered by both.
+            None if both models read text alike (`max_length` may differ). Otherwise a description
+            of the differences, for chat templates with an example dialogue rendered by both.
         """
         differences = [
             f"{name} is {getattr(self, name)!r} here and {getattr(other, name)!r} there"
@@ -136,22 +153,22 @@ class TextContract:
         if self.chat_template != other.chat_template:
             differences.append(
                 "the chat templates differ; an example dialogue reads\n"
-                f"  here:  {self.rendered()!r}\n  there: {other.rendered()!r}"
+                f"  here:  {self.render()!r}\n  there: {other.render()!r}"
             )
         return "; ".join(differences) or None
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Fingerprint of how a tokenizer turns text into ids.
+    """Hash of how a tokenizer turns text into ids: its vocabulary, and the ids of a probe text.
 
-    It does not depend on the pad token, the padding side or the chat template, and it survives
-    saving and loading.
+    It does not depend on the pad token, the padding side or the chat template, and does not change
+    when the tokenizer is saved and loaded.
 
     Args:
         tokenizer: The tokenizer.
 
     Returns:
-        SHA-256, in hexadecimal digits.
+        SHA-256 in hexadecimal digits.
     """
     probe = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     content = json.dumps([sorted(tokenizer.get_vocab().items()), list(probe)])

@@ -1,25 +1,29 @@
-"""The record formats that data files come in, and how each becomes a dialogue.
+"""The record formats of data files: one parser per format turns a row into records.
 
-A parser turns one row into a :class:`Dialogue`: a prompt, and where the row has them a chosen and a
-rejected response. What a record of a given kind needs of these is checked in one place,
-:func:`parsed_records`; so a preference file serves as demonstrations (its chosen responses) and as
-prompts, and a demonstration file as prompts.
+A parser finds the prompt, the response and, in preferences, the rejected response in a row.
+`_make_record` checks these parts and builds the kind of record that was asked for. A preference
+file therefore serves as demonstrations too (its chosen responses) and as prompts, and a
+demonstration file serves as prompts.
 """
 
 import math
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
-from lit_rlhf.data.parsers import ANSWER_FIELDS, OUTPUT_FIELDS, PARSERS
 from lit_rlhf.data.records import (
     DemonstrationRecord,
+    Location,
     Message,
     PreferenceRecord,
     PromptRecord,
     Record,
+    RecordError,
     RecordKind,
+    Row,
     TextRecord,
 )
-from lit_rlhf.data.rows import Dialogue, FieldError, Response, Row, string_field
 
 Format = Literal[
     "auto",
@@ -47,136 +51,400 @@ FORMATS: dict[str, str] = {
     "prompt": "prompt or question (a string or turns), or instruction with input",
     "text": "text, or any .txt file",
 }
-"""The known formats and the fields that each reads."""
+"""The known formats, each with the fields that it reads."""
+
+_ANSWER_FIELDS = ("answer", "std_answer", "completion", "response")
+_OUTPUT_FIELDS = ("output", "response")
+_INPUT_FIELDS = ("input", "context")
+_OPTION_LETTERS = "ABCDEFGHIJ"
+_TURN_MARKER = re.compile(r"\n\n(Human|Assistant):")
 
 
-def detected_format(row: Row) -> str:
-    """Tell a file's format from the fields of its first record.
+def detect_format(row: Row) -> str:
+    """Detect the format of a file from the fields of its first row.
 
     Args:
-        row: The record.
+        row: The row.
 
     Returns:
-        A key of :data:`FORMATS`.
+        A key of `FORMATS`.
 
     Raises:
-        FieldError: If no format has these fields; the message lists those there are.
+        RecordError: If no format has these fields; the message lists the known formats.
     """
-    keys = {key for key, value in row.items() if value is not None}
+    keys = {key for key, value in row.fields.items() if value is not None}
     if "conversations" in keys:
         return "conversations"
     if "messages" in keys:
         return "messages"
     if {"chosen", "rejected"} <= keys:
-        plain = isinstance(row["chosen"], str) and "prompt" not in keys
+        plain = isinstance(row.get("chosen"), str) and "prompt" not in keys
         return "hh" if plain else "pairs"
     if {"instruction", "instances"} <= keys:
         return "instances"
     if "instruction" in keys:
-        return "instruction" if keys & set(OUTPUT_FIELDS) else "prompt"
+        return "instruction" if keys & set(_OUTPUT_FIELDS) else "prompt"
     if "question" in keys and ("options" in keys or {"A", "B"} <= keys):
         return "multiple_choice"
     if keys & {"question", "prompt"}:
-        return "question" if keys & set(ANSWER_FIELDS) else "prompt"
+        return "question" if keys & set(_ANSWER_FIELDS) else "prompt"
     if "text" in keys:
         return "text"
-    known = "".join(f"\n  {name}: {what}" for name, what in FORMATS.items())
-    raise FieldError(
+    known = "".join(f"\n  {name}: {fields}" for name, fields in FORMATS.items())
+    raise row.error(
         "", "no known format has these fields", f"{sorted(keys)}; known formats:{known}"
     )
 
 
-def parsed_records(
-    row: Row, format: str, kind: RecordKind, source: str, location: str
-) -> list[Record]:
-    """Turn one row into records.
-
-    The kind ``ptx`` takes plain text from the format ``text`` and demonstrations from the others.
+def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
+    """Parse a row into records.
 
     Args:
         row: The row.
-        format: A key of :data:`FORMATS`.
-        kind: The kind of record wanted.
-        source: Name of the source, kept in the records.
-        location: File and line, kept in the records.
+        format: A key of `FORMATS`.
+        kind: The kind of record to build. `ptx` builds plain text from the format `text`, and
+            demonstrations from the other formats.
 
     Returns:
-        The records: one, or for the format ``instances`` one per instance.
+        One record; for the format `instances` one record per instance.
 
     Raises:
-        FieldError: If the row does not give such a record.
+        RecordError: If the row does not hold such a record.
     """
     if kind == "ptx":
         kind = "text" if format == "text" else "demonstration"
     if kind == "text":
-        return [TextRecord(string_field(row, "text"), source, location)]
+        return [TextRecord(row.read_string("text"), row.source, row.location)]
     if format == "text":
-        raise FieldError("text", f"plain text has no {kind} in it")
-    if kind != "preference":  # then nothing that is wrong with the rejected response matters
-        row = {field: value for field, value in row.items() if field != "rejected"}
-    dialogues = PARSERS[format](row)
-    return [_record(dialogue, kind, source, location) for dialogue in dialogues]
+        raise row.error("text", f"plain text has no {kind} in it")
+    if kind != "preference":
+        # Only preferences need the rejected response, so an error in it must not cost the others.
+        fields = {name: value for name, value in row.fields.items() if name != "rejected"}
+        row = replace(row, fields=fields)
+    return _PARSERS[format](row, kind)
 
 
-def _record(dialogue: Dialogue, kind: RecordKind, source: str, location: str) -> Record:
-    prompt = _checked_prompt(dialogue.prompt, dialogue.field, dialogue.chosen is not None)
-    if kind == "prompt":
-        return PromptRecord(prompt, source, location)
-    missing = "chosen" if kind == "preference" else dialogue.field
-    chosen = _checked_response(dialogue.chosen, missing)
-    if kind == "demonstration":
-        return DemonstrationRecord((*prompt, Message("assistant", chosen)), source, location)
-    rejected = _checked_response(dialogue.rejected, "rejected")
-    if dialogue.rejected_prompt is not None and dialogue.rejected_prompt != dialogue.prompt:
-        raise FieldError("rejected", "chosen and rejected have different prompts")
-    if chosen.strip() == rejected.strip():
-        raise FieldError("rejected", "chosen and rejected are equal")
-    return PreferenceRecord(
-        prompt, chosen, rejected, source, _checked_margin(dialogue.margin), location
+def parse_prompts(prompts: Sequence[str]) -> list[PromptRecord]:
+    r"""Parse prompts that were given as plain texts.
+
+    Args:
+        prompts: Each as in the field `prompt` of a data file: what the human says, or a dialogue
+            `\n\nHuman: ...\n\nAssistant: ...\n\nHuman: ...`.
+
+    Returns:
+        One record per prompt. Its source is `prompts`, its line the number of the prompt from 1.
+
+    Raises:
+        ValueError: If a prompt cannot be used.
+    """
+    records = []
+    for index, prompt in enumerate(prompts):
+        row = Row({"prompt": prompt}, Location("prompts", index + 1), "prompts")
+        try:
+            turns = _read_prompt(row, "prompt")
+            _check_prompt(row, turns, "prompt", answered=False)
+        except RecordError as error:
+            raise ValueError(
+                f"prompts[{index}]: field {error.field!r}: {error.reason}, got {prompt!r:.100}"
+            ) from error
+        records.append(PromptRecord(turns, row.source, row.location))
+    return records
+
+
+def split_dialogue(text: str) -> tuple[Message, ...] | None:
+    r"""Split a dialogue in HH-RLHF's format into turns, without outer whitespace.
+
+    Every marker behind an empty line starts a turn; markers within a line are text. A turn that
+    quotes a dialogue is therefore split too. Such a record has two turns of one speaker in a row,
+    and `_make_record` refuses it.
+
+    Args:
+        text: A dialogue that starts with `\n\nHuman:` (the empty line before it may be missing).
+
+    Returns:
+        The turns, or None if the text starts with anything else.
+    """
+    parts = _TURN_MARKER.split("\n\n" + text.lstrip())
+    if parts[0].strip() or parts[1:2] != ["Human"]:
+        return None
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return tuple(
+        Message(roles[speaker], content.strip())
+        for speaker, content in zip(parts[1::2], parts[2::2], strict=True)
     )
 
 
-def _checked_prompt(prompt: tuple[Message, ...], field: str, answered: bool) -> tuple[Message, ...]:
+class _Dialogue(NamedTuple):
+    """Turns with the assistant's last turn, if there is one, taken off as the response."""
+
+    prompt: tuple[Message, ...]
+    response: str | None
+
+
+def _split_response(turns: tuple[Message, ...]) -> _Dialogue:
+    if turns[-1].role == "assistant":
+        return _Dialogue(turns[:-1], turns[-1].content)
+    return _Dialogue(turns, None)
+
+
+def _read_hh_dialogue(row: Row, field: str) -> _Dialogue:
+    turns = split_dialogue(row.read_string(field))
+    if turns is None:
+        raise row.error(field, "the dialogue does not start with '\\n\\nHuman:'")
+    return _split_response(turns)
+
+
+def _read_prompt(row: Row, field: str) -> tuple[Message, ...]:
+    """Read a prompt: turns, a string, or a string in HH-RLHF's dialogue format."""
+    if isinstance(row.get(field), list):
+        return row.read_turns(field)
+    text = row.read_string(field)
+    turns = split_dialogue(text) if text.startswith("\n\nHuman:") else None
+    if turns is None:
+        return (Message("user", text),)
+    # HH prompts may end with an open "\n\nAssistant:", which is not a turn of its own.
+    is_open = turns[-1].role == "assistant" and not turns[-1].content
+    return turns[:-1] if is_open else turns
+
+
+def _join_instruction(row: Row, instruction: str, extra: Any, field: str) -> tuple[Message, ...]:  # noqa: ANN401
+    """Make a prompt of an instruction and the input that follows it."""
+    if extra is not None and not isinstance(extra, str):
+        raise row.error(field, "not a string", type(extra).__name__)
+    text = f"{instruction}\n\n{extra}" if extra and extra.strip() else instruction
+    return (Message("user", text),)
+
+
+def _parse_hh(row: Row, kind: RecordKind) -> list[Record]:
+    chosen = _read_hh_dialogue(row, "chosen")
+    if row.get("rejected") is None:
+        return [_make_record(row, kind, chosen.prompt, "chosen", chosen.response, "chosen")]
+    rejected = _read_hh_dialogue(row, "rejected")
+    return [
+        _make_record(
+            row,
+            kind,
+            chosen.prompt,
+            "chosen",
+            chosen.response,
+            "chosen",
+            rejected.response,
+            rejected.prompt,
+        )
+    ]
+
+
+def _parse_messages(row: Row, kind: RecordKind) -> list[Record]:
+    prompt, response = _split_response(row.read_turns("messages"))
+    return [_make_record(row, kind, prompt, "messages", response, "messages")]
+
+
+def _parse_pairs(row: Row, kind: RecordKind) -> list[Record]:
+    stem = () if row.get("prompt") is None else _read_prompt(row, "prompt")
+    prompts, responses = [], []
+    for field in ("chosen", "rejected"):
+        value = row.get(field)
+        if isinstance(value, list):
+            turns = row.read_turns(field)
+            # The list holds either the response alone, or the dialogue with the prompt repeated.
+            whole = turns if turns[: len(stem)] == stem else stem + turns
+            prompt, response = _split_response(whole)
+            prompts.append(prompt)
+            responses.append(response)
+        else:
+            prompts.append(stem)
+            responses.append(value)
+    if not prompts[0]:
+        raise row.error("prompt", "missing")
+    return [
+        _make_record(
+            row, kind, prompts[0], "prompt", responses[0], "chosen", responses[1], prompts[1]
+        )
+    ]
+
+
+def _parse_conversations(row: Row, kind: RecordKind) -> list[Record]:
+    turns = row.read_turns("conversations")
+    system = row.get("system")
+    if isinstance(system, str) and system.strip():
+        turns = (Message("system", system), *turns)
+    if row.get("chosen") is None and row.get("rejected") is None:
+        prompt, response = _split_response(turns)
+        return [_make_record(row, kind, prompt, "conversations", response, "conversations")]
+    responses = []
+    for field in ("chosen", "rejected"):
+        value = row.get(field)
+        if isinstance(value, Mapping):
+            turn = row.read_turn(value, field)
+            if turn.role != "assistant":
+                raise row.error(field, "not an assistant turn")
+            value = turn.content
+        responses.append(value)
+    return [_make_record(row, kind, turns, "conversations", responses[0], "chosen", responses[1])]
+
+
+def _parse_instruction(row: Row, kind: RecordKind) -> list[Record]:
+    output_field, input_field = row.find_field(*_OUTPUT_FIELDS), row.find_field(*_INPUT_FIELDS)
+    instruction = row.read_string("instruction")
+    prompt = _join_instruction(row, instruction, row.get(input_field), input_field)
+    return [_make_record(row, kind, prompt, "instruction", row.get(output_field), output_field)]
+
+
+def _parse_question(row: Row, kind: RecordKind) -> list[Record]:
+    field, answer_field = row.find_field("question", "prompt"), row.find_field(*_ANSWER_FIELDS)
+    prompt = _read_prompt(row, field)
+    return [_make_record(row, kind, prompt, field, row.get(answer_field), answer_field)]
+
+
+def _parse_multiple_choice(row: Row, kind: RecordKind) -> list[Record]:
+    letters = _OPTION_LETTERS
+    options = row.get("options")
+    if options is None:
+        options = [row.get(letter) for letter in letters if row.get(letter) is not None]
+    if not isinstance(options, list) or not 2 <= len(options) <= len(letters):
+        raise row.error("options", f"not a list of 2 to {len(letters)} options")
+    lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=False)]
+    prompt = (Message("user", "\n".join([row.read_string("question"), *lines])),)
+    answer = row.get("answer")
+    if answer is None:
+        return [_make_record(row, kind, prompt, "question")]
+    index = answer
+    if isinstance(answer, str):
+        index = letters.find(answer.strip()) if len(answer.strip()) == 1 else -1
+    # bool is a subclass of int, but True is not the index of an option
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(options):
+        raise row.error("answer", "not the letter or the index of an option", repr(answer))
+    return [_make_record(row, kind, prompt, "question", lines[index], "answer")]
+
+
+def _parse_instances(row: Row, kind: RecordKind) -> list[Record]:
+    instruction = row.read_string("instruction")
+    instances = row.get("instances")
+    if not isinstance(instances, list) or not instances:
+        raise row.error("instances", "not a list of at least one instance")
+    prompts = []
+    for instance in instances:
+        if not isinstance(instance, Mapping):
+            raise row.error("instances", "an instance is not an object")
+        extra = instance.get("input")
+        prompts.append(_join_instruction(row, instruction, extra, "instances.input"))
+    return [
+        _make_record(row, kind, prompt, "instruction", instance.get("output"), "instances.output")
+        for prompt, instance in zip(prompts, instances, strict=True)
+    ]
+
+
+def _parse_prompt(row: Row, kind: RecordKind) -> list[Record]:
+    field = row.find_field("prompt", "question", "instruction")
+    if field != "instruction":
+        return [_make_record(row, kind, _read_prompt(row, field), field)]
+    input_field = row.find_field(*_INPUT_FIELDS)
+    instruction = row.read_string(field)
+    prompt = _join_instruction(row, instruction, row.get(input_field), input_field)
+    return [_make_record(row, kind, prompt, field)]
+
+
+_PARSERS: dict[str, Callable[[Row, RecordKind], list[Record]]] = {
+    "hh": _parse_hh,
+    "messages": _parse_messages,
+    "pairs": _parse_pairs,
+    "conversations": _parse_conversations,
+    "instruction": _parse_instruction,
+    "question": _parse_question,
+    "multiple_choice": _parse_multiple_choice,
+    "instances": _parse_instances,
+    "prompt": _parse_prompt,
+}
+
+
+def _make_record(
+    row: Row,
+    kind: RecordKind,
+    prompt: tuple[Message, ...],
+    prompt_field: str,
+    response: Any = None,  # noqa: ANN401 - whatever the file holds
+    response_field: str = "",
+    rejected: Any = None,  # noqa: ANN401 - whatever the file holds
+    rejected_prompt: tuple[Message, ...] | None = None,
+) -> Record:
+    """Check the parts that a kind of record needs, and build the record.
+
+    Args:
+        row: The row that the parts come from.
+        kind: `demonstration`, `preference` or `prompt`.
+        prompt: The turns before the response.
+        prompt_field: The field of the prompt, for errors.
+        response: The response, or the preferred one; None if the row has none.
+        response_field: The field of the response, for errors.
+        rejected: The rejected response; None if the row has none.
+        rejected_prompt: The turns before the rejected response, if the row repeats them.
+
+    Returns:
+        The record.
+
+    Raises:
+        RecordError: If a part is missing or cannot be used.
+    """
+    _check_prompt(row, prompt, prompt_field, answered=response is not None)
+    if kind == "prompt":
+        return PromptRecord(prompt, row.source, row.location)
+    missing_field = "chosen" if kind == "preference" else prompt_field
+    response = _check_response(row, response, response_field, missing_field)
+    if kind == "demonstration":
+        messages = (*prompt, Message("assistant", response))
+        return DemonstrationRecord(messages, row.source, row.location)
+    rejected = _check_response(row, rejected, "rejected", "rejected")
+    if rejected_prompt is not None and rejected_prompt != prompt:
+        raise row.error("rejected", "chosen and rejected have different prompts")
+    if response.strip() == rejected.strip():
+        raise row.error("rejected", "chosen and rejected are equal")
+    return PreferenceRecord(prompt, response, rejected, row.source, _read_margin(row), row.location)
+
+
+def _check_prompt(row: Row, prompt: tuple[Message, ...], field: str, answered: bool) -> None:
     turns = prompt[1:] if prompt and prompt[0].role == "system" else prompt
     for message in prompt:
         if not message.content.strip():
-            raise FieldError(field, f"empty {_named(message.role)} turn")
+            raise row.error(field, f"empty {_speaker(message.role)} turn")
     for turn, message in enumerate(turns):
         if message.role == "system":
-            raise FieldError(field, "a system turn after the first turn")
+            raise row.error(field, "a system turn after the first turn")
         before = turns[turn - 1].role if turn else "assistant"
         if message.role == before:
             if turn == 0:
-                raise FieldError(field, "the dialogue starts with an assistant turn")
-            raise FieldError(field, f"two {_named(before)} turns in a row")
+                raise row.error(field, "the dialogue starts with an assistant turn")
+            raise row.error(field, f"two {_speaker(before)} turns in a row")
     if not turns:
-        raise FieldError(field, "no human turn")
+        raise row.error(field, "no human turn")
     if turns[-1].role == "assistant":
-        raise FieldError(
+        # With a response behind it, this is the last but one of the dialogue's turns.
+        raise row.error(
             field,
             "two assistant turns in a row"
             if answered
             else "the prompt ends with an assistant turn",
         )
-    return prompt
 
 
-def _checked_response(response: Response | None, wanted: str) -> str:
-    if response is None:
-        raise FieldError(wanted, "missing, or no assistant turn at the end")
-    if not isinstance(response.value, str):
-        raise FieldError(response.field, "not a string", type(response.value).__name__)
-    if not response.value.strip():
-        raise FieldError(response.field, "empty assistant turn")
-    return response.value
+def _check_response(row: Row, value: Any, field: str, missing_field: str) -> str:  # noqa: ANN401
+    if value is None:
+        raise row.error(missing_field, "missing, or no assistant turn at the end")
+    if not isinstance(value, str):
+        raise row.error(field, "not a string", type(value).__name__)
+    if not value.strip():
+        raise row.error(field, "empty assistant turn")
+    return value
 
 
-def _checked_margin(margin: Any) -> float:  # noqa: ANN401 - whatever the file holds
-    good = isinstance(margin, int | float) and not isinstance(margin, bool)
-    if not good or not math.isfinite(margin) or margin < 0:
-        raise FieldError("margin", "not a number of at least 0", repr(margin))
+def _read_margin(row: Row) -> float:
+    margin = row.get("margin")
+    if margin is None:
+        return 0.0
+    is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if not is_number or not math.isfinite(margin) or margin < 0:
+        raise row.error("margin", "not a number of at least 0", repr(margin))
     return float(margin)
 
 
-def _named(role: str) -> str:
+def _speaker(role: str) -> str:
     return "human" if role == "user" else role

@@ -1,7 +1,7 @@
-"""The loader the datamodules return: rank-aware, resumable, outside Lightning's reach."""
+"""The loader of the datamodules: it shares batches among ranks and resumes within an epoch."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -12,30 +12,30 @@ Batch = TypeVar("Batch")
 
 
 class ResumableLoader(Generic[Batch]):
-    """Loads the batches of an :class:`~lit_rlhf.data.samplers.EpochBatchSampler`.
+    """Loads the batches of an `EpochBatchSampler`.
 
-    It wraps torch's DataLoader without being one. Lightning rebuilds a DataLoader that has a batch
-    sampler of its own when it runs on several ranks (``use_distributed_sampler``) or predicts,
-    which fails for samplers that divide the data themselves; an iterable of another class it takes
-    as it is, calls ``set_epoch`` on ``batch_sampler.sampler``, and keeps ``state_dict()`` in its
-    checkpoints. So a run that resumes within an epoch goes on with the next batch of that epoch.
+    The class wraps a DataLoader and is not a subclass of it. Lightning rebuilds a DataLoader with a
+    custom batch sampler on several ranks (`use_distributed_sampler`) and in predict, which fails
+    for samplers that share the data among ranks themselves. It uses any other iterable as it is,
+    calls `set_epoch` on `batch_sampler.sampler`, and saves `state_dict()` in its checkpoints. A run
+    that resumes within an epoch therefore continues with the next batch of that epoch.
 
     Args:
-        dataset: Maps an index that the sampler yields to an example.
+        dataset: The examples; the sampler's indices select them.
         batch_sampler: Yields this rank's batches as lists of indices.
-        collate: Makes a batch of a list of examples.
-        num_workers: Processes that load; 0 loads in the training process.
+        collate: Makes a batch from a list of examples.
+        num_workers: Number of worker processes; 0 loads in the training process.
     """
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[Any] | Sequence[Any],
         batch_sampler: EpochBatchSampler,
         collate: Callable[[list[Any]], Batch],
         num_workers: int = 0,
     ) -> None:
         self.batch_sampler = batch_sampler
-        self._dataset = dataset
+        self._dataset = cast(Dataset[Any], dataset)  # torch takes a sequence too
         self._collate = collate
         self._num_workers = num_workers
         self._epoch = 0
@@ -43,13 +43,13 @@ class ResumableLoader(Generic[Batch]):
         self._resume: dict[str, int] | None = None
 
     def __len__(self) -> int:
-        """Number of batches per rank and epoch, also while a resumed epoch yields fewer."""
+        """Number of batches per rank and epoch, even if a resumed epoch yields fewer."""
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of the current epoch, or what is left of it after a resume."""
-        # A generator: nothing below runs before the first batch is asked for, when Lightning has
-        # set the epoch; iterators that it makes and throws away change nothing.
+        """Yield the batches of the current epoch, or the rest of it after a resume."""
+        # This is a generator, so nothing below runs until the first batch is requested. By then
+        # Lightning has set the epoch, and iterators that it creates and discards have no effect.
         epoch = self.batch_sampler.epoch
         resume, self._resume = self._resume, None
         start = resume["position"] if resume is not None and resume["epoch"] == epoch else 0
@@ -59,7 +59,7 @@ class ResumableLoader(Generic[Batch]):
             batch_sampler=self.batch_sampler.batches()[start:],
             collate_fn=self._collate,
             num_workers=self._num_workers,
-            # Otherwise every epoch would draw its workers' seed from the global generator.
+            # Without it, every epoch would draw a seed for its workers from the global generator.
             generator=torch.Generator().manual_seed(self.batch_sampler.seed),
         )
         for batch in loader:
@@ -67,14 +67,14 @@ class ResumableLoader(Generic[Batch]):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch and how many of its batches have been yielded."""
+        """The epoch, and the number of its batches that were yielded."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Make the next iteration over that epoch begin behind the batches already yielded.
+        """Restore the state: the next pass over that epoch skips the batches already yielded.
 
         Args:
-            state: What :meth:`state_dict` returned.
+            state: A result of `state_dict`.
         """
         self._resume = dict(state)
         self._epoch, self._position = state["epoch"], state["position"]

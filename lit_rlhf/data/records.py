@@ -1,10 +1,88 @@
-"""What a data file holds once read: typed records, and the error that a bad one raises."""
+"""Rows and records: what a data file holds, before and after it is parsed.
 
+A reader yields rows, the fields of one line with its location. `lit_rlhf.data.formats` parses a row
+into typed records. Whatever is wrong on the way is a `RecordError` that names the location.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 RecordKind = Literal["demonstration", "preference", "prompt", "text", "ptx"]
-"""Kinds of records to read; ``ptx`` is plain text or demonstrations, whichever a file holds."""
+"""The kinds of records. `ptx` is plain text or demonstrations, whichever a file holds."""
+
+MAX_SHOWN = 5
+"""Number of bad records that a log message shows."""
+
+_ROLES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+}
+
+
+class Location(NamedTuple):
+    """The place of a row, written `file:line`.
+
+    Attributes:
+        file: Path of the file, or hub id of the dataset.
+        line: Line of the file, or row of the dataset, counted from 1; 0 for the file as a whole.
+    """
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        """The location as error messages show it."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+NOWHERE = Location("")
+"""The location of a record that was not read from a file."""
+
+
+class RecordError(ValueError):
+    """A row or record that cannot be used.
+
+    Attributes:
+        location: Where it was read from.
+        reason: What is wrong, in words that do not depend on the row; bad records are counted by
+            their reason.
+        field: The field that is wrong, `""` if the record as a whole is.
+        detail: What is particular to this row, for instance the value that was found.
+    """
+
+    def __init__(self, location: Location, reason: str, field: str = "", detail: str = "") -> None:
+        """Initialize the error.
+
+        Args:
+            location: Where the record was read from.
+            reason: What is wrong.
+            field: The field that is wrong.
+            detail: What is particular to this row.
+        """
+        self.location = location
+        self.reason = reason
+        self.field = field
+        self.detail = detail
+        where = f"{location}: field '{field}'" if field else f"{location}"
+        super().__init__(f"{where}: {reason}" + (f" ({detail})" if detail else ""))
+
+    @property
+    def file(self) -> str:
+        """Path of the file, or hub id of the dataset."""
+        return self.location.file
+
+    @property
+    def line(self) -> int:
+        """Line or row, counted from 1; 0 for the file as a whole."""
+        return self.location.line
 
 
 @dataclass(frozen=True)
@@ -12,8 +90,8 @@ class Message:
     """One turn of a dialogue.
 
     Attributes:
-        role: ``"system"``, ``"user"`` or ``"assistant"``.
-        content: What was said, without any marker of the template.
+        role: `"system"`, `"user"` or `"assistant"`.
+        content: The text of the turn, without the markers of a template.
     """
 
     role: str
@@ -21,31 +99,138 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Row:
+    """One row of a data file or dataset, not yet checked.
+
+    Attributes:
+        fields: The values by field name.
+        location: Where the row was read from.
+        source: Name of the data source.
+    """
+
+    fields: Mapping[str, Any]
+    location: Location
+    source: str = ""
+
+    def get(self, field: str) -> Any:  # noqa: ANN401 - whatever the file holds
+        """The value of a field, None if the row does not have it."""
+        return self.fields.get(field)
+
+    def error(self, field: str, reason: str, detail: str = "") -> RecordError:
+        """The error of a field of this row, to be raised by the caller.
+
+        Args:
+            field: Name of the field.
+            reason: What is wrong, in words that do not depend on the row.
+            detail: What is particular to this row.
+
+        Returns:
+            The error.
+        """
+        return RecordError(self.location, reason, field, detail)
+
+    def find_field(self, *names: str) -> str:
+        """Find out which of several names this row uses for a field.
+
+        Args:
+            *names: Alternative names of the field.
+
+        Returns:
+            The first name that the row has, or the first of all if it has none of them.
+        """
+        return next((name for name in names if self.get(name) is not None), names[0])
+
+    def read_string(self, field: str) -> str:
+        """Read a field that must be a string with more than whitespace in it.
+
+        Args:
+            field: Name of the field.
+
+        Returns:
+            The string.
+
+        Raises:
+            RecordError: If the field is missing, empty or not a string.
+        """
+        value = self.get(field)
+        if value is None:
+            raise self.error(field, "missing")
+        if not isinstance(value, str):
+            raise self.error(field, "not a string", type(value).__name__)
+        if not value.strip():
+            raise self.error(field, "empty")
+        return value
+
+    def read_turns(self, field: str) -> tuple[Message, ...]:
+        """Read a field that must be a list of turns.
+
+        Args:
+            field: Name of the field.
+
+        Returns:
+            The turns.
+
+        Raises:
+            RecordError: If the field is not a list of at least one turn.
+        """
+        value = self.get(field)
+        if not isinstance(value, list):
+            raise self.error(field, "not a list of turns", type(value).__name__)
+        if not value:
+            raise self.error(field, "empty")
+        return tuple(self.read_turn(turn, field) for turn in value)
+
+    def read_turn(self, turn: Any, field: str) -> Message:  # noqa: ANN401 - whatever the file holds
+        """Read a turn, `{role, content}` or `{from, value}`.
+
+        Args:
+            turn: The turn as the file holds it.
+            field: Name of the field that holds it.
+
+        Returns:
+            The turn, with the usual name of its role.
+
+        Raises:
+            RecordError: If it is not a turn with a known role and a string.
+        """
+        if not isinstance(turn, Mapping):
+            raise self.error(field, "a turn is not an object", type(turn).__name__)
+        role_key, content_key = ("from", "value") if "from" in turn else ("role", "content")
+        role, content = turn.get(role_key), turn.get(content_key)
+        if not isinstance(role, str) or role.lower() not in _ROLES:
+            raise self.error(f"{field}.{role_key}", "unknown role", repr(role))
+        if not isinstance(content, str):
+            reason = "missing" if content is None else "not a string"
+            raise self.error(f"{field}.{content_key}", reason)
+        return Message(_ROLES[role.lower()], content)
+
+
+@dataclass(frozen=True)
 class DemonstrationRecord:
     """A dialogue whose last turn, the assistant's, is to be imitated.
 
     Attributes:
-        messages: An optional system turn, then human and assistant turns in alternation.
-        source: Name of the source it came from.
-        location: ``file:line`` (or ``dataset:row``) it was read from, for messages.
+        messages: An optional system turn, then alternating human and assistant turns.
+        source: Name of the data source.
+        location: Where the record was read from.
     """
 
     messages: tuple[Message, ...]
     source: str
-    location: str = field(default="", compare=False)
+    location: Location = field(default=NOWHERE, compare=False)
 
 
 @dataclass(frozen=True)
 class PreferenceRecord:
-    """Two responses to one prompt, of which the first was preferred.
+    """Two responses to one prompt, the first of which was preferred.
 
     Attributes:
-        prompt: The dialogue up to and with the last human turn.
+        prompt: The dialogue up to and including the last human turn.
         chosen: The preferred response.
-        rejected: The other one.
-        source: Name of the source it came from.
-        margin: By how much the chosen one is better, in the units of the reward; 0 if unknown.
-        location: ``file:line`` (or ``dataset:row``) it was read from, for messages.
+        rejected: The other response.
+        source: Name of the data source.
+        margin: By how much the chosen response is better, in units of the reward; 0 if unknown.
+        location: Where the record was read from.
     """
 
     prompt: tuple[Message, ...]
@@ -53,70 +238,52 @@ class PreferenceRecord:
     rejected: str
     source: str
     margin: float = 0.0
-    location: str = field(default="", compare=False)
+    location: Location = field(default=NOWHERE, compare=False)
 
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A dialogue that waits for the assistant's answer.
+    """A dialogue that waits for the assistant's response.
 
     Attributes:
-        prompt: The dialogue up to and with the last human turn.
-        source: Name of the source it came from.
-        location: ``file:line`` (or ``dataset:row``) it was read from, for messages.
+        prompt: The dialogue up to and including the last human turn.
+        source: Name of the data source.
+        location: Where the record was read from.
     """
 
     prompt: tuple[Message, ...]
     source: str
-    location: str = field(default="", compare=False)
+    location: Location = field(default=NOWHERE, compare=False)
 
 
 @dataclass(frozen=True)
 class TextRecord:
-    """Plain text for language modelling (the ptx term of Eq. 17).
+    """Plain text for language modelling, the ptx term of Eq. 17.
 
     Attributes:
         text: One document.
-        source: Name of the source it came from.
-        location: ``file:line`` (or ``dataset:row``) it was read from, for messages.
+        source: Name of the data source.
+        location: Where the record was read from.
     """
 
     text: str
     source: str
-    location: str = field(default="", compare=False)
+    location: Location = field(default=NOWHERE, compare=False)
 
 
 Record = DemonstrationRecord | PreferenceRecord | PromptRecord | TextRecord
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
-class RecordError(ValueError):
-    """A record that cannot be used.
+def describe_bad_records(counts: Counter[str], examples: Sequence[str]) -> str:
+    """Describe bad records for a log message.
 
-    Attributes:
-        file: Path of the file, or the hub id of the dataset.
-        line: Line of the file, or row of the dataset, counted from 1; 0 for the file as a whole.
-        field: The field at fault, "" where the record as a whole is.
-        reason: What is wrong, in words that do not vary from record to record.
+    Args:
+        counts: Number of bad records by reason.
+        examples: Messages of the first few.
+
+    Returns:
+        The counts, most frequent first, and below them the examples.
     """
-
-    def __init__(
-        self, file: str, line: int, reason: str, field: str = "", detail: str = ""
-    ) -> None:
-        """Make the error.
-
-        Args:
-            file: Path of the file, or the hub id of the dataset.
-            line: Line or row counted from 1; 0 for the file as a whole.
-            reason: What is wrong; bad records are counted by it.
-            field: The field at fault.
-            detail: What makes this case differ from others with the same reason.
-        """
-        self.file = file
-        self.line = line
-        self.field = field
-        self.reason = reason
-        self.detail = detail
-        where = file if line == 0 else f"{file}:{line}"
-        if field:
-            where += f": field '{field}'"
-        super().__init__(f"{where}: {reason}" + (f" ({detail})" if detail else ""))
+    reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.most_common())
+    return f"{reasons}; the first ones:\n  " + "\n  ".join(examples)

@@ -1,7 +1,8 @@
-"""Which examples make up which batch, on which rank, in which epoch.
+"""Batch samplers: they assign examples to batches, ranks and epochs.
 
-All samplers are deterministic in ``(seed, epoch)``, use no global random state, give every rank the
-same number of batches, and keep that number from epoch to epoch: Lightning reads it once.
+All samplers are deterministic in `(seed, epoch)` and use no global random state. Every rank gets
+the same number of batches, and the number is the same in every epoch, since Lightning reads it
+once.
 """
 
 import math
@@ -13,18 +14,19 @@ import numpy as np
 from torch.utils.data import Sampler
 
 Index = int | tuple[int, int]
+"""Index of an example, or a pair of indices of two datasets."""
 
 
 class EpochBatchSampler(Sampler[list[Index]], ABC):
-    """A batch sampler whose order depends on the epoch and which serves one rank.
+    """A batch sampler of one rank, with an order that depends on the epoch.
 
     Args:
-        batch_size: Examples per batch and rank (an average where batches differ). DeepSpeed's
-            strategy in Lightning reads it for its throughput figures.
-        shuffle: Draw a new order every epoch.
+        batch_size: Examples per batch and rank, the average if batches differ. Lightning's
+            DeepSpeed strategy reads it for its throughput figures.
+        shuffle: Draw a new order in every epoch.
         seed: Seed of the order; the same on all ranks.
         num_replicas: Number of ranks.
-        rank: This rank.
+        rank: Rank of this process.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -46,11 +48,11 @@ class EpochBatchSampler(Sampler[list[Index]], ABC):
 
     @property
     def sampler(self) -> "EpochBatchSampler":
-        """This object: Lightning calls ``set_epoch`` on ``loader.batch_sampler.sampler``."""
+        """This object, since Lightning calls `set_epoch` on `loader.batch_sampler.sampler`."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches the next iteration yields.
+        """Set the epoch of the next iteration.
 
         Args:
             epoch: Number of the epoch, from 0.
@@ -74,26 +76,26 @@ class EpochBatchSampler(Sampler[list[Index]], ABC):
 
 
 class FixedBatchSampler(EpochBatchSampler):
-    """Batches of a fixed number of examples.
+    """Batches with a fixed number of examples.
 
-    Without ``samples_per_epoch`` an epoch is one pass over the data. With it, an epoch is the next
-    ``samples_per_epoch`` examples of an endless sequence of reshuffled passes, so that no example
-    comes a third time before every other has come twice, across epochs too.
+    By default an epoch is one pass over the dataset. With `samples_per_epoch`, an epoch is the next
+    so many examples of an endless sequence of shuffled passes, so that every example comes once
+    before any comes again, also across epochs.
 
     Args:
-        size: Number of examples in the data set.
+        size: Number of examples in the dataset.
         batch_size: Examples per batch and rank.
-        shuffle: Draw a new order every pass.
+        shuffle: Draw a new order in every pass.
         seed: Seed of the order; the same on all ranks.
-        drop_last: Leave out the examples at the end that do not fill a batch on every rank. Else
-            the last batch is smaller, and examples are repeated where ranks would differ.
+        drop_last: Leave out the last examples if they do not fill a batch on every rank. Otherwise
+            the last batch is smaller, and some examples are repeated if ranks would differ.
         samples_per_epoch: Examples per epoch, over all ranks.
         num_replicas: Number of ranks.
-        rank: This rank.
-        stream: Keeps the orders of two samplers with the same seed apart.
+        rank: Rank of this process.
+        stream: Distinguishes the orders of samplers with the same seed.
 
     Raises:
-        ValueError: If an argument is out of range, or no batch would be left.
+        ValueError: If an argument is out of range, or no batch is left.
     """
 
     def __init__(
@@ -124,27 +126,28 @@ class FixedBatchSampler(EpochBatchSampler):
 
     def __len__(self) -> int:
         """Number of batches per rank and epoch."""
-        everywhere = self.batch_size * self.num_replicas
-        return self.total // everywhere if self.drop_last else math.ceil(self.total / everywhere)
+        global_size = self.batch_size * self.num_replicas
+        return self.total // global_size if self.drop_last else math.ceil(self.total / global_size)
 
     def batches(self) -> list[list[Index]]:
-        """This rank's batches of the current epoch: ``len(self)`` lists of example indices."""
+        """This rank's batches of the current epoch: `len(self)` lists of example indices."""
         indices = self._epoch_indices()
-        everywhere = self.batch_size * self.num_replicas
-        result: list[list[Index]] = []
-        for start in range(0, len(self) * everywhere, everywhere):
-            group = indices[start : start + everywhere]
-            share = math.ceil(len(group) / self.num_replicas)
-            group = (group * self.num_replicas)[: share * self.num_replicas]
-            result.append([*group[self.rank * share : (self.rank + 1) * share]])
-        return result
+        global_size = self.batch_size * self.num_replicas
+        batches: list[list[Index]] = []
+        for start in range(0, len(self) * global_size, global_size):
+            global_batch = indices[start : start + global_size]
+            share = math.ceil(len(global_batch) / self.num_replicas)
+            # Repeat examples of a last batch that the ranks cannot share evenly.
+            global_batch = (global_batch * self.num_replicas)[: share * self.num_replicas]
+            batches.append([*global_batch[self.rank * share : (self.rank + 1) * share]])
+        return batches
 
     def _epoch_indices(self) -> list[int]:
         if self.samples_per_epoch is None:
             return self._pass(self.epoch)
-        first, offset = divmod(self.epoch * self.samples_per_epoch, self.size)
+        # Position of the epoch's first example in the endless sequence of passes.
+        number, offset = divmod(self.epoch * self.samples_per_epoch, self.size)
         indices: list[int] = []
-        number = first
         while len(indices) < offset + self.samples_per_epoch:
             indices += self._pass(number)
             number += 1
@@ -157,32 +160,32 @@ class FixedBatchSampler(EpochBatchSampler):
 
 
 class TokenBudgetBatchSampler(EpochBatchSampler):
-    """Batches of about equal token count instead of equal sample count (Section 4.2).
+    """Batches with about the same number of tokens instead of examples (Section 4.2).
 
-    Examples of similar length (within 12.5 %) share a bucket and count as if padded to its longest.
-    From long to short, every batch takes as many examples as then fit the budget; at most the last
-    one is smaller. Each epoch draws anew who of a bucket goes into which batch, and the order of
-    the batches; their number and sizes stay.
+    Examples of similar length (within 12.5 %) form a bucket and count as if padded to its longest.
+    From long to short, every batch takes as many examples as fit into the budget. Every epoch
+    shuffles the examples within their buckets and the order of the batches. The number and sizes of
+    the batches stay the same.
 
     Args:
-        lengths: Tokens of every example.
-        tokens_per_batch: Budget of a batch on one rank, padding counted.
-        min_samples: Fewest examples in a batch; wins over the budget for very long examples. Only
-            a data set smaller than that, or one whose last batch cannot borrow examples or be
-            merged without exceeding ``max_samples``, gives a smaller one.
-        max_samples: Most examples in a batch; default: as many as fit.
-        shuffle: Shuffle; else batches come from long to short, the same in every epoch.
+        lengths: Number of tokens of every example.
+        tokens_per_batch: Budget of a batch on one rank, including padding.
+        min_samples: Minimum number of examples per batch, even if they exceed the budget. One batch
+            is smaller if the dataset is smaller, or if the last batch can neither borrow examples
+            nor be merged without exceeding `max_samples`.
+        max_samples: Maximum number of examples per batch; default: as many as fit.
+        shuffle: Shuffle. Otherwise batches come from long to short, the same in every epoch.
         seed: Seed of the order; the same on all ranks.
-        drop_last: Leave out the batches at the end that do not give every rank one. Else some
+        drop_last: Leave out the last batches if there is not one for every rank. Otherwise some
             batches are repeated.
         num_replicas: Number of ranks.
-        rank: This rank.
+        rank: Rank of this process.
 
     Raises:
-        ValueError: If an argument is out of range, or no batch would be left.
+        ValueError: If an argument is out of range, or no batch is left.
     """
 
-    _GROWTH = 1.125
+    _BUCKET_RATIO = 1.125
 
     def __init__(
         self,
@@ -197,7 +200,10 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         rank: int = 0,
     ) -> None:
         if len(lengths) == 0 or min(lengths) < 1:
-            raise ValueError("lengths: expected at least one example, each of at least one token")
+            got = f"a length of {min(lengths)}" if len(lengths) else "none"
+            raise ValueError(
+                f"lengths: expected at least one example, each of at least one token, got {got}"
+            )
         if tokens_per_batch < 1:
             raise ValueError(f"tokens_per_batch: expected at least 1, got {tokens_per_batch}")
         if min_samples < 1:
@@ -230,37 +236,37 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         return math.ceil(self._count / self.num_replicas)
 
     def batches(self) -> list[list[Index]]:
-        """This rank's batches of the current epoch: ``len(self)`` lists of example indices."""
+        """This rank's batches of the current epoch: `len(self)` lists of example indices."""
         generator = self._generator(self.epoch) if self.shuffle else None
-        everywhere = self._everywhere(generator)
+        batches = self._global_batches(generator)
         if generator is not None:
-            everywhere = [everywhere[i] for i in generator.permutation(len(everywhere))]
+            batches = [batches[i] for i in generator.permutation(len(batches))]
         needed = len(self) * self.num_replicas
-        repeated = everywhere * math.ceil(needed / len(everywhere))
+        repeated = batches * math.ceil(needed / len(batches))
         return [[*batch] for batch in repeated[self.rank : needed : self.num_replicas]]
 
     def _make_buckets(self) -> list[list[int]]:
-        """Examples of similar length, from long to short; the longest of each comes first."""
+        """Buckets of similar length, from long to short; each starts with its longest example."""
         order = sorted(range(len(self.lengths)), key=lambda i: -self.lengths[i])
         buckets: list[list[int]] = []
         for index in order:
-            if buckets and self.lengths[buckets[-1][0]] <= self._GROWTH * self.lengths[index]:
+            if buckets and self.lengths[buckets[-1][0]] <= self._BUCKET_RATIO * self.lengths[index]:
                 buckets[-1].append(index)
             else:
                 buckets.append([index])
         return buckets
 
     def _make_sizes(self) -> list[int]:
-        """Number of examples in each batch over all ranks, from long to short."""
-        counted = [self.lengths[bucket[0]] for bucket in self._buckets for _ in bucket]
+        """Number of examples of each batch, over all ranks, from long to short."""
+        padded = [self.lengths[bucket[0]] for bucket in self._buckets for _ in bucket]
         sizes: list[int] = []
         start = 0
-        while start < len(counted):
-            size = max(self.min_samples, self.tokens_per_batch // counted[start])
-            size = min(size, self.max_samples or size, len(counted) - start)
+        while start < len(padded):
+            size = max(self.min_samples, self.tokens_per_batch // padded[start])
+            size = min(size, self.max_samples or size, len(padded) - start)
             sizes.append(size)
             start += size
-        # A last batch below the minimum borrows from the one before or joins it.
+        # A last batch below the minimum borrows examples of the batch before or is merged into it.
         missing = self.min_samples - sizes[-1]
         if len(sizes) > 1 and missing > 0:
             if sizes[-2] - missing >= self.min_samples:
@@ -269,22 +275,22 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
                 sizes[-2:] = [sizes[-2] + sizes[-1]]
         return sizes
 
-    def _everywhere(self, generator: np.random.Generator | None) -> list[list[int]]:
-        """The epoch's batches over all ranks, from long to short."""
+    def _global_batches(self, generator: np.random.Generator | None) -> list[list[int]]:
+        """The batches of the epoch over all ranks, from long to short."""
         order: list[int] = []
         for bucket in self._buckets:
-            drawn = range(len(bucket)) if generator is None else generator.permutation(len(bucket))
-            order += [bucket[i] for i in drawn]
+            places = range(len(bucket)) if generator is None else generator.permutation(len(bucket))
+            order += [bucket[i] for i in places]
         remaining = iter(order)
         return [list(islice(remaining, size)) for size in self._sizes]
 
 
 class PairedBatchSampler(EpochBatchSampler):
-    """Two samplers in step: every example of the first goes with one of the second.
+    """Two samplers in step: every example of the first is paired with one of the second.
 
     Args:
-        first: Batches of the main data set.
-        second: Batches of the same sizes from the other data set.
+        first: Sampler of the main dataset.
+        second: Sampler of the other dataset, with batches of the same sizes.
 
     Raises:
         ValueError: If the two do not have the same number of batches.
@@ -303,7 +309,7 @@ class PairedBatchSampler(EpochBatchSampler):
         self.second = second
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of both.
+        """Set the epoch of both samplers.
 
         Args:
             epoch: Number of the epoch, from 0.
@@ -317,6 +323,6 @@ class PairedBatchSampler(EpochBatchSampler):
         return len(self.first)
 
     def batches(self) -> list[list[Index]]:
-        """Batches of index pairs ``(first, second)``."""
+        """Batches of index pairs `(first, second)`."""
         pairs = zip(self.first.batches(), self.second.batches(), strict=True)
         return [list(zip(first, second, strict=True)) for first, second in pairs]  # type: ignore[arg-type]

@@ -1,44 +1,58 @@
-"""Where records come from: data sources, how they are read, mixed and counted."""
+"""Data sources: what to read, how often to use it, and how to split it."""
 
+import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, NamedTuple, get_args, overload
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_only
 
-from lit_rlhf.data.formats import Format, detected_format, parsed_records
-from lit_rlhf.data.logs import log_on_rank_zero
-from lit_rlhf.data.readers import RawRow, file_rows, hub_rows, is_file_path
-from lit_rlhf.data.records import Record, RecordError, RecordKind
-from lit_rlhf.data.rows import FieldError
+from lit_rlhf.data.formats import Format, detect_format, parse_row
+from lit_rlhf.data.readers import is_file_path, read_dataset, read_file
+from lit_rlhf.data.records import (
+    MAX_SHOWN,
+    AnyRecord,
+    DemonstrationRecord,
+    Location,
+    Message,
+    PreferenceRecord,
+    PromptRecord,
+    Record,
+    RecordError,
+    RecordKind,
+    Row,
+    TextRecord,
+    describe_bad_records,
+)
 
 OnBadRecord = Literal["error", "skip"]
-AnyRecord = TypeVar("AnyRecord", bound=Record)
+"""What to do about a bad record: raise its error, or count it and go on."""
 
-_LOGGER = logging.getLogger(__name__)
-_SHOWN = 5
+_log_warning = rank_zero_only(logging.getLogger(__name__).warning)
 
 
 @dataclass
 class DataSource:
-    """One file or dataset to read records from.
+    """A file or dataset to read records from.
 
     Attributes:
-        path: A local file (``.jsonl``, ``.json``, ``.txt``, each also with ``.gz``, or
-            ``.parquet``), or the id of a dataset on the Hugging Face hub.
-        weight: How often the source's training records are used per epoch, as a multiple of its
-            size: every record ``floor(weight)`` times, and a subset drawn by seed once more to
-            reach the fraction (2.5 of 100 records: 250, half of them three times). Validation and
-            test records are never weighted.
-        name: Name of the source in metrics; default: the file's name without suffixes, or the id.
-        format: The record format (see :data:`lit_rlhf.data.formats.FORMATS`), or ``"auto"`` to
-            tell it from the fields of the first record.
-        split: Split of a hub dataset, slices allowed (``"train[:10%]"``); not used for files.
+        path: A local file (`.jsonl`, `.json`, `.txt`, each also with `.gz`, or `.parquet`), or the
+            id of a dataset on the Hugging Face hub.
+        weight: How often the training records of this source are used per epoch, as a multiple of
+            their number: each record `floor(weight)` times, and a random subset once more to reach
+            the fraction (2.5 of 100 records: 250, half of them three times). Validation and test
+            records are not weighted.
+        name: Name of the source in metrics; default: the file name without suffixes, or the id.
+        format: The record format (see `lit_rlhf.data.FORMATS`), or `"auto"` to detect it from the
+            fields of the first record.
+        split: Split of a hub dataset, slices allowed (`"train[:10%]"`); not used for files.
         subset: Configuration of a hub dataset.
-        data_dir: Folder within a hub dataset, such as ``"harmless-base"``.
+        data_dir: Folder within a hub dataset, such as `"harmless-base"`.
     """
 
     path: str
@@ -62,26 +76,39 @@ class DataSource:
 
     @property
     def label(self) -> str:
-        """The name, or what stands in for it."""
+        """The name, or its default."""
         if self.name is not None:
             return self.name
         if is_file_path(self.path):
             return PurePath(self.path).name.split(".")[0]
         return "/".join(part for part in (self.path, self.subset, self.data_dir) if part)
 
+    def read_rows(self) -> Iterator[Row | RecordError]:
+        """Read the rows.
+
+        Yields:
+            The rows in order, and in place of a row that cannot be parsed the error that says why.
+
+        Raises:
+            RecordError: If the source as a whole cannot be read.
+        """
+        if is_file_path(self.path):
+            return read_file(self.path, self.label)
+        return read_dataset(self.path, self.split, self.subset, self.data_dir, self.label)
+
 
 @dataclass
-class LoadedRecords:
-    """What was read, and what was not.
+class LoadedRecords(Generic[AnyRecord]):
+    """The records of some sources, and counts of the bad ones.
 
     Attributes:
-        records: The records, source after source, in file order.
+        records: The records, source by source, in the order of the file.
         skipped: Number of bad records by reason.
-        examples: The first few bad records, as messages that name file, line and field.
-        kept: Number of records by source name, before weights.
+        examples: The first few bad records, as messages with file, line and field.
+        kept: Number of records by name of their source.
     """
 
-    records: list[Record] = field(default_factory=list)
+    records: list[AnyRecord] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     kept: Counter[str] = field(default_factory=Counter)
@@ -90,38 +117,54 @@ class LoadedRecords:
         """Count a bad record.
 
         Args:
-            error: Why it is bad.
+            error: The error of the record.
         """
         self.skipped[error.reason] += 1
-        if len(self.examples) < _SHOWN:
+        if len(self.examples) < MAX_SHOWN:
             self.examples.append(str(error))
 
 
+@overload
 def load_records(
-    kind: RecordKind,
+    kind: Literal["demonstration"],
     sources: Sequence[DataSource],
-    on_bad_record: OnBadRecord = "error",
-    seed: int = 0,
-    apply_weights: bool = True,
-) -> LoadedRecords:
-    """Read all records of some sources.
+    on_bad_record: OnBadRecord = ...,
+) -> LoadedRecords[DemonstrationRecord]: ...
+@overload
+def load_records(
+    kind: Literal["preference"], sources: Sequence[DataSource], on_bad_record: OnBadRecord = ...
+) -> LoadedRecords[PreferenceRecord]: ...
+@overload
+def load_records(
+    kind: Literal["prompt"], sources: Sequence[DataSource], on_bad_record: OnBadRecord = ...
+) -> LoadedRecords[PromptRecord]: ...
+@overload
+def load_records(
+    kind: Literal["text"], sources: Sequence[DataSource], on_bad_record: OnBadRecord = ...
+) -> LoadedRecords[TextRecord]: ...
+@overload
+def load_records(
+    kind: RecordKind, sources: Sequence[DataSource], on_bad_record: OnBadRecord = ...
+) -> LoadedRecords[Any]: ...
+def load_records(
+    kind: RecordKind, sources: Sequence[DataSource], on_bad_record: OnBadRecord = "error"
+) -> LoadedRecords[Any]:
+    """Read all records of some sources, each once.
 
     Args:
-        kind: The kind of records wanted. Preference files also give demonstrations (the chosen
-            response) and prompts, demonstration files also prompts.
-        sources: What to read; their names must differ.
-        on_bad_record: ``"error"`` stops at the first bad record, ``"skip"`` counts it, logs the
-            counts with the first few, and goes on. A missing or empty file, a damaged archive and
-            a broken JSON array are always errors, as is a source without a single good record.
-        seed: Seed of the subsets drawn for fractional weights.
-        apply_weights: Repeat and draw records by the sources' weights.
+        kind: The kind of records. Preference files also give demonstrations (the chosen responses)
+            and prompts; demonstration files also give prompts.
+        sources: What to read; the names of the sources must differ.
+        on_bad_record: `"error"` raises at the first bad record. `"skip"` counts bad records and
+            logs the counts with the first few. A missing or empty file, a damaged archive, a
+            broken JSON array and a source without a single good record always raise.
 
     Returns:
         The records and the counts.
 
     Raises:
-        RecordError: Names file, line and field of what cannot be used.
-        ValueError: If there is no source, or two have the same name.
+        RecordError: If a record or file cannot be used; names file, line and field.
+        ValueError: If there is no source, or two of them have the same name.
     """
     if not sources:
         raise ValueError("sources: expected at least one data source, got none")
@@ -130,77 +173,132 @@ def load_records(
     labels = [source.label for source in sources]
     if len(set(labels)) < len(labels):
         raise ValueError(f"sources: expected different names, got {labels}; set `name`")
-    loaded = LoadedRecords()
+    loaded = LoadedRecords[Any]()
     for source in sources:
-        _read_source(kind, source, on_bad_record, loaded)
+        _load_source(kind, source, on_bad_record, loaded)
     if loaded.skipped:
-        reasons = ", ".join(f"{n} x {why}" for why, n in loaded.skipped.most_common())
-        shown = "\n  ".join(loaded.examples)
-        log_on_rank_zero(
-            _LOGGER,
-            logging.WARNING,
-            f"skipped {loaded.skipped.total()} bad records: {reasons}; the first ones:\n  {shown}",
-        )
-    if apply_weights:
-        return replace(loaded, records=weighted_records(loaded.records, sources, seed))
+        described = describe_bad_records(loaded.skipped, loaded.examples)
+        _log_warning(f"skipped {loaded.skipped.total()} bad records: {described}")
     return loaded
 
 
-def weighted_records(
+def _load_source(
+    kind: RecordKind, source: DataSource, on_bad_record: OnBadRecord, loaded: LoadedRecords[Any]
+) -> None:
+    format: str = source.format
+    before = len(loaded.records)
+    first_error: RecordError | None = None
+    for row in source.read_rows():
+        try:
+            if isinstance(row, RecordError):
+                raise row
+            if format == "auto":
+                format = detect_format(row)
+            loaded.records += parse_row(row, format, kind)
+        except RecordError as error:
+            # Without a format, no other row of the file can be parsed either.
+            is_undetected = format == "auto" and isinstance(row, Row)
+            if on_bad_record == "error" or is_undetected:
+                raise
+            first_error = first_error or error
+            loaded.skip(error)
+    loaded.kept[source.label] = len(loaded.records) - before
+    if len(loaded.records) == before:
+        detail = "" if first_error is None else f"the first bad one: {first_error}"
+        raise RecordError(Location(source.path), "no record that can be used", detail=detail)
+
+
+def repeat_by_weight(
     records: Sequence[AnyRecord], sources: Sequence[DataSource], seed: int
 ) -> list[AnyRecord]:
     """Repeat and subsample records by the weights of their sources.
 
     Args:
         records: Records of these sources.
-        sources: The sources, with the weights (see :class:`DataSource`).
+        sources: The sources with their weights.
         seed: Seed of the subsets; the same seed and records give the same subset.
 
     Returns:
-        For every source ``round(weight * n)`` records: whole copies, then the drawn subset.
+        For each source `round(weight * n)` records: whole copies first, then the subset.
     """
-    mixed: list[AnyRecord] = []
+    repeated: list[AnyRecord] = []
     for number, source in enumerate(sources):
         own = [record for record in records if record.source == source.label]
         copies, fraction = divmod(source.weight, 1)
-        mixed += own * int(copies)
-        drawn = np.random.default_rng([seed, number]).permutation(len(own))
-        mixed += [own[i] for i in sorted(drawn[: round(fraction * len(own))])]
-    return mixed
+        repeated += own * int(copies)
+        order = np.random.default_rng([seed, number]).permutation(len(own))
+        repeated += [own[i] for i in sorted(order[: round(fraction * len(own))])]
+    return repeated
 
 
-def _read_source(
-    kind: RecordKind, source: DataSource, on_bad_record: OnBadRecord, loaded: LoadedRecords
-) -> None:
-    format = source.format
-    before = len(loaded.records)
-    bad: RecordError | None = None
-    for line, value in _rows(source):
-        try:
-            if isinstance(value, RecordError):
-                raise value
-            try:
-                if format == "auto":
-                    format = detected_format(value)  # type: ignore[assignment]
-                location = f"{source.path}:{line}"
-                loaded.records += parsed_records(value, format, kind, source.label, location)
-            except FieldError as error:
-                raise RecordError(
-                    source.path, line, error.reason, error.field, error.detail
-                ) from error
-        except RecordError as error:
-            unknown_format = format == "auto" and not isinstance(value, RecordError)
-            if on_bad_record == "error" or unknown_format:
-                raise
-            bad = bad or error
-            loaded.skip(error)
-    loaded.kept[source.label] = len(loaded.records) - before
-    if len(loaded.records) == before:
-        detail = "" if bad is None else f"the first bad one: {bad}"
-        raise RecordError(source.path, 0, "no record that can be used", detail=detail)
+class Splits(NamedTuple, Generic[AnyRecord]):
+    """Records for training, validation and test."""
+
+    train: list[AnyRecord]
+    val: list[AnyRecord]
+    test: list[AnyRecord]
 
 
-def _rows(source: DataSource) -> Iterator[RawRow]:
-    if is_file_path(source.path):
-        return file_rows(source.path)
-    return hub_rows(source.path, source.split, source.subset, source.data_dir)
+def split_records(
+    records: Sequence[AnyRecord], val_fraction: float, test_fraction: float, seed: int
+) -> Splits[AnyRecord]:
+    """Split records by prompt.
+
+    Prompts are sorted by a hash of seed and prompt; the first go to validation, the last to test.
+    Records with the same prompt therefore stay together. SFT, reward model and PPO hold out the
+    same prompts (up to rounding) if they split the same data with the same seed.
+
+    Args:
+        records: The records.
+        val_fraction: Share of the prompts for validation, in [0, 1).
+        test_fraction: Share of the prompts for test, in [0, 1).
+        seed: Seed of the split.
+
+    Returns:
+        The three parts, each in the order of `records`. A fraction above 0 gives at least one
+        prompt.
+
+    Raises:
+        ValueError: If a fraction is out of range, or no prompt is left for training.
+    """
+    for name, value in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
+        if not 0 <= value < 1:
+            raise ValueError(f"{name}: expected 0 <= fraction < 1, got {value}")
+    keys = [_hash_prompt(record, seed) for record in records]
+    order = sorted(set(keys))
+    n_val, n_test = (
+        max(1, round(fraction * len(order))) if fraction > 0 else 0
+        for fraction in (val_fraction, test_fraction)
+    )
+    if n_val + n_test >= len(order):
+        raise ValueError(
+            "val_fraction, test_fraction: expected to leave prompts for training, got "
+            f"{val_fraction} and {test_fraction} of {len(order)} different prompts"
+        )
+    val, test = set(order[:n_val]), set(order[len(order) - n_test :])
+    splits = Splits[AnyRecord]([], [], [])
+    for record, key in zip(records, keys, strict=True):
+        part = splits.val if key in val else splits.test if key in test else splits.train
+        part.append(record)
+    return splits
+
+
+def prompt_of(record: Record) -> tuple[Message, ...]:
+    """The prompt of a record of any kind.
+
+    Args:
+        record: The record.
+
+    Returns:
+        The turns before the response; for plain text the text itself as one turn.
+    """
+    if isinstance(record, DemonstrationRecord):
+        return record.messages[:-1]
+    if isinstance(record, TextRecord):
+        return (Message("user", record.text),)
+    return record.prompt
+
+
+def _hash_prompt(record: Record, seed: int) -> bytes:
+    turns = [[message.role, message.content] for message in prompt_of(record)]
+    return hashlib.sha256(json.dumps([seed, turns]).encode("utf-8")).digest()

@@ -1,18 +1,18 @@
-r"""Chat templates: HH-RLHF's dialogue format, the paper's English and Chinese ones.
+r"""Chat templates: HH-RLHF's dialogue format, and the paper's in English and in Chinese.
 
-Each is a Jinja template as transformers understands it, so that a saved tokenizer carries it and
-``tokenizer.apply_chat_template`` renders the same text without this project.
+Each is a Jinja template as transformers defines it. A saved tokenizer carries it, and
+`tokenizer.apply_chat_template` renders the same text without this project.
 
-- ``hh``: ``"\n\nHuman: {x}\n\nAssistant: {y}"``. Only the last assistant turn of a complete
-  dialogue is closed by the EOS token; a prompt ends in ``"\n\nAssistant:"`` and the response
-  starts with a space.
-- ``paper-en`` and ``paper-zh`` (arXiv 2307.04964): turns are ``"Human:{x}"`` and
-  ``"Assistant:{y}"``, in Chinese ``"<|Human|>{x}"`` and ``"<|MOSS|>{y}"``. Every turn, the human's
-  too, is closed by the EOS token; a prompt ends in the assistant's marker. ``<|Human|>`` and
-  ``<|MOSS|>`` are single tokens where the tokenizer has them as special tokens and plain text
-  otherwise: nothing is added to the vocabulary, so no embedding has to be resized.
+- `hh`: `"\n\nHuman: {x}\n\nAssistant: {y}"`. Only the last assistant turn of a complete dialogue is
+  closed by the EOS token. A prompt ends with `"\n\nAssistant:"`, and the response starts with a
+  space.
+- `paper-en` and `paper-zh` (arXiv 2307.04964): turns are `"Human:{x}"` and `"Assistant:{y}"`, in
+  Chinese `"<|Human|>{x}"` and `"<|MOSS|>{y}"`. Every turn, the human's too, is closed by the EOS
+  token. A prompt ends with the assistant's marker. `<|Human|>` and `<|MOSS|>` are single tokens if
+  the tokenizer has them as special tokens, and plain text otherwise. Nothing is added to the
+  vocabulary, so embeddings keep their size.
 
-A system turn has no marker in any of the three: its text stands before the first human turn.
+A system turn has no marker in any of them: its text comes before the first human turn.
 """
 
 from transformers import PreTrainedTokenizerBase
@@ -40,30 +40,31 @@ CHAT_TEMPLATES: dict[str, str] = {
     "paper-en": _PAPER.replace("HUMAN", "Human:").replace("ASSISTANT", "Assistant:"),
     "paper-zh": _PAPER.replace("HUMAN", "<|Human|>").replace("ASSISTANT", "<|MOSS|>"),
 }
-"""The built-in templates by name, without the BOS token that :func:`resolved_template` may add."""
+"""The built-in templates by name, without the BOS token that `resolve_template` may add."""
 
 
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer, left to itself, begins every text with its BOS token.
+    """Whether a tokenizer by default begins every text with its BOS token.
 
     Args:
         tokenizer: The tokenizer.
 
     Returns:
-        True if it does. False for one that only has a BOS token (GPT-2).
+        True if it does; False for a tokenizer such as GPT-2's, which has a BOS token and does not
+        add it.
     """
     ids: list[int] = tokenizer("a")["input_ids"]
     return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
 
 
-def resolved_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Look up a chat template.
 
-    A built-in template starts with the BOS token if the tokenizer adds one by itself; the
-    tokenizer's own template decides for itself.
+    A built-in template starts with the BOS token if the tokenizer adds one by default. The
+    tokenizer's own template is taken as it is.
 
     Args:
-        name: A key of :data:`CHAT_TEMPLATES`, or ``"tokenizer"`` for the tokenizer's own.
+        name: A key of `CHAT_TEMPLATES`, or `"tokenizer"` for the tokenizer's own.
         tokenizer: The tokenizer the template is for.
 
     Returns:
@@ -78,7 +79,7 @@ def resolved_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     if name != "tokenizer":
         raise ValueError(f"chat_template: expected 'tokenizer' or one of {known}, got {name!r}")
     own = tokenizer.chat_template
-    if isinstance(own, dict):
+    if isinstance(own, dict):  # several templates by name, for instance one for tools
         own = own.get("default")
     if not own:
         raise ValueError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.data import CONTRACT_FILE, TextContract
+from lit_rlhf.data import TextContract
 from lit_rlhf.doctor.case import Case
 from lit_rlhf.doctor.findings import Finding, failure, ok, warning
 from lit_rlhf.forward import unwrap_model
@@ -98,13 +98,13 @@ def text_contract(case: Case) -> Finding:
     if unknown:
         return warning(unknown[0], "Train the reward model with lit_rlhf, or compare by hand.")
     own = Path(module.model_path)
-    if (own / CONTRACT_FILE).is_file():
-        mismatch = TextContract.load(own).mismatch(contract)
-        if mismatch is not None:
-            return warning(
-                f"The policy in {str(own)!r} was trained on other text than this run's: {mismatch}",
-                "Set data.chat_template as it was in SFT.",
-            )
+    saved = TextContract.find(own)
+    mismatch = None if saved is None else saved.mismatch(contract)
+    if mismatch is not None:
+        return warning(
+            f"The policy in {str(own)!r} was trained on other text than this run's: {mismatch}",
+            "Set data.chat_template as it was in SFT.",
+        )
     count = len(module.reward.models)
     readers = f"{count} reward model{'s' * (count != 1)}" if count else "No reward model, functions"
-    return ok(f"{readers} and the policy read text alike: it ends {contract.rendered()[-24:]!r}.")
+    return ok(f"{readers} and the policy read text alike: it ends {contract.render()[-24:]!r}.")

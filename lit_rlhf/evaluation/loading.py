@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from lit_rlhf.data import CONTRACT_FILE, DialogueEncoder, TextContract
+from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.forward import LanguageModel, freeze
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_tokenizer, max_positions
 from lit_rlhf.rewards import WeightedReward, shorten_names
@@ -33,7 +32,7 @@ def load_shared_encoder(
     trust_remote_code = (options or ModelOptions()).trust_remote_code
     encoders: list[DialogueEncoder] = []
     for path in policies:
-        saved = _saved_contract(path)
+        saved = TextContract.find(path)
         limit = max_prompt_length
         if limit is None:
             limit = DEFAULT_PROMPT_LENGTH if saved is None else saved.max_length
@@ -56,10 +55,6 @@ def load_shared_encoder(
             )
         encoders.append(encoder)
     return encoders[0]
-
-
-def _saved_contract(path: str) -> TextContract | None:
-    return TextContract.load(path) if (Path(path) / CONTRACT_FILE).is_file() else None
 
 
 def load_reward(
@@ -123,7 +118,7 @@ def load_encoder(
             f"{max_prompt_length or 'at least 2'} tokens; give a smaller max_new_tokens"
         )
     limit = max_prompt_length
-    if limit is None and not (Path(path) / CONTRACT_FILE).is_file():
+    if limit is None and TextContract.find(path) is None:
         limit = DEFAULT_PROMPT_LENGTH if room is None else room
     encoder = load_shared_encoder([path], chat_template, limit, options)
     encoder.max_prompt_length = min(encoder.max_length, room or encoder.max_length)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lit_rlhf.data import Message, PromptRecord, RecordError
-from lit_rlhf.data.formats import parsed_records
-from lit_rlhf.data.readers import file_rows
-from lit_rlhf.data.rows import FieldError
+from lit_rlhf.data import (
+    Location,
+    Message,
+    PromptRecord,
+    RecordError,
+    Row,
+    parse_row,
+    read_file,
+)
 
 Turns = tuple[Message, ...]
 """A prompt as it was read: the dialogue up to and with the last human turn."""
@@ -35,7 +40,7 @@ class _Saved(NamedTuple):
     policy: str
     prompt: Turns
     response: str
-    location: str
+    location: Location
 
 
 def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
@@ -57,8 +62,8 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
     found: dict[str, list[_Saved]] = {}
     for path in paths:
         own: dict[str, list[_Saved]] = {}
-        for line, row in file_rows(path):
-            saved = _saved(row, path, line)
+        for row in read_file(path, PurePath(path).name):
+            saved = _saved(row)
             own.setdefault(saved.policy, []).append(saved)
         for policy, records in own.items():
             if policy in found:
@@ -81,24 +86,19 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
     )
 
 
-def _saved(row: Mapping[str, Any] | RecordError, path: str, line: int) -> _Saved:
+def _saved(row: Row | RecordError) -> _Saved:
     if isinstance(row, RecordError):
         raise row
-    location = f"{path}:{line}"
-    try:
-        response = row.get("response")
-        if not isinstance(response, str):
-            what = "missing" if response is None else "not a string"
-            raise FieldError("response", what)
-        asked = {"prompt": row.get("prompt")}
-        (record,) = parsed_records(asked, "prompt", "prompt", PurePath(path).name, location)
-        assert isinstance(record, PromptRecord)  # the kind that was asked for
-        policy = row.get("policy", PurePath(path).name.split(".")[0])
-        if not isinstance(policy, str) or not policy:
-            raise FieldError("policy", "not a name", repr(policy))
-    except FieldError as error:
-        raise RecordError(path, line, error.reason, error.field, error.detail) from error
-    return _Saved(policy, record.prompt, response, location)
+    response = row.get("response")
+    if not isinstance(response, str):
+        raise row.error("response", "missing" if response is None else "not a string")
+    prompt_row = replace(row, fields={"prompt": row.get("prompt")})
+    (record,) = parse_row(prompt_row, "prompt", "prompt")
+    assert isinstance(record, PromptRecord)  # the kind that was asked for
+    policy = row.get("policy") if "policy" in row.fields else row.source.split(".")[0]
+    if not isinstance(policy, str) or not policy:
+        raise row.error("policy", "not a name", repr(policy))
+    return _Saved(policy, record.prompt, response, row.location)
 
 
 def _check_same_prompts(baseline: Sequence[_Saved], records: Sequence[_Saved]) -> None:

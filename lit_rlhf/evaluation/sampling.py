@@ -12,17 +12,14 @@ from rich.console import Console
 from lit_rlhf.data import (
     DataSource,
     DialogueEncoder,
+    EncodingCounts,
     Message,
     PromptBatch,
-    PromptRecord,
-    load_records,
-)
-from lit_rlhf.data.examples import (
-    EncodingCounts,
     PromptExample,
-    collated_prompts,
-    encoded_examples,
-    prompt_examples,
+    PromptRecord,
+    collate_prompts,
+    encode_records,
+    load_records,
 )
 from lit_rlhf.evaluation.loading import load_encoder, load_policy, short_names
 from lit_rlhf.evaluation.output import NAME, REMARK, print_text, progress_bar
@@ -81,8 +78,7 @@ def read_prompts(source: DataSource, limit: int | None = None) -> list[PromptRec
     """Read prompts; arguments and errors are those of `load_prompts`."""
     if limit is not None and limit < 1:
         raise ValueError(f"max_prompts: expected an integer >= 1, got {limit}")
-    records = load_records("prompt", [source], apply_weights=False).records[:limit]
-    return [record for record in records if isinstance(record, PromptRecord)]  # all are
+    return load_records("prompt", [source]).records[:limit]
 
 
 def encode_prompt_records(
@@ -94,9 +90,9 @@ def encode_prompt_records(
         RecordError: If a turn contains the text of the EOS token.
     """
     counts = EncodingCounts()
-    examples = encoded_examples(
+    examples = encode_records(
         records,
-        lambda record, counts: prompt_examples(record, encoder, counts),
+        lambda record: [encoder.encode_prompt(record.prompt)],
         counts,
         on_bad_record="error",
     )
@@ -151,7 +147,7 @@ def sample_batches(
     generator = torch.Generator().manual_seed(seed)
     lengths = [len(example.input_ids) for example in examples]
     for positions in batch_by_length(lengths, batch_size):
-        prompts = collated_prompts([examples[i] for i in positions], encoder.pad_token_id)
+        prompts = collate_prompts([examples[i] for i in positions], encoder.pad_token_id)
         rollouts = generate_responses(
             model,
             prompts.input_ids.to(device).repeat_interleave(responses_per_prompt, dim=0),

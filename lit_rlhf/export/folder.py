@@ -9,7 +9,7 @@ from typing import Any
 from peft import PeftConfig
 from transformers import PreTrainedModel
 
-from lit_rlhf.data import CONTRACT_FILE, DialogueEncoder, TextContract
+from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.export.checkpoint import Export, NetworkName
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, load_tokenizer
@@ -68,7 +68,6 @@ def export_folder(
     own_tokenizer = (path / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(path if own_tokenizer else base or below, trust_remote_code)
     lm_head = read_lm_head(path) if scalar else None
-    contract = path / CONTRACT_FILE
     card = path / "README.md"
     return Export(
         model=model,
@@ -76,7 +75,7 @@ def export_folder(
         name=f"{'scalar' if scalar else 'language'} model in {path}",
         scalar=scalar,
         dtype=ModelOptions(dtype=target).torch_dtype,
-        contract=TextContract.load(path) if contract.is_file() else None,
+        contract=TextContract.find(path),
         card=card.read_text("utf-8") if card.is_file() else None,
         generation=None if scalar else _generation(inner),
         lm_head={} if lm_head is None else lm_head.state_dict(),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -76,20 +75,17 @@ class ModelReward(nn.Module):
         Raises:
             ValueError: If the tokenizers differ, or the renderings do; with both renderings.
         """
-        has_contract = (Path(self.path) / CONTRACT_FILE).is_file()
-        if has_contract:
-            mismatch = TextContract.load(self.path).mismatch(policy)
-        else:
-            mismatch = self._compare_tokenizer(policy)
+        saved = TextContract.find(self.path)
+        mismatch = self._compare_tokenizer(policy) if saved is None else saved.mismatch(policy)
         if mismatch is not None:
             raise ValueError(
                 f"reward model {self.path!r} does not read what the policy writes: {mismatch}"
             )
-        if not has_contract:
+        if saved is None:
             rank_zero_warn(
                 f"reward model {self.path!r} has no {CONTRACT_FILE}: its tokenizer is the "
                 "policy's, but whether it was trained with the policy's chat template cannot be "
-                f"checked. The policy writes {policy.rendered()!r}",
+                f"checked. The policy writes {policy.render()!r}",
                 category=UserWarning,
             )
 

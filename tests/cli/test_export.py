@@ -181,7 +181,7 @@ def test_a_foreign_reward_model_becomes_ours(layout: str, pickled: bool, tmp_pat
         scores = sequence_scores(load_scalar_model(tmp_path / "ours").eval(), IDS, mask)
     torch.testing.assert_close(scores, written.scores(IDS), rtol=1e-6, atol=1e-6)
     contract = TextContract.load(tmp_path / "ours")
-    assert contract.rendered(({"role": "user", "content": "a"},)) == "Human:a</s>"
+    assert contract.render(({"role": "user", "content": "a"},)) == "Human:a</s>"
     if form == "transformers":
         plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
         assert plain.config.num_labels == 1

@@ -83,6 +83,12 @@ def test_hash_notices_another_vocabulary() -> None:
 def test_folder_without_a_contract(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         TextContract.load(tmp_path)
+    assert TextContract.find(tmp_path) is None
+
+
+def test_contract_of_a_folder_is_found(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    contract(tokenizer).save(tmp_path)
+    assert TextContract.find(tmp_path) == contract(tokenizer)
 
 
 def test_file_with_other_fields_is_refused(tmp_path: Path) -> None:

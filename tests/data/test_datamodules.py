@@ -12,11 +12,13 @@ from transformers import PreTrainedTokenizerFast
 from lit_rlhf.data import (
     DataSource,
     DemonstrationDataModule,
+    PreferenceBatch,
     PreferenceDataModule,
+    PromptBatch,
     PromptDataModule,
     RecordError,
+    TokenBatch,
 )
-from lit_rlhf.data.batches import PreferenceBatch, PromptBatch, TokenBatch
 
 Writer = Callable[..., str]
 

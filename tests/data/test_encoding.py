@@ -1,4 +1,4 @@
-"""One code path: dialogue ids are prompt ids, response ids and EOS."""
+"""Dialogue ids are prompt ids, response ids and EOS; what is too long loses its oldest turns."""
 
 from typing import Any
 
@@ -7,9 +7,15 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from lit_rlhf.data.encoding import DialogueEncoder, EncodingError
-from lit_rlhf.data.examples import collated_tokens, token_example
-from lit_rlhf.data.records import Message
+from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample, collate_tokens
+from lit_rlhf.data.encoding import (
+    DialogueEncoder,
+    EncodingCounts,
+    EncodingError,
+    ResponseTooLongError,
+    encode_records,
+)
+from lit_rlhf.data.records import Location, Message, PreferenceRecord, RecordError
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
 SINGLE = [Message("user", "name two metals"), Message("assistant", "iron and copper")]
@@ -26,6 +32,32 @@ CHINESE = [
     Message("assistant", "再见！"),
 ]
 DIALOGUES = [SINGLE, MULTI, CHINESE]
+SYSTEM = Message("system", "be kind")
+TURNS = [
+    Message("user", "first question"),
+    Message("assistant", "first answer"),
+    Message("user", "second question"),
+    Message("assistant", "second answer"),
+    Message("user", "third question"),
+]
+ANSWER = Message("assistant", "third answer")
+
+
+def ids(example: TokenExample | PromptExample) -> list[int]:
+    return [int(token) for token in example.input_ids]
+
+
+def mask(example: TokenExample) -> list[bool]:
+    return [bool(trained) for trained in example.completion_mask]
+
+
+def plain(example: TokenExample) -> tuple[object, ...]:
+    """An example that `==` compares."""
+    return ids(example), mask(example), *example[2:]
+
+
+def text_of(coder: DialogueEncoder, example: TokenExample) -> str:
+    return str(coder.tokenizer.decode(example.input_ids))
 
 
 def encoder(
@@ -46,9 +78,9 @@ def test_dialogue_is_prompt_and_response(
     prompt = coder.encode_prompt(messages[:-1])
     dialogue = coder.encode_dialogue(messages)
     n = len(prompt.input_ids)
-    response = dialogue.input_ids[n:]
-    assert dialogue.input_ids[:n] == prompt.input_ids
-    assert dialogue.completion_mask == [False] * n + [True] * len(response)
+    response = ids(dialogue)[n:]
+    assert ids(dialogue)[:n] == ids(prompt)
+    assert mask(dialogue) == [False] * n + [True] * len(response)
     assert response.count(coder.eos_token_id) == 1
     assert response[-1] == coder.eos_token_id
     assert coder.decode_response(response) == messages[-1].content.strip()
@@ -61,23 +93,22 @@ def test_text_is_what_the_saved_template_renders(
     coder = encoder(any_tokenizer, template)
     chat = [{"role": m.role, "content": m.content} for m in MULTI]
     full = str(any_tokenizer.apply_chat_template(chat, tokenize=False))
-    encoded = coder.encode_dialogue(MULTI)
-    assert encoded.text == full.rstrip("\n")  # ChatML writes a newline behind its EOS
-    assert any_tokenizer.decode(encoded.input_ids) == encoded.text
+    text = text_of(coder, coder.encode_dialogue(MULTI))
+    assert text == full.rstrip("\n")  # ChatML writes a newline behind its EOS
 
 
 def test_prompt_ids_are_those_of_transformers(any_tokenizer: PreTrainedTokenizerFast) -> None:
     coder = encoder(any_tokenizer, "hh")
     chat = [{"role": m.role, "content": m.content} for m in MULTI[:-1]]
     rendered: Any = any_tokenizer.apply_chat_template(chat, add_generation_prompt=True)
-    assert coder.encode_prompt(MULTI[:-1]).input_ids == rendered["input_ids"]
+    assert ids(coder.encode_prompt(MULTI[:-1])) == rendered["input_ids"]
 
 
 def test_bos_is_written_once() -> None:
     coder = encoder(tiny_tokenizer(bos="<s>"), "hh")
-    ids = coder.encode_dialogue(SINGLE).input_ids
-    assert ids.count(int(coder.tokenizer.bos_token_id)) == 1
-    assert ids[0] == coder.tokenizer.bos_token_id
+    encoded = ids(coder.encode_dialogue(SINGLE))
+    assert encoded.count(int(coder.tokenizer.bos_token_id)) == 1
+    assert encoded[0] == coder.tokenizer.bos_token_id
 
 
 def test_hh_response_starts_with_a_space(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -90,8 +121,7 @@ def test_hh_response_starts_with_a_space(tokenizer: PreTrainedTokenizerFast) -> 
 
 def trained_text(coder: DialogueEncoder, messages: list[Message], train_on: str) -> str:
     encoded = coder.encode_dialogue(messages, train_on)  # type: ignore[arg-type]
-    marked = zip(encoded.input_ids, encoded.completion_mask, strict=True)
-    return str(coder.tokenizer.decode([i for i, trained in marked if trained]))
+    return str(coder.tokenizer.decode(encoded.input_ids[encoded.completion_mask]))
 
 
 @pytest.mark.parametrize(
@@ -120,10 +150,8 @@ def test_trained_tokens_of_a_tokenizers_own_template() -> None:
 
 def test_ids_do_not_depend_on_what_is_trained(any_tokenizer: PreTrainedTokenizerFast) -> None:
     coder = encoder(any_tokenizer, "own")
-    assert (
-        coder.encode_dialogue(MULTI, "all").input_ids
-        == coder.encode_dialogue(MULTI, "last").input_ids
-    )
+    every, last = (coder.encode_dialogue(MULTI, train_on) for train_on in ("all", "last"))
+    assert ids(every) == ids(last)
 
 
 def test_eos_is_trained_when_it_is_the_pad_token() -> None:
@@ -131,9 +159,7 @@ def test_eos_is_trained_when_it_is_the_pad_token() -> None:
     coder = encoder(tokenizer, "hh")
     assert coder.pad_token_id == coder.eos_token_id
     short = [Message("user", "a"), Message("assistant", "b")]
-    batch = collated_tokens(
-        [token_example(coder.encode_dialogue(m)) for m in (SINGLE, short)], coder.pad_token_id
-    )
+    batch = collate_tokens([coder.encode_dialogue(m) for m in (SINGLE, short)], coder.pad_token_id)
     logits = torch.zeros(*batch.input_ids.shape, len(tokenizer), requires_grad=True)
     loss = functional.cross_entropy(
         logits[:, :-1].transpose(1, 2), batch.input_ids[:, 1:], reduction="none"
@@ -148,22 +174,38 @@ def test_pair_shares_its_prompt_ids(any_tokenizer: PreTrainedTokenizerFast) -> N
     coder = encoder(any_tokenizer, "own")
     pair = coder.encode_pair(MULTI[:-1], "zinc", "there are no more metals")
     n = len(coder.encode_prompt(MULTI[:-1]).input_ids)
-    assert pair.chosen.input_ids[:n] == pair.rejected.input_ids[:n]
-    assert pair.chosen == coder.encode_dialogue([*MULTI[:-1], Message("assistant", "zinc")])
+    assert ids(pair.chosen)[:n] == ids(pair.rejected)[:n]
+    zinc = coder.encode_dialogue([*MULTI[:-1], Message("assistant", "zinc")])
+    assert plain(pair.chosen) == plain(zinc)
 
 
 def test_decode_stops_at_the_first_eos(tokenizer: PreTrainedTokenizerFast) -> None:
     coder = encoder(tokenizer, "hh")
-    ids = tokenizer(" yes</s> no", add_special_tokens=False)["input_ids"]
-    assert coder.decode_response(ids) == "yes"
+    response = tokenizer(" yes</s> no", add_special_tokens=False)["input_ids"]
+    assert coder.decode_response(response) == "yes"
 
 
 def test_plain_text_becomes_blocks(tokenizer: PreTrainedTokenizerFast) -> None:
     coder = encoder(tokenizer, "hh", 5)
     blocks = coder.encode_text("Paris is the capital of France.")
-    joined = [token for block in blocks for token in block]
-    assert all(len(block) == 5 for block in blocks[:-1])
+    joined = [token for block in blocks for token in ids(block)]
+    assert all(len(block.input_ids) == 5 for block in blocks[:-1])
     assert tokenizer.decode(joined) == "Paris is the capital of France.</s>"
+
+
+def test_every_token_of_a_block_but_the_first_is_trained(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    for block in encoder(tokenizer, "hh", 5).encode_text("Paris is the capital of France."):
+        assert mask(block) == [False] + [True] * (len(block.input_ids) - 1)
+
+
+def test_examples_are_small(tokenizer: PreTrainedTokenizerFast) -> None:
+    coder = encoder(tokenizer, "hh")
+    (block,) = coder.encode_text("Paris")
+    for example in (block, coder.encode_dialogue(SINGLE)):
+        assert (example.input_ids.dtype, example.completion_mask.dtype) == (torch.int32, torch.bool)
+    assert coder.encode_prompt(SINGLE[:1]).input_ids.dtype == torch.int32
 
 
 def test_block_without_a_target_is_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -200,3 +242,157 @@ def test_tokenizer_without_eos_is_refused(tokenizer: PreTrainedTokenizerFast) ->
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="EOS"):
         DialogueEncoder(tokenizer, "hh")
+
+
+def length(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> int:
+    """Length of the dialogue, measured by an encoder with room for everything."""
+    return len(DialogueEncoder(tokenizer, "hh", 2000).encode_dialogue(messages).input_ids)
+
+
+def test_nothing_is_lost_at_the_exact_length(tokenizer: PreTrainedTokenizerFast) -> None:
+    full = [*TURNS, ANSWER]
+    coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, full))
+    encoded = coder.encode_dialogue(full)
+    assert (encoded.dropped_turns, encoded.cut_tokens) == (0, 0)
+    assert len(encoded.input_ids) == coder.max_length
+
+
+@pytest.mark.parametrize(("kept", "dropped"), [(TURNS[2:], 2), (TURNS[4:], 4)])
+def test_oldest_turns_go_first(
+    tokenizer: PreTrainedTokenizerFast, kept: list[Message], dropped: int
+) -> None:
+    coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, [*kept, ANSWER]))
+    encoded = coder.encode_dialogue([*TURNS, ANSWER])
+    assert encoded.dropped_turns == dropped
+    whole = coder.encode_dialogue([*kept, ANSWER])
+    assert plain(encoded) == plain(whole._replace(dropped_turns=dropped))
+
+
+def test_system_turn_is_kept_where_it_fits(tokenizer: PreTrainedTokenizerFast) -> None:
+    coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, [SYSTEM, *TURNS[4:], ANSWER]))
+    encoded = coder.encode_dialogue([SYSTEM, *TURNS, ANSWER])
+    assert text_of(coder, encoded).startswith("be kind\n\nHuman: third question")
+    assert encoded.dropped_turns == 4
+
+
+def test_system_turn_goes_before_the_last_turn_is_cut(tokenizer: PreTrainedTokenizerFast) -> None:
+    coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, [*TURNS[4:], ANSWER]))
+    encoded = coder.encode_dialogue([SYSTEM, *TURNS, ANSWER])
+    expected = "\n\nHuman: third question\n\nAssistant: third answer</s>"
+    assert text_of(coder, encoded) == expected
+    assert (encoded.dropped_turns, encoded.cut_tokens) == (5, 0)
+
+
+def test_last_turn_is_cut_on_the_left(tokenizer: PreTrainedTokenizerFast) -> None:
+    whole = DialogueEncoder(tokenizer, "hh", 2000).encode_dialogue([TURNS[4], ANSWER])
+    coder = DialogueEncoder(tokenizer, "hh", len(whole.input_ids) - 3)
+    encoded = coder.encode_dialogue([*TURNS, ANSWER])
+    assert ids(encoded) == ids(whole)[3:]
+    assert mask(encoded) == mask(whole)[3:]
+    assert (encoded.dropped_turns, encoded.cut_tokens) == (4, 3)
+
+
+def test_cut_prompt_leaves_the_last_response_to_train_on(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    coder = DialogueEncoder(tokenizer, "hh", 20)
+    encoded = coder.encode_dialogue([*TURNS, ANSWER], "all")
+    assert encoded.cut_tokens > 0
+    assert plain(encoded) == plain(coder.encode_dialogue([*TURNS, ANSWER], "last"))
+
+
+def test_cut_prompt_keeps_its_bos() -> None:
+    tokenizer = tiny_tokenizer(bos="<s>")
+    whole = DialogueEncoder(tokenizer, "hh", 2000).encode_prompt([TURNS[4]])
+    cut = DialogueEncoder(tokenizer, "hh", 2000, 6).encode_prompt([TURNS[4]])
+    assert ids(cut) == [ids(whole)[0], *ids(whole)[-5:]]
+    assert cut.text == tokenizer.decode(cut.input_ids)
+    assert cut.cut_tokens == len(whole.input_ids) - 6
+
+
+def test_masks_move_with_the_tokens_when_all_turns_are_trained() -> None:
+    tokenizer = tiny_tokenizer(bos="<s>")
+    messages = [TURNS[0], TURNS[1], TURNS[2], ANSWER]
+    limit = length(tokenizer, messages) - 1
+    encoded = DialogueEncoder(tokenizer, "hh", limit).encode_dialogue(messages, "all")
+    trained = encoded.input_ids[encoded.completion_mask]
+    assert tokenizer.decode(trained) == " third answer</s>"  # the first exchange was dropped
+
+
+def test_response_is_never_cut(tokenizer: PreTrainedTokenizerFast) -> None:
+    coder = DialogueEncoder(tokenizer, "hh", 8)
+    with pytest.raises(ResponseTooLongError, match="the response alone is longer than max_length"):
+        coder.encode_dialogue([TURNS[0], Message("assistant", "word " * 20)])
+
+
+def test_response_may_leave_room_for_one_prompt_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    response = len(tokenizer(" third answer", add_special_tokens=False)["input_ids"]) + 1
+    encoded = DialogueEncoder(tokenizer, "hh", response + 1).encode_dialogue([TURNS[4], ANSWER])
+    assert mask(encoded) == [False] + [True] * response
+    with pytest.raises(ResponseTooLongError):
+        DialogueEncoder(tokenizer, "hh", response).encode_dialogue([TURNS[4], ANSWER])
+
+
+def test_pair_is_shortened_alike_for_both_responses(tokenizer: PreTrainedTokenizerFast) -> None:
+    long = "a very long answer that goes on and on " * 4
+    limit = length(tokenizer, [*TURNS[4:], Message("assistant", long)])
+    pair = DialogueEncoder(tokenizer, "hh", limit).encode_pair(TURNS, "short", long)
+    assert pair.chosen.dropped_turns == pair.rejected.dropped_turns == 4
+    n = mask(pair.chosen).index(True)
+    assert ids(pair.chosen)[:n] == ids(pair.rejected)[:n]
+    assert len(pair.chosen.input_ids) < len(pair.rejected.input_ids) == limit
+
+
+def test_prompt_limit_holds_for_dialogues_too(tokenizer: PreTrainedTokenizerFast) -> None:
+    limit = len(DialogueEncoder(tokenizer, "hh", 2000).encode_prompt(TURNS[2:]).input_ids)
+    coder = DialogueEncoder(tokenizer, "hh", 2000, limit)
+    prompt, dialogue = coder.encode_prompt(TURNS), coder.encode_dialogue([*TURNS, ANSWER])
+    assert prompt.dropped_turns == dialogue.dropped_turns == 2
+    assert ids(dialogue)[:limit] == ids(prompt)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "max_prompt_length", "message"),
+    [(1, None, "at least 2"), (8, 9, "1 to max_length=8, got 9"), (8, 0, "got 0")],
+)
+def test_lengths_out_of_range_are_refused(
+    tokenizer: PreTrainedTokenizerFast, max_length: int, max_prompt_length: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        DialogueEncoder(tokenizer, "hh", max_length, max_prompt_length)
+
+
+def test_what_a_pair_loses_counts_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    limit = length(tokenizer, [*TURNS[2:], ANSWER])
+    coder = DialogueEncoder(tokenizer, "hh", limit)
+    record = PreferenceRecord(tuple(TURNS), ANSWER.content, "a", "s")
+    counts = EncodingCounts()
+
+    def encode(record: PreferenceRecord) -> list[PreferenceExample]:
+        return [coder.encode_pair(record.prompt, record.chosen, record.rejected, 0.5, 3)]
+
+    (example,) = encode_records([record], encode, counts, "error")
+    assert (example.margin, example.source) == (0.5, 3)
+    assert (counts.dropped_turns, counts.shortened, counts.cut_prompts) == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("location", "place"), [(Location("a.jsonl", 7), "a.jsonl:7"), (None, "source")]
+)
+def test_a_record_that_cannot_be_encoded_is_named(
+    tokenizer: PreTrainedTokenizerFast, location: Location | None, place: str
+) -> None:
+    coder = encoder(tokenizer, "hh")
+    prompt = (Message("user", "what is </s>?"),)
+    record = PreferenceRecord(prompt, "a", "b", "source")
+    if location is not None:
+        record = PreferenceRecord(prompt, "a", "b", "source", location=location)
+
+    def encode(record: PreferenceRecord) -> list[PreferenceExample]:
+        return [coder.encode_pair(record.prompt, record.chosen, record.rejected)]
+
+    with pytest.raises(RecordError, match=f"^{place}: a turn contains the text of the EOS"):
+        encode_records([record], encode, EncodingCounts(), "error")
+    counts = EncodingCounts()
+    assert encode_records([record], encode, counts, "skip") == []
+    assert counts.examples[0].startswith(f"{place}: a turn contains")

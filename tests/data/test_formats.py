@@ -1,13 +1,8 @@
 """Every record format, read from a file as each kind of record."""
 
-import gzip
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from lit_rlhf.data.records import (
@@ -172,56 +167,10 @@ def test_text(write_lines: Writer) -> None:
     assert read("text", path) == [TextRecord("one", "s"), TextRecord("two", "s")]
 
 
-def test_text_file_is_one_record(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n\ntwo\n", encoding="utf-8")
-    assert read("text", str(tmp_path / "a.txt")) == [TextRecord("one\n\ntwo\n", "s")]
-
-
 def test_ptx_takes_text_or_demonstrations(write_lines: Writer) -> None:
     assert read("ptx", write_lines({"text": "one"})) == [TextRecord("one", "s")]
     path = write_lines({"question": "q", "answer": "a"}, name="b.jsonl")
     assert read("ptx", path) == [DemonstrationRecord((ASK, REPLY), "s")]
-
-
-def test_compressed_lines(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps({"prompt": "你好"}, ensure_ascii=False).encode()))
-    assert read("prompt", str(path)) == [PromptRecord((Message("user", "你好"),), "s")]
-
-
-@pytest.mark.parametrize("name", ["data.json", "data.json.gz"])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_json_array(tmp_path: Path, name: str, indent: int | None) -> None:
-    content = json.dumps([{"prompt": "q"}, {"prompt": "r"}], indent=indent).encode()
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    records = read("prompt", str(tmp_path / name))
-    assert records == [PromptRecord((ASK,), "s"), PromptRecord((ASK_MORE,), "s")]
-
-
-def test_json_file_of_lines(write_lines: Writer) -> None:
-    path = write_lines({"prompt": "q"}, {"prompt": "r"}, name="data.json")
-    assert len(read("prompt", path)) == 2
-
-
-def test_byte_order_mark_and_blank_lines_are_no_records(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"prompt": "q"}\r\n\r\n  \n{"prompt": "r"}')
-    assert [r.location for r in read("prompt", str(path))] == [f"{path}:1", f"{path}:4"]
-
-
-def test_parquet(tmp_path: Path) -> None:
-    path = tmp_path / "data.parquet"
-    rows = [{"messages": [CHAT_ASK, CHAT_REPLY]}, {"messages": [CHAT_ASK, CHAT_REPLY]}]
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    records = read("demonstration", str(path))
-    assert records == [DemonstrationRecord((ASK, REPLY), "s")] * 2
-    assert records[1].location == f"{path}:2"
-
-
-def test_folder_is_read_as_a_dataset(tmp_path: Path, write_lines: Writer) -> None:
-    (tmp_path / "folder").mkdir()
-    write_lines({"prompt": "q"}, name="folder/train.jsonl")
-    assert read("prompt", str(tmp_path / "folder")) == [PromptRecord((ASK,), "s")]
 
 
 def test_format_may_be_named(write_lines: Writer) -> None:

@@ -12,18 +12,17 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from lit_rlhf.data.examples import ExampleDataset
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.samplers import FixedBatchSampler, TokenBudgetBatchSampler
 
 
-def collated(items: list[int]) -> Tensor:
+def collate(items: list[int]) -> Tensor:
     return torch.tensor(items)
 
 
 def make_loader(size: int = 10, workers: int = 0, **settings: Any) -> ResumableLoader[Tensor]:
     sampler = FixedBatchSampler(size, 2, seed=5, **settings)
-    return ResumableLoader(ExampleDataset(range(size)), sampler, collated, workers)
+    return ResumableLoader(range(size), sampler, collate, workers)
 
 
 class Recorder(LightningModule):
@@ -137,7 +136,7 @@ def test_validation_and_prediction_take_every_batch(tmp_path: Path) -> None:
 
 def test_token_budget_loader_runs_under_lightning(tmp_path: Path) -> None:
     sampler = TokenBudgetBatchSampler([4] * 6 + [12] * 3, 12)
-    loader = ResumableLoader(ExampleDataset(range(9)), sampler, collated)
+    loader = ResumableLoader(range(9), sampler, collate)
     module = Recorder()
     trainer(tmp_path, max_epochs=2, enable_checkpointing=False).fit(module, loader)
     assert len(module.seen) == 2 * len(loader) == 10
@@ -149,10 +148,9 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 warnings.simplefilter("ignore")
 from lightning.pytorch import LightningDataModule
-from lit_rlhf.data.examples import ExampleDataset
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.samplers import TokenBudgetBatchSampler
-from tests.data.test_loader import Recorder, collated, trainer
+from tests.data.test_loader import Recorder, collate, trainer
 
 class Data(LightningDataModule):
     def train_dataloader(self):
@@ -160,7 +158,7 @@ class Data(LightningDataModule):
             [4] * 12 + [12] * 5, 12, num_replicas=self.trainer.world_size,
             rank=self.trainer.global_rank,
         )
-        return ResumableLoader(ExampleDataset(range(17)), sampler, collated)
+        return ResumableLoader(range(17), sampler, collate)
 
 folder = Path(sys.argv[1])
 module = Recorder()
@@ -172,6 +170,7 @@ run.fit(module, datamodule=Data())
 """
 
 
+@pytest.mark.slow  # starts a process that imports Lightning and forks
 def test_two_ranks_under_lightnings_default_sampler_setting(tmp_path: Path) -> None:
     """``use_distributed_sampler`` is on; the ranks' batches must not be divided a second time."""
     root = Path(__file__).resolve().parents[2]

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.data.datamodules import PreferenceDataModule
-from lit_rlhf.data.records import RecordKind
-from lit_rlhf.data.sources import DataSource, load_records
+from lit_rlhf.data import DataSource, PreferenceDataModule, RecordKind, load_records
 from tests.data.tiny_tokenizers import tiny_tokenizer
 
 EMPTY = "empty assistant turn"
@@ -85,6 +83,7 @@ def test_every_file_is_in_the_tables(shared_data: Path) -> None:
     assert {str(path.relative_to(shared_data)) for path in shared_data.rglob("*.gz")} == known
 
 
+@pytest.mark.slow
 def test_hh_pairs_become_batches(shared_data: Path) -> None:
     source = DataSource(str(shared_data / "hh_rlhf/harmless_base_test.jsonl.gz"))
     data = PreferenceDataModule(

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from lit_rlhf.data.records import Message, PromptRecord
-from lit_rlhf.data.sources import DataSource, load_records, weighted_records
-from lit_rlhf.data.splits import prompt_of, split_records
+from lit_rlhf.data.sources import (
+    DataSource,
+    load_records,
+    prompt_of,
+    repeat_by_weight,
+    split_records,
+)
 
 Writer = Callable[..., str]
 
@@ -22,31 +27,32 @@ def prompts(n: int, source: str = "s") -> list[PromptRecord]:
     [(1.0, {1: 10}), (3.0, {3: 10}), (0.3, {1: 3}), (2.5, {2: 5, 3: 5})],
 )
 def test_weight_is_a_multiple_of_the_size(weight: float, counts: dict[int, int]) -> None:
-    mixed = weighted_records(prompts(10), [DataSource("x", weight, name="s")], seed=0)
+    mixed = repeat_by_weight(prompts(10), [DataSource("x", weight, name="s")], seed=0)
     assert Counter(Counter(mixed).values()) == counts
 
 
 def test_weights_hold_per_source() -> None:
     sources = [DataSource("x", 0.5, name="a"), DataSource("y", 2, name="b")]
-    mixed = weighted_records(prompts(10, "a") + prompts(10, "b"), sources, seed=0)
+    mixed = repeat_by_weight(prompts(10, "a") + prompts(10, "b"), sources, seed=0)
     assert Counter(record.source for record in mixed) == {"a": 5, "b": 20}
 
 
 def test_drawn_subset_depends_on_the_seed_alone() -> None:
     sources = [DataSource("x", 0.5, name="s")]
-    first, again, other = (weighted_records(prompts(40), sources, seed) for seed in (1, 1, 2))
+    first, again, other = (repeat_by_weight(prompts(40), sources, seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_load_records_mixes(write_lines: Writer) -> None:
+def test_records_are_loaded_once_and_repeated_by_weight(write_lines: Writer) -> None:
     one = write_lines(*[{"prompt": f"a{i}"} for i in range(4)], name="one.jsonl")
     two = write_lines(*[{"prompt": f"b{i}"} for i in range(4)], name="two.jsonl")
     sources = [DataSource(one, 0.5), DataSource(two, 3)]
-    loaded = load_records("prompt", sources, seed=3)
-    assert Counter(record.source for record in loaded.records) == {"one": 2, "two": 12}
+    loaded = load_records("prompt", sources)
+    assert len(loaded.records) == 8
     assert loaded.kept == {"one": 4, "two": 4}
-    assert len(load_records("prompt", sources, apply_weights=False).records) == 8
+    repeated = repeat_by_weight(loaded.records, sources, seed=3)
+    assert Counter(record.source for record in repeated) == {"one": 2, "two": 12}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lit_rlhf.data.templates import CHAT_TEMPLATES, adds_bos, resolved_template
+from lit_rlhf.data.templates import CHAT_TEMPLATES, adds_bos, resolve_template
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
 CHAT = [
@@ -15,7 +15,7 @@ CHAT = [
 
 
 def rendered(tokenizer: PreTrainedTokenizerFast, name: str, turns: int, prompt: bool) -> str:
-    template = resolved_template(name, tokenizer)
+    template = resolve_template(name, tokenizer)
     return str(
         tokenizer.apply_chat_template(
             CHAT[:turns], chat_template=template, tokenize=False, add_generation_prompt=prompt
@@ -52,7 +52,7 @@ def test_system_turn_stands_first_without_a_marker(
     tokenizer: PreTrainedTokenizerFast, name: str
 ) -> None:
     chat = [{"role": "system", "content": "Be kind."}, *CHAT[:1]]
-    template = resolved_template(name, tokenizer)
+    template = resolve_template(name, tokenizer)
     text = tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
     assert str(text).startswith("Be kind.")
 
@@ -82,20 +82,20 @@ def test_markers_are_single_tokens_only_where_the_tokenizer_has_them() -> None:
 
 
 def test_own_template() -> None:
-    assert resolved_template("tokenizer", tiny_tokenizer(chat_template=CHATML)) == CHATML
+    assert resolve_template("tokenizer", tiny_tokenizer(chat_template=CHATML)) == CHATML
 
 
 def test_own_template_among_several() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = {"default": CHATML, "tools": "x"}
-    assert resolved_template("tokenizer", tokenizer) == CHATML
+    assert resolve_template("tokenizer", tokenizer) == CHATML
 
 
 def test_missing_own_template_names_the_built_in_ones(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="'hh', 'paper-en', 'paper-zh'"):
-        resolved_template("tokenizer", tokenizer)
+        resolve_template("tokenizer", tokenizer)
 
 
 def test_unknown_template_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match=r"expected 'tokenizer' or one of 'hh'.*got 'chatml'"):
-        resolved_template("chatml", tokenizer)
+        resolve_template("chatml", tokenizer)

@@ -9,9 +9,19 @@ from typing import get_args
 
 import pytest
 
-from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, Message, load_records
-from lit_rlhf.data.formats import FORMATS, Format, detected_format
-from lit_rlhf.data.readers import FILE_SUFFIXES
+from lit_rlhf.data import (
+    CHAT_TEMPLATES,
+    FILE_SUFFIXES,
+    FORMATS,
+    DataSource,
+    DialogueEncoder,
+    Format,
+    Location,
+    Message,
+    Row,
+    detect_format,
+    load_records,
+)
 from tests.configs.parsing import cli_parser
 from tests.docs.blocks import ROOT, blocks
 from tests.support.tiny_models import tiny_tokenizer
@@ -38,7 +48,8 @@ def test_every_format_has_one_example() -> None:
 
 @pytest.mark.parametrize("format", EXAMPLES)
 def test_an_example_is_taken_for_its_format(format: str) -> None:
-    assert detected_format(json.loads(EXAMPLES[format])) == format
+    row = Row(json.loads(EXAMPLES[format]), Location("data.jsonl", 1))
+    assert detect_format(row) == format
 
 
 @pytest.mark.parametrize("format", EXAMPLES)
@@ -68,7 +79,8 @@ def test_the_table_of_templates_shows_what_they_render(name: str) -> None:
     encoder = DialogueEncoder(tiny_tokenizer(), name, max_length=128)
     question, answer = Message("user", "Name two metals."), Message("assistant", "Iron and zinc.")
     prompt = encoder.encode_prompt([question]).text
-    response = encoder.encode_dialogue([question, answer]).text.removeprefix(prompt)
+    dialogue = encoder.encode_dialogue([question, answer])
+    response = encoder.tokenizer.decode(dialogue.input_ids).removeprefix(prompt)
 
     (row,) = (line for line in TEXT.splitlines() if line.startswith(f"| `{name}` |"))
     cells = [shown(cell) for cell in row.replace("\\|", "\0").split("|")[2:4]]

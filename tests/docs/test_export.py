@@ -112,7 +112,7 @@ def test_the_papers_reward_model(page: Path) -> None:
     (command,) = typed("downloads/reward_en")
     main([word if word != "bfloat16" else "float32" for word in command])
     contract = TextContract.load("runs/reward_en")
-    assert contract.rendered(({"role": "user", "content": "a"},)) == f"Human:a{contract.eos_token}"
+    assert contract.render(({"role": "user", "content": "a"},)) == f"Human:a{contract.eos_token}"
     expected = scores("runs/quickstart/reward")
     torch.testing.assert_close(scores("runs/reward_en"), expected, rtol=1e-4, atol=1e-5)
 

@@ -31,7 +31,7 @@ def executed(word: str) -> dict[str, Any]:
 def score(folder: str | Path, dialogue: tuple[Message, ...]) -> float:
     """Score of a dialogue that the model's own template renders."""
     encoder = DialogueEncoder(load_tokenizer(folder), max_length=128)
-    ids = torch.tensor([encoder.encode_dialogue(dialogue).input_ids])
+    ids = encoder.encode_dialogue(dialogue).input_ids.long().unsqueeze(0)
     model = load_scalar_model(folder)
     with torch.no_grad():
         return float(sequence_scores(model, ids, torch.ones_like(ids, dtype=torch.bool))[0])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.data import DataSource, Message, load_records, parsed_prompts
+from lit_rlhf.data import DataSource, Message, load_records, parse_prompts
 from lit_rlhf.evaluation import Generation, generate_from_models, load_encoder, write_json_lines
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions
@@ -38,7 +38,7 @@ def echoed(
 
 
 def generated(folders: Folders, *models: str, **options: Any) -> Generation:
-    return generate_from_models(models, parsed_prompts(QUESTIONS), FEW, **options)
+    return generate_from_models(models, parse_prompts(QUESTIONS), FEW, **options)
 
 
 def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(
@@ -122,7 +122,7 @@ def test_a_shortened_prompt_is_counted_and_kept_whole_beside_what_was_fed(
     folders: Folders,
 ) -> None:
     turns = "\n\nHuman: one\n\nAssistant: two\n\nHuman: three"
-    prompts = parsed_prompts([turns, "hi"])
+    prompts = parse_prompts([turns, "hi"])
 
     result = generate_from_models([folders.sft], prompts, FEW, max_prompt_length=20)
 
@@ -184,7 +184,7 @@ def test_a_model_is_not_shown_text_in_another_way_than_in_its_training(folders: 
 def test_models_may_have_templates_of_their_own(folders: Folders, tmp_path: Path) -> None:
     other = write_policy(tmp_path / "other", template="paper-en")
 
-    result = generate_from_models([folders.sft, other], parsed_prompts(["hi"]), FEW)
+    result = generate_from_models([folders.sft, other], parse_prompts(["hi"]), FEW)
 
     assert [response.prompt_text for response in result.responses] == [
         "\n\nHuman: hi\n\nAssistant:",

@@ -61,7 +61,7 @@ def rows(root: Path, chosen: bool) -> list[tuple[list[int], int]]:
     for prompt, good, bad in PAIRS:
         turns = [Message("user", prompt), Message("assistant", good if chosen else bad)]
         encoded = encoder.encode_dialogue(turns)
-        found.append((encoded.input_ids, sum(encoded.completion_mask)))
+        found.append((encoded.input_ids.tolist(), int(encoded.completion_mask.sum())))
     return found
 
 

@@ -141,7 +141,7 @@ def first_batch(data: RecordDataModule, root: Path) -> Any:
     """The training rows of a datamodule as one batch, in the order of the file."""
     data.tokenizer = load_tokenizer(str(root / "policy"))
     data.setup("fit")
-    return next(iter(data.loader("train", shuffle=False)))
+    return next(iter(data.make_loader("train", shuffle=False)))
 
 
 def ppo_options(root: Path, **options: Any) -> dict[str, Any]:

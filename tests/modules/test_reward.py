@@ -235,7 +235,7 @@ def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(roo
         said = encoder.encode_dialogue([Message("user", question), Message("assistant", answer)])
         real = prompted.attention_mask[row]
         prompt = prompted.input_ids[row][real]
-        response = torch.tensor(said.input_ids)[len(prompt) :]
+        response = said.input_ids.long()[len(prompt) :]
         rollouts = RolloutBatch(
             prompted.input_ids[row : row + 1],
             prompted.attention_mask[row : row + 1],

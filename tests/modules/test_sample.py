@@ -132,7 +132,7 @@ def test_a_dialogue_and_a_plain_text_are_rendered_as_in_a_data_file(root: Path) 
     data: RecordDataModule = prompts(root)
     data.tokenizer = tiny_tokenizer()
     data.setup("fit")
-    in_the_file = next(iter(data.loader("val", shuffle=False)))
+    in_the_file = next(iter(data.make_loader("val", shuffle=False)))
     plain = encode_prompts(["hi", "how are you today"], encoder)
     assert in_the_file.texts[:2] == plain.texts
 

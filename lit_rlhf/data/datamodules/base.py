@@ -1,4 +1,4 @@
-"""What the datamodules share: reading, splitting, encoding, counting and loading."""
+"""Base of the datamodules: reading, splitting, encoding, counting and loading."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -7,21 +7,29 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_only
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from lit_rlhf.data.encoding import DialogueEncoder
-from lit_rlhf.data.examples import EncodingCounts, encoded_examples
+from lit_rlhf.data.encoding import DialogueEncoder, EncodingCounts, encode_records
 from lit_rlhf.data.loader import ResumableLoader
-from lit_rlhf.data.logs import log_on_rank_zero
-from lit_rlhf.data.readers import hub_rows, is_file_path
-from lit_rlhf.data.records import Record, RecordKind
-from lit_rlhf.data.sources import DataSource, LoadedRecords, load_records, weighted_records
-from lit_rlhf.data.splits import prompt_of, split_records
+from lit_rlhf.data.readers import is_file_path
+from lit_rlhf.data.records import Record, RecordKind, describe_bad_records
+from lit_rlhf.data.sources import (
+    DataSource,
+    LoadedRecords,
+    OnBadRecord,
+    load_records,
+    prompt_of,
+    repeat_by_weight,
+    split_records,
+)
 
 Part = Literal["train", "val", "test"]
 
-_LOGGER = logging.getLogger(__name__)
-_PARTS: dict[str | None, tuple[Part, ...]] = {
+_log_info = rank_zero_only(logging.getLogger(__name__).info)
+_log_warning = rank_zero_only(logging.getLogger(__name__).warning)
+
+_PARTS_OF_STAGE: dict[str | None, tuple[Part, ...]] = {
     "fit": ("train", "val"),
     "validate": ("val",),
     "test": ("test",),
@@ -31,36 +39,38 @@ _PARTS: dict[str | None, tuple[Part, ...]] = {
 
 
 class RecordDataModule(LightningDataModule, ABC):
-    """Base of the datamodules: records from sources, tokenized in ``setup``.
+    """Base of the datamodules: records of data sources, encoded in `setup`.
 
     Args:
         train_sources: Training data.
-        val_sources: Validation data; default: ``val_fraction`` of the training prompts.
-        test_sources: Test data; default: ``test_fraction`` of the training prompts.
+        val_sources: Validation data; default: `val_fraction` of the training prompts.
+        test_sources: Test data; default: `test_fraction` of the training prompts.
         val_fraction: Share of the training prompts held out for validation.
         test_fraction: Share of the training prompts held out for test.
         seed: Seed of splits, weights and the order of the data.
-        tokenizer: Path or hub id of a tokenizer, or a tokenizer; default: the ``tokenizer``
+        tokenizer: Path or hub id of a tokenizer, or a tokenizer; default: the `tokenizer`
             attribute of the module that is trained.
-        chat_template: ``"tokenizer"`` for the tokenizer's own template, or ``"hh"``,
-            ``"paper-en"``, ``"paper-zh"``.
-        max_length: Longest dialogue, or ptx example, in tokens, EOS counted.
-        max_prompt_length: Longest prompt in tokens; default ``max_length``.
-        num_workers: Processes that collate batches; 0 collates in the training process.
-        on_bad_record: ``"error"`` stops at the first bad record and names its file and line,
-            ``"skip"`` counts bad records.
+        chat_template: `"tokenizer"` for the tokenizer's own template, or `"hh"`, `"paper-en"`,
+            `"paper-zh"`.
+        max_length: Longest dialogue or ptx example in tokens, including EOS.
+        max_prompt_length: Longest prompt in tokens; default `max_length`.
+        num_workers: Worker processes that collate batches; 0 collates in the training process.
+        on_bad_record: `"error"` raises at the first bad record with its file and line, `"skip"`
+            counts bad records.
 
     Attributes:
-        encoder: The encoder, after ``setup``.
-        source_names: Names of all sources, which the source indices of batches point into.
-        loaded: What was read from the sources of each part, after ``setup``.
-        counts: What encoding left out, after ``setup``.
+        encoder: The encoder, after `setup`.
+        source_names: Names of all sources; the source indices of batches refer to them.
+        loaded: The records and counts of each part, after `setup`.
+        counts: Counts of what encoding left out, after `setup`.
+        examples: The encoded examples of each part, after `setup`.
 
     Raises:
         ValueError: If both sources and a fraction are given for validation or for test.
     """
 
     kind: ClassVar[RecordKind]
+    """The kind of records to read."""
 
     def __init__(
         self,
@@ -75,7 +85,7 @@ class RecordDataModule(LightningDataModule, ABC):
         max_length: int = 512,
         max_prompt_length: int | None = None,
         num_workers: int = 0,
-        on_bad_record: Literal["error", "skip"] = "error",
+        on_bad_record: OnBadRecord = "error",
     ) -> None:
         super().__init__()
         for name, own, fraction in (
@@ -99,12 +109,12 @@ class RecordDataModule(LightningDataModule, ABC):
         self.max_length = max_length
         self.max_prompt_length = max_prompt_length
         self.num_workers = num_workers
-        self.on_bad_record = on_bad_record
+        self.on_bad_record: OnBadRecord = on_bad_record
         self.source_names = list(
             dict.fromkeys(source.label for part in self.sources.values() for source in part)
         )
         self.encoder: DialogueEncoder | None = None
-        self.loaded: dict[str, LoadedRecords] = {}
+        self.loaded: dict[str, LoadedRecords[Any]] = {}
         self.counts = EncodingCounts()
         self.examples: dict[Part, list[Any]] = {}
         self._records: dict[Part, list[Record]] | None = None
@@ -121,83 +131,87 @@ class RecordDataModule(LightningDataModule, ABC):
 
     @property
     def dropped_records(self) -> Counter[str]:
-        """Records left out in encoding, by reason."""
+        """Records that encoding left out, by reason."""
         return self.counts.dropped_records
 
     @property
     def skipped_records(self) -> Counter[str]:
-        """Bad records skipped in reading, by reason."""
+        """Bad records that reading skipped, by reason."""
         return sum((loaded.skipped for loaded in self.loaded.values()), Counter())
 
     @abstractmethod
-    def encoded(self, record: Any, counts: EncodingCounts) -> list[Any]:  # noqa: ANN401
+    def encode_record(self, record: Any) -> Sequence[Any]:  # noqa: ANN401 - of the subclass's kind
         """Encode one record.
 
         Args:
             record: A record of the datamodule's kind.
-            counts: Counts that are added to.
 
         Returns:
             Its examples.
+
+        Raises:
+            EncodingError: If the record cannot be encoded.
         """
 
     @abstractmethod
-    def loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
-        """Make the loader of one part.
+    def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
+        """Make the loader of one part for this rank.
 
         Args:
-            part: ``"train"``, ``"val"`` or ``"test"``.
-            shuffle: Draw a new order every epoch.
+            part: `"train"`, `"val"` or `"test"`.
+            shuffle: Draw a new order in every epoch.
 
         Returns:
-            The loader of this rank.
+            The loader.
         """
 
     def prepare_data(self) -> None:
         """Download hub datasets, once per machine."""
-        for source in self._all_sources():
-            if not is_file_path(source.path):
-                next(hub_rows(source.path, source.split, source.subset, source.data_dir), None)
+        for part in self.sources.values():
+            for source in part:
+                if not is_file_path(source.path):
+                    next(source.read_rows(), None)
 
     def setup(self, stage: str | None = None) -> None:
-        """Read, split and encode what a stage needs; what is there already stays.
+        """Read, split and encode the parts of a stage, except those that are encoded already.
 
         Args:
-            stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"`` or None for all.
+            stage: `"fit"`, `"validate"`, `"test"`, `"predict"`, or None for all parts.
 
         Raises:
-            RecordError: If a record cannot be used and ``on_bad_record`` is ``"error"``.
+            RecordError: If a record cannot be used and `on_bad_record` is `"error"`.
             ValueError: If a part is left without examples.
         """
         if self.encoder is None:
             self.encoder = DialogueEncoder(
-                self._tokenizer(), self.chat_template, self.max_length, self.max_prompt_length
+                self._load_tokenizer(), self.chat_template, self.max_length, self.max_prompt_length
             )
         if self._records is None:
-            self._records = self._read()
-        for part in _PARTS[stage]:
+            self._records = self._read_parts()
+        for part in _PARTS_OF_STAGE[stage]:
             records = self._records[part]
             if part in self.examples or not records:
                 continue
-            self.examples[part] = encoded_examples(
-                records, self.encoded, self.counts, self.on_bad_record
+            self.examples[part] = encode_records(
+                records, self.encode_record, self.counts, self.on_bad_record
             )
             if not self.examples[part]:
                 raise ValueError(
                     f"{part}: no example is left of {len(records)} records; left out: "
                     f"{dict(self.counts.dropped_records)}"
                 )
-            self._log(f"{part}: {len(self.examples[part])} examples of {len(records)} records")
+            _log_info(f"{part}: {len(self.examples[part])} examples of {len(records)} records")
         self._log_counts()
 
     def train_dataloader(self) -> ResumableLoader[Any]:
         """Loader of the training examples."""
-        overfit = getattr(self.trainer, "overfit_batches", 0) > 0  # the same batches every epoch
-        return self.loader("train", shuffle=not overfit)
+        # Trainer(overfit_batches=...) needs the same batches in every epoch.
+        overfit = getattr(self.trainer, "overfit_batches", 0) > 0
+        return self.make_loader("train", shuffle=not overfit)
 
     def val_dataloader(self) -> ResumableLoader[Any] | list[Any]:
-        """Loader of the validation examples; nothing if there are none."""
-        return self.loader("val", shuffle=False) if "val" in self.examples else []
+        """Loader of the validation examples; an empty list if there are none."""
+        return self.make_loader("val", shuffle=False) if "val" in self.examples else []
 
     def test_dataloader(self) -> ResumableLoader[Any]:
         """Loader of the test examples.
@@ -206,18 +220,22 @@ class RecordDataModule(LightningDataModule, ABC):
             ValueError: If there are none.
         """
         if "test" not in self.examples:
-            raise ValueError("test_sources, test_fraction: expected one of them for testing")
-        return self.loader("test", shuffle=False)
+            raise ValueError(
+                "test_sources, test_fraction: expected one of them for testing, got neither"
+            )
+        return self.make_loader("test", shuffle=False)
 
     def predict_dataloader(self) -> ResumableLoader[Any]:
-        """Loader of the validation examples, which predictions are made for.
+        """Loader of the validation examples, for which predictions are made.
 
         Raises:
             ValueError: If there are none.
         """
         if "val" not in self.examples:
-            raise ValueError("val_sources, val_fraction: expected one of them for predicting")
-        return self.loader("val", shuffle=False)
+            raise ValueError(
+                "val_sources, val_fraction: expected one of them for predicting, got neither"
+            )
+        return self.make_loader("val", shuffle=False)
 
     @property
     def num_replicas(self) -> int:
@@ -226,23 +244,20 @@ class RecordDataModule(LightningDataModule, ABC):
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
+        """Rank of this process."""
         return 0 if self.trainer is None else int(self.trainer.global_rank)
 
-    def built_encoder(self) -> DialogueEncoder:
+    def require_encoder(self) -> DialogueEncoder:
         """The encoder.
 
         Raises:
-            RuntimeError: Before ``setup``.
+            RuntimeError: Before `setup`.
         """
         if self.encoder is None:
-            raise RuntimeError("encoder: setup() has not been called")
+            raise RuntimeError("encoder: expected one, got none; call setup() first")
         return self.encoder
 
-    def _all_sources(self) -> list[DataSource]:
-        return [source for part in self.sources.values() for source in part]
-
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
+    def _load_tokenizer(self) -> PreTrainedTokenizerBase:
         tokenizer = self.tokenizer
         if tokenizer is None:
             module = None if self.trainer is None else self.trainer.lightning_module
@@ -256,41 +271,37 @@ class RecordDataModule(LightningDataModule, ABC):
             )
         return tokenizer
 
-    def _load(self, part: str, kind: RecordKind, sources: Sequence[DataSource]) -> list[Record]:
-        self.loaded[part] = load_records(
-            kind, sources, self.on_bad_record, self.seed, apply_weights=False
-        )
+    def _load_part(
+        self, part: str, kind: RecordKind, sources: Sequence[DataSource]
+    ) -> list[Record]:
+        self.loaded[part] = load_records(kind, sources, self.on_bad_record)
         return self.loaded[part].records
 
-    def _read(self) -> dict[Part, list[Record]]:
+    def _read_parts(self) -> dict[Part, list[Record]]:
         records: dict[Part, list[Record]] = {}
-        train = self._load("train", self.kind, self.sources["train"])
+        train = self._load_part("train", self.kind, self.sources["train"])
         if self.val_fraction or self.test_fraction:
             splits = split_records(train, self.val_fraction, self.test_fraction, self.seed)
             train, records["val"], records["test"] = splits
         for part in ("val", "test"):
             if self.sources[part]:
-                records[part] = self._load(part, self.kind, self.sources[part])
+                records[part] = self._load_part(part, self.kind, self.sources[part])
         held_out = {prompt_of(r) for part in ("val", "test") for r in records.get(part, [])}
         shared = sum(prompt_of(record) in held_out for record in train)
         if shared:
-            self._log(f"{shared} training records have prompts that are also held out", warn=True)
-        records["train"] = weighted_records(train, self.sources["train"], self.seed)
+            _log_warning(f"{shared} training records have prompts that are also held out")
+        # After the split, so that no held-out record is repeated.
+        records["train"] = repeat_by_weight(train, self.sources["train"], self.seed)
         return {part: records.get(part, []) for part in self.sources}
 
     def _log_counts(self) -> None:
         counts = self.counts
         if counts.dropped_turns or counts.cut_prompts:
-            self._log(
+            _log_warning(
                 f"dropped the {counts.dropped_turns} oldest turns of {counts.shortened} dialogues "
                 f"and cut {counts.cut_prompts} prompts on the left to fit max_length="
-                f"{self.max_length}",
-                warn=True,
+                f"{self.max_length}"
             )
         if counts.dropped_records:
-            reasons = ", ".join(f"{n} x {why}" for why, n in counts.dropped_records.most_common())
-            shown = "\n  ".join(counts.examples)
-            self._log(f"left out records: {reasons}; the first ones:\n  {shown}", warn=True)
-
-    def _log(self, message: str, warn: bool = False) -> None:
-        log_on_rank_zero(_LOGGER, logging.WARNING if warn else logging.INFO, message)
+            described = describe_bad_records(counts.dropped_records, counts.examples)
+            _log_warning(f"left out records: {described}")

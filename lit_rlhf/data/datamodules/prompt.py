@@ -1,43 +1,45 @@
-"""Prompts for PPO, each with a pretraining example where wanted."""
+"""The datamodule of PPO: prompts, each with a pretraining example if there is a ptx loss."""
 
+import logging
 from functools import partial
 from typing import Any, ClassVar
 
-from lit_rlhf.data.batches import PromptBatch
+from lightning.pytorch.utilities import rank_zero_only
+
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
-from lit_rlhf.data.examples import (
-    EncodingCounts,
+from lit_rlhf.data.dataset import (
+    PromptBatch,
     PromptDataset,
     PromptExample,
     TokenExample,
-    collated_prompts,
-    encoded_examples,
-    prompt_examples,
-    ptx_examples,
+    collate_prompts,
 )
+from lit_rlhf.data.encoding import encode_records
 from lit_rlhf.data.loader import ResumableLoader
-from lit_rlhf.data.records import PromptRecord, RecordKind
+from lit_rlhf.data.records import DemonstrationRecord, PromptRecord, RecordKind, TextRecord
 from lit_rlhf.data.samplers import FixedBatchSampler, PairedBatchSampler
-from lit_rlhf.data.sources import DataSource, weighted_records
+from lit_rlhf.data.sources import DataSource, repeat_by_weight
 
-_PTX_STREAM = 1  # keeps the order of the ptx examples apart from that of the prompts
+_log_info = rank_zero_only(logging.getLogger(__name__).info)
+
+_PTX_STREAM = 1  # the ptx examples have another order than the prompts, with the same seed
 
 
 class PromptDataModule(RecordDataModule):
-    """Yields :class:`~lit_rlhf.data.batches.PromptBatch`: the prompts of one PPO iteration.
+    """Loads `PromptBatch`es, each with the prompts of one PPO iteration.
 
     Training batches are always full. Validation and test batches hold every prompt, in order,
     without ptx examples.
 
     Args:
-        train_sources: Training data of any kind; only prompts are read.
+        train_sources: Training data of any kind; only the prompts are read.
         batch_size: Prompts, and so rollouts, per iteration and rank.
-        samples_per_epoch: Prompts per epoch over all ranks, so that an epoch is
-            ``samples_per_epoch / (batch_size * ranks)`` iterations, rounded down; the prompts are
-            reshuffled and repeated as needed. Default: every prompt once.
-        ptx_sources: Pretraining data for the ptx term (Eq. 17): plain text, cut into blocks of
-            ``max_length`` tokens, or demonstrations. One example comes with every prompt.
-        **record_options: Arguments of :class:`RecordDataModule`.
+        samples_per_epoch: Prompts per epoch over all ranks. An epoch is then
+            `samples_per_epoch / (batch_size * ranks)` iterations, rounded down, and the prompts are
+            shuffled again and repeated as necessary. Default: every prompt once.
+        ptx_sources: Pretraining data for the ptx loss (Eq. 17): plain text, cut into blocks of
+            `max_length` tokens, or demonstrations. Every prompt comes with one example.
+        **record_options: Arguments of `RecordDataModule`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -61,51 +63,48 @@ class PromptDataModule(RecordDataModule):
         self.ptx_sources = ptx_sources or []
         self.ptx: list[TokenExample] = []
 
-    def encoded(self, record: PromptRecord, counts: EncodingCounts) -> list[PromptExample]:
-        """Encode one prompt.
+    def encode_record(self, record: PromptRecord) -> list[PromptExample]:
+        """Encode a prompt.
 
         Args:
             record: The record.
-            counts: Counts that are added to.
 
         Returns:
             One example.
-        """
-        return prompt_examples(record, self.built_encoder(), counts)
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read, split and encode what a stage needs; for training the ptx data too.
-
-        Args:
-            stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"`` or None for all.
 
         Raises:
-            RecordError: If a record cannot be used and ``on_bad_record`` is ``"error"``.
+            EncodingError: If the record cannot be encoded.
+        """
+        return [self.require_encoder().encode_prompt(record.prompt)]
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read, split and encode the parts of a stage; for training the ptx data too.
+
+        Args:
+            stage: `"fit"`, `"validate"`, `"test"`, `"predict"`, or None for all parts.
+
+        Raises:
+            RecordError: If a record cannot be used and `on_bad_record` is `"error"`.
             ValueError: If a part is left without examples.
         """
         super().setup(stage)
-        for part, examples in self.examples.items():
-            self.examples[part] = [
-                example._replace(index=index) for index, example in enumerate(examples)
-            ]
         if self.ptx_sources and not self.ptx and stage in ("fit", None):
-            records: list[Any] = self._load("ptx", "ptx", self.ptx_sources)
-            records = weighted_records(records, self.ptx_sources, self.seed)
-            encode = partial(_encoded_ptx, encoder=self.built_encoder())
-            self.ptx = encoded_examples(records, encode, self.counts, self.on_bad_record)
+            records: list[Any] = self._load_part("ptx", "ptx", self.ptx_sources)
+            records = repeat_by_weight(records, self.ptx_sources, self.seed)
+            self.ptx = encode_records(records, self._encode_ptx, self.counts, self.on_bad_record)
             if not self.ptx:
                 raise ValueError(f"ptx_sources: no example is left of {len(records)} records")
-            self._log(f"ptx: {len(self.ptx)} examples of {len(records)} records")
+            _log_info(f"ptx: {len(self.ptx)} examples of {len(records)} records")
 
-    def loader(self, part: Part, shuffle: bool) -> ResumableLoader[PromptBatch]:
-        """Make the loader of one part.
+    def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[PromptBatch]:
+        """Make the loader of one part for this rank.
 
         Args:
-            part: ``"train"``, ``"val"`` or ``"test"``.
-            shuffle: Draw a new order every epoch.
+            part: `"train"`, `"val"` or `"test"`.
+            shuffle: Draw a new order in every epoch.
 
         Returns:
-            The loader of this rank.
+            The loader.
         """
         prompts: list[PromptExample] = self.examples[part]
         training = part == "train"
@@ -119,11 +118,11 @@ class PromptDataModule(RecordDataModule):
             samples_per_epoch=self.samples_per_epoch if training else None,
             **ranks,
         )
-        collate = partial(collated_prompts, pad_token_id=self.built_encoder().pad_token_id)
+        collate = partial(collate_prompts, pad_token_id=self.require_encoder().pad_token_id)
         if not training or not self.ptx:
-            dataset = PromptDataset(prompts)
-            return ResumableLoader(dataset, sampler, collate, self.num_workers)
-        partner = FixedBatchSampler(
+            return ResumableLoader(PromptDataset(prompts), sampler, collate, self.num_workers)
+        # An epoch of the prompts decides how many ptx examples are drawn, however many there are.
+        ptx_sampler = FixedBatchSampler(
             len(self.ptx),
             self.batch_size,
             shuffle,
@@ -133,10 +132,12 @@ class PromptDataModule(RecordDataModule):
             stream=_PTX_STREAM,
             **ranks,
         )
-        paired = PairedBatchSampler(sampler, partner)
+        paired = PairedBatchSampler(sampler, ptx_sampler)
         dataset = PromptDataset(prompts, self.ptx)
         return ResumableLoader(dataset, paired, collate, self.num_workers)
 
-
-def _encoded_ptx(record: Any, counts: EncodingCounts, encoder: Any) -> list[TokenExample]:  # noqa: ANN401
-    return ptx_examples(record, encoder, counts)
+    def _encode_ptx(self, record: TextRecord | DemonstrationRecord) -> list[TokenExample]:
+        encoder = self.require_encoder()
+        if isinstance(record, TextRecord):
+            return encoder.encode_text(record.text)
+        return [encoder.encode_dialogue(record.messages)]

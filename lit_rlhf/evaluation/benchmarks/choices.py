@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_rlhf.data import RecordError
-from lit_rlhf.data.readers import file_rows
-from lit_rlhf.data.rows import FieldError, Row, string_field
+from lit_rlhf.data import Location, RecordError, Row, read_file
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -59,15 +57,12 @@ def read_questions(path: str) -> list[ChoiceQuestion]:
             the field.
     """
     questions = []
-    for line, value in file_rows(path):
-        if isinstance(value, RecordError):
-            raise value
-        try:
-            questions.append(_question(value))
-        except FieldError as error:
-            raise RecordError(path, line, error.reason, error.field, error.detail) from error
+    for row in read_file(path):
+        if isinstance(row, RecordError):
+            raise row
+        questions.append(_question(row))
     if not questions:
-        raise RecordError(path, 0, "no question")
+        raise RecordError(Location(path), "no question")
     return questions
 
 
@@ -111,28 +106,28 @@ def _letters(record: Mapping[str, Any]) -> list[str]:
 
 
 def _question(row: Row) -> ChoiceQuestion:
-    question = string_field(row, "question")
+    question = row.read_string("question")
     choices = row.get("choices")
     if choices is None:
-        raise FieldError("choices", "missing", "expected a list of two or more texts")
+        raise row.error("choices", "missing", "expected a list of two or more texts")
     if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
-        raise FieldError("choices", "not a list of texts", repr(choices)[:80])
+        raise row.error("choices", "not a list of texts", repr(choices)[:80])
     if not 2 <= len(choices) <= len(LETTERS):
-        raise FieldError("choices", f"not 2 to {len(LETTERS)} of them", str(len(choices)))
+        raise row.error("choices", f"not 2 to {len(LETTERS)} of them", str(len(choices)))
     subject = row.get("subject")
     if not isinstance(subject, str | None):
-        raise FieldError("subject", "not a string", type(subject).__name__)
+        raise row.error("subject", "not a string", type(subject).__name__)
     return ChoiceQuestion(question, tuple(choices), _answer(row, len(choices)), subject or "")
 
 
 def _answer(row: Row, n_choices: int) -> int:
     answer = row.get("answer")
     if answer is None:
-        raise FieldError("answer", "missing", "expected a letter, or the place counted from 0")
+        raise row.error("answer", "missing", "expected a letter, or the place counted from 0")
     if isinstance(answer, str) and answer.strip().upper() in tuple(LETTERS):
         answer = LETTERS.index(answer.strip().upper())
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < n_choices:
-        raise FieldError(
+        raise row.error(
             "answer",
             "not one of the choices",
             f"expected a letter up to {LETTERS[n_choices - 1]} or a place from 0 to "

@@ -71,7 +71,8 @@ class Speaker:
         """
         turns = [*self.messages, Message("user", content)]
         prompt = self.encoder.encode_prompt(turns)
-        response = stream_response(self.model, self.encoder, prompt.input_ids, sampling, seed, show)
+        ids = prompt.input_ids.tolist()
+        response = stream_response(self.model, self.encoder, ids, sampling, seed, show)
         if response.text or not response.stopped:
             # its letters alone, not as the token, would make the dialogue one that has no encoding
             said = response.text.partition(self.encoder.eos_token)[0].strip()

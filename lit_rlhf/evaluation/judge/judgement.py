@@ -10,7 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from lit_rlhf.data import DataSource, PreferenceRecord, load_records
+from lit_rlhf.data import DataSource, load_records
 from lit_rlhf.evaluation.judge.client import Answer, JudgeOptions
 from lit_rlhf.evaluation.judge.judge import Judge, Pair, Usage
 from lit_rlhf.evaluation.judge.messages import Criterion
@@ -194,13 +194,9 @@ def read_labelled_pairs(criterion: Criterion, path: str, limit: int) -> list[Pai
     Raises:
         RecordError: If the file cannot be used.
     """
-    records = load_records(
-        "preference", [DataSource(path)], on_bad_record="skip", apply_weights=False
-    ).records
+    records = load_records("preference", [DataSource(path)], on_bad_record="skip").records
     return [
-        Pair(criterion, record.prompt, record.chosen, record.rejected)
-        for record in records[:limit]
-        if isinstance(record, PreferenceRecord)  # the kind that was asked for
+        Pair(criterion, record.prompt, record.chosen, record.rejected) for record in records[:limit]
     ]
 
 

@@ -229,7 +229,7 @@ def _mistakes(pairs: ScoredPairs, differences: NDArray[np.float64], limit: int) 
     return [
         Mistake(
             source=pairs.records[row].source,
-            location=pairs.records[row].location,
+            location=str(pairs.records[row].location),
             prompt=pairs.records[row].prompt,
             chosen=pairs.records[row].chosen,
             rejected=pairs.records[row].rejected,

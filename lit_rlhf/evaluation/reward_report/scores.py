@@ -17,17 +17,14 @@ from torch import Tensor, nn
 from lit_rlhf.data import (
     DataSource,
     DialogueEncoder,
+    EncodingCounts,
     OnBadRecord,
+    PreferenceExample,
     PreferenceRecord,
     TokenBatch,
+    collate_preferences,
+    encode_records,
     load_records,
-)
-from lit_rlhf.data.examples import (
-    EncodingCounts,
-    PreferenceExample,
-    collated_preferences,
-    encoded_examples,
-    preference_examples,
 )
 from lit_rlhf.evaluation.loading import load_policy, load_shared_encoder
 from lit_rlhf.evaluation.output import progress_bar
@@ -123,7 +120,7 @@ def scored_pairs(
     options, device = options or ModelOptions(), device or torch.device("cpu")
     folders = [model] if language_model is None else [model, language_model]
     encoder = load_shared_encoder(folders, chat_template, max_length, options)
-    loaded = load_records("preference", sources, on_bad_record, apply_weights=False)
+    loaded = load_records("preference", sources, on_bad_record)
     counts = EncodingCounts()
     pairs = _encoded(_first(loaded.records, max_pairs), encoder, counts, on_bad_record)
     if not pairs:
@@ -152,12 +149,11 @@ def scored_pairs(
     )
 
 
-def _first(records: Sequence[object], limit: int | None) -> list[PreferenceRecord]:
+def _first(records: Sequence[PreferenceRecord], limit: int | None) -> list[PreferenceRecord]:
     """The first records of each source."""
     seen: Counter[str] = Counter()
     kept = []
     for record in records:
-        assert isinstance(record, PreferenceRecord)
         seen[record.source] += 1
         if limit is None or seen[record.source] <= limit:
             kept.append(record)
@@ -171,14 +167,15 @@ def _encoded(
     on_bad_record: OnBadRecord,
 ) -> list[tuple[PreferenceRecord, PreferenceExample]]:
     """The pairs that fit, each with its record."""
-    names = list(dict.fromkeys(record.source for record in records))
+    kept = []
 
-    def encode(
-        record: PreferenceRecord, counts: EncodingCounts
-    ) -> list[tuple[PreferenceRecord, PreferenceExample]]:
-        return [(record, e) for e in preference_examples(record, encoder, names, counts)]
+    def encode(record: PreferenceRecord) -> list[PreferenceExample]:
+        example = encoder.encode_pair(record.prompt, record.chosen, record.rejected)
+        kept.append(record)
+        return [example]
 
-    return encoded_examples(records, encode, counts, on_bad_record)
+    examples = encode_records(records, encode, counts, on_bad_record)
+    return list(zip(kept, examples, strict=True))
 
 
 def _readers(
@@ -228,7 +225,7 @@ def _measured(
     lengths = [len(e.chosen.input_ids) + len(e.rejected.input_ids) for e in examples]
     with progress_bar("pairs scored", len(examples)) as progress:
         for rows in batch_by_length(lengths, batch_size):
-            batch = collated_preferences([examples[row] for row in rows], encoder.pad_token_id)
+            batch = collate_preferences([examples[row] for row in rows], encoder.pad_token_id)
             chosen, rejected = (
                 TokenBatch(*(part.to(device) for part in side))
                 for side in (batch.chosen, batch.rejected)

@@ -23,7 +23,7 @@ def encoder() -> DialogueEncoder:
 
 @pytest.fixture
 def prompt(encoder: DialogueEncoder) -> list[int]:
-    return encoder.encode_prompt([Message("user", "name three metals")]).input_ids
+    return encoder.encode_prompt([Message("user", "name three metals")]).input_ids.tolist()
 
 
 @pytest.fixture

@@ -1,0 +1,190 @@
+"""The datamodules of supervised fine-tuning and of reward model training."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+from lit_rlhf.data.datamodules.base import Part, RecordDataModule
+from lit_rlhf.data.dataset import (
+    PreferenceExample,
+    TokenExample,
+    collate_preferences,
+    collate_tokens,
+)
+from lit_rlhf.data.encoding import TrainOn
+from lit_rlhf.data.loader import ResumableLoader
+from lit_rlhf.data.records import DemonstrationRecord, PreferenceRecord, RecordKind
+from lit_rlhf.data.samplers import EpochBatchSampler, FixedBatchSampler, TokenBudgetBatchSampler
+from lit_rlhf.data.sources import DataSource
+
+
+class DynamicBatchDataModule(RecordDataModule):
+    """Base of the datamodules that can fill batches by tokens instead of examples (Section 4.2).
+
+    Args:
+        train_sources: Training data.
+        batch_size: Examples per batch and rank; not used with `tokens_per_batch`.
+        tokens_per_batch: Tokens per batch and rank, including padding (Section 4.2). For a pair,
+            the tokens of both responses with their prompts count. Default: batches of `batch_size`
+            examples.
+        min_samples: Minimum number of examples per batch, with `tokens_per_batch`.
+        max_samples: Maximum number of examples per batch, with `tokens_per_batch`.
+        **record_options: Arguments of `RecordDataModule`.
+
+    Raises:
+        ValueError: If `min_samples` or `max_samples` is given without `tokens_per_batch`.
+    """
+
+    collate: ClassVar[Callable[..., Any]]
+    """Makes a batch from a list of examples and `pad_token_id`."""
+
+    def __init__(
+        self,
+        train_sources: list[DataSource],
+        batch_size: int = 8,
+        tokens_per_batch: int | None = None,
+        min_samples: int = 1,
+        max_samples: int | None = None,
+        **record_options: Any,
+    ) -> None:
+        super().__init__(train_sources, **record_options)
+        if tokens_per_batch is None and (min_samples, max_samples) != (1, None):
+            raise ValueError(
+                "tokens_per_batch: expected a number where min_samples or max_samples is given, "
+                "got None"
+            )
+        self.batch_size = batch_size
+        self.tokens_per_batch = tokens_per_batch
+        self.min_samples = min_samples
+        self.max_samples = max_samples
+
+    @abstractmethod
+    def count_tokens(self, example: Any) -> int:  # noqa: ANN401 - of the subclass's kind
+        """Count the tokens of an example.
+
+        Args:
+            example: The example.
+
+        Returns:
+            Its share of `tokens_per_batch`.
+        """
+
+    def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
+        """Make the loader of one part for this rank.
+
+        Args:
+            part: `"train"`, `"val"` or `"test"`.
+            shuffle: Draw a new order in every epoch.
+
+        Returns:
+            The loader.
+        """
+        examples = self.examples[part]
+        sampler: EpochBatchSampler
+        if self.tokens_per_batch is None:
+            sampler = FixedBatchSampler(
+                len(examples),
+                self.batch_size,
+                shuffle,
+                self.seed,
+                num_replicas=self.num_replicas,
+                rank=self.rank,
+            )
+        else:
+            sampler = TokenBudgetBatchSampler(
+                [self.count_tokens(example) for example in examples],
+                self.tokens_per_batch,
+                self.min_samples,
+                self.max_samples,
+                shuffle,
+                self.seed,
+                num_replicas=self.num_replicas,
+                rank=self.rank,
+            )
+        collate = partial(self.collate, pad_token_id=self.require_encoder().pad_token_id)
+        return ResumableLoader(examples, sampler, collate, self.num_workers)
+
+
+class DemonstrationDataModule(DynamicBatchDataModule):
+    """Loads `TokenBatch`es of dialogues to imitate.
+
+    Args:
+        train_sources: Training data: demonstrations, or preferences for their chosen responses.
+        train_on: `"last"` trains on the last response, `"all"` on every assistant turn.
+        **options: Arguments of `DynamicBatchDataModule` and `RecordDataModule`.
+    """
+
+    kind: ClassVar[RecordKind] = "demonstration"
+    collate = staticmethod(collate_tokens)
+
+    def __init__(
+        self, train_sources: list[DataSource], train_on: TrainOn = "last", **options: Any
+    ) -> None:
+        super().__init__(train_sources, **options)
+        self.train_on: TrainOn = train_on
+
+    def encode_record(self, record: DemonstrationRecord) -> list[TokenExample]:
+        """Encode a demonstration.
+
+        Args:
+            record: The record.
+
+        Returns:
+            One example.
+
+        Raises:
+            EncodingError: If the record cannot be encoded.
+        """
+        return [self.require_encoder().encode_dialogue(record.messages, self.train_on)]
+
+    def count_tokens(self, example: TokenExample) -> int:
+        """Count the tokens of a dialogue.
+
+        Args:
+            example: The dialogue.
+
+        Returns:
+            Number of tokens.
+        """
+        return len(example.input_ids)
+
+
+class PreferenceDataModule(DynamicBatchDataModule):
+    """Loads `PreferenceBatch`es of compared responses.
+
+    Its arguments are those of `DynamicBatchDataModule` and `RecordDataModule`.
+    """
+
+    kind: ClassVar[RecordKind] = "preference"
+    collate = staticmethod(collate_preferences)
+
+    def encode_record(self, record: PreferenceRecord) -> list[PreferenceExample]:
+        """Encode a preference.
+
+        Args:
+            record: The record.
+
+        Returns:
+            One example.
+
+        Raises:
+            EncodingError: If the record cannot be encoded.
+        """
+        source = self.source_names.index(record.source)
+        return [
+            self.require_encoder().encode_pair(
+                record.prompt, record.chosen, record.rejected, record.margin, source
+            )
+        ]
+
+    def count_tokens(self, example: PreferenceExample) -> int:
+        """Count the tokens of both responses with their prompts.
+
+        Args:
+            example: The pair.
+
+        Returns:
+            Number of tokens.
+        """
+        return len(example.chosen.input_ids) + len(example.rejected.input_ids)

@@ -1,0 +1,258 @@
+"""Examples and batches: encoded records one by one, in datasets, and collated.
+
+Notation: `B` batch, `L` sequence tokens, `P` prompt tokens. Every mask is a bool tensor in which
+True means keep. Masks come from lengths and never from the pad token, so a tokenizer whose pad
+token is its EOS token loses nothing.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lit_rlhf.data.samplers import Index
+
+
+class TokenExample(NamedTuple):
+    """One encoded sequence: a dialogue or a block of text.
+
+    Attributes:
+        input_ids: Token ids. Shape `(L,)`, int32 to halve the memory of a dataset.
+        completion_mask: True on the tokens that are trained on as targets. Shape `(L,)`, bool.
+        dropped_turns: Number of oldest turns left out to fit the length, the system turn included.
+        cut_tokens: Tokens cut on the left of the last human turn because it alone was too long.
+    """
+
+    input_ids: Tensor
+    completion_mask: Tensor
+    dropped_turns: int = 0
+    cut_tokens: int = 0
+
+
+class PreferenceExample(NamedTuple):
+    """An encoded preference: two dialogues with the same prompt ids.
+
+    Attributes:
+        chosen: The preferred dialogue.
+        rejected: The other dialogue.
+        margin: By how much the chosen response is better; 0 if unknown.
+        source: Index of the pair's source in the datamodule's `source_names`.
+    """
+
+    chosen: TokenExample
+    rejected: TokenExample
+    margin: float = 0.0
+    source: int = 0
+
+    @property
+    def dropped_turns(self) -> int:
+        """Number of turns left out of the shared prompt."""
+        return self.chosen.dropped_turns
+
+    @property
+    def cut_tokens(self) -> int:
+        """Number of tokens cut from the shared prompt."""
+        return self.chosen.cut_tokens
+
+
+class PromptExample(NamedTuple):
+    """An encoded prompt.
+
+    Attributes:
+        input_ids: Token ids. Shape `(P,)`, int32 to halve the memory of a dataset.
+        text: The rendered prompt: the text of the ids.
+        dropped_turns: Number of oldest turns left out to fit the length, the system turn included.
+        cut_tokens: Tokens cut on the left of the last turn because it alone was too long.
+        index: Position in its dataset, set by `PromptDataset`.
+        ptx: The pretraining example that goes with the prompt, set by `PromptDataset`.
+    """
+
+    input_ids: Tensor
+    text: str
+    dropped_turns: int = 0
+    cut_tokens: int = 0
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    ptx: TokenExample | None = None
+
+
+Example = TokenExample | PreferenceExample | PromptExample
+AnyExample = TypeVar("AnyExample", bound=Example)
+
+
+class TokenBatch(NamedTuple):
+    """Right-padded token sequences.
+
+    Attributes:
+        input_ids: Token ids. Shape `(B, L)`, int64.
+        attention_mask: True on real tokens. Shape `(B, L)`, bool.
+        completion_mask: True on the tokens that are trained on as targets, including the closing
+            EOS token; never on the first position, which nothing predicts. Shape `(B, L)`, bool.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    completion_mask: Tensor
+
+
+class PreferenceBatch(NamedTuple):
+    """Pairs of responses to the same prompts; row `i` of both halves is one pair.
+
+    Attributes:
+        chosen: The preferred dialogues.
+        rejected: The other dialogues, with the same prompt tokens.
+        margin: Margin of every pair, 0 if the data have none. Shape `(B,)`, float32.
+        source: Index of every pair's source in the datamodule's `source_names`. Shape `(B,)`,
+            int64.
+    """
+
+    chosen: TokenBatch
+    rejected: TokenBatch
+    margin: Tensor
+    source: Tensor
+
+
+class PromptBatch(NamedTuple):
+    """Left-padded prompts, ready for generation.
+
+    Attributes:
+        input_ids: Prompt token ids. Shape `(B, P)`, int64.
+        attention_mask: True on real tokens. Shape `(B, P)`, bool.
+        texts: The rendered prompts: the texts of the ids.
+        index: Position of every prompt in its dataset. Shape `(B,)`, int64.
+        ptx: One pretraining example per prompt if the datamodule has `ptx_sources`, else None.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    texts: list[str]
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    ptx: TokenBatch | None = None
+
+
+class PaddedSequences(NamedTuple):
+    """Padded sequences, int64, and the bool mask of their real tokens, each of shape `(B, L)`."""
+
+    values: Tensor
+    mask: Tensor
+
+
+def pad_sequences(
+    sequences: Sequence[Tensor], pad_value: int, left: bool = False
+) -> PaddedSequences:
+    """Stack sequences of different lengths.
+
+    Args:
+        sequences: At least one tensor of shape `(length,)`.
+        pad_value: The value of padding; no result may depend on it.
+        left: Pad on the left instead of the right.
+
+    Returns:
+        The values and the mask.
+
+    Raises:
+        ValueError: If there is no sequence, or one is not one-dimensional.
+    """
+    if not sequences:
+        raise ValueError("sequences: expected at least one, got none")
+    for sequence in sequences:
+        if sequence.dim() != 1:
+            raise ValueError(f"sequences: expected shape (length,), got {tuple(sequence.shape)}")
+    longest = max(len(sequence) for sequence in sequences)
+    values = torch.full((len(sequences), longest), pad_value, dtype=torch.long)
+    mask = torch.zeros(len(sequences), longest, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        span = slice(longest - len(sequence), longest) if left else slice(0, len(sequence))
+        values[row, span] = sequence.long()
+        mask[row, span] = True
+    return PaddedSequences(values, mask)
+
+
+def collate_tokens(examples: Sequence[TokenExample], pad_token_id: int) -> TokenBatch:
+    """Collate sequences, padded on the right.
+
+    Args:
+        examples: At least one sequence.
+        pad_token_id: Token id of padding.
+
+    Returns:
+        The batch; padding is outside of both masks.
+
+    Raises:
+        ValueError: If there is no sequence, or its mask and ids differ in length.
+    """
+    for row, example in enumerate(examples):
+        if len(example.input_ids) != len(example.completion_mask):
+            raise ValueError(
+                f"completion_mask: expected {len(example.input_ids)} entries in row {row}, got "
+                f"{len(example.completion_mask)}"
+            )
+    padded = pad_sequences([example.input_ids for example in examples], pad_token_id)
+    completion = pad_sequences([example.completion_mask for example in examples], 0)
+    return TokenBatch(padded.values, padded.mask, completion.values.bool())
+
+
+def collate_preferences(
+    examples: Sequence[PreferenceExample], pad_token_id: int
+) -> PreferenceBatch:
+    """Collate pairs. Each half is padded to its own longest sequence.
+
+    Args:
+        examples: At least one pair.
+        pad_token_id: Token id of padding.
+
+    Returns:
+        The batch.
+    """
+    return PreferenceBatch(
+        collate_tokens([example.chosen for example in examples], pad_token_id),
+        collate_tokens([example.rejected for example in examples], pad_token_id),
+        torch.tensor([example.margin for example in examples], dtype=torch.float32),
+        torch.tensor([example.source for example in examples], dtype=torch.long),
+    )
+
+
+def collate_prompts(examples: Sequence[PromptExample], pad_token_id: int) -> PromptBatch:
+    """Collate prompts, padded on the left.
+
+    Args:
+        examples: At least one prompt; all or none of them with a ptx example.
+        pad_token_id: Token id of padding.
+
+    Returns:
+        The batch.
+    """
+    padded = pad_sequences([example.input_ids for example in examples], pad_token_id, left=True)
+    ptx = [example.ptx for example in examples if example.ptx is not None]
+    return PromptBatch(
+        padded.values,
+        padded.mask,
+        [example.text for example in examples],
+        torch.tensor([example.index for example in examples], dtype=torch.long),
+        collate_tokens(ptx, pad_token_id) if ptx else None,
+    )
+
+
+class PromptDataset(Dataset[PromptExample]):
+    """Prompts with their positions, and with a ptx example each if there are any.
+
+    Args:
+        prompts: The prompts.
+        ptx: Pretraining examples.
+    """
+
+    def __init__(self, prompts: Sequence[PromptExample], ptx: Sequence[TokenExample] = ()) -> None:
+        self.prompts = prompts
+        self.ptx = ptx
+
+    def __len__(self) -> int:
+        """Number of prompts."""
+        return len(self.prompts)
+
+    def __getitem__(self, index: Index) -> PromptExample:
+        """The prompt at a position, or for a pair of positions a prompt with its ptx example."""
+        if isinstance(index, tuple):
+            prompt, ptx = index
+            return self.prompts[prompt]._replace(index=prompt, ptx=self.ptx[ptx])
+        return self.prompts[index]._replace(index=index)
