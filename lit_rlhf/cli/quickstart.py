@@ -110,7 +110,7 @@ def quickstart(
         configs: Folder with the stages' configurations.
         pairs: Preferences that the reward model learns from.
     """
-    from lit_callbacks.report.__main__ import main as write_report
+    from lit_callbacks.report import main as write_report
 
     root, start = Path(output_dir), time.perf_counter()
     stages = Stages(root, seed, language, Path(configs), pairs)

@@ -12,11 +12,11 @@ from lit_rlhf.data import DataSource, RecordError
 from lit_rlhf.evaluation import choose_device, write_text
 from lit_rlhf.evaluation.reward_report import (
     RewardReport,
+    print_reward_report,
     report_html,
     reward_report,
     scored_pairs,
 )
-from lit_rlhf.evaluation.reward_report.tables import print_reward_report
 from lit_rlhf.models import ModelOptions
 
 PREFERENCES_HELP = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import html
 import math
 import re
@@ -18,7 +17,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_callbacks import output, stats
 from lit_callbacks.output import (
     escape_markdown,
     format_bar,
@@ -30,12 +28,6 @@ from lit_callbacks.output import (
     write_histogram,
     write_text,
 )
-
-
-def test_the_examples_in_the_docstrings_run() -> None:
-    assert doctest.testmod(output).failed == 0
-    assert doctest.testmod(stats).failed == 0
-
 
 # --- numbers and names on one line
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import importlib.metadata
+import pkgutil
 import re
 import runpy
 import subprocess
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import lit_callbacks
 from lit_callbacks import Level
 from tests.packaging.test_distributions import build
 from tests.packaging.test_requirements import core_requirements, reachable
@@ -96,6 +100,13 @@ def test_the_example_stops_a_classifier_that_goes_wrong(site: Path, tmp_path: Pa
 def test_the_example_without_its_fault_stays_healthy() -> None:
     detector = runpy.run_path(str(EXAMPLE))["train"](growth=1.0)
     assert (detector.verdict.level, detector.verdict.step) == (Level.HEALTHY, 300)
+
+
+def test_the_examples_in_docstrings_run() -> None:
+    names = [m.name for m in pkgutil.walk_packages(lit_callbacks.__path__, "lit_callbacks.")]
+    results = [doctest.testmod(importlib.import_module(name)) for name in names]
+    assert sum(result.failed for result in results) == 0
+    assert sum(result.attempted for result in results) > 10
 
 
 def test_the_example_is_short() -> None:

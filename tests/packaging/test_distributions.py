@@ -75,7 +75,7 @@ def test_every_source_file_is_in_the_root_wheel(root_wheel: Path) -> None:
         file.relative_to(base).as_posix()
         for base, package in zip(folders, ["lit_rlhf", "lit_callbacks"], strict=True)
         for file in (base / package).rglob("*")
-        if file.suffix in {".py", ".typed"}
+        if file.suffix in {".py", ".typed", ".html", ".css", ".js"}
     }
     assert expected <= names
 

@@ -1,263 +1,357 @@
-"""One metric of all runs as an inline SVG picture."""
+"""Charts as inline SVG, in the colours of the page that they stand on.
+
+SVG is written here, and not by a plotting library, because the pages need what matplotlib's SVG
+backend does not write: CSS classes in place of colours (dark mode), values in attributes and titles
+(hover), and ids that stay unique when several charts stand on one page.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean
 from typing import NamedTuple
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
-from lit_callbacks.monitors import Level
-from lit_callbacks.output import format_number
-from lit_callbacks.report.axes import Axis, value_axis
-from lit_callbacks.report.panels import Panel
-from lit_callbacks.runs import Curve, LoggedVerdict, Point, Run
-
-WIDTH = 380  # of the picture, in its own units: about the pixels of a column
-LEFT, RIGHT, TOP, BOTTOM = 46, 370, 24, 160  # of the part with the curves
-LANE = 8  # height of the lane with the levels of one of several runs
-COLUMNS = 400  # a longer curve is drawn by its extremes in so many columns
-AVERAGED_PARTS = 25  # the bold line averages over a 25th of the run
-FEW = 12  # readings that are drawn as dots too
-COLORS = 6  # colours of runs; then they come again, dashed
+# In the chart's own units, which are about CSS pixels in a column of the page.
+WIDTH = 380
+LEFT, RIGHT, TOP = 46, 370, 24  # edges of the plot area
+MIN_DECADES = 1.5  # a signed logarithm of fewer decades has no room for ticks
 
 
-class NumberedVerdict(NamedTuple):
-    """A verdict with its number on the page and the position of its run."""
+class Tick(NamedTuple):
+    """A labelled position on an axis."""
 
-    number: int
-    run: int
-    verdict: LoggedVerdict
+    value: float
+    text: str
 
 
-def chart(
-    panel: Panel, runs: Sequence[Run], marks: Sequence[NumberedVerdict], steps: tuple[int, int]
-) -> str:
-    """The picture of one metric.
+@dataclass(frozen=True)
+class Scale:
+    """Range of the values on an axis.
 
-    Args:
-        panel: what to draw.
-        runs: all runs of the page; one may lack the metric.
-        marks: verdicts to mark, in order of steps.
-        steps: first and last step of the x axis.
-
-    Returns:
-        An ``<svg>`` element.
+    Attributes:
+        low: Value at the start of the axis.
+        high: Value at its end, above `low`.
+        signed_log: Use sign(v) log10(1 + |v|), which is linear around 0 and logarithmic far out.
+        whole: Place ticks at whole numbers only.
     """
-    drawn = {
-        place: run.curves[panel.key] for place, run in enumerate(runs) if panel.key in run.curves
-    }
-    lanes = shaded_runs(runs)
-    x = Axis(steps[0], max(steps[1], steps[0] + 1), LEFT + 4, RIGHT - 4)
-    y = value_axis(
-        [value for curve in drawn.values() for value in _finite_values(curve)],
-        BOTTOM,
-        TOP,
-        panel.signed_log,
-        panel.floor,
-    )
-    # One run's levels fill the background; those of several lie in lanes below, one for each run.
-    background = _bands(runs[lanes[0]], x, TOP, BOTTOM - TOP) if len(lanes) == 1 else []
-    below = [_lane(row, i, runs[i], x) for row, i in enumerate(lanes)] if len(lanes) > 1 else []
-    bottom = BOTTOM + (LANE * len(below) + 4 if below else 0)
-    top = 0 if marks else TOP - 8  # no room for numbers that do not come
-    inner = [
-        *background,
-        *_grid(y),
-        *(_curve(place, curve, x, y) for place, curve in drawn.items()),
-    ]
-    outer = [
-        *(_y_label(y.at(value), text) for value, text in y.ticks(5)),
-        *(_x_label(x.at(value), bottom, text) for value, text in x.ticks(6, whole=True)),
-        f'<text class="tick" x="{LEFT - 6}" y="{bottom + 16}" text-anchor="end">step</text>',
-        *below,
-        *_marks(marks, x, several=len(runs) > 1),
-    ]
-    label = escape(f"{panel.title} over steps {steps[0]} to {steps[1]}")
-    return (
-        f'<svg class="chart" viewBox="0 {top} {WIDTH} {bottom + 22 - top}" role="img" '
-        f'aria-label="{label}" data-start="{x.start}" data-end="{x.end}">'
-        f'<svg x="{LEFT}" y="{TOP}" width="{RIGHT - LEFT}" height="{BOTTOM - TOP}" '
-        f'viewBox="{LEFT} {TOP} {RIGHT - LEFT} {BOTTOM - TOP}">{"".join(inner)}</svg>'
-        f"{''.join(outer)}"
-        f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{BOTTOM}" visibility="hidden"/></svg>'
-    )
 
+    low: float
+    high: float
+    signed_log: bool = False
+    whole: bool = False
 
-def shaded_runs(runs: Sequence[Run]) -> list[int]:
-    """Positions of the runs that were ever suspicious or collapsed."""
-    return [place for place, run in enumerate(runs) if any(_bad(run))]
+    def fraction(self, value: float) -> float:
+        """Position of a finite value: 0 at the start of the axis, 1 at its end.
 
-
-def moving_average(readings: Sequence[Point], place: int, half_width: int) -> float:
-    """Mean of the finite values around one place; nan where there is none."""
-    window = readings[max(0, place - half_width) : place + half_width + 1]
-    known = [reading.value for reading in window if math.isfinite(reading.value)]
-    return fmean(known) if known else math.nan
-
-
-def thinned(readings: Sequence[Point], columns: int = COLUMNS) -> list[int]:
-    """Places of readings that look like all of them: the extremes of each column, and one gap.
-
-    Args:
-        readings: in the order of their steps.
-        columns: parts of equal length into which they are cut.
-    """
-    if len(readings) <= 2 * columns:
-        return list(range(len(readings)))
-    kept: set[int] = {0, len(readings) - 1}
-    for column in range(columns):
-        places = range(column * len(readings) // columns, (column + 1) * len(readings) // columns)
-        finite = [place for place in places if math.isfinite(readings[place].value)]
-        if finite:
-            kept.add(min(finite, key=lambda place: readings[place].value))
-            kept.add(max(finite, key=lambda place: readings[place].value))
-        kept.update([place for place in places if not math.isfinite(readings[place].value)][:1])
-    return sorted(kept)
-
-
-def clustered(
-    marks: Sequence[NumberedVerdict], at: Callable[[int], float], apart: float
-) -> list[list[NumberedVerdict]]:
-    """Marks in groups: those whose numbers would lie on top of each other share one label.
-
-    Args:
-        marks: in order of steps.
-        at: place of a step.
-        apart: distance of two places that leaves room for both numbers.
-    """
-    clusters: list[list[NumberedVerdict]] = []
-    for mark in marks:
-        if clusters and at(mark.verdict.step) - at(clusters[-1][-1].verdict.step) < apart:
-            clusters[-1].append(mark)
-        else:
-            clusters.append([mark])
-    return clusters
-
-
-def numbers_text(marks: Sequence[NumberedVerdict]) -> str:
-    """The numbers of neighbours, for example ``3``, ``3, 5`` or ``3-5``."""
-    numbers = [mark.number for mark in marks]
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"{numbers[0]}-{numbers[-1]}"
-    return ", ".join(map(str, numbers))
-
-
-def run_class(place: int) -> str:
-    """CSS classes of a run: its colour, and dashes when all colours are taken."""
-    return f"run-{place % COLORS}" + (" dashed" if place >= COLORS else "")
-
-
-def _bad(run: Run) -> Iterator[tuple[int, int, Level]]:
-    return (span for span in run.spans if span.level is not Level.HEALTHY)
-
-
-def _finite_values(curve: Curve) -> Iterator[float]:
-    for readings in (curve.points, *curve.undone):
-        yield from (reading.value for reading in readings if math.isfinite(reading.value))
-
-
-# --- what is in the picture
-
-
-def _bands(run: Run, x: Axis, top: float, height: float) -> Iterator[str]:
-    """The spans in which a run was not healthy."""
-    for start, end, level in _bad(run):
-        left = x.at(start)
-        width = max(2.0, x.at(end) - left)  # a level of one record only is still seen
-        box = f'x="{left:.1f}" y="{top}" width="{width:.1f}" height="{height}"'
-        yield f'<rect class="band {level.word}" {box}/>'
-        if level is Level.COLLAPSED:
-            yield f'<rect {box} fill="url(#hatch)"/>'
-
-
-def _lane(row: int, place: int, run: Run, x: Axis) -> str:
-    top = BOTTOM + 4 + LANE * row
-    bands = "".join(_bands(run, x, top, LANE - 2))
-    line = f'<path class="swatch-line" d="M{LEFT - 18} {top + (LANE - 2) / 2}h12"/>'
-    return f'<g class="lane {run_class(place)}">{line}{bands}</g>'
-
-
-def _grid(y: Axis) -> Iterator[str]:
-    for value, _ in y.ticks(5):
-        zero = " zero" if value == 0 else ""
-        yield f'<path class="grid{zero}" d="M{LEFT} {y.at(value):.1f}H{RIGHT}"/>'
-
-
-def _y_label(place: float, text: str) -> str:
-    squeezed = f' textLength="{LEFT - 8}" lengthAdjust="spacingAndGlyphs"' if len(text) > 6 else ""
-    return (
-        f'<text class="tick" x="{LEFT - 6}" y="{place + 3.5:.1f}" text-anchor="end"{squeezed}>'
-        f"{text}</text>"
-    )
-
-
-def _x_label(place: float, bottom: float, text: str) -> str:
-    return (
-        f'<text class="tick" x="{place:.1f}" y="{bottom + 16}" text-anchor="middle">{text}</text>'
-    )
-
-
-def _curve(place: int, curve: Curve, x: Axis, y: Axis) -> str:
-    readings = curve.points
-    kept = thinned(readings)
-    half_width = len(readings) // AVERAGED_PARTS // 2
-    raw = [(readings[i].step, readings[i].value) for i in kept]
-    parts = [f'<g class="{run_class(place)}">']
-    for piece in curve.undone:
-        places = thinned(piece)
-        undone = _path([(piece[i].step, piece[i].value) for i in places], x, y)
-        parts.append(f'<path class="undone" d="{undone}"/>')
-    parts.append(
-        f'<path class="{"thin" if half_width else "bold"}" data-run="{place}" '
-        f'data-x="{" ".join(str(step) for step, _ in raw)}" '
-        f'data-y="{" ".join(format_number(value) for _, value in raw)}" d="{_path(raw, x, y)}"/>'
-    )
-    if half_width:
-        average = [(readings[i].step, moving_average(readings, i, half_width)) for i in kept]
-        parts.append(f'<path class="bold" d="{_path(average, x, y)}"/>')
-    if len(raw) <= FEW:
-        dots = "".join(_path([point], x, y) for point in raw)
-        parts.append(f'<path class="dots" d="{dots}"/>')
-    broken = "".join(
-        f"M{x.at(step):.1f} {BOTTOM}v-7" for step, value in raw if not math.isfinite(value)
-    )
-    if broken:
-        parts.append(f'<path class="broken" d="{broken}"/>')
-    return "".join(parts) + "</g>"
-
-
-def _path(points: Sequence[tuple[int, float]], x: Axis, y: Axis) -> str:
-    """A line with a gap at every value that is not finite; a point alone becomes a dot."""
-    drawn = []
-    for finite, group in groupby(points, key=lambda point: math.isfinite(point[1])):
-        if finite:
-            places = [f"{x.at(step):.1f} {y.at(value):.1f}" for step, value in group]
-            drawn.append("M" + "L".join(places) + ("h0" if len(places) == 1 else ""))
-    return "".join(drawn)
-
-
-def _marks(marks: Sequence[NumberedVerdict], x: Axis, several: bool) -> Iterator[str]:
-    for numbered in marks:
-        place = x.at(numbered.verdict.step)
-        color = f" {run_class(numbered.run)}" if several else ""
-        yield (
-            f'<path class="mark{color}" data-number="{numbered.number}" '
-            f'd="M{place:.1f} {TOP - 6}V{BOTTOM}"/>'
+        Example:
+            >>> Scale(-1.0, 3.0).fraction(0.0)
+            0.25
+        """
+        low, high, here = (
+            (signed_log(v) if self.signed_log else v) for v in (self.low, self.high, value)
         )
-    for cluster in clustered(marks, x.at, apart=16):
-        text = numbers_text(cluster)
-        place = (x.at(cluster[0].verdict.step) + x.at(cluster[-1].verdict.step)) / 2
-        half = 3.5 + 3 * len(text)
-        place = min(place, WIDTH - half)
-        worst = max(m.verdict.level or Level.HEALTHY for m in cluster)
-        told = "\n".join(f"{m.number}: {m.verdict.sentence}" for m in cluster)
-        yield (
-            f'<a href="#verdict-{cluster[0].number}"><title>{escape(told)}</title>'
-            f'<rect class="pill {worst.word}" x="{place - half:.1f}" y="{TOP - 20}" '
-            f'width="{2 * half:.1f}" height="14" rx="7"/>'
-            f'<text class="number {worst.word}" x="{place:.1f}" y="{TOP - 9.5}" '
-            f'text-anchor="middle">{text}</text></a>'
+        return (here - low) / (high - low)
+
+    def ticks(self, most: int) -> list[Tick]:
+        """Ticks at round values.
+
+        Args:
+            most: Largest number of ticks, at least 2.
+
+        Example:
+            >>> [tick.text for tick in Scale(0.0, 0.9).ticks(5)]
+            ['0.0', '0.2', '0.4', '0.6', '0.8']
+        """
+        if self.signed_log:
+            return self._signed_log_ticks(most)
+        step = nice_step((self.high - self.low) / most)
+        if self.whole:
+            step = max(1.0, step)
+        # The margins keep a tick at either end in spite of rounding.
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [Tick(i * step, tick_text(i * step, step)) for i in range(first, last + 1)]
+
+    def _signed_log_ticks(self, most: int) -> list[Tick]:
+        top = math.ceil(signed_log(max(abs(self.low), abs(self.high))))
+        every = max(1, math.ceil(2 * top / most) if self.low < -1 else math.ceil((top + 1) / most))
+        sizes = [10.0**power for power in range(0, top + 1, every)]
+        values = [*(-size for size in reversed(sizes)), 0.0, *sizes]
+        return [Tick(v, tick_text(v, 1.0)) for v in values if self.low <= v <= self.high]
+
+
+def fit_scale(
+    values: Sequence[float], allow_signed_log: bool = False, floor: float | None = None
+) -> Scale:
+    """The scale that holds all values, with some room above and below.
+
+    Args:
+        values: Finite values.
+        allow_signed_log: Use a signed logarithm if the values span several orders of magnitude.
+        floor: Lowest value to show, however low the values are; `None` for no floor.
+
+    Example:
+        >>> fit_scale([1.0, 10.0])
+        Scale(low=0.0, high=10.6, signed_log=False, whole=False)
+    """
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if floor is not None:
+        low, high = max(low, floor), max(high, floor)
+    if low > 0 and low < 0.4 * high:
+        low = 0.0  # a scale from zero costs little room here, and shows proportions
+    if low == high:
+        low, high = low - 0.1 * abs(low), high + (0.1 * abs(high) or 1.0)
+    if allow_signed_log and signed_log(high) - signed_log(low) > MIN_DECADES:
+        return Scale(low, high * 1.15, signed_log=True)
+    room = 0.06 * (high - low)
+    return Scale(low - (0.0 if low == 0.0 else room), high + room)
+
+
+def signed_log(value: float) -> float:
+    """sign(v) log10(1 + |v|).
+
+    Example:
+        >>> signed_log(-99.0)
+        -2.0
+    """
+    return math.copysign(math.log10(1 + abs(value)), value)
+
+
+def nice_step(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is at least `least`.
+
+    Example:
+        >>> nice_step(0.3), nice_step(70.0)
+        (0.5, 100.0)
+    """
+    size = 10.0 ** math.floor(math.log10(least))
+    return next(step * size for step in (1, 2, 5, 10) if step * size >= least * (1 - 1e-9))
+
+
+def tick_text(value: float, step: float) -> str:
+    """A tick's value with as many decimals as `step` has, and k or M for thousands or millions.
+
+    Example:
+        >>> tick_text(0.3, 0.1), tick_text(20000.0, 5000.0)
+        ('0.3', '20k')
+    """
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if step >= size or abs(value) >= 10 * size:
+            return f"{value / size:g}{letter}" if value else "0"
+    if step < 1e-4:
+        return f"{value:.2g}" if value else "0"
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return f"{value:.{decimals}f}"
+
+
+class Chart:
+    """One chart: a plot area with axes, which the methods fill in the order of their calls.
+
+    Positions are in values of the axes, and what lies outside of the plot area is clipped. Styles
+    are CSS classes of `page.css`. A template inserts the chart as it is: `{{ chart }}`.
+
+    Args:
+        label: Description for readers who do not see the chart.
+        x: Scale of the x axis.
+        y: Scale of the y axis.
+        x_title: Title below the x axis.
+        y_title: Title beside the y axis.
+        x_ticks: Ticks of the x axis; by default at round values.
+        height: Height of the plot area.
+        margin: Room between the x axis' ends and the edges of the plot area.
+        header: Room above the plot area for labels.
+        footer: Height of the room between plot area and x axis.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        x: Scale,
+        y: Scale,
+        x_title: str = "",
+        y_title: str = "",
+        x_ticks: Sequence[Tick] | None = None,
+        height: int = 136,
+        margin: int = 0,
+        header: bool = False,
+        footer: int = 0,
+    ) -> None:
+        self._x, self._y = x, y
+        self._start, self._end = LEFT + margin, RIGHT - margin
+        self.bottom = TOP + height
+        self.axis = self.bottom + footer
+        top = 0 if header else TOP - 8
+        end = self.axis + (40 if x_title else 22)
+        self.svg = Element("svg")
+        _set(
+            self.svg,
+            {
+                "class": "chart",
+                "viewBox": f"0 {top} {WIDTH} {end - top}",
+                "role": "img",
+                "aria-label": label,
+                # `page.js` computes the value under the pointer from these.
+                "data-start": float(self._start),
+                "data-end": float(self._end),
+            },
         )
+        box = {"x": LEFT, "y": TOP, "width": RIGHT - LEFT, "height": height}
+        self.plot = self.add("svg", {**box, "viewBox": " ".join(map(str, box.values()))})
+        """The plot area, which clips its content."""
+        for tick in y.ticks(5):
+            self._add_y_tick(tick)
+        for tick in x.ticks(6) if x_ticks is None else x_ticks:
+            self.text(self.x_at(tick.value), self.axis + 16, tick.text)
+        if x_title:
+            self.text((LEFT + RIGHT) / 2, self.axis + 34, x_title)
+        if y_title:
+            x_place, y_place = LEFT - 34, TOP + height / 2
+            turned = {"transform": f"rotate(-90 {x_place} {y_place})"}
+            self.text(x_place, y_place, y_title, attributes=turned)
+
+    def _add_y_tick(self, tick: Tick) -> None:
+        place = self.y_at(tick.value)
+        css = "grid zero" if tick.value == 0 else "grid"
+        self.add("path", {"class": css, "d": f"M{LEFT} {place:.1f}H{RIGHT}"}, self.plot)
+        # A long text is squeezed into the room beside the axis.
+        squeezed = {"textLength": LEFT - 8, "lengthAdjust": "spacingAndGlyphs"}
+        fits = len(tick.text) <= 6
+        self.text(LEFT - 6, place + 3.5, tick.text, "end", None if fits else squeezed)
+
+    def __html__(self) -> str:
+        """The chart as an `<svg>` element; Jinja2 does not escape what has this method."""
+        return ElementTree.tostring(self.svg, encoding="unicode")
+
+    def x_at(self, value: float) -> float:
+        """Position of an x value."""
+        return self._start + self._x.fraction(value) * (self._end - self._start)
+
+    def y_at(self, value: float) -> float:
+        """Position of a y value."""
+        return self.bottom - self._y.fraction(value) * (self.bottom - TOP)
+
+    def add(
+        self,
+        tag: str,
+        attributes: Mapping[str, object],
+        parent: Element | None = None,
+        text: str = "",
+        title: str = "",
+    ) -> Element:
+        """Add any SVG element, in the chart's own units.
+
+        Args:
+            tag: Its tag.
+            attributes: Its attributes; floats are written with one decimal.
+            parent: Parent element; by default the whole chart, which does not clip.
+            text: Its text.
+            title: Text that is shown under the pointer.
+        """
+        element = ElementTree.SubElement(self.svg if parent is None else parent, tag)
+        _set(element, attributes)
+        element.text = text or None
+        if title:
+            ElementTree.SubElement(element, "title").text = title
+        return element
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        anchor: str = "middle",
+        attributes: Mapping[str, object] | None = None,
+    ) -> None:
+        """Add a small label, in the chart's own units."""
+        place = {"class": "tick", "x": x, "y": y, "text-anchor": anchor}
+        self.add("text", {**place, **(attributes or {})}, text=text)
+
+    def line(
+        self,
+        points: Sequence[tuple[float, float]],
+        css: str,
+        parent: Element | None = None,
+        attributes: Mapping[str, object] | None = None,
+    ) -> None:
+        """Draw a line with a gap at every value that is not finite; a single point is a dot.
+
+        Args:
+            points: Pairs of x and y.
+            css: CSS classes.
+            parent: Parent element; by default the plot area.
+            attributes: Further attributes.
+        """
+        pieces = []
+        for finite, group in groupby(points, key=lambda point: math.isfinite(point[1])):
+            if finite:
+                places = [f"{self.x_at(x):.1f} {self.y_at(y):.1f}" for x, y in group]
+                pieces.append("M" + "L".join(places) + ("h0" if len(places) == 1 else ""))
+        self._add_path("".join(pieces), css, parent, attributes)
+
+    def dots(
+        self, points: Sequence[tuple[float, float]], css: str, parent: Element | None = None
+    ) -> None:
+        """Draw a dot for each finite point, all of them as one path."""
+        places = "".join(
+            f"M{self.x_at(x):.1f} {self.y_at(y):.1f}h0" for x, y in points if math.isfinite(y)
+        )
+        self._add_path(places, css, parent)
+
+    def rule(self, css: str, x: float | None = None, y: float | None = None) -> None:
+        """Draw a straight line across the plot area, at an x or a y value."""
+        if x is not None:
+            self._add_path(f"M{self.x_at(x):.1f} {TOP}V{self.bottom}", css)
+        if y is not None:
+            self._add_path(f"M{LEFT} {self.y_at(y):.1f}H{RIGHT}", css)
+
+    def bar(self, low: float, high: float, value: float, css: str, title: str) -> None:
+        """Draw the bar of a histogram, from one x value to another and from the bottom to `value`.
+
+        Args:
+            low: Left edge.
+            high: Right edge.
+            value: Height.
+            css: CSS classes.
+            title: Text that is shown under the pointer.
+        """
+        gap = 0.4  # on either side, so that neighbours stand apart
+        left, right, top = self.x_at(low) + gap, self.x_at(high) - gap, self.y_at(value)
+        box = {"x": left, "y": top, "width": right - left, "height": self.bottom - top}
+        self.add("rect", {"class": css, **box}, self.plot, title=title)
+
+    def interval(
+        self, x: float, low: float, middle: float, high: float, title: str, radius: float = 4.0
+    ) -> None:
+        """Draw an estimate with its interval.
+
+        Args:
+            x: Position on the x axis.
+            low: Lower end of the interval.
+            middle: The estimate.
+            high: Upper end of the interval.
+            title: Text that is shown under the pointer.
+            radius: Radius of the estimate's dot.
+        """
+        group = self.add("g", {"class": "interval"}, title=title)
+        place, bottom, top = self.x_at(x), self.y_at(low), self.y_at(high)
+        caps = f"M{place - 4:.1f} {bottom:.1f}h8M{place - 4:.1f} {top:.1f}h8"
+        self.add("path", {"d": f"M{place:.1f} {bottom:.1f}V{top:.1f}{caps}"}, group)
+        self.add("circle", {"cx": place, "cy": self.y_at(middle), "r": radius}, group)
+
+    def _add_path(
+        self,
+        d: str,
+        css: str,
+        parent: Element | None = None,
+        attributes: Mapping[str, object] | None = None,
+    ) -> None:
+        path = {"class": css, **(attributes or {}), "d": d}
+        self.add("path", path, self.plot if parent is None else parent)
+
+
+def _set(element: Element, attributes: Mapping[str, object]) -> None:
+    for name, value in attributes.items():
+        element.set(name, f"{value:.1f}" if isinstance(value, float) else str(value))

@@ -1,4 +1,4 @@
-"""Which metrics the page shows, under which titles and in which groups."""
+"""The metrics on the page, with their titles and groups."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Panel(NamedTuple):
     """One metric on the page.
 
     Attributes:
-        key: logged key.
-        title: what it is called.
-        unit: empty where it has none.
-        group: heading above it.
-        signed_log: whether the y axis may be logarithmic on both sides of zero.
-        floor: where the y axis ends at the latest, however low the values.
+        key: Logged key.
+        title: Title.
+        unit: Unit; empty for none.
+        group: Heading of its group.
+        signed_log: Whether the y axis may be logarithmic on both sides of zero.
+        floor: Lowest value of the y axis, however low the values are; `None` for no floor.
     """
 
     key: str
@@ -27,6 +27,13 @@ class Panel(NamedTuple):
     group: str
     signed_log: bool = False
     floor: float | None = None
+
+
+class PanelGroup(NamedTuple):
+    """Panels under one heading."""
+
+    heading: str
+    panels: list[Panel]
 
 
 # The metrics of Figure 4 of arXiv 2307.04964, and their neighbours.
@@ -49,33 +56,34 @@ KNOWN = (
     ),
 )
 _NOT_SHOWN = {"hp_metric", "epoch"}  # Lightning's placeholder and a counter
-_DETECTORS = "monitor/"  # what the detector logs about its own judgement
+_DETECTOR_PREFIX = "monitor/"  # metrics that the detector logs about its own judgement
 
 
-def chosen_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[tuple[str, list[Panel]]]:
-    """Groups of panels, each with its heading.
+def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[PanelGroup]:
+    """Choose the panels of a page.
 
     Args:
-        runs: at least one.
-        keys: metrics to show. None: the known ones that a run logged, and everything of a run that
-            logged none of them.
+        runs: At least one run.
+        keys: Metrics to show. `None`: the known ones that a run logged, and all metrics of a run
+            that logged none of them.
 
     Raises:
-        ValueError: if no run logged one of the keys, or there is nothing to show.
+        ValueError: If no run logged one of the keys, or there is nothing to show.
     """
     if isinstance(keys, str):
         raise ValueError(f"keys: expected a list of keys, got the string {keys!r}")
-    there = {key for run in runs for key in run.curves}
+    logged = {key for run in runs for key in run.curves}
     wanted = _usual_keys(runs) if keys is None else list(keys)
-    missing = [key for key in wanted if key not in there]
+    missing = [key for key in wanted if key not in logged]
     if missing or not wanted:
         raise ValueError(
-            f"keys: expected metrics that a run logged ({', '.join(sorted(there))}), "
+            f"keys: expected metrics that a run logged ({', '.join(sorted(logged))}), "
             f"got {', '.join(missing) or 'none'}"
         )
     known = {panel.key: panel for panel in KNOWN}
     panels = [known.get(key) or _plain(key) for key in dict.fromkeys(wanted)]
-    return [(group, list(members)) for group, members in groupby(panels, key=lambda p: p.group)]
+    groups = groupby(panels, key=lambda panel: panel.group)
+    return [PanelGroup(heading, list(members)) for heading, members in groups]
 
 
 def _usual_keys(runs: Sequence[Run]) -> list[str]:
@@ -91,7 +99,7 @@ def _usual_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def _is_bookkeeping(key: str) -> bool:
-    return key in _NOT_SHOWN or key.startswith(_DETECTORS)
+    return key in _NOT_SHOWN or key.startswith(_DETECTOR_PREFIX)
 
 
 def _plain(key: str) -> Panel:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_calibration_error
 
-from lit_callbacks.report.axes import nice_step
+from lit_callbacks.report import nice_step
 from lit_rlhf.functional import preference_probability, wilson_interval
 
 CONFIDENCE_BINS = 15  # over [0, 1], as for the metric val/reward/calibration_error

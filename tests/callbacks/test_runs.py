@@ -1,20 +1,16 @@
-"""How the report reads event files, what it refuses, and its command."""
+"""How runs are read from event files."""
 
 from __future__ import annotations
 
-import os
-import runpy
 import sys
 from pathlib import Path
 
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_callbacks.monitors import Level
-from lit_callbacks.report import write_report
-from lit_callbacks.report.__main__ import main
-from lit_callbacks.runs import Span, parse_verdict, read_run
-from tests.callbacks.reports import Page, calm_run, report, watched_run, write_run
+from lit_callbacks import Level, read_run
+from lit_callbacks.runs import Span, parse_verdict
+from tests.callbacks.reports import calm_run, report, watched_run, write_run
 
 
 @pytest.fixture
@@ -142,37 +138,11 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"a run with scalars, got .* without any"):
             report(tmp_path, str(tmp_path))
 
-    def test_an_unknown_key(self, tmp_path: Path, calm: str) -> None:
-        with pytest.raises(
-            ValueError, match=r"logged \(rollout/gold, rollout/kl\), got rollout/scor$"
-        ):
-            report(tmp_path, calm, keys=["rollout/kl", "rollout/scor"])
-
-    def test_a_run_of_placeholders_only(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "run", {"hp_metric": [-1.0]})
-
-        with pytest.raises(ValueError, match=r"logged \(hp_metric\), got none"):
-            report(tmp_path, run)
-
     def test_an_unknown_level(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", {"toy/a": [1.0], "monitor/level": [1.5]})
 
         with pytest.raises(ValueError, match=r"monitor/level: expected 0, 1 or 2, got 1\.5"):
             report(tmp_path, run)
-
-    def test_no_run_one_twice_and_a_string(self, tmp_path: Path, calm: str) -> None:
-        with pytest.raises(ValueError, match="expected at least one run, got none"):
-            report(tmp_path)
-        with pytest.raises(ValueError, match="expected each folder once"):
-            report(tmp_path, calm, calm)
-        with pytest.raises(ValueError, match="expected a list of folders, got the string"):
-            write_report(calm, tmp_path / "report.html")
-        with pytest.raises(ValueError, match="expected a list of keys, got the string"):
-            write_report([calm], tmp_path / "report.html", keys="rollout/kl")
-
-    def test_an_output_that_is_a_folder(self, tmp_path: Path, calm: str) -> None:
-        with pytest.raises(ValueError, match="output: expected a file, got the folder"):
-            write_report([calm], tmp_path)
 
     def test_without_tensorboard_the_extra_is_named(
         self, tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
@@ -182,56 +152,3 @@ class TestErrors:
 
         with pytest.raises(ModuleNotFoundError, match=r"pip install lit-callbacks\[report\]"):
             report(tmp_path, calm)
-
-
-class TestTheCommand:
-    def test_it_writes_the_page(
-        self,
-        tmp_path: Path,
-        watched: str,
-        calm: str,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        output = str(tmp_path / "page.html")
-        words = [watched, calm, "--output", output, "--keys", "rollout/kl"]
-        monkeypatch.setattr(sys, "argv", ["report", *words])
-        monkeypatch.delitem(sys.modules, "lit_callbacks.report.__main__")  # it warns of a second
-
-        runpy.run_module("lit_callbacks.report", run_name="__main__")
-
-        assert capsys.readouterr().out == f"Report: {output}\n"
-        assert [c.text for c in Page(Path(output)).root.all("code")] == ["rollout/kl"]
-
-    def test_runs_may_have_names(self, tmp_path: Path, watched: str, calm: str) -> None:
-        output = tmp_path / "page.html"
-        main([f"vanilla={watched}", f"ppo max={calm}", "--output", str(output)])
-
-        assert Page(output).title == "vanilla, ppo max"
-
-    def test_a_folder_may_have_a_sign_of_equality(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "lr=0.1", {"toy/a": [1.0]})
-        output = tmp_path / "page.html"
-        main([run, "--output", str(output)])
-
-        assert Page(output).title == "lr=0.1"
-
-    @pytest.mark.parametrize("words", [["a={calm}", "{watched}"], ["a={calm}", "a={watched}"]])
-    def test_names_for_some_runs_or_twice_the_same(
-        self, words: list[str], watched: str, calm: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as stop:
-            main([word.format(calm=calm, watched=watched) for word in words])
-
-        assert stop.value.code == 2
-        assert "expected folders, or NAME=FOLDER with different names" in capsys.readouterr().err
-
-    def test_an_error_is_one_line_without_a_traceback(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as stop:
-            main([str(tmp_path / "nothing"), "--output", str(tmp_path / "page.html")])
-
-        assert stop.value.code == 2
-        assert "with no event file" in capsys.readouterr().err
-        assert os.listdir(tmp_path) == []

@@ -1,18 +1,20 @@
-"""The report's page, read back from its HTML."""
+"""The report's page, read back from its HTML, and its command."""
 
 from __future__ import annotations
 
-import math
+import os
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
-from lit_callbacks.report import write_report
+from lit_callbacks.report import main, write_report
 from lit_callbacks.report.panels import KNOWN
-from tests.callbacks.reports import Page, calm_run, rectangles, report, watched_run, write_run
+from tests.callbacks.reports import Page, calm_run, report, watched_run, write_run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -138,52 +140,6 @@ class TestThePage:
         assert output.read_text() == "old"
         assert sorted(tmp_path.iterdir()) == sorted([output, Path(calm)])
 
-
-class TestThePictures:
-    # The x axis of a picture goes from 50 (first step) to 366 (last step): 79 for each of 4 steps.
-
-    def test_verdicts_are_numbered_at_their_steps_and_in_the_table(
-        self, tmp_path: Path, watched: str
-    ) -> None:
-        page = report(tmp_path, watched)
-
-        for panel in page.root.all(css="panel"):
-            marks = panel.all("path", css="mark")
-            assert [mark.attributes["data-number"] for mark in marks] == ["1", "2"]
-            assert [mark.attributes["d"].split()[0] for mark in marks] == ["M208.0", "M287.0"]
-            assert [number.text for number in panel.all(css="number")] == ["1", "2"]
-        rows = [[cell.text for cell in row.children] for row in page.root.one("tbody").all("tr")]
-        assert rows == [
-            ["1", "step 3", "▲ suspicious", "KL is <b>rising</b>", ""],
-            [
-                "2",
-                "step 4",
-                "■ collapsed",
-                "KL 41 nats is 12x its baseline: the policy is exploiting the reward model",
-                "raised kl_coef from 0 to 0.2 multiplied the learning rates by 0.5",
-            ],
-        ]
-        ids = [row.attributes["id"] for row in page.root.one("tbody").all("tr")]
-        assert ids == ["verdict-1", "verdict-2"]
-
-    def test_numbers_too_near_to_each_other_share_a_label(self, tmp_path: Path) -> None:
-        texts = {step: f"**suspicious** at {step}\n\nreason" for step in (10, 11, 12, 50)}
-        series = {"toy/a": [0.0] * 101, "monitor/level": [0.0] * 101}
-        page = report(tmp_path, write_run(tmp_path / "run", series, texts))
-
-        assert [number.text for number in page.root.all(css="number")] == ["1-3", "4"]
-        assert [pin.text for pin in page.root.all(css="pin")] == ["1-3", "4"]
-        assert len(page.root.all(css="mark")) == 4
-
-    def test_levels_are_bands_behind_the_curves(self, tmp_path: Path, watched: str) -> None:
-        panel = report(tmp_path, watched).panel("rollout/kl")
-        bands = panel.all("rect", css="band")
-
-        assert rectangles(bands) == [("suspicious", 208.0, 79.0), ("collapsed", 287.0, 79.0)]
-        assert {float(band.attributes["height"]) for band in bands} == {136.0}
-        hatched = [r for r in panel.all("rect") if r.attributes.get("fill") == "url(#hatch)"]
-        assert [r.attributes["x"] for r in hatched] == ["287.0"]
-
     def test_the_timeline_names_the_levels(self, tmp_path: Path, watched: str) -> None:
         segments = report(tmp_path, watched).root.all(css="segment")
 
@@ -194,38 +150,125 @@ class TestThePictures:
             "left:75.00%;width:25.00%",
         ]
 
-    def test_a_curve_goes_through_its_values(self, tmp_path: Path, watched: str) -> None:
-        # values 0 to 4 on an axis from 0 to 4.24, from 160 up to 24: 32.08 for each unit
-        curve = report(tmp_path, watched).panel("rollout/kl").one("path", css="bold")
-
-        assert curve.attributes["data-x"] == "1 2 3 4 5"
-        assert curve.attributes["data-y"] == "0 1 2 3 4"
-        assert curve.attributes["d"] == ("M50.0 160.0L129.0 127.9L208.0 95.8L287.0 63.8L366.0 31.7")
-
-    def test_values_that_are_not_finite_are_gaps_with_a_stroke(self, tmp_path: Path) -> None:
-        series = {"toy/a": [0.0, math.nan, 1.0, math.inf, 1.0, 1.0]}
-        panel = report(tmp_path, write_run(tmp_path / "run", series)).panel("toy/a")
-        curve = panel.one("path", css="bold")
-
-        places = [piece.count("L") + 1 for piece in curve.attributes["d"].split("M")[1:]]
-        assert places == [1, 1, 2]
-        assert curve.attributes["data-y"] == "0 nan 1 inf 1 1"
-        assert panel.one(css="broken").attributes["d"] == "M113.2 160v-7M239.6 160v-7"
-
-    def test_a_long_run_has_a_bold_average_and_keeps_its_peaks(self, tmp_path: Path) -> None:
-        values = [0.0] * 3000
-        values[1234] = 7.0
-        panel = report(tmp_path, write_run(tmp_path / "run", {"toy/a": values})).panel("toy/a")
-        curve = panel.one("path", css="thin")
-
-        steps = curve.attributes["data-x"].split()
-        shown = dict(zip(steps, curve.attributes["data-y"].split(), strict=True))
-        assert len(shown) <= 802
-        assert shown["1235"] == "7"
-        assert {value for step, value in shown.items() if step != "1235"} == {"0"}
-        assert panel.one("path", css="bold").attributes["d"].count("L") == len(shown) - 1
-
     def test_the_last_value_stands_above_the_picture(self, tmp_path: Path, watched: str) -> None:
         values = report(tmp_path, watched).panel("rollout/kl").one(css="values")
 
         assert values.one("b").text == "4"
+
+
+class TestSeveralRuns:
+    def test_the_table_and_the_marks_name_the_run(
+        self, tmp_path: Path, watched: str, calm: str
+    ) -> None:
+        page = report(tmp_path, calm, watched)
+
+        rows = page.root.one("tbody").all("tr")
+        assert [row.one("td", css="name").text for row in rows] == ["watched", "watched"]
+        assert len(page.panel("rollout/kl").all("path", css="mark run-1")) == 2
+
+    def test_verdicts_are_numbered_over_all_runs_by_step(
+        self, tmp_path: Path, watched: str
+    ) -> None:
+        series = {"rollout/kl": [1.0] * 4, "monitor/level": [1, 1, 1, 1]}
+        texts = {1: "**suspicious** at 1\n\nfirst", 4: "**suspicious** at 4\n\nlast"}
+        other = write_run(tmp_path / "other", series, texts)
+        rows = report(tmp_path, watched, other).root.one("tbody").all("tr")
+
+        told = [(row.one("td", css="name").text, row.one("td", css="step").text) for row in rows]
+        assert told == [
+            ("other", "step 1"),
+            ("watched", "step 3"),
+            ("watched", "step 4"),
+            ("other", "step 4"),
+        ]
+
+    def test_names_are_those_of_the_folders_or_paths_where_two_are_alike(
+        self, tmp_path: Path
+    ) -> None:
+        one = write_run(tmp_path / "a" / "ppo", {"toy/a": [1.0]})
+        two = write_run(tmp_path / "b" / "ppo", {"toy/a": [1.0]})
+        three = write_run(tmp_path / "sft", {"toy/a": [1.0]})
+        page = report(tmp_path, one, two, three)
+
+        names = [item.text for item in page.root.one(css="legend").all("li")]
+        assert names == [one, two, "sft"]
+
+
+class TestErrors:
+    def test_an_unknown_key(self, tmp_path: Path, calm: str) -> None:
+        with pytest.raises(
+            ValueError, match=r"logged \(rollout/gold, rollout/kl\), got rollout/scor$"
+        ):
+            report(tmp_path, calm, keys=["rollout/kl", "rollout/scor"])
+
+    def test_a_run_of_placeholders_only(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path / "run", {"hp_metric": [-1.0]})
+
+        with pytest.raises(ValueError, match=r"logged \(hp_metric\), got none"):
+            report(tmp_path, run)
+
+    def test_no_run_one_twice_and_a_string(self, tmp_path: Path, calm: str) -> None:
+        with pytest.raises(ValueError, match="expected at least one run, got none"):
+            report(tmp_path)
+        with pytest.raises(ValueError, match="expected each folder once"):
+            report(tmp_path, calm, calm)
+        with pytest.raises(ValueError, match="expected a list of folders, got the string"):
+            write_report(calm, tmp_path / "report.html")
+        with pytest.raises(ValueError, match="expected a list of keys, got the string"):
+            write_report([calm], tmp_path / "report.html", keys="rollout/kl")
+
+    def test_an_output_that_is_a_folder(self, tmp_path: Path, calm: str) -> None:
+        with pytest.raises(ValueError, match="output: expected a file, got the folder"):
+            write_report([calm], tmp_path)
+
+
+class TestTheCommand:
+    def test_it_writes_the_page(
+        self,
+        tmp_path: Path,
+        watched: str,
+        calm: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        output = str(tmp_path / "page.html")
+        words = [watched, calm, "--output", output, "--keys", "rollout/kl"]
+        monkeypatch.setattr(sys, "argv", ["report", *words])
+
+        runpy.run_module("lit_callbacks.report", run_name="__main__")
+
+        assert capsys.readouterr().out == f"Report: {output}\n"
+        assert [c.text for c in Page(Path(output)).root.all("code")] == ["rollout/kl"]
+
+    def test_runs_may_have_names(self, tmp_path: Path, watched: str, calm: str) -> None:
+        output = tmp_path / "page.html"
+        main([f"vanilla={watched}", f"ppo max={calm}", "--output", str(output)])
+
+        assert Page(output).title == "vanilla, ppo max"
+
+    def test_a_folder_may_have_a_sign_of_equality(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path / "lr=0.1", {"toy/a": [1.0]})
+        output = tmp_path / "page.html"
+        main([run, "--output", str(output)])
+
+        assert Page(output).title == "lr=0.1"
+
+    @pytest.mark.parametrize("words", [["a={calm}", "{watched}"], ["a={calm}", "a={watched}"]])
+    def test_names_for_some_runs_or_twice_the_same(
+        self, words: list[str], watched: str, calm: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main([word.format(calm=calm, watched=watched) for word in words])
+
+        assert stop.value.code == 2
+        assert "expected folders, or NAME=FOLDER with different names" in capsys.readouterr().err
+
+    def test_an_error_is_one_line_without_a_traceback(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main([str(tmp_path / "nothing"), "--output", str(tmp_path / "page.html")])
+
+        assert stop.value.code == 2
+        assert "with no event file" in capsys.readouterr().err
+        assert os.listdir(tmp_path) == []

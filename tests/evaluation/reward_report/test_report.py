@@ -15,11 +15,11 @@ from lit_rlhf.data import Message, PreferenceRecord
 from lit_rlhf.evaluation.reward_report import (
     RewardReport,
     ScoredPairs,
+    print_reward_report,
     report_html,
     reward_report,
 )
-from lit_rlhf.evaluation.reward_report.page import verdict
-from lit_rlhf.evaluation.reward_report.tables import print_reward_report
+from lit_rlhf.evaluation.reward_report.render import verdict
 from tests.callbacks.reports import Page
 
 NASTY = '<script>alert("&\'")</script>'
@@ -95,7 +95,7 @@ def test_the_numbers_are_on_the_page(report: RewardReport, tmp_path: Path) -> No
 def test_bars_left_of_zero_are_mistakes(report: RewardReport, tmp_path: Path) -> None:
     section = page(report, tmp_path).root.all("section")[0]
 
-    for svg, wrong, right in zip(section.all("svg"), (2, 1, 1), (4, 2, 2), strict=True):
+    for svg, wrong, right in zip(section.all("svg", "chart"), (2, 1, 1), (4, 2, 2), strict=True):
         for kind, expected in (("wrong", wrong), ("right", right)):
             titles = [bar.one("title").text for bar in svg.all("rect", kind)]
             counts = [int(re.findall(r": (\d+) pairs", title)[0]) for title in titles]
@@ -132,7 +132,7 @@ def test_text_from_data_is_escaped(tmp_path: Path) -> None:
     assert shown.title == f"Reward model {NASTY}"
     assert shown.root.all("article")[0].all(css="text")[0].text == f"question 2 {NASTY}"
     assert shown.root.text.count(NASTY) > 10
-    labels = [svg.attributes["aria-label"] for svg in shown.root.all("svg")]
+    labels = [svg.attributes["aria-label"] for svg in shown.root.all("svg", "chart")]
     assert labels[1] == f"Difference of the scores, a{NASTY}"
 
 
