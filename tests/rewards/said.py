@@ -14,6 +14,9 @@ import torch
 from lit_rlhf.rollout import RolloutBatch
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_tokenizer
 
+PROMPTS = ["first prompt", "second", "third one"]
+TEXTS = ["yes", "no way", ""]
+
 
 def said(texts: Sequence[str], terminated: Sequence[bool] | None = None) -> RolloutBatch:
     """Responses with these texts to prompts of two tokens; EOS follows where one ended."""

@@ -11,13 +11,22 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rewards import LengthRule, RemoteScorer, WeightedReward, parse_rewards, shorten_names
-from tests.rewards.said import said
+from lit_rlhf.rewards import (
+    LengthRule,
+    ModelReward,
+    RemoteScorer,
+    WeightedReward,
+    parse_rewards,
+    shorten_names,
+)
+from lit_rlhf.rollout import RolloutBatch
+from tests.rewards.said import PROMPTS, said
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny_models import tiny_tokenizer
 
 LENGTH = {"rule": "length", "unit": "characters", "longest": 0}
 ENDS = {"rule": "format", "kind": "sentence"}
+FUNCTIONS = "tests.rewards.reward_functions"
 BATCHES = [["a", "abc.", "ab"], ["abcdefgh", "x.", "abc"], ["a.", "a", "a"]]
 
 
@@ -211,3 +220,36 @@ def test_functions_are_told_from_folders(tmp_path: Path) -> None:
         True,
         True,
     ]
+
+
+def test_a_reward_models_scores_that_are_not_finite_are_shown(
+    folder: Path, rollouts: RolloutBatch
+) -> None:
+    path = str(folder / "reward_1")
+    weighted = WeightedReward({path: 1.0}, ModelOptions(), tiny_tokenizer())
+    (model,) = weighted.models
+    with torch.no_grad():
+        model.model.score.weight.fill_(torch.inf)  # type: ignore[union-attr, operator]
+    with pytest.warns(UserWarning, match=f"reward model '{path}': expected finite .* prompt 'fir"):
+        assert not bool(torch.isfinite(weighted(rollouts, PROMPTS, None)).any())
+
+
+def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: RolloutBatch) -> None:
+    sources = [str(folder / "reward_1"), str(folder / "reward_2")]
+    first, second = (
+        ModelReward(source, ModelOptions())(rollouts, PROMPTS, None) for source in sources
+    )
+    length = torch.tensor([3.0, 6.0, 0.0])
+    weighted = WeightedReward(
+        {sources[0]: 2.0, f"{FUNCTIONS}:length": -0.1, sources[1]: 0.5},
+        ModelOptions(),
+        tiny_tokenizer(),
+    )
+    expected = 2.0 * first - 0.1 * length + 0.5 * second
+    torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
+    assert [source.path for source in weighted.models] == sources
+
+
+def test_a_reward_needs_a_source() -> None:
+    with pytest.raises(ValueError, match=r"rewards: expected at least one entry.* got none"):
+        WeightedReward({}, ModelOptions(), tiny_tokenizer())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 import torch
 
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.rollout.sampling import sample_tokens
 
+OPTIONS = SamplingOptions(max_new_tokens=8)
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
 
 
@@ -74,3 +79,37 @@ def test_rare_tokens_of_a_large_vocabulary_keep_their_weight() -> None:
         torch.zeros(2, dtype=torch.long),
     )
     assert tokens.tolist() == [99_999, 100_000]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ()),
+        ({"temperature": 0.7}, ()),
+        ({"top_k": 5}, ("top_k",)),
+        ({"top_p": 0.9, "repetition_penalty": 1.2}, ("top_p", "repetition_penalty")),
+        ({"do_sample": False}, ("do_sample",)),
+        ({"min_new_tokens": 1}, ("min_new_tokens",)),
+    ],
+)
+def test_options_that_leave_the_policy_are_named(
+    changes: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    assert replace(OPTIONS, **changes).off_policy_options == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens: expected an integer >= 1, got 0"),
+        ({"temperature": 0.0}, "temperature: expected a number > 0"),
+        ({"top_p": 0.0}, "top_p: expected"),
+        ({"top_p": 1.1}, "top_p: expected"),
+        ({"top_k": -1}, "top_k: expected"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: expected"),
+        ({"min_new_tokens": 9}, "min_new_tokens: expected 0 to max_new_tokens = 8, got 9"),
+    ],
+)
+def test_options_out_of_range_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(OPTIONS, **changes)

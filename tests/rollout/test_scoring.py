@@ -141,19 +141,6 @@ def test_values_are_those_of_each_state_alone(family: str) -> None:
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_forward_reads_at_least_one_token() -> None:
-    model = tiny_causal_lm()
-    with pytest.raises(ValueError, match="max_tokens_per_forward: expected an integer >= 1, got 0"):
-        compute_logprobs(model, rollouts_of(model), max_tokens_per_forward=0)
-
-
-def test_a_rollout_survives_moving_and_slicing(tmp_path: Path) -> None:
-    rollouts = rollouts_of(tiny_causal_lm())
-    torch.save(tuple(rollouts[:5]), tmp_path / "r.pt")
-    again = RolloutBatch(*torch.load(tmp_path / "r.pt", weights_only=True))
-    assert torch.equal(again.sequence_ids, rollouts.sequence_ids)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("scoring") / "lm"

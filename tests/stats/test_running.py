@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments, global_sum
+from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments
 
 STREAM = [3.0, -1.5, 100.25, 7.0, 0.0, 2.5, -40.0]
 
@@ -122,17 +122,3 @@ def test_an_update_has_no_graph() -> None:
     moments = RunningMoments()
     moments.update(torch.ones(3, requires_grad=True))
     assert not any(x.requires_grad for x in (moments.mean, moments.m2, moments.std))
-
-
-def test_without_ranks_global_is_local() -> None:
-    values, mask = torch.tensor([1.0, 3.0, 999.0]), torch.tensor([True, True, False])
-    assert [x.item() for x in global_masked_moments(values, mask)] == [2, 1, 2]
-    numbers = torch.tensor([1, 2])
-    total = global_sum(numbers)
-    assert total.tolist() == [1, 2]
-    assert total is not numbers
-
-
-def test_a_sum_of_bools_is_refused() -> None:
-    with pytest.raises(ValueError, match="tensor: expected a numeric dtype"):
-        global_sum(torch.tensor([True]))

@@ -98,3 +98,17 @@ def test_a_bad_number_on_one_rank_is_refused_on_both(ranks: list[dict[str, Any]]
 def test_a_global_sum_adds_and_leaves_its_argument_alone(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["sum"].tolist() == [3.0, 30.0]
     assert ranks[1]["summand"].tolist() == [2.0, 20.0]
+
+
+def test_without_ranks_global_is_local() -> None:
+    values, mask = torch.tensor([1.0, 3.0, 999.0]), torch.tensor([True, True, False])
+    assert [x.item() for x in global_masked_moments(values, mask)] == [2, 1, 2]
+    numbers = torch.tensor([1, 2])
+    total = global_sum(numbers)
+    assert total.tolist() == [1, 2]
+    assert total is not numbers
+
+
+def test_a_sum_of_bools_is_refused() -> None:
+    with pytest.raises(ValueError, match="tensor: expected a numeric dtype"):
+        global_sum(torch.tensor([True]))

@@ -1,0 +1,78 @@
+"""Reward models: what they score, and on which text they were trained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from lit_rlhf.data import DialogueEncoder, TextContract
+from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
+from lit_rlhf.rewards import ModelReward
+from lit_rlhf.rollout import RolloutBatch
+from tests.rewards.said import PROMPTS
+from tests.support.tiny_models import tiny_tokenizer
+
+
+def test_a_model_scores_the_last_token_of_each_response(
+    folder: Path, rollouts: RolloutBatch
+) -> None:
+    reward = ModelReward(str(folder / "reward_1"), ModelOptions())
+    model = load_scalar_model(folder / "reward_1").eval()
+    expected = []
+    for row in range(3):
+        ids = rollouts.sequence_ids[row][rollouts.sequence_mask[row]].unsqueeze(0)
+        expected.append(float(model(input_ids=ids).logits[0, 0].detach()))
+    for batch_size in (None, 2):
+        assert reward(rollouts, PROMPTS, batch_size).tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_reward_model_is_frozen_and_never_gets_the_policys_adapters(folder: Path) -> None:
+    options = ModelOptions(lora_rank=2, gradient_checkpointing=True)
+    reward = ModelReward(str(folder / "reward_1"), options)
+    assert not any(p.requires_grad for p in reward.parameters())
+    assert not any(module.training for module in reward.model.modules())
+    assert not any("lora" in name for name, _ in reward.named_parameters())
+
+
+def contract(
+    template: str = "hh", tokenizer: PreTrainedTokenizerFast | None = None
+) -> TextContract:
+    return DialogueEncoder(tokenizer or tiny_tokenizer(), template, max_length=64).contract
+
+
+def test_a_reward_model_without_a_contract_is_compared_by_its_tokenizer(folder: Path) -> None:
+    path = str(folder / "reward_1")
+    reward = ModelReward(path, ModelOptions())
+    with pytest.warns(UserWarning, match="whether it was trained with the policy's chat") as shown:
+        reward.check_contract(contract())
+    assert f"reward model {path!r} has no text_contract.json" in str(shown[0].message)
+    assert r"Human: first question\n\nAssistant: first answer" in str(shown[0].message)
+
+
+def test_a_reward_model_with_another_tokenizer_and_no_contract_is_refused(folder: Path) -> None:
+    reward = ModelReward(str(folder / "reward_1"), ModelOptions())
+    # as many tokens, one of them written otherwise
+    other = contract(tokenizer=tiny_tokenizer("</s>", special_pad=False))
+    assert other.vocab_size == contract().vocab_size
+    with pytest.raises(ValueError, match=r"reward_1' does not read what .* another tokenizer"):
+        reward.check_contract(other)
+
+
+def test_a_reward_model_without_tokenizer_and_contract_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    ModelReward(str(folder / "reward_1"), ModelOptions()).model.save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=f"expected a tokenizer at {re.escape(str(tmp_path))}"):
+        ModelReward(str(tmp_path), ModelOptions()).check_contract(contract())
+
+
+def test_a_contract_says_more_than_the_tokenizer(folder: Path, tmp_path: Path) -> None:
+    model = load_scalar_model(folder / "reward_1")
+    save_model_folder(model, tiny_tokenizer(), tmp_path / "reward", contract=contract("hh"))
+    reward = ModelReward(str(tmp_path / "reward"), ModelOptions())
+    reward.check_contract(contract("hh"))  # and no warning
+    with pytest.raises(ValueError, match="the chat templates differ"):
+        reward.check_contract(contract("paper-en"))

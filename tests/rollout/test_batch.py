@@ -1,0 +1,75 @@
+"""Rollouts as tensors: what their views, parts and copies hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_rlhf.rollout import PolicyStatistics, RolloutBatch
+
+
+def batch() -> RolloutBatch:
+    """Responses of 3, 1 and 2 tokens to prompts of 2, 1 and 2; every token is its own."""
+    prompt_mask = torch.tensor([[True, True], [False, True], [True, True]])
+    response_mask = torch.arange(3) < torch.tensor([3, 1, 2])[:, None]
+    numbers = torch.arange(9.0).view(3, 3)
+    return RolloutBatch(
+        torch.arange(6).view(3, 2),
+        prompt_mask,
+        torch.arange(10, 19).view(3, 3),
+        response_mask,
+        torch.tensor([False, True, True]),
+        PolicyStatistics(-numbers, numbers, 0.7),
+    )
+
+
+def test_sequences_are_prompts_followed_by_responses() -> None:
+    rollouts = batch()
+    assert rollouts.sequence_ids[0].tolist() == [0, 1, 10, 11, 12]
+    assert rollouts.sequence_mask[1].tolist() == [False, True, True, False, False]
+    assert rollouts.lengths.tolist() == [3, 1, 2]
+    mask = rollouts.to_sequence_mask(rollouts.response_mask)
+    assert mask[2].tolist() == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("limit", "sizes"), [(1, [1, 1, 1]), (6, [1, 2]), (7, [2, 1]), (10, [2, 1]), (11, [3])]
+)
+def test_parts_have_at_most_so_many_real_tokens_or_one_row(limit: int, sizes: list[int]) -> None:
+    # the samples have 5, 2 and 4 real tokens
+    whole, parts = batch(), list(batch().split(limit))
+    assert [len(part.terminated) for part in parts] == sizes
+    for field in ("prompt_ids", "prompt_mask", "response_ids", "response_mask", "terminated"):
+        joined = torch.cat([getattr(part, field) for part in parts])
+        assert torch.equal(joined, getattr(whole, field))
+    assert whole.statistics is not None
+    entropies = [part.statistics.entropy for part in parts if part.statistics is not None]
+    assert torch.equal(torch.cat(entropies), whole.statistics.entropy)
+
+
+def test_a_part_has_at_least_one_token() -> None:
+    with pytest.raises(ValueError, match="max_tokens_per_forward: expected an integer >= 1, got 0"):
+        next(batch().split(0))
+
+
+def test_statistics_are_those_of_one_temperature() -> None:
+    rollouts = batch()
+    assert rollouts.statistics_at(0.7) is rollouts.statistics
+    assert rollouts.statistics_at(1.0) is None
+    assert rollouts._replace(statistics=None).statistics_at(0.7) is None
+
+
+def test_a_function_is_applied_to_every_tensor() -> None:
+    moved = batch().map(lambda tensor: tensor.to("meta"))
+    assert moved.statistics is not None
+    tensors = [*moved[:5], moved.statistics.logprobs, moved.statistics.entropy]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert moved.statistics.temperature == 0.7
+
+
+def test_tensors_survive_a_file(tmp_path: Path) -> None:
+    torch.save(tuple(batch()[:5]), tmp_path / "rollouts.pt")
+    again = RolloutBatch(*torch.load(tmp_path / "rollouts.pt", weights_only=True))
+    assert torch.equal(again.sequence_ids, batch().sequence_ids)
