@@ -180,7 +180,7 @@ NAMES = [*BAD_PAIRS, *(f"chat {name}" for name in BAD_CHATS), *OTHERS]
 
 
 @pytest.mark.parametrize(("kind", "good", "bad", "field", "reason"), CASES, ids=NAMES)
-def test_error_names_file_line_and_field(
+def test_bad_record_is_named_or_counted(
     write_lines: Writer, kind: RecordKind, good: Any, bad: Any, field: str, reason: str
 ) -> None:
     path = write_lines(good, "", bad)
@@ -190,12 +190,6 @@ def test_error_names_file_line_and_field(
     assert (error.file, error.line, error.field, error.reason) == (path, 3, field, reason)
     assert str(error).startswith(f"{path}:3: " + (f"field '{field}': " if field else ""))
 
-
-@pytest.mark.parametrize(("kind", "good", "bad", "field", "reason"), CASES, ids=NAMES)
-def test_skip_counts_by_reason(
-    write_lines: Writer, kind: RecordKind, good: Any, bad: Any, field: str, reason: str
-) -> None:
-    del field
     path = write_lines(good, bad, bad, good)
     loaded = load_records(kind, [DataSource(path)], on_bad_record="skip")
     assert len(loaded.records) == 2

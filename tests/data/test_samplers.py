@@ -209,26 +209,33 @@ def test_pairs_of_different_lengths_are_refused() -> None:
         PairedBatchSampler(FixedBatchSampler(6, 2), FixedBatchSampler(4, 2))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"lengths": []},
-        {"lengths": [3, 0]},
-        {"tokens_per_batch": 0},
-        {"min_samples": 0},
-        {"min_samples": 4, "max_samples": 3},
-        {"rank": 1},
-    ],
-)
-def test_token_budget_arguments_out_of_range(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=":"):
-        TokenBudgetBatchSampler(**{"lengths": [3, 4], "tokens_per_batch": 8, **settings})
+ONE = {"size": 3, "batch_size": 1}
+BUDGET = {"lengths": [3, 4], "tokens_per_batch": 8}
+OUT_OF_RANGE: list[tuple[type[EpochBatchSampler], dict[str, Any], str]] = [
+    (FixedBatchSampler, {**ONE, "size": 0}, "size: expected at least 1 example, got 0"),
+    (FixedBatchSampler, {**ONE, "batch_size": 0}, "batch_size: expected at least 1, got 0"),
+    (FixedBatchSampler, {**ONE, "num_replicas": 2, "rank": 2}, "rank: expected 0 to 1, got 2"),
+    (
+        FixedBatchSampler,
+        {**ONE, "batch_size": 4, "drop_last": True},
+        "batch_size: expected at most 3 with drop_last .*, got 4",
+    ),
+    (TokenBudgetBatchSampler, {**BUDGET, "lengths": []}, "lengths: expected .*, got none"),
+    (TokenBudgetBatchSampler, {**BUDGET, "lengths": [3, 0]}, "lengths: .* got a length of 0"),
+    (TokenBudgetBatchSampler, {**BUDGET, "tokens_per_batch": 0}, "tokens_per_batch: .* got 0"),
+    (TokenBudgetBatchSampler, {**BUDGET, "min_samples": 0}, "min_samples: .* got 0"),
+    (
+        TokenBudgetBatchSampler,
+        {**BUDGET, "min_samples": 4, "max_samples": 3},
+        "max_samples: expected at least min_samples=4, got 3",
+    ),
+    (TokenBudgetBatchSampler, {**BUDGET, "rank": 1}, "rank: expected 0 to 0, got 1"),
+]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"size": 0}, {"batch_size": 0}, {"num_replicas": 2, "rank": 2}, {"drop_last": True}],
-)
-def test_fixed_arguments_out_of_range(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=":"):
-        FixedBatchSampler(**{"size": 3, "batch_size": 4, **settings})
+@pytest.mark.parametrize(("sampler", "settings", "message"), OUT_OF_RANGE)
+def test_arguments_out_of_range_are_refused(
+    sampler: type[EpochBatchSampler], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        sampler(**settings)
