@@ -242,6 +242,7 @@ class DialogueEncoder:
             document ends with the EOS token, and begins with the BOS token if the contract says so.
             A last block of one token is left out, since nothing would predict its token.
         """
+        # Plain text passes no template, so its BOS token is written here.
         ids = [*self._tokenize(text), self.eos_token_id]
         if self.contract.add_bos:
             ids.insert(0, int(self.tokenizer.bos_token_id))
@@ -299,6 +300,7 @@ class DialogueEncoder:
                 "chat_template: expected the rendered dialogue to start with the rendered prompt, "
                 f"got\n  prompt:   {prompt!r}\n  dialogue: {dialogue!r}"
             )
+        # Some templates write a newline behind EOS; a rollout ends at EOS, and so does a dialogue.
         text, _, _ = dialogue[len(prompt) :].partition(self.eos_token)
         return text
 
@@ -389,6 +391,7 @@ class DialogueEncoder:
 
     def _make_contract(self) -> TextContract:
         bos = self.tokenizer.bos_token
+        # A tokenizer with a BOS token need not have a template that writes it.
         probe = self.render_prompt([Message("user", "a")])
         return TextContract(
             chat_template=str(self.tokenizer.chat_template),

@@ -72,6 +72,7 @@ def detect_format(row: Row) -> str:
     Raises:
         RecordError: If no format has these fields; the message lists the known formats.
     """
+    # Parquet files hold a null for every field that a row lacks.
     keys = {key for key, value in row.fields.items() if value is not None}
     if "conversations" in keys:
         return "conversations"

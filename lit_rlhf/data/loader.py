@@ -51,6 +51,7 @@ class ResumableLoader(Generic[Batch]):
         # This is a generator, so nothing below runs until the first batch is requested. By then
         # Lightning has set the epoch, and iterators that it creates and discards have no effect.
         epoch = self.batch_sampler.epoch
+        # A restored position counts once, and only for its own epoch: Lightning may have moved on.
         resume, self._resume = self._resume, None
         start = resume["position"] if resume is not None and resume["epoch"] == epoch else 0
         self._epoch, self._position = epoch, start

@@ -154,6 +154,7 @@ class FixedBatchSampler(EpochBatchSampler):
         return indices[offset : offset + self.samples_per_epoch]
 
     def _pass(self, number: int) -> list[int]:
+        """One pass over the dataset. Its order depends on its number alone."""
         if not self.shuffle:
             return list(range(self.size))
         return [int(i) for i in self._generator(number, self.stream).permutation(self.size)]
@@ -243,10 +244,12 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
             batches = [batches[i] for i in generator.permutation(len(batches))]
         needed = len(self) * self.num_replicas
         repeated = batches * math.ceil(needed / len(batches))
+        # Ranks take turns, so that without shuffling each gets long and short batches alike.
         return [[*batch] for batch in repeated[self.rank : needed : self.num_replicas]]
 
     def _make_buckets(self) -> list[list[int]]:
         """Buckets of similar length, from long to short; each starts with its longest example."""
+        # The sort is stable, so that all ranks build the same buckets.
         order = sorted(range(len(self.lengths)), key=lambda i: -self.lengths[i])
         buckets: list[list[int]] = []
         for index in order:
@@ -258,6 +261,8 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
 
     def _make_sizes(self) -> list[int]:
         """Number of examples of each batch, over all ranks, from long to short."""
+        # Each example counts with the longest length of its bucket. The sizes then hold for every
+        # shuffle within the buckets, and the number of batches is the same in every epoch.
         padded = [self.lengths[bucket[0]] for bucket in self._buckets for _ in bucket]
         sizes: list[int] = []
         start = 0

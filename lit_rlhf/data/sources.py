@@ -223,6 +223,7 @@ def repeat_by_weight(
     """
     repeated: list[AnyRecord] = []
     for number, source in enumerate(sources):
+        # Each source has a random stream of its own, which the other sources do not shift.
         own = [record for record in records if record.source == source.label]
         copies, fraction = divmod(source.weight, 1)
         repeated += own * int(copies)
@@ -264,6 +265,7 @@ def split_records(
     for name, value in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
         if not 0 <= value < 1:
             raise ValueError(f"{name}: expected 0 <= fraction < 1, got {value}")
+    # A hash instead of a shuffle: a few records more or less hardly change the split of the others.
     keys = [_hash_prompt(record, seed) for record in records]
     order = sorted(set(keys))
     n_val, n_test = (

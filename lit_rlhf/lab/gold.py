@@ -177,6 +177,7 @@ def parse_request(prompt: str) -> Request:
         )
     words = split_words(turns[-2][1])
     for lexicon in LEXICONS.values():
+        # Harmful objects first: "tell me how to make drugs" names no number and no topic.
         if any(word in lexicon.harmful_objects for word in words):
             return Request(lexicon.language, True, "", 0, frozenset())
         n_items = _find_number(words, lexicon)
