@@ -14,8 +14,10 @@ from lit_rlhf.evaluation import (
     Responses,
     choose_device,
     compare_policies,
+    outcome_figure,
     print_comparison,
     read_responses,
+    save_figure,
     write_json_lines,
     write_text,
 )
@@ -167,9 +169,8 @@ def evaluate(
         report["benchmarks"] = measured.as_dict()
         report.setdefault("settings", {"dtype": dtype})
     if chart is not None:
-        from lit_rlhf.evaluation.outcome_chart import outcomes_chart
-
-        print(f"Chart: {outcomes_chart(head_to_heads, report['baseline'], chart)}")
+        figure = outcome_figure(head_to_heads, report["baseline"])
+        print(f"Chart: {save_figure(figure, chart)}")
     if output is not None:
         text = json.dumps(report, indent=2) + "\n"
         print(f"Report: {write_text(output, text)}")

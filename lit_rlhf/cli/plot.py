@@ -27,13 +27,17 @@ def plot(
         baseline: Level of the SFT policy by metric, drawn as a dashed line, for instance
             {rollout/gold: 0.66}.
     """
-    from lit_rlhf.evaluation.plots import collapse_figure
+    from lit_rlhf.evaluation import run_figure, save_figure
 
-    print(f"Figure: {collapse_figure(named_runs(runs), output, keys, baseline)}")
+    figure = run_figure(parse_runs(runs), keys, baseline)
+    print(f"Figure: {save_figure(figure, output)}")
 
 
-def named_runs(runs: Sequence[str]) -> dict[str, str]:
-    """Folder by name.
+def parse_runs(runs: Sequence[str]) -> dict[str, str]:
+    """Parse runs given as NAME=FOLDER.
+
+    Returns:
+        Folder by name.
 
     Raises:
         ValueError: If a run is not NAME=FOLDER, or two have one name.

@@ -13,6 +13,7 @@ from lit_rlhf.evaluation.compare import (
     measure_policy,
     print_comparison,
 )
+from lit_rlhf.evaluation.figures import outcome_figure, run_figure, save_figure
 from lit_rlhf.evaluation.loading import (
     choose_device,
     load_encoder,
@@ -79,6 +80,7 @@ __all__ = [
     "load_reward",
     "load_shared_encoder",
     "measure_policy",
+    "outcome_figure",
     "outcome_rates",
     "outcomes_table",
     "print_comparison",
@@ -88,7 +90,9 @@ __all__ = [
     "progress_bar",
     "read_prompts",
     "read_responses",
+    "run_figure",
     "sample_batches",
+    "save_figure",
     "score_summary",
     "short_names",
     "write_json_lines",

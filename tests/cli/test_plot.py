@@ -6,7 +6,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from lit_rlhf.cli.main import main as command
-from lit_rlhf.cli.plot import main, named_runs
+from lit_rlhf.cli.plot import main, parse_runs
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def test_keys_and_baseline_can_be_chosen(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_may_have_an_equals_sign() -> None:
-    assert named_runs(["a=runs/lr=1", "b=runs/b"]) == {"a": "runs/lr=1", "b": "runs/b"}
+    assert parse_runs(["a=runs/lr=1", "b=runs/b"]) == {"a": "runs/lr=1", "b": "runs/b"}
 
 
 @pytest.mark.parametrize("runs", [["runs/a"], ["=runs/a"], ["a="], ["a=x", "a=y"]])
 def test_runs_without_a_name_of_their_own_are_refused(runs: list[str]) -> None:
     with pytest.raises(ValueError, match="runs: expected NAME=FOLDER"):
-        named_runs(runs)
+        parse_runs(runs)
 
 
 def test_a_folder_without_a_run_ends_the_command(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
+"""The figures of runs and of outcomes, read back from matplotlib."""
+
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_rlhf.evaluation.plots import collapse_figure, moving_average, run_figure, scalars
+from lit_rlhf.evaluation import HeadToHead, Outcomes, outcome_figure, run_figure, save_figure
+from lit_rlhf.functional import Interval
+
+# --- runs
 
 
 def write_run(folder: Path, series: Mapping[str, Sequence[float]], first: int = 0) -> Path:
@@ -41,48 +45,14 @@ def panels(figure: Figure) -> dict[str, Axes]:
     return {axis.get_title(loc="left"): axis for axis in figure.axes if axis.axison}
 
 
-def test_scalars_are_steps_and_values(vanilla: Path) -> None:
-    steps, values = scalars(vanilla, "rollout/score")
-
-    assert steps.tolist() == [0, 1, 2]
-    assert values.tolist() == [0.0, 1.0, 2.0]
-
-
-def test_a_run_is_found_below_its_folder(vanilla: Path) -> None:
-    write_run(vanilla.parent / "run" / "logs" / "version_0", {"rollout/score": [3.0]})
-
-    assert scalars(vanilla.parent / "run", "rollout/score").values.tolist() == [3.0]
-
-
-def test_a_resumed_run_is_read_as_one(tmp_path: Path) -> None:
-    write_run(tmp_path, {"rollout/score": [0.0, 1.0, 2.0]})
-    write_run(tmp_path, {"rollout/score": [10.0, 20.0]}, first=2)
-
-    steps, values = scalars(tmp_path, "rollout/score")
-
-    assert steps.tolist() == [0, 1, 2, 3]
-    assert values.tolist() == [0.0, 1.0, 10.0, 20.0]
-
-
-def test_every_value_of_a_long_run_is_read(tmp_path: Path) -> None:
-    write_run(tmp_path, {"rollout/score": [0.0] * 10_500})
-
-    assert len(scalars(tmp_path, "rollout/score").steps) == 10_500
-
-
-def test_an_unknown_key_is_refused_with_those_there_are(vanilla: Path) -> None:
-    with pytest.raises(ValueError, match=r"rollout/kl, rollout/score\), got 'rollout/gold'"):
-        scalars(vanilla, "rollout/gold")
-
-
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"event files of one run, got .* with no event file"):
-        scalars(tmp_path, "rollout/score")
+        run_figure({"run": tmp_path})
 
 
 def test_a_folder_of_several_runs_is_refused(vanilla: Path, ppo_max: Path) -> None:
     with pytest.raises(ValueError, match=r"of one run, got .* with .*ppo_max, .*vanilla"):
-        scalars(vanilla.parent, "rollout/score")
+        run_figure({"runs": vanilla.parent})
 
 
 def test_each_metric_gets_a_panel_with_the_runs_that_have_it(vanilla: Path, ppo_max: Path) -> None:
@@ -155,21 +125,77 @@ def test_no_runs_are_refused() -> None:
 
 
 def test_the_figure_is_written_as_wide_as_a_readme_needs(vanilla: Path, tmp_path: Path) -> None:
-    path = collapse_figure({"vanilla": vanilla}, tmp_path / "new" / "collapse.png")
+    path = save_figure(run_figure({"vanilla": vanilla}), tmp_path / "new" / "collapse.png")
 
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG")
     assert int.from_bytes(content[16:20], "big") >= 1000
 
 
-def test_a_moving_average_is_centered_and_shrinks_at_the_ends() -> None:
-    average = moving_average(np.array([0.0, 3.0, 6.0, 0.0]), half_width=1)
+# --- outcomes
 
-    assert average.tolist() == [1.5, 3.0, 3.0, 3.0]
+MAX = Outcomes(
+    0.44, 0.26, 0.3, Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36), 200
+)
+VANILLA = Outcomes(0.2, 0.02, 0.78, Interval(0.1, 0.3), Interval(0, 0.04), Interval(0.7, 0.88), 200)
+ROWS = [
+    HeadToHead("ppo_max", "helpful", MAX),
+    HeadToHead("vanilla", "helpful", VANILLA),
+    HeadToHead("ppo_max", "harmless", None),
+]
 
 
-def test_a_moving_average_skips_gaps() -> None:
-    average = moving_average(np.array([1.0, math.nan, 3.0, math.nan, math.nan]), half_width=1)
+def drawn(figure: Figure, title: str) -> Axes:
+    (axis,) = (axis for axis in figure.axes if axis.get_title(loc="left") == title)
+    return axis
 
-    assert average[:4].tolist() == [1.0, 2.0, 3.0, 3.0]
-    assert math.isnan(average[4])
+
+def test_every_share_is_a_bar_behind_the_one_before() -> None:
+    axis = drawn(outcome_figure(ROWS, "sft"), "helpful")
+
+    bars = [
+        (bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_width()) for bar in axis.patches
+    ]
+    expected = [
+        *((0, 0.0, 0.44), (0, 0.44, 0.26), (0, 0.7, 0.3)),
+        *((1, 0.0, 0.2), (1, 0.2, 0.02), (1, 0.22, 0.78)),
+    ]
+    assert bars == [pytest.approx(bar) for bar in expected]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["ppo_max", "vanilla"]
+    assert axis.yaxis_inverted()  # the first policy is on top
+    assert [text.get_text() for text in axis.texts] == ["44", "26", "30", "20", "78"]
+
+
+def test_lines_are_the_intervals_of_win_and_of_lose() -> None:
+    axis = drawn(outcome_figure(ROWS, "sft"), "helpful")
+
+    ends = [line.get_xdata() for line in axis.lines]
+    assert [list(pair) for pair in ends[:2]] == [
+        pytest.approx([0.37, 0.51]),
+        pytest.approx([1 - 0.36, 1 - 0.24]),  # lose is counted from the right
+    ]
+
+
+def test_a_policy_without_a_verdict_has_no_bar() -> None:
+    axis = drawn(outcome_figure(ROWS, "sft"), "harmless")
+
+    assert list(axis.patches) == []
+    assert [text.get_text() for text in axis.texts] == ["no valid verdict"]
+
+
+def test_the_baseline_is_named() -> None:
+    figure = outcome_figure(ROWS, "my_sft")
+
+    assert "against my_sft" in figure.axes[-1].get_xlabel()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["win", "tie", "lose"]
+
+
+def test_the_suffix_is_the_format(tmp_path: Path) -> None:
+    path = save_figure(outcome_figure(ROWS, "sft"), tmp_path / "new" / "chart.svg")
+
+    assert path.read_text("utf-8").startswith("<?xml")
+
+
+def test_nothing_to_draw() -> None:
+    with pytest.raises(ValueError, match="chart: expected verdicts of a reward or a judge"):
+        outcome_figure([], "sft")
