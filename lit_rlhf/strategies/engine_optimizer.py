@@ -135,27 +135,30 @@ def has_gradients(engine: DeepSpeedEngine) -> bool:
 def drop_gradients(engine: DeepSpeedEngine) -> None:
     """Forget every gradient that an engine holds, so that an update can be abandoned half-way.
 
-    ZeRO's `zero_grad` clears `p.grad` alone. What earlier backwards have reduced into this rank's
-    partition would be added to the next step.
+    ZeRO's own `zero_grad` clears the gradients of the parameters alone. Sums over the backwards
+    since the last step are kept elsewhere and would enter the next step.
     """
     zero = engine.optimizer
-    zero.zero_grad()
-    zero.averaged_gradients.clear()  # this and the next: sums of the backwards since the last step
-    zero.all_grad_tensors.clear()
+    zero.zero_grad()  # stage 1 has its sums here
+    zero.all_grad_tensors.clear()  # stage 2 in float32
+    zero.averaged_gradients.clear()  # stage 2 in bfloat16
+    # Backwards since the last step, from 0. At 0 or below, offloading overwrites its sums.
     zero.micro_step_id = -1
-    zero.ready_for_gradients = False  # the next backward starts with new buckets
+    zero.ready_for_gradients = False  # else stage 1 does not count the next backward
     if zero.cpu_offload:
-        zero.reset_cpu_buffers()
-        zero._offload_accumulated_param_ids.clear()  # parameters whose sums are in those buffers
+        zero.reset_cpu_buffers()  # waits for copies that are under way
+        # Parameters with sums in CPU memory. Those that the next backward does not reach would
+        # step with the old ones.
+        zero._offload_accumulated_param_ids.clear()
 
 
 def ignore_gradients(engine: DeepSpeedEngine, ignore: bool) -> None:
     """Switch an engine's gradient hooks off or on, around another engine's backward.
 
-    ZeRO hooks the gradient accumulation of each parameter. A hook fires when a graph runs through
-    the parameter, even if that receives no gradient, and would then count a backward, or reduce a
-    gradient that does not exist. The switch is that of `DeepSpeedEngine.coalesce_grad_reduction`,
-    which cannot be called itself: it needs `managed_gradient_accumulation`.
+    ZeRO hooks the gradient accumulation of each parameter. The hook runs whenever a graph goes
+    through the parameter, also if that does not require a gradient, and then finds none and fails.
+    The switch is that of `DeepSpeedEngine.coalesce_grad_reduction`, which itself cannot be called:
+    it needs `managed_gradient_accumulation`.
     """
     engine.optimizer._coalesce_grad_reduction = ignore
 
@@ -189,9 +192,9 @@ class EnginePrecision(DeepSpeedPrecision):
     ) -> None:
         """Accumulate the gradient of `tensor` in the engine of `optimizer`."""
         engine = engine_of(optimizer)
-        # `step` leaves this at True, and an engine's own forward would set it back. Networks are
-        # called directly here. At True, CPU offload takes each backward for the last before a step
-        # and loses the gradients of networks that are larger than a bucket.
+        # `step` leaves this at True. An engine's own forward would set it back, but networks are
+        # called directly here. At True, CPU offload takes each backward for the last one before a
+        # step, and loses gradients of networks that are larger than a bucket.
         engine.optimizer.set_gradient_accumulation_boundary(False)
         engine.backward(tensor, *args, **kwargs)
 

@@ -171,12 +171,13 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
             return
         import deepspeed
 
-        # On a CPU DeepSpeed 0.19.8 compiles a shared-memory all-reduce when it is initialized, and
-        # fails without a compiler. Marked as incompatible it is left out, and gloo reduces.
+        # Where there is a compiler, DeepSpeed 0.19.8 compiles a shared-memory all-reduce when it is
+        # initialized on a CPU. Marked as incompatible it is left out, and gloo reduces.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         # Lightning's DeepSpeedStrategy validates CUDA device indices here, so DDP's method joins.
         DDPStrategy.setup_distributed(self)
-        os.environ["LOCAL_RANK"] = str(self.local_rank)  # engines read it, and DDP does not set it
+        # Engines read it. torchrun and Lightning's own launcher set it, SLURM does not.
+        os.environ["LOCAL_RANK"] = str(self.local_rank)
         deepspeed.init_distributed(self.process_group_backend, auto_mpi_discovery=False)
 
     @contextmanager

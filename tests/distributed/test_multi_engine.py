@@ -25,6 +25,11 @@ LIKE_SINGLE_DEVICE = [
 ]
 TWO_ENGINES = ("multi_deepspeed_stage_2", 2)
 TRAINING = ("gan", "policy_and_critic", "pretraining", "clipping", "faults")
+MORE = {
+    (TWO_ENGINES[0], "32-true"): ("names", "refused"),
+    (TWO_ENGINES[0], "bf16-mixed"): ("clipping",),
+    ("small_buckets_offload", "32-true"): ("names",),
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +38,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 
     @cache
     def run(strategy: str, devices: int, precision: str = "32-true") -> dict[str, Any]:
-        more = ("names", "refused") if (strategy, devices) == TWO_ENGINES else ()
-        scenarios = (*TRAINING, *more) if precision == "32-true" else ("gan", "names")
+        scenarios = TRAINING if precision == "32-true" else ("gan", "names")
+        scenarios += MORE.get((strategy, precision), ())
         folder = tmp_path_factory.mktemp("run")
         return outcome(folder, strategy, devices, *scenarios, precision=precision)
 
@@ -135,6 +140,15 @@ def test_zero_grad_drops_a_backward_that_was_given_up(
     result = outcomes(strategy, devices)["clipping"]
     for key, value in result["small"]["moved"].items():
         assert torch.allclose(result["abandoned"]["moved"][key], value, rtol=1e-6, atol=1e-8)
+    # the first layer had a gradient in the abandoned backward alone
+    moved = result["abandoned_more"]["moved"]
+    assert not any(value.any() for key, value in moved.items() if key.startswith("second.0"))
+
+
+def test_zero_grad_drops_it_in_bf16_too(outcomes: Outcomes) -> None:
+    result = outcomes(*TWO_ENGINES, "bf16-mixed")["clipping"]
+    for key, value in result["small"]["moved"].items():
+        assert torch.equal(result["abandoned"]["moved"][key], value)
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
@@ -170,8 +184,11 @@ def test_a_network_stays_in_fp32_on_request(outcomes: Outcomes) -> None:
     assert {v for k, v in types.items() if k.startswith(("first", "frozen"))} == {torch.bfloat16}
 
 
-def test_deepspeed_still_has_the_names_that_the_strategy_uses(outcomes: Outcomes) -> None:
-    assert outcomes(*TWO_ENGINES)["names"]["missing"] == []
+@pytest.mark.parametrize("strategy", [TWO_ENGINES[0], "small_buckets_offload"])
+def test_deepspeed_still_has_the_names_that_the_strategy_uses(
+    outcomes: Outcomes, strategy: str
+) -> None:
+    assert outcomes(strategy, 2)["names"]["missing"] == []
 
 
 def test_misuse_is_answered_with_what_to_call(outcomes: Outcomes) -> None:

@@ -34,17 +34,19 @@ from tests.strategies.toy_modules import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES_USED = (  # of DeepSpeed's ZeRO optimizer, by the strategy; one more only under offload
+NAMES_USED = (  # of DeepSpeed's ZeRO optimizer, by `engine_optimizer`
     "_coalesce_grad_reduction",
-    "averaged_gradients",
     "all_grad_tensors",
+    "averaged_gradients",
     "clip_grad",
-    "micro_step_id",
     "cpu_offload",
+    "micro_step_id",
+    "ready_for_gradients",
     "reset_cpu_buffers",
-    "update_lp_params",
     "set_gradient_accumulation_boundary",
+    "update_lp_params",
 )
+NAMES_USED_OFFLOADED = (*NAMES_USED, "_offload_accumulated_param_ids")
 
 
 def strategy_of(name: str) -> str | Strategy:
@@ -134,6 +136,7 @@ class Runs:
             ("huge", 1e6, "step"),
             ("nan", float("nan"), "step"),
             ("abandoned", 1e-2, "abandon"),
+            ("abandoned_more", 1e-2, "abandon_more"),
             ("lightning", 1e6, "lightning"),
         ):
             module = Probe(scale, script)
@@ -152,7 +155,8 @@ class Runs:
             strategy = trainer.strategy
             assert isinstance(strategy, MultiEngineDeepSpeedStrategy)
             zeros = [engine.optimizer for engine in strategy.engines.values()]
-            found["missing"] = [n for n in NAMES_USED for zero in zeros if not hasattr(zero, n)]
+            names = NAMES_USED_OFFLOADED if strategy.offload_optimizer else NAMES_USED
+            found["missing"] = [n for n in names for zero in zeros if not hasattr(zero, n)]
             found["dtypes"] = {k: v.dtype for k, v in module.state_dict().items()}
             found["masters"] = [
                 group["params"][0].dtype for opt in trainer.optimizers for group in opt.param_groups

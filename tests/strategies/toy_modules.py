@@ -182,9 +182,11 @@ class Probe(TwoNetworks):
         self.start = {k: v.detach().clone().cpu() for k, v in self.state_dict().items()}
         loss_first = (self.first(inputs) - targets).square().mean() * self.scale_first
         loss_second = self.second(inputs).square().mean()
-        if self.script == "abandon":  # a backward whose update is given up, then the real one
+        if self.script in ("abandon", "abandon_more"):  # a backward that is given up, then another
             backward(self, 3 * self.second(inputs).mean(), second)
             second.zero_grad()
+        if self.script == "abandon_more":  # of the last layer alone
+            loss_second = self.second[-1](self.second[:-1](inputs).detach()).square().mean()
         backward(self, loss_first, first)
         backward(self, loss_second, second)
         if self.script == "lightning":  # clipping through Lightning's own manual-mode calls

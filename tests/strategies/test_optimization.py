@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+
+from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
+from tests.strategies.toy_modules import Probe
+
+
+def stepped(parameter: torch.Tensor, max_norm: float | None) -> OptimizerStep:
+    """A step of plain gradient descent of rate 1."""
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    return clipped_step(cast("LightningOptimizer", optimizer), max_norm)
+
+
+@pytest.mark.parametrize(
+    ("max_norm", "moved"), [(None, [3.0, 4.0]), (10.0, [3.0, 4.0]), (2.5, [1.5, 2.0])]
+)
+def test_a_step_is_clipped_to_the_norm_and_clears_the_gradient(
+    max_norm: float | None, moved: list[float]
+) -> None:
+    parameter = torch.zeros(2, requires_grad=True)
+    parameter.grad = torch.tensor([-3.0, -4.0])
+    norm, applied = stepped(parameter, max_norm)
+    assert float(norm) == 5.0
+    assert applied
+    torch.testing.assert_close(parameter.detach(), torch.tensor(moved))
+    assert parameter.grad is None
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_gradient_that_is_not_finite_is_cleared_without_a_step(value: float) -> None:
+    parameter = torch.zeros(2, requires_grad=True)
+    parameter.grad = torch.tensor([value, 1.0])
+    assert not stepped(parameter, 1.0).applied
+    assert parameter.tolist() == [0.0, 0.0]
+    assert parameter.grad is None
+
+
+def test_arguments_that_would_train_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for max_norm in (0.0, -1.0, torch.nan):
+        with pytest.raises(ValueError, match="max_norm: expected a positive number or None"):
+            stepped(torch.zeros(1, requires_grad=True), max_norm)
+    trainer = SimpleNamespace(scaler=object(), precision="16-mixed")
+    monkeypatch.setattr(Probe, "trainer", trainer)
+    with pytest.raises(ValueError, match=r"trainer\.precision: .* got 16-mixed"):
+        backward(Probe(1.0), torch.zeros(()), cast("LightningOptimizer", None))
