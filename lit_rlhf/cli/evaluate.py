@@ -1,4 +1,4 @@
-"""`lit_rlhf evaluate`: policies side by side on the same prompts."""
+"""`lit_rlhf evaluate`: compare policies by rewards, a judge and benchmarks."""
 
 from __future__ import annotations
 
@@ -26,18 +26,14 @@ from lit_rlhf.evaluation.judge import JudgeOptions, judge_policies, print_judgem
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
-POLICIES_HELP = (
-    "Folders or hub ids of language models, or files (.jsonl) of responses that they gave before. "
-    "The first is the baseline: win, tie, lose and KL are against it."
-)
-BENCHMARKS_HELP = (
-    "Tasks or groups of lm-evaluation-harness, for instance mmlu ceval-valid cmmlu. Their data are "
-    "downloaded from the hub."
-)
-CHOICES_HELP = (
-    "Files of multiple-choice questions with the fields question, choices and answer. Nothing is "
-    "downloaded."
-)
+LISTS = {
+    "policies": "Folders or hub ids of language models, or files (.jsonl) of responses that were "
+    "generated before. The first is the baseline: win, tie, lose and KL are against it.",
+    "benchmarks": "Tasks or groups of lm-evaluation-harness, for example mmlu ceval-valid cmmlu. "
+    "Their data are downloaded from the hub.",
+    "choices": "Files of multiple-choice questions with the fields question, choices and answer. "
+    "Nothing is downloaded.",
+}
 NO_JUDGE = JudgeOptions()
 
 
@@ -71,58 +67,59 @@ def evaluate(
 
     Args:
         policies: Folders or hub ids of language models, the baseline first; or files of responses,
-            as `lit_rlhf generate` and --responses write them, which a judge compares.
-        prompts: A file with prompts (.jsonl, .json, .parquet, .jsonl.gz) or the id of a dataset on
-            the hub. Files of preferences and demonstrations do too: their prompts are taken.
-        rewards: Weight by source; a source is a reward model's folder or 'package.module:function'.
-            A mapping instead of a weight describes a rule (docs/rewards.md). Each is reported by
-            itself, times its weight (1.0: as it is), and decides who wins.
+            from `lit_rlhf generate` or --responses, for a judge to compare.
+        prompts: File of prompts (.jsonl, .json, .parquet, .jsonl.gz) or id of a dataset on the hub.
+            Of preferences and demonstrations the prompts are taken.
+        rewards: Weights by source; a source is a reward model's folder or hub id, or
+            'package.module:function'. A mapping instead of a weight describes a rule
+            (docs/rewards.md). Each reward is reported by itself, times its weight, and decides who
+            wins.
         judge: A language model that compares the responses too.
         benchmarks: Tasks or groups of lm-evaluation-harness.
         choices: Files of multiple-choice questions.
-        shots: Examples before each question of benchmarks and choices. Default: as many as each
-            benchmark is defined with, none for choices.
-        max_questions: Use only this many of the first questions of each task. Default: all.
-        benchmark_batch_size: Texts of benchmarks and choices that are read together.
+        shots: Examples before each question of benchmarks and choices. Default: each benchmark's
+            own number, none for choices.
+        max_questions: Use only this many questions of each task, from the first. Default: all.
+        benchmark_batch_size: Texts per forward of benchmarks and choices.
         output: JSON file for the report.
-        responses: JSON lines file for all responses with their scores, KL and length.
-        chart: Figure of win, tie and lose by every reward and criterion; its suffix is its format,
-            for instance .png or .svg.
-        max_new_tokens: Longest response in tokens, EOS counted. Give what the policies were trained
-            with: a longer response is cut off.
-        temperature: Of sampling, and so of KL and perplexity.
-        tie_margin: Largest difference in a reward (times its weight) that still is a tie.
-        split: Of a dataset on the hub, for instance test or test[:200]; not used for files.
-        max_prompts: Use only this many of the first prompts. Default: all.
+        responses: JSON lines file for all responses with their scores and KL.
+        chart: File for a chart of win, tie and lose by every reward and criterion. The suffix is
+            the format, for example .png or .svg.
+        max_new_tokens: Longest response in tokens, including EOS. Use the value that the policies
+            were trained with; longer responses are cut off.
+        temperature: Sampling temperature. KL and perplexity are measured at it too.
+        tie_margin: Largest difference of scores (times the weight) that counts as a tie.
+        split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
+        max_prompts: Use only this many prompts, from the first. Default: all.
         max_prompt_length: Longest prompt in tokens; longer ones lose their oldest turns. Default:
             the longest sequence that the baseline was trained on, or 512.
         chat_template: tokenizer for the template in the policies' folders, or hh, paper-en,
             paper-zh.
-        batch_size: Prompts that generate together. The draws depend on it.
-        seed: Of sampling, the same draws for every policy, and of the intervals.
+        batch_size: Prompts per batch. The samples depend on it.
+        seed: Seed of the sampling, the same for every policy, and of the bootstrap intervals.
         device: auto, cpu, cuda, cuda:1 and so on.
-        dtype: Of all weights: float32, bfloat16 or float16.
+        dtype: Type of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
 
     Returns:
         The report.
     """
     _check_chart(chart)
-    options = ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code)
+    model_options = ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code)
     head_to_heads: list[HeadToHead] = []
-    answered: Responses | None = None
+    to_judge: Responses | None = None
     report: dict[str, Any] = {}
     given = {"prompts": prompts, "rewards": rewards, "responses": responses}
     if any(is_file_path(policy) for policy in policies):
-        answered = _responses_of_files(policies, judge, given, max_prompts)
-        report = {"baseline": next(iter(answered.by_policy)), "n_prompts": len(answered.prompts)}
+        to_judge = _read_policies(policies, judge, given, max_prompts)
+        report = {"baseline": next(iter(to_judge.by_policy)), "n_prompts": len(to_judge.prompts)}
     elif prompts is not None:
         comparison = compare_policies(
             policies,
             DataSource(prompts, split=split),
             rewards or {},
             SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature),
-            options,
+            model_options,
             choose_device(device),
             batch_size=batch_size,
             tie_margin=tie_margin,
@@ -134,7 +131,8 @@ def evaluate(
         if comparison.shortened:
             print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
         print_comparison(comparison)
-        if responses is not None:  # before a judge is asked, which may fail
+        if responses is not None:
+            # written before the judge is asked: if that fails, the samples are not lost
             print(f"Responses: {write_json_lines(responses, comparison.records())}")
         settings = {
             "max_new_tokens": max_new_tokens,
@@ -145,28 +143,28 @@ def evaluate(
             "dtype": dtype,
         }
         report = comparison.as_dict() | {"settings": settings}
-        answered = comparison.answered
+        to_judge = comparison.responses
         head_to_heads = comparison.head_to_heads
     else:
-        _check_benchmarks_alone(given, judge, benchmarks, choices)
-    if judge.model is not None and answered is not None:
-        judged = judge_policies(answered, judge, seed)
-        print_judgement(judged)
-        report["judge"] = judged.as_dict()
-        head_to_heads = head_to_heads + judged.head_to_heads
+        _check_benchmarks_alone(given | {"chart": chart}, judge, benchmarks, choices)
+    if judge.model is not None and to_judge is not None:
+        judgement = judge_policies(to_judge, judge)
+        print_judgement(judgement)
+        report["judge"] = judgement.as_dict()
+        head_to_heads = head_to_heads + judgement.head_to_heads
     if benchmarks or choices:
-        measured = run_benchmarks(
+        benchmark_report = run_benchmarks(
             policies,
             benchmarks or (),
             choices or (),
-            options,
+            model_options,
             choose_device(device),
             benchmark_batch_size,
             shots,
             max_questions,
         )
-        print_benchmarks(measured)
-        report["benchmarks"] = measured.as_dict()
+        print_benchmarks(benchmark_report)
+        report["benchmarks"] = benchmark_report.as_dict()
         report.setdefault("settings", {"dtype": dtype})
     if chart is not None:
         figure = outcome_figure(head_to_heads, report["baseline"])
@@ -183,7 +181,7 @@ def _check_benchmarks_alone(
     benchmarks: list[str] | None,
     choices: list[str] | None,
 ) -> None:
-    """Refuse what only prompts make sense of, where there are benchmarks or nothing at all."""
+    """Refuse arguments that need prompts, and a command with nothing to do."""
     unused = [name for name, value in given.items() if value is not None]
     unused += ["judge.model"] if judge.model is not None else []
     if unused:
@@ -198,16 +196,17 @@ def _check_benchmarks_alone(
         )
 
 
-def _responses_of_files(
-    policies: Sequence[str], judge: JudgeOptions, unused: dict[str, Any], max_prompts: int | None
+def _read_policies(
+    policies: Sequence[str], judge: JudgeOptions, given: Mapping[str, Any], max_prompts: int | None
 ) -> Responses:
+    """Read files of responses, and refuse arguments that need models."""
     models = [policy for policy in policies if not is_file_path(policy)]
     if models:
         raise ValueError(
-            f"policies: expected models or files of responses alone, got both; let {models[0]!r} "
-            "respond to the same prompts first, with `lit_rlhf generate`"
+            "policies: expected only models or only files of responses, got both; let "
+            f"{models[0]!r} respond to the same prompts first, with `lit_rlhf generate`"
         )
-    for name, value in unused.items():
+    for name, value in given.items():
         if value is not None:
             raise ValueError(
                 f"{name}: expected none with files of responses, which a judge compares as they "
@@ -230,5 +229,4 @@ def _check_chart(chart: str | None) -> None:
 
 def main(argv: Sequence[str]) -> dict[str, Any]:
     """Entry point of `lit_rlhf evaluate`."""
-    lists = {"policies": POLICIES_HELP, "benchmarks": BENCHMARKS_HELP, "choices": CHOICES_HELP}
-    return run_command(evaluate, argv, "lit_rlhf evaluate", lists=lists)
+    return run_command(evaluate, argv, "lit_rlhf evaluate", lists=LISTS)

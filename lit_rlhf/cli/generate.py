@@ -1,4 +1,4 @@
-"""`lit_rlhf generate`: responses to prompts, or a chat."""
+"""`lit_rlhf generate`: sample responses to prompts, or chat."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from lit_rlhf.cli.command import run_command
-from lit_rlhf.data import DataSource, PromptRecord, parse_prompts
+from lit_rlhf.data import DataSource, parse_prompts
 from lit_rlhf.evaluation import (
-    REMARK,
+    NOTE_STYLE,
     Generation,
     choose_device,
     generate_from_models,
@@ -27,12 +27,12 @@ from lit_rlhf.rollout import SamplingOptions
 
 LISTS = {
     "models": "Folders or hub ids of language models.",
-    "prompt": "Prompts, each in quotes: what the human says, or a dialogue of '\\n\\nHuman: ...' "
-    "and '\\n\\nAssistant: ...' that the human ends.",
+    "prompt": "Prompts, each in quotes: a user's message, or a dialogue of '\\n\\nHuman: ...' and "
+    "'\\n\\nAssistant: ...' that ends with the user's turn.",
 }
 FLAGS = {
-    "chat": "Talk with the models in the terminal. Responses appear as they are sampled, several "
-    "models stand side by side. /help there lists the commands."
+    "chat": "Chat with the models in the terminal. Responses appear as they are sampled; several "
+    "models stand side by side. /help in the chat lists its commands."
 }
 
 
@@ -59,35 +59,35 @@ def generate(
     dtype: str = "float32",
     trust_remote_code: bool = False,
 ) -> Generation | None:
-    """Responses of one or more models to prompts from a file or an argument, or in a chat.
+    """Sample responses of one or more models to prompts from a file or the command line, or chat.
 
     Args:
         models: Folders or hub ids of language models.
-        prompts: A file with prompts (.jsonl, .json, .parquet, .jsonl.gz) or the id of a dataset on
-            the hub. Files of preferences and demonstrations do too: their prompts are taken.
-        prompt: Prompts themselves.
-        chat: Talk with the models in the terminal.
-        output: JSON lines file for the responses, with model, settings and seed; - is standard
-            output. Without it they are printed for reading.
+        prompts: File of prompts (.jsonl, .json, .parquet, .jsonl.gz) or id of a dataset on the hub.
+            Of preferences and demonstrations the prompts are taken.
+        prompt: Prompts on the command line.
+        chat: Chat with the models in the terminal.
+        output: JSON lines file for the responses with model, settings and seed; - is standard
+            output. Default: print them as text.
         responses_per_prompt: Responses of each model to each prompt.
-        max_new_tokens: Longest response in tokens, EOS counted.
-        temperature: Logits are divided by it. Default: the paper's.
-        top_p: Sample from the smallest set of tokens with this probability; 1 is off. Default: the
-            paper's.
-        top_k: Sample from this many most probable tokens; 0 is off.
-        repetition_penalty: Penalty on tokens that occurred, prompt included; 1 is off. Default: the
-            paper's.
+        max_new_tokens: Longest response in tokens, including EOS.
+        temperature: Sampling temperature. Default: the paper's.
+        top_p: Sample from the smallest set of tokens with this probability; 1 turns it off.
+            Default: the paper's.
+        top_k: Sample from this many most probable tokens; 0 turns it off.
+        repetition_penalty: Penalty on tokens that occurred before, in the prompt too; 1 turns it
+            off. Default: the paper's.
         do_sample: Sample; false always takes the most probable token.
-        split: Of a dataset on the hub, for instance test or test[:200]; not used for files.
-        max_prompts: Use only this many of the first prompts of the file. Default: all.
-        max_prompt_length: Longest prompt in tokens, so also how much of a chat is remembered; what
-            is longer loses its oldest turns. Default: what the model's positions leave beside a
-            response, but no more than the longest sequence that it was trained on.
-        chat_template: tokenizer for the template in the models' folders, or hh, paper-en, paper-zh.
-        batch_size: Prompts that generate together. The draws depend on it.
-        seed: Of sampling, the same for every model.
+        split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
+        max_prompts: Use only this many prompts of the file, from the first. Default: all.
+        max_prompt_length: Longest prompt, and longest memory of a chat, in tokens. Longer dialogues
+            lose their oldest turns. Default: the model's positions less max_new_tokens, but no more
+            than the longest sequence that it was trained on.
+        chat_template: tokenizer for the template in each model's folder, or hh, paper-en, paper-zh.
+        batch_size: Prompts per batch. The samples depend on it.
+        seed: Seed of the sampling, the same for every model.
         device: auto, cpu, cuda, cuda:1 and so on.
-        dtype: Of all weights: float32, bfloat16 or float16.
+        dtype: Type of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
     """
     sampling = SamplingOptions(
@@ -98,21 +98,28 @@ def generate(
         repetition_penalty=repetition_penalty,
         do_sample=do_sample,
     )
-    options = ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code)
-    _check_source(prompts, prompt, chat)
+    model_options = ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code)
+    _check_one_source(prompts, prompt, chat)
     if chat:
         if output is not None or responses_per_prompt != 1:
-            raise ValueError("output, responses_per_prompt: expected none of them with --chat")
-        spoken = load_speakers(
-            models, sampling, options, choose_device(device), chat_template, max_prompt_length
+            raise ValueError(
+                "output, responses_per_prompt: expected neither with --chat, which shows one "
+                "response of each model"
+            )
+        speakers = load_speakers(
+            models, sampling, model_options, choose_device(device), chat_template, max_prompt_length
         )
-        talk(Chat(spoken, sampling, Console(), seed))
+        run_chat(Chat(speakers, sampling, Console(), seed))
         return None
+    if prompts is not None:
+        records = read_prompts(DataSource(prompts, split=split), max_prompts)
+    else:
+        records = parse_prompts(prompt or [])
     generation = generate_from_models(
         models,
-        _records(prompts, prompt, split, max_prompts),
+        records,
         sampling,
-        options,
+        model_options,
         choose_device(device),
         batch_size=batch_size,
         responses_per_prompt=responses_per_prompt,
@@ -122,8 +129,8 @@ def generate(
     )
     for name, number in generation.shortened.items():
         if number:
-            told = f"{name}: {number} prompts were shortened to fit its length."
-            print(told, file=sys.stderr)
+            # standard output may be a file of records
+            print(f"{name}: {number} prompts were shortened to fit its length.", file=sys.stderr)
     if output is None:
         print_generation(generation)
     elif output == "-":
@@ -133,48 +140,40 @@ def generate(
     return generation
 
 
-def talk(chat: Chat) -> None:
-    """Chat with whoever sits at the terminal, or with the lines of a file or a pipe."""
+def run_chat(chat: Chat) -> None:
+    """Run a chat with the user at the terminal, or with the lines of a file or a pipe."""
     console = chat.console
 
-    def typed() -> str:
+    def read_typed() -> str:
         return input("\nyou: ")
 
-    def piped() -> str:
+    def read_piped() -> str:
         line = input()
         print_text(console, f"\nyou: {line}")
         return line
 
     if not sys.stdin.isatty():
-        chat.run(piped)
+        chat.run(read_piped)
         return
     if sys.stdout.isatty():
-        importlib.import_module("readline")  # makes input() edit lines and remember them
+        importlib.import_module("readline")  # input() then edits lines and keeps a history
     names = ", ".join(speaker.name for speaker in chat.speakers)
-    print_text(console, f"A chat with {names}. /help lists the commands, Ctrl-D ends it.", REMARK)
-    chat.run(typed)
+    print_text(
+        console, f"A chat with {names}. /help lists the commands, Ctrl-D ends it.", NOTE_STYLE
+    )
+    chat.run(read_typed)
     print_text(console, "")
 
 
-def _check_source(prompts: str | None, prompt: list[str] | None, chat: bool) -> None:
+def _check_one_source(prompts: str | None, prompt: list[str] | None, chat: bool) -> None:
     given = [
-        name
-        for name, is_given in (("prompts", prompts), ("prompt", prompt), ("chat", chat))
-        if is_given
+        name for name, value in (("prompts", prompts), ("prompt", prompt), ("chat", chat)) if value
     ]
     if len(given) != 1:
         raise ValueError(
             "prompts, prompt, chat: expected exactly one of them (--prompts FILE, "
             f"--prompt 'TEXT' or --chat), got {' and '.join(given) or 'none'}"
         )
-
-
-def _records(
-    prompts: str | None, prompt: list[str] | None, split: str, max_prompts: int | None
-) -> list[PromptRecord]:
-    if prompts is None:
-        return parse_prompts(prompt or [])
-    return read_prompts(DataSource(prompts, split=split), max_prompts)
 
 
 def main(argv: Sequence[str]) -> Generation | None:

@@ -12,10 +12,11 @@ from lit_rlhf.cli.command import run_command
 from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptExample
 from lit_rlhf.evaluation import (
     choose_device,
+    encode_prompt_records,
     load_policy,
-    load_prompts,
     load_shared_encoder,
     progress_bar,
+    read_prompts,
     sample_batches,
     write_json_lines,
 )
@@ -126,9 +127,10 @@ def sample_preferences(
     """
     world = read_world(world_folder)
     encoder = load_shared_encoder([policy])
-    prompts = load_prompts(DataSource(str(world_folder / "prompts_train.jsonl")), encoder)
+    source = DataSource(str(world_folder / "prompts_train.jsonl"))
+    prompts = encode_prompt_records(read_prompts(source), encoder)
     # The labellers read the rendered prompt, so it has to be the one that the world asked.
-    if prompts.counts.shortened or prompts.counts.cut_prompts:
+    if prompts.shortened:
         raise ValueError(
             f"policy: expected one that takes the world's prompts whole, got {policy!r}, which "
             f"takes {encoder.max_prompt_length} tokens"

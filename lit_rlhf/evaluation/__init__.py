@@ -31,7 +31,7 @@ from lit_rlhf.evaluation.outcomes import (
     score_summary,
 )
 from lit_rlhf.evaluation.output import (
-    REMARK,
+    NOTE_STYLE,
     json_lines,
     print_table,
     print_text,
@@ -39,26 +39,23 @@ from lit_rlhf.evaluation.output import (
     write_json_lines,
     write_text,
 )
-from lit_rlhf.evaluation.responses import Responses, read_responses
+from lit_rlhf.evaluation.responses import Responses, SampledResponse, read_responses
 from lit_rlhf.evaluation.sampling import (
     EncodedPrompts,
-    GeneratedResponse,
     Generation,
     SampledBatch,
     batch_by_length,
     encode_prompt_records,
     generate_from_models,
-    load_prompts,
     print_generation,
     read_prompts,
     sample_batches,
 )
 
 __all__ = [
-    "REMARK",
+    "NOTE_STYLE",
     "Comparison",
     "EncodedPrompts",
-    "GeneratedResponse",
     "Generation",
     "HeadToHead",
     "Outcomes",
@@ -66,6 +63,7 @@ __all__ = [
     "PolicySamples",
     "Responses",
     "SampledBatch",
+    "SampledResponse",
     "ScoreSummary",
     "batch_by_length",
     "choose_device",
@@ -76,7 +74,6 @@ __all__ = [
     "json_lines",
     "load_encoder",
     "load_policy",
-    "load_prompts",
     "load_reward",
     "load_shared_encoder",
     "measure_policy",

@@ -1,4 +1,4 @@
-"""Loading what an evaluation needs: policies, their encoders and rewards."""
+"""Load what an evaluation runs: policies, the encoders of their prompts, and rewards."""
 
 from __future__ import annotations
 
@@ -14,76 +14,74 @@ from lit_rlhf.models import ModelOptions, load_causal_lm, load_tokenizer, max_po
 from lit_rlhf.rewards import WeightedReward, shorten_names
 from lit_rlhf.rollout import SamplingOptions
 
-DEFAULT_PROMPT_LENGTH = 512
+DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they were trained on
+
+
+def load_policy(path: str, model_options: ModelOptions, device: torch.device) -> LanguageModel:
+    """Load a causal language model for sampling and scoring, without gradients or dropout.
+
+    Args:
+        path: Folder or hub id.
+        model_options: How the model is loaded.
+        device: Where it is placed.
+
+    Raises:
+        ValueError: If there is no causal language model at `path`.
+    """
+    model = freeze(load_causal_lm(path, model_options))
+    module: nn.Module = model  # transformers annotates `to` for one of its classes only
+    module.to(device)
+    return model
 
 
 def load_shared_encoder(
     policies: Sequence[str],
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
-    options: ModelOptions | None = None,
+    model_options: ModelOptions | None = None,
 ) -> DialogueEncoder:
-    """The one encoder of several policies, the first one's.
+    """Load the first policy's encoder, and check that all policies read text alike.
+
+    Args:
+        policies: Folders or hub ids.
+        chat_template: `tokenizer` for the policies' own, or the name of a built-in one.
+        max_prompt_length: Longest prompt in tokens; `None` takes the longest sequence that the
+            first policy was trained on if its folder has a text contract, else 512.
+        model_options: How models are loaded; `None` takes the defaults.
 
     Raises:
-        ValueError: If a policy would be shown text otherwise than its folder says it was trained,
-            or otherwise than the first policy; with both renderings.
+        ValueError: If a policy would read text differently from its training, or from the first
+            policy. The message shows both renderings.
     """
-    trust_remote_code = (options or ModelOptions()).trust_remote_code
+    trust_remote_code = (model_options or ModelOptions()).trust_remote_code
     encoders: list[DialogueEncoder] = []
     for path in policies:
-        saved = TextContract.find(path)
+        trained = TextContract.find(path)
         limit = max_prompt_length
         if limit is None:
-            limit = DEFAULT_PROMPT_LENGTH if saved is None else saved.max_length
+            limit = DEFAULT_PROMPT_LENGTH if trained is None else trained.max_length
         tokenizer = load_tokenizer(path, trust_remote_code)
         try:
             encoder = DialogueEncoder(tokenizer, chat_template, limit)
         except ValueError as error:
-            raise ValueError(f"policy {path!r}: {error}") from error
-        mismatch = None if saved is None else saved.mismatch(encoder.contract)
+            raise ValueError(f"model {path!r}: {error}") from error
+        mismatch = None if trained is None else trained.mismatch(encoder.contract)
         if mismatch is not None:
+            advice = "its tokenizer was changed after its training"
+            if chat_template != "tokenizer":
+                advice = "leave chat_template at 'tokenizer' to use the model's own"
             raise ValueError(
-                f"model {path!r}: expected to show it text as in its training (here), got other "
-                f"text (there): {mismatch}"
+                f"model {path!r}: expected text as in its training (here), got other text (there); "
+                f"{advice}: {mismatch}"
             )
         mismatch = None if not encoders else encoder.contract.mismatch(encoders[0].contract)
         if mismatch is not None:
             raise ValueError(
-                f"model {path!r} (here): expected one that reads text as the first one, "
-                f"{policies[0]!r} (there), does, or they cannot be compared: {mismatch}"
+                f"model {path!r} (here): expected a model that reads text like the first one, "
+                f"{policies[0]!r} (there), as only such models can be compared: {mismatch}"
             )
         encoders.append(encoder)
     return encoders[0]
-
-
-def load_reward(
-    source: str,
-    weight: float | Mapping[str, Any],
-    options: ModelOptions,
-    encoder: DialogueEncoder,
-) -> WeightedReward:
-    """One reward by itself, times its weight.
-
-    Raises:
-        ValueError: If there is no such reward, or it is a reward model that was trained on text
-            rendered otherwise than the policies'.
-    """
-    reward = WeightedReward({source: weight}, options, encoder.tokenizer).eval()
-    for model in reward.models:
-        model.check_contract(encoder.contract)
-    return reward
-
-
-def short_names(sources: Sequence[str], argument: str) -> list[str]:
-    """The last part of each path or function name, or the whole where two would be equal.
-
-    Raises:
-        ValueError: If a source is named twice, or there is none.
-    """
-    if not sources or len(set(sources)) < len(sources):
-        raise ValueError(f"{argument}: expected one or more, each once, got {list(sources)}")
-    return list(shorten_names(sources).values())
 
 
 def load_encoder(
@@ -91,54 +89,69 @@ def load_encoder(
     sampling: SamplingOptions,
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
-    options: ModelOptions | None = None,
+    model_options: ModelOptions | None = None,
 ) -> DialogueEncoder:
-    """The encoder of a model, whose prompts leave room for a response.
+    """Load the encoder of one model, with prompts short enough to leave room for a response.
 
     Args:
         path: Folder or hub id.
-        sampling: Says how long a response may become.
+        sampling: Its `max_new_tokens` is the room for the response.
         chat_template: `tokenizer` for the model's own, or the name of a built-in one.
-        max_prompt_length: Longest prompt in tokens; `None` takes what the model's positions leave
-            beside a response, but no more than the longest sequence that it was trained on if its
-            folder says so. Where neither is known, 512.
-        options: How the model is loaded; `None` takes the defaults.
+        max_prompt_length: Longest prompt in tokens. `None` takes the model's positions less
+            `max_new_tokens`, and no more than the longest sequence that the model was trained on
+            if its folder has a text contract. If neither is known, 512.
+        model_options: How the model is loaded; `None` takes the defaults.
 
     Raises:
         ValueError: If there is no causal language model at `path`, it has no chat template, it
-            would be shown text otherwise than its folder says it was trained, or prompt and
-            response do not fit into its positions.
+            would read text differently from its training, or prompt and response do not fit into
+            its positions.
     """
-    positions = max_positions(path, options)
+    positions = max_positions(path, model_options)
     room = None if positions is None else positions - sampling.max_new_tokens
     if room is not None and room < (max_prompt_length or 2):
         raise ValueError(
             f"model {path!r}: expected prompt and response within its {positions} positions, got "
-            f"max_new_tokens={sampling.max_new_tokens} beside prompts of "
-            f"{max_prompt_length or 'at least 2'} tokens; give a smaller max_new_tokens"
+            f"max_new_tokens={sampling.max_new_tokens} and prompts of "
+            f"{max_prompt_length or 'at least 2'} tokens; reduce max_new_tokens"
         )
     limit = max_prompt_length
     if limit is None and TextContract.find(path) is None:
         limit = DEFAULT_PROMPT_LENGTH if room is None else room
-    encoder = load_shared_encoder([path], chat_template, limit, options)
+    encoder = load_shared_encoder([path], chat_template, limit, model_options)
+    # The contract's max_length is of prompt and response together in training; what the model's
+    # positions leave may be less.
     encoder.max_prompt_length = min(encoder.max_length, room or encoder.max_length)
     return encoder
 
 
-def load_policy(path: str, options: ModelOptions, device: torch.device) -> LanguageModel:
-    """A policy that is only sampled from and read.
+def load_reward(
+    source: str,
+    weight: float | Mapping[str, Any],
+    model_options: ModelOptions,
+    encoder: DialogueEncoder,
+) -> WeightedReward:
+    """Load one reward, to be reported by itself times its weight.
+
+    Args:
+        source: A reward model's folder or hub id, a function as `package.module:function`, or the
+            name of a rule that `weight` describes.
+        weight: The weight, or a mapping as for PPO's `rewards`.
+        model_options: How reward models are loaded.
+        encoder: The policies' encoder.
 
     Raises:
-        ValueError: If there is no causal language model at `path`.
+        ValueError: If there is no such reward, or a reward model was trained on text that is
+            rendered differently from the policies'.
     """
-    model = freeze(load_causal_lm(path, options))
-    module: nn.Module = model  # transformers' own `to` is typed for one model class only
-    module.to(device)
-    return model
+    reward = WeightedReward({source: weight}, model_options, encoder.tokenizer).eval()
+    for model in reward.models:
+        model.check_contract(encoder.contract)
+    return reward
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that `name` stands for; `auto` is the first CUDA device, or else the CPU.
+    """Return the device called `name`; `auto` is the first CUDA device, or else the CPU.
 
     Raises:
         ValueError: If there is no such device.
@@ -147,9 +160,24 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(0, device=device)  # torch.device("cuda:7") succeeds on a machine without one
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
             f"device: expected 'auto' or a device of this machine, got {name!r}: {error}"
         ) from error
     return device
+
+
+def short_names(sources: Sequence[str], argument: str) -> list[str]:
+    """Shorten paths and function names to their last part, where that tells them apart.
+
+    Args:
+        sources: Paths, hub ids or functions.
+        argument: Name of the argument that they come from, for the error.
+
+    Raises:
+        ValueError: If there is no source, or one is given twice.
+    """
+    if not sources or len(set(sources)) < len(sources):
+        raise ValueError(f"{argument}: expected one or more, each once, got {list(sources)}")
+    return list(shorten_names(sources).values())

@@ -1,4 +1,9 @@
-"""Win, tie and lose rates of one policy against another, and mean scores, with intervals."""
+"""Win, tie and lose rates of one policy against another, and mean scores, with 95 % intervals.
+
+Shares have Wilson's interval, mean scores the percentile bootstrap's.
+
+Notation: `N` prompts.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +15,22 @@ from numpy.typing import ArrayLike, NDArray
 from rich import box
 from rich.table import Table
 
-from lit_rlhf.functional import Interval
+from lit_rlhf.functional import Interval, wilson_interval
 
 RESAMPLES = 2000
-
-
 CONFIDENCE = 0.95
 
 
 class Outcomes(NamedTuple):
-    """How often a policy won, tied and lost against the baseline.
+    """Rates at which a policy wins, ties and loses against the baseline.
 
     Attributes:
-        win: Share of prompts with a higher score than the baseline's, by more than the margin.
-        tie: Share of prompts with scores within the margin of each other.
-        lose: Share of prompts with a lower score, by more than the margin.
-        win_interval: Interval of `win`. That of a share of 0 or 1 has no width.
-        tie_interval: Interval of `tie`.
-        lose_interval: Interval of `lose`.
+        win: Share of prompts on which the policy scores higher by more than the margin.
+        tie: Share of prompts on which the scores differ by the margin at most.
+        lose: Share of prompts on which the policy scores lower by more than the margin.
+        win_interval: 95 % Wilson interval of `win`.
+        tie_interval: 95 % Wilson interval of `tie`.
+        lose_interval: 95 % Wilson interval of `lose`.
         n: Number of prompts.
     """
 
@@ -41,12 +44,12 @@ class Outcomes(NamedTuple):
 
 
 class HeadToHead(NamedTuple):
-    """One policy against the baseline, by one judge.
+    """The outcomes of one policy against the baseline under one criterion.
 
     Attributes:
         policy: Name of the policy.
-        by: Who decided: a reward's name, or the criterion of a language-model judge.
-        outcomes: What came out; `None` if there was not one valid verdict.
+        by: What decides: the name of a reward, or a criterion of a language-model judge.
+        outcomes: The rates; `None` without a single valid verdict.
     """
 
     policy: str
@@ -55,12 +58,12 @@ class HeadToHead(NamedTuple):
 
 
 class ScoreSummary(NamedTuple):
-    """A policy's scores under one reward.
+    """Mean and spread of a policy's scores under one reward.
 
     Attributes:
         mean: Mean over prompts.
-        low: Lower end of the mean's 95 % interval.
-        high: Upper end of it.
+        low: Lower end of the mean's 95 % bootstrap interval.
+        high: Upper end of that interval.
         std: Sample standard deviation over prompts; 0 for a single prompt.
     """
 
@@ -70,24 +73,19 @@ class ScoreSummary(NamedTuple):
     std: float
 
 
-def outcome_rates(
-    scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0, seed: int = 0
-) -> Outcomes:
+def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -> Outcomes:
     """Win, tie and lose rates of one policy against another, prompt by prompt.
-
-    Their intervals are the percentile bootstrap's over prompts.
 
     Args:
         scores: The policy's scores, `[N]`.
-        baseline: The other policy's scores of the same prompts, `[N]`.
-        margin: Largest difference that still is a tie, in units of the score.
-        seed: Of the resampling.
+        baseline: The other policy's scores on the same prompts, `[N]`.
+        margin: Largest difference that counts as a tie, in units of the score.
 
     Raises:
         ValueError: If the shapes differ, there is no prompt, a score is not finite, or the margin
             is negative.
     """
-    ours, theirs = _scores(scores, "scores"), _scores(baseline, "baseline")
+    ours, theirs = _check_scores(scores, "scores"), _check_scores(baseline, "baseline")
     if ours.shape != theirs.shape:
         raise ValueError(
             f"baseline: expected {len(ours)} scores, one for each of scores, got {len(theirs)}"
@@ -95,61 +93,62 @@ def outcome_rates(
     if not margin >= 0:
         raise ValueError(f"margin: expected a number >= 0, got {margin}")
     difference = ours - theirs
-    happened = np.stack(
-        [difference > margin, np.abs(difference) <= margin, difference < -margin], axis=1
-    ).astype(np.float64)
-    win, tie, lose = happened.mean(axis=0).tolist()
-    win_interval, tie_interval, lose_interval = bootstrap_intervals(happened, seed)
-    return Outcomes(win, tie, lose, win_interval, tie_interval, lose_interval, len(ours))
+    n = len(difference)
+    wins, losses = int((difference > margin).sum()), int((difference < -margin).sum())
+    ties = n - wins - losses
+    return Outcomes(
+        win=wins / n,
+        tie=ties / n,
+        lose=losses / n,
+        win_interval=wilson_interval(wins, n, CONFIDENCE),
+        tie_interval=wilson_interval(ties, n, CONFIDENCE),
+        lose_interval=wilson_interval(losses, n, CONFIDENCE),
+        n=n,
+    )
 
 
 def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
-    """Mean score with its 95 % interval: the percentile bootstrap over prompts.
+    """Mean score with its 95 % percentile bootstrap interval over prompts.
 
-    The same seed draws the same prompts for every policy.
+    Equal seeds resample the same prompts, so the intervals of policies on the same prompts are
+    comparable.
 
     Args:
-        scores: One score for each prompt, `[N]`.
-        seed: Of the resampling.
+        scores: One score per prompt, `[N]`.
+        seed: Seed of the resampling.
 
     Raises:
         ValueError: If there is no score, or one is not finite.
     """
-    values = _scores(scores, "scores")
-    interval = bootstrap_intervals(values[:, None], seed)[0]
+    values = _check_scores(scores, "scores")
+    interval = bootstrap_interval(values, seed)
     std = values.std(ddof=1) if len(values) > 1 else 0.0
     return ScoreSummary(float(values.mean()), *interval, float(std))
 
 
-def bootstrap_intervals(values: NDArray[np.float64], seed: int = 0) -> list[Interval]:
-    """95 % intervals of the means over the first axis: the percentile bootstrap.
+def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
+    """95 % percentile bootstrap interval of the mean.
 
     Args:
-        values: `[N, K]`; the `K` columns are resampled together.
-        seed: Of the resampling.
-
-    Returns:
-        `K` intervals.
+        values: `[N]`.
+        seed: Seed of the resampling. NumPy's global generator is not used.
     """
     generator = np.random.default_rng(seed)
     n = len(values)
-    means = [values[generator.integers(n, size=n)].mean(axis=0) for _ in range(RESAMPLES)]
+    # one resample at a time: all of them at once would take RESAMPLES times the memory of values
+    means = [values[generator.integers(n, size=n)].mean() for _ in range(RESAMPLES)]
     tail = (1 - CONFIDENCE) / 2
-    ends = np.quantile(means, [tail, 1 - tail], axis=0)
-    return [Interval(low, high) for low, high in ends.T.tolist()]
-
-
-def _scores(values: ArrayLike, name: str) -> NDArray[np.float64]:
-    scores = np.asarray(values, dtype=np.float64)
-    if scores.ndim != 1 or len(scores) == 0:
-        raise ValueError(f"{name}: expected shape [N] with N >= 1, got {scores.shape}")
-    if not np.isfinite(scores).all():
-        raise ValueError(f"{name}: expected finite numbers, got {scores[~np.isfinite(scores)][0]}")
-    return scores
+    low, high = np.quantile(means, [tail, 1 - tail]).tolist()
+    return Interval(low, high)
 
 
 def outcomes_table(rows: Sequence[HeadToHead], baseline: str) -> Table:
-    """A row for each policy under each judge: win, tie and lose with their intervals."""
+    """Build a terminal table with a row per policy and criterion.
+
+    Args:
+        rows: The outcomes.
+        baseline: Name of the policy that the others are compared with.
+    """
     table = Table(
         box=box.HORIZONTALS,
         padding=(0, 1),
@@ -164,15 +163,24 @@ def outcomes_table(rows: Sequence[HeadToHead], baseline: str) -> Table:
         cells = ("-", "-", "-", "0")
         if result is not None:
             cells = (
-                share_with_interval(result.win, *result.win_interval),
-                share_with_interval(result.tie, *result.tie_interval),
-                share_with_interval(result.lose, *result.lose_interval),
+                format_share(result.win, result.win_interval),
+                format_share(result.tie, result.tie_interval),
+                format_share(result.lose, result.lose_interval),
                 str(result.n),
             )
         table.add_row(row.by, row.policy, *cells)
     return table
 
 
-def share_with_interval(share: float, low: float, high: float) -> str:
-    """A share and its interval in per cent."""
-    return f"{100 * share:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
+def format_share(share: float, interval: Interval) -> str:
+    """Format a share and its interval in per cent, for example `50 [44, 56]`."""
+    return f"{100 * share:.0f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+
+
+def _check_scores(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or len(scores) == 0:
+        raise ValueError(f"{name}: expected shape [N] with N >= 1, got {scores.shape}")
+    if not np.isfinite(scores).all():
+        raise ValueError(f"{name}: expected finite numbers, got {scores[~np.isfinite(scores)][0]}")
+    return scores

@@ -1,4 +1,7 @@
-"""Output of the commands: files written whole, tables and text on the terminal, a progress bar."""
+"""Output of the command-line tools: result files, tables and text in the terminal, a progress bar.
+
+Results go to standard output; progress goes to standard error.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,29 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-NAME, REMARK = "bold cyan", "dim"
+NAME_STYLE, NOTE_STYLE = "bold cyan", "dim"
+_UNBOUNDED_WIDTH = 100_000  # characters; rich measures a table up to the console's own width
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write `text` as UTF-8 beside `path` and rename it; missing folders are made.
+    """Write a text file atomically: readers see the old file or the complete new one.
+
+    The text is written as UTF-8 to a hidden file in the same folder, which then takes the name. A
+    failed write leaves the old file as it was. Missing folders are created.
+
+    Args:
+        path: The file.
+        text: Its content.
 
     Returns:
         The path.
+
+    Raises:
+        OSError: If the file cannot be written.
+        UnicodeEncodeError: If the text has half of a surrogate pair; see `json_lines`.
     """
+    # One rename is enough here. Checkpoints are folders that several ranks write and that have to
+    # survive a power failure: lit_rlhf.strategies does that.
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -43,7 +60,11 @@ def write_text(path: str | Path, text: str) -> Path:
 
 
 def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Path:
-    """Write one JSON object per line. Halves of surrogate pairs, which UTF-8 lacks, are escaped.
+    """Write one JSON object per line, atomically like `write_text`.
+
+    Args:
+        path: The file.
+        records: The objects.
 
     Returns:
         The path.
@@ -52,45 +73,54 @@ def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> 
 
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a JSON lines file."""
-    # UTF-8 has no bytes for half a surrogate pair
+    """Format objects as JSON lines.
+
+    Text outside ASCII stays readable. Halves of surrogate pairs, which a model's response may
+    contain and UTF-8 cannot encode, become JSON escapes.
+    """
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    # Python's escape of a lone surrogate, \ud800, is JSON's escape of it too
     return text.encode(errors="backslashreplace").decode()
 
 
-_ANY_WIDTH = 100_000  # characters; a console measures a table up to its own width
-
-
 def print_table(table: Table) -> None:
-    """Print a table on standard output; in a file it is as wide as it needs to be."""
+    """Print a table on standard output; outside of a terminal no column is folded."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=Console(width=_ANY_WIDTH).measure(table).maximum)
+        # rich assumes 80 columns for a file or a pipe and would break names and numbers
+        console = Console(width=Console(width=_UNBOUNDED_WIDTH).measure(table).maximum)
     console.print(table)
 
 
 def print_text(console: Console, text: str, style: str = "", end: str = "\n") -> None:
-    """Print text as it is: no markup, no folding, and no control characters of a model's making."""
+    """Print text literally, without markup, line breaks of rich's own, or control characters.
+
+    Args:
+        console: Where to print.
+        text: For example the response of a model.
+        style: A rich style.
+        end: Printed after the text.
+    """
     console.print(Text(remove_control_characters(text), style), end=end, soft_wrap=True)
 
 
 def remove_control_characters(text: str) -> str:
-    """`text` without control characters, which could move the cursor or recolour the terminal."""
+    """Remove the characters by which a response could move the cursor or recolour the terminal."""
     return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
 
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how far a piece of work is, on standard error: standard output keeps the results.
+    """Show a progress bar with the remaining time on standard error.
 
-    In a terminal the line is redrawn in place; in a log file its last state is one line.
+    In a terminal the bar is redrawn in place; a log file gets its final state as one line.
 
     Args:
         label: What is running.
-        total: How much there is to do.
+        total: Number of steps.
 
     Yields:
-        A function that is told how much more has been done.
+        A function that is called with the number of steps just completed.
     """
     columns = (
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""What policies said: responses to the same prompts, sampled just now or read from files."""
+"""Responses of policies to prompts as text: just sampled, or read from files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,28 @@ from lit_rlhf.data import (
 )
 
 Turns = tuple[Message, ...]
-"""A prompt as it was read: the dialogue up to and with the last human turn."""
+"""The turns of a prompt; the last one is the user's."""
+
+
+@dataclass(frozen=True)
+class SampledResponse:
+    """One response of a policy; its fields are those of a line in a file of responses.
+
+    Attributes:
+        prompt: The turns of the prompt, before anything was dropped to make it fit.
+        prompt_text: The prompt as the policy read it: rendered, and shortened if it was too long.
+        sample: Index of the response among those to the same prompt.
+        response: The response, without special tokens.
+        ended: Whether the policy ended the response; otherwise it was cut off at `max_new_tokens`.
+        length: Tokens of the response, EOS included.
+    """
+
+    prompt: Turns
+    prompt_text: str
+    sample: int
+    response: str
+    ended: bool
+    length: int
 
 
 @dataclass(frozen=True)
@@ -26,16 +47,16 @@ class Responses:
     """One response of each policy to each of `N` prompts.
 
     Attributes:
-        prompts: The prompts, `N` of them.
-        by_policy: `N` responses by the policy's name, the baseline first.
+        prompts: The `N` prompts.
+        by_policy: `N` responses for each policy, the baseline first.
     """
 
     prompts: Sequence[Turns]
     by_policy: Mapping[str, Sequence[str]]
 
 
-class _Saved(NamedTuple):
-    """One line of a file: who said what to which prompt, and where it stands."""
+class _Line(NamedTuple):
+    """One line of a file of responses."""
 
     policy: str
     prompt: Turns
@@ -44,73 +65,77 @@ class _Saved(NamedTuple):
 
 
 def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
-    """Read responses that another command wrote, `lit_rlhf generate` or `evaluate --responses`.
+    """Read the responses of several policies from files.
+
+    `lit_rlhf generate` and `lit_rlhf evaluate --responses` write such files.
 
     Args:
-        paths: JSON lines files with the fields `prompt` (in any form that a file of prompts may
-            have) and `response`, which may be empty. A file is one policy, called like the file,
-            unless its records have a field `policy`.
-        limit: Use only this many of each policy's first responses; `None` takes all.
+        paths: JSON lines files with the fields `prompt` (in any format of a prompt file) and
+            `response`, which may be empty. The field `policy` names the policy; without it, the
+            file's name does.
+        limit: Number of responses to keep of each policy, from the first; `None` keeps all.
 
     Raises:
-        RecordError: If a file or a record cannot be used.
-        ValueError: If there are fewer than two policies, or they did not answer the same prompts in
-            the same order, with the place where they differ.
+        RecordError: If a file or a line cannot be used.
+        ValueError: If there are fewer than two policies, or they did not respond to the same
+            prompts in the same order. The message names the first line that differs.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"max_prompts: expected an integer >= 1, got {limit}")
-    found: dict[str, list[_Saved]] = {}
+    by_policy: dict[str, list[_Line]] = {}
     for path in paths:
-        own: dict[str, list[_Saved]] = {}
+        of_file: dict[str, list[_Line]] = {}
         for row in read_file(path, PurePath(path).name):
-            saved = _saved(row)
-            own.setdefault(saved.policy, []).append(saved)
-        for policy, records in own.items():
-            if policy in found:
+            line = _parse_line(row)
+            of_file.setdefault(line.policy, []).append(line)
+        for policy, lines in of_file.items():
+            if policy in by_policy:
                 raise ValueError(
-                    f"policies: expected each in one file, got {policy!r} in "
-                    f"{found[policy][0].location} and {records[0].location}; rename one"
+                    f"policies: expected the responses of each policy in one file, got {policy!r} "
+                    f"in {by_policy[policy][0].location} and {lines[0].location}; rename one of "
+                    "the files"
                 )
-            found[policy] = records[:limit]
-    if len(found) < 2:
+            by_policy[policy] = lines[:limit]
+    if len(by_policy) < 2:
         raise ValueError(
-            "policies: expected saved responses of two or more, the baseline first, got "
-            f"{', '.join(found) or 'none'} in {', '.join(paths)}"
+            "policies: expected the responses of two or more, the baseline first, got "
+            f"{', '.join(by_policy) or 'none'} in {', '.join(paths)}"
         )
-    baseline = next(iter(found.values()))
-    for records in found.values():
-        _check_same_prompts(baseline, records)
+    baseline = next(iter(by_policy.values()))
+    for lines in by_policy.values():
+        _check_same_prompts(baseline, lines)
     return Responses(
-        [record.prompt for record in baseline],
-        {policy: [record.response for record in records] for policy, records in found.items()},
+        [line.prompt for line in baseline],
+        {policy: [line.response for line in lines] for policy, lines in by_policy.items()},
     )
 
 
-def _saved(row: Row | RecordError) -> _Saved:
+def _parse_line(row: Row | RecordError) -> _Line:
     if isinstance(row, RecordError):
         raise row
     response = row.get("response")
     if not isinstance(response, str):
         raise row.error("response", "missing" if response is None else "not a string")
+    # the parser sees the prompt alone: with the response the row would be a demonstration
     prompt_row = replace(row, fields={"prompt": row.get("prompt")})
     (record,) = parse_row(prompt_row, "prompt", "prompt")
-    assert isinstance(record, PromptRecord)  # the kind that was asked for
+    assert isinstance(record, PromptRecord)  # for mypy: the kind that was asked for
     policy = row.get("policy") if "policy" in row.fields else row.source.split(".")[0]
     if not isinstance(policy, str) or not policy:
         raise row.error("policy", "not a name", repr(policy))
-    return _Saved(policy, record.prompt, response, row.location)
+    return _Line(policy, record.prompt, response, row.location)
 
 
-def _check_same_prompts(baseline: Sequence[_Saved], records: Sequence[_Saved]) -> None:
-    hint = "every policy has to answer the same prompts, in the same order"
-    for theirs, ours in zip(baseline, records, strict=False):
-        if theirs.prompt != ours.prompt:
+def _check_same_prompts(baseline: Sequence[_Line], lines: Sequence[_Line]) -> None:
+    advice = "every policy has to respond to the same prompts in the same order"
+    for expected, line in zip(baseline, lines, strict=False):
+        if expected.prompt != line.prompt:
             raise ValueError(
-                f"{ours.location}: expected the prompt of {theirs.location}, got another one; "
-                f"{hint}"
+                f"{line.location}: expected the prompt of {expected.location}, got another one; "
+                f"{advice}"
             )
-    if len(baseline) != len(records):
+    if len(baseline) != len(lines):
         raise ValueError(
-            f"policy {records[0].policy!r}: expected {len(baseline)} responses, as many as "
-            f"{baseline[0].policy!r} has, got {len(records)}; {hint}"
+            f"policy {lines[0].policy!r}: expected {len(baseline)} responses, as many as "
+            f"{baseline[0].policy!r} has, got {len(lines)}; {advice}"
         )

@@ -48,7 +48,7 @@ def test_a_comparison_is_printed_and_written(
     assert report["settings"]["max_new_tokens"] == 4
     lines = responses_file.read_text("utf-8").splitlines()
     assert len(lines) == 2 * len(QUESTIONS)
-    lengths = [json.loads(line)["response_length"] for line in lines]
+    lengths = [json.loads(line)["length"] for line in lines]
     assert max(lengths) <= 4
     mean = report["policies"]["sft"]["response_length"]
     assert mean == pytest.approx(sum(lengths[: len(QUESTIONS)]) / len(QUESTIONS))
@@ -184,6 +184,13 @@ def test_benchmarks_alone_have_no_responses_to_write(root: Path) -> None:
         main(["--policies", str(root / "sft"), "--choices", "q.jsonl", "--responses", "r.jsonl"])
 
     assert "a dataset's id with responses, got none" in message(error)
+
+
+def test_benchmarks_alone_have_no_outcomes_to_draw(root: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", str(root / "sft"), "--choices", "q.jsonl", "--chart", "chart.png"])
+
+    assert "a dataset's id with chart, got none" in message(error)
 
 
 def test_help_explains_every_argument(capsys: pytest.CaptureFixture[str]) -> None:

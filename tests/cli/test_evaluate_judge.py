@@ -80,7 +80,7 @@ def test_files_of_responses_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
     assert [(s["win"], s["tie"], s["lose"]) for s in shares] == [(0.5, 0.0, 0.5), (0.0, 0.0, 1.0)]
     printed = capsys.readouterr().out
     assert "8 questions, 0 of them answered by an earlier run; 8 requests" in printed
-    assert "50 [0, 100]" in printed
+    assert "50 [9, 91]" in printed
     assert ", cost 0.0" in printed
     assert "Verdicts and reasons:" in printed
 
@@ -107,7 +107,7 @@ def test_labels_and_unreadable_replies_are_told(
     printed = capsys.readouterr().out
     assert "4 questions got no answer that could be read" in printed
     assert "1.00" in printed  # kappa
-    assert "100 [100, 100]" in printed
+    assert "100 [21, 100]" in printed
     assert "questions had texts that were cut off after judge.max_characters" in printed
 
 

@@ -2,22 +2,36 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from lit_rlhf.data import DataSource
+from lit_rlhf.data import DataSource, DialogueEncoder, Message
 from lit_rlhf.evaluation import (
     Comparison,
+    EncodedPrompts,
+    Outcomes,
     PolicyReport,
+    PolicySamples,
+    ScoreSummary,
     compare_policies,
-    load_shared_encoder,
+    encode_prompt_records,
+    measure_policy,
+    print_comparison,
+    read_prompts,
+    read_responses,
+    sample_batches,
     score_summary,
-    short_names,
+    write_json_lines,
 )
+from lit_rlhf.evaluation.compare import METRICS
+from lit_rlhf.functional import Interval
+from lit_rlhf.models import ModelOptions
+from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
 from tests.evaluation.folders import (
@@ -25,9 +39,10 @@ from tests.evaluation.folders import (
     QUESTION_MARKS,
     QUESTIONS,
     write_policy,
+    write_prompts,
     write_reward,
 )
-from tests.support.tiny_models import tiny_tokenizer
+from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
 
 
 def compared(folders: Folders, policies: list[str], **options: Any) -> Comparison:
@@ -82,10 +97,23 @@ def test_without_a_reward_there_are_only_metrics(folders: Folders) -> None:
 
 
 def test_responses_go_with_the_prompts_as_they_were_read(comparison: Comparison) -> None:
-    answered = comparison.answered
+    responses = comparison.responses
 
-    assert [prompt[0].content for prompt in answered.prompts] == QUESTIONS
-    assert answered.by_policy["ppo"] == comparison.samples["ppo"].responses
+    assert [prompt[0].content for prompt in responses.prompts] == QUESTIONS
+    assert responses.by_policy["ppo"] == [
+        response.response for response in comparison.samples["ppo"].responses
+    ]
+
+
+def test_a_file_of_responses_has_the_prompts_as_they_were_read(tmp_path: Path) -> None:
+    # rendered by this template, a prompt cannot be parsed back into its turns
+    policies = [write_policy(tmp_path / n, seed, "paper-en") for seed, n in enumerate("ab")]
+    prompts = DataSource(write_prompts(tmp_path / "prompts.jsonl"))
+    comparison = compare_policies(policies, prompts, {}, SamplingOptions(max_new_tokens=3))
+
+    file = write_json_lines(tmp_path / "responses.jsonl", comparison.records())
+
+    assert read_responses([str(file)]) == comparison.responses
 
 
 def test_kl_is_against_the_first_policy(comparison: Comparison) -> None:
@@ -121,7 +149,7 @@ def test_a_function_is_told_which_responses_ended(folders: Folders) -> None:
 
     samples = result.samples["sft"]
     assert samples.scores["question_marks"].tolist() == [
-        -float(not ended) for ended in samples.terminated.tolist()
+        -float(not response.ended) for response in samples.responses
     ]
 
 
@@ -166,16 +194,11 @@ def test_shortened_prompts_are_counted(folders: Folders) -> None:
     assert compared(folders, [folders.sft], max_prompts=2, max_prompt_length=16).shortened == 1
 
 
-def test_prompts_are_as_long_as_the_baseline_was_trained_on(folders: Folders) -> None:
-    assert load_shared_encoder([folders.sft]).max_prompt_length == 64
-    assert load_shared_encoder([folders.sft], max_prompt_length=20).max_prompt_length == 20
-
-
 def test_policies_with_different_tokenizers_are_refused(folders: Folders, tmp_path: Path) -> None:
     tokenizer: PreTrainedTokenizerFast = tiny_tokenizer(special_pad=False, pad_token="</s>")
     other = write_policy(tmp_path / "other", tokenizer=tokenizer)
 
-    with pytest.raises(ValueError, match=r"other' \(here\).* as the first one, .*tokenizer_hash"):
+    with pytest.raises(ValueError, match=r"other' \(here\).* like the first one, .*tokenizer_hash"):
         compared(folders, [folders.sft, other])
 
 
@@ -187,7 +210,7 @@ def test_policies_with_different_templates_are_refused(folders: Folders, tmp_pat
 
 
 def test_a_template_the_policy_was_not_trained_on_is_refused(folders: Folders) -> None:
-    with pytest.raises(ValueError, match=r"(?s)sft': expected to show it text as in its training"):
+    with pytest.raises(ValueError, match=r"(?s)sft': expected text as in its training"):
         compared(folders, [folders.sft], chat_template="paper-en")
 
 
@@ -215,13 +238,211 @@ def test_refused(
         compared(folders, [getattr(folders, name) for name in policies], **options)
 
 
-def test_names_are_short_where_they_differ() -> None:
-    sources = ["runs/a/model", "runs/b/model", "runs/sft/", "package.module:gold", "owner/name"]
+TEMPERATURE = 0.7
 
-    assert short_names(sources, "sources") == [
-        "runs/a/model",
-        "runs/b/model",
-        "sft",
-        "gold",
-        "name",
+
+OPTIONS = SamplingOptions(max_new_tokens=12, temperature=TEMPERATURE)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> DialogueEncoder:
+    return DialogueEncoder(tiny_tokenizer(), "hh", max_length=64)
+
+
+@pytest.fixture(scope="module")
+def prompts(encoder: DialogueEncoder, folders: Folders) -> EncodedPrompts:
+    return encode_prompt_records(read_prompts(DataSource(folders.prompts)), encoder)
+
+
+@pytest.fixture(scope="module")
+def policy() -> PreTrainedModel:
+    model = tiny_causal_lm(seed=1)
+    with torch.no_grad():  # so that some responses end by themselves
+        model.get_parameter("lm_head.weight")[EOS_ID] *= 3.0
+    return model
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
+    return tiny_causal_lm(seed=0)
+
+
+@pytest.fixture(scope="module")
+def samples(
+    policy: PreTrainedModel,
+    reference: PreTrainedModel,
+    encoder: DialogueEncoder,
+    prompts: EncodedPrompts,
+) -> PolicySamples:
+    rewards = {
+        name: WeightedReward({source: 1.0}, ModelOptions(), encoder.tokenizer)
+        for name, source in (("characters", CHARACTERS), ("marks", QUESTION_MARKS))
+    }
+    return measure_policy(policy, reference, encoder, prompts, rewards, OPTIONS, 2, seed=5)
+
+
+def logprob(model: PreTrainedModel, prompt: list[int], response: list[int]) -> float:
+    """Log-probability of a response, by one unpadded forward and a loop."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + response])).logits[0].double()
+    total = 0.0
+    for place, token in enumerate(response, start=len(prompt) - 1):
+        scaled = logits[place] / TEMPERATURE
+        total += float(scaled[token]) - math.log(float(scaled.exp().sum()))
+    return total
+
+
+def test_metrics_are_those_of_an_unpadded_loop(
+    samples: PolicySamples,
+    policy: PreTrainedModel,
+    reference: PreTrainedModel,
+    encoder: DialogueEncoder,
+    prompts: EncodedPrompts,
+) -> None:
+    responses: dict[int, list[int]] = {}
+    for batch in sample_batches(policy, encoder, prompts.examples, OPTIONS, 2, seed=5):
+        rows = batch.rollouts
+        for row, position in enumerate(batch.positions):
+            responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()
+    ids = [example.input_ids.tolist() for example in prompts.examples]
+    ours = [logprob(policy, ids[i], responses[i]) for i in range(len(ids))]
+    theirs = [logprob(reference, ids[i], responses[i]) for i in range(len(ids))]
+    lengths = [len(responses[i]) for i in range(len(ids))]
+    ended = [responses[i][-1] == EOS_ID for i in range(len(ids))]
+
+    assert 0 < sum(ended) < len(ended)
+    assert len(set(lengths)) > 1
+    assert [response.length for response in samples.responses] == lengths
+    assert [response.ended for response in samples.responses] == ended
+    expected_kl = [a - b for a, b in zip(ours, theirs, strict=True)]
+    assert samples.kl.tolist() == pytest.approx(expected_kl, rel=1e-4, abs=1e-4)
+    assert samples.metrics["kl"] == pytest.approx(sum(expected_kl) / 7, rel=1e-4)
+    assert samples.metrics["perplexity"] == pytest.approx(math.exp(-sum(ours) / sum(lengths)), 1e-4)
+    assert samples.metrics["ref_perplexity"] == pytest.approx(
+        math.exp(-sum(theirs) / sum(lengths)), 1e-4
+    )
+    assert samples.metrics["response_length"] == pytest.approx(sum(lengths) / 7)
+    assert samples.metrics["truncation_rate"] == pytest.approx(1 - sum(ended) / 7)
+
+
+def test_everything_is_in_the_order_of_the_prompts(samples: PolicySamples) -> None:
+    responses = samples.responses
+    assert [response.prompt for response in responses] == [
+        (Message("user", text),) for text in QUESTIONS
     ]
+    assert [response.prompt_text for response in responses] == [
+        f"\n\nHuman: {text}\n\nAssistant:" for text in QUESTIONS
+    ]
+    assert samples.scores["characters"].tolist() == [
+        len(response.response) for response in responses
+    ]
+    marks = [
+        text.count("?") - float(not response.ended)
+        for text, response in zip(QUESTIONS, responses, strict=True)
+    ]
+    assert samples.scores["marks"].tolist() == marks
+
+
+def test_a_policy_is_at_no_distance_from_itself(
+    policy: PreTrainedModel, encoder: DialogueEncoder, prompts: EncodedPrompts
+) -> None:
+    samples = measure_policy(policy, policy, encoder, prompts, {}, OPTIONS, 3)
+
+    assert samples.kl.tolist() == [0.0] * len(prompts.examples)
+    assert samples.metrics["kl"] == 0.0
+    assert samples.metrics["perplexity"] == samples.metrics["ref_perplexity"]
+
+
+def test_equal_policies_answer_alike(
+    reference: PreTrainedModel, encoder: DialogueEncoder, prompts: EncodedPrompts
+) -> None:
+    copy = tiny_causal_lm(seed=0)
+
+    first = measure_policy(reference, reference, encoder, prompts, {}, OPTIONS, 2, seed=3)
+    second = measure_policy(copy, reference, encoder, prompts, {}, OPTIONS, 2, seed=3)
+    other = measure_policy(copy, reference, encoder, prompts, {}, OPTIONS, 2, seed=4)
+
+    assert first.responses == second.responses
+    assert first.responses != other.responses
+
+
+def test_records_say_what_was_measured(samples: PolicySamples) -> None:
+    record, response = samples.records("ppo")[5], samples.responses[5]
+
+    assert record == {
+        "policy": "ppo",
+        "prompt": ({"role": "user", "content": "why?"},),
+        "prompt_text": "\n\nHuman: why?\n\nAssistant:",
+        "sample": 0,
+        "response": response.response,
+        "ended": response.ended,
+        "length": response.length,
+        "scores": {
+            "characters": float(len(response.response)),
+            "marks": 1.0 - float(not response.ended),
+        },
+        "kl": samples.kl[5].item(),
+    }
+
+
+def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncoder) -> None:
+    with pytest.raises(ValueError, match="prompts: expected at least one prompt"):
+        measure_policy(policy, policy, encoder, EncodedPrompts([], []), {}, OPTIONS)
+
+
+METRIC_VALUES = dict.fromkeys(METRICS, 0.0) | {
+    "response_length": 12.345,
+    "truncation_rate": 0.125,
+    "kl": 1.5,
+    "perplexity": 2.25,
+    "distinct_2": 0.4567,
+}
+
+
+SFT = PolicyReport("runs/sft", {"gold": ScoreSummary(0.5, 0.4, 0.6, 1.0)}, {}, METRIC_VALUES)
+
+
+OUTCOMES = Outcomes(
+    0.5, 0.25, 0.25, Interval(0.44, 0.56), Interval(0.2, 0.31), Interval(0.2, 0.3), 256
+)
+
+
+PPO = PolicyReport(
+    "runs/ppo",
+    {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)},
+    {"gold": OUTCOMES},
+    METRIC_VALUES,
+)
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison(Comparison({"sft": SFT, "ppo": PPO}, {}, {"gold": "a:gold"}, 256, 0))
+
+    printed = capsys.readouterr().out
+    lines = [cells(line) for line in printed.splitlines()]
+    assert ["sft", "ppo"] in lines
+    assert {line[0]: line[1:] for line in lines if len(line) == 3} == {
+        "gold": ["0.50 [0.40, 0.60]", "1.25 [1.00, 1.50]"],
+        "length, tokens": ["12.3", "12.3"],
+        "truncated": ["12.5%", "12.5%"],
+        "KL, nats": ["1.50", "1.50"],
+        "perplexity": ["2.25", "2.25"],
+        "distinct-2": ["0.457", "0.457"],
+    }
+    assert "256 prompts" in printed
+    against = ["gold", "ppo", "50 [44, 56]", "25 [20, 31]", "25 [20, 30]", "256"]
+    assert against in lines
+
+
+def test_many_policies_are_not_cut_off_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"policy-{number}" for number in range(12)]
+
+    print_comparison(Comparison(dict.fromkeys(names, PPO), {}, {"gold": "a:gold"}, 256, 0))
+
+    printed = capsys.readouterr().out
+    assert [name for name in names if name not in printed] == []
+    assert printed.count("1.25 [1.00, 1.50]") == 12

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
-from lit_rlhf.evaluation import outcome_rates, score_summary
+from lit_rlhf.evaluation import (
+    HeadToHead,
+    outcome_rates,
+    outcomes_table,
+    print_table,
+    score_summary,
+)
 
 
 def test_outcomes_are_shares_of_prompts() -> None:
@@ -28,36 +35,29 @@ def test_outcomes_swap_with_the_policies() -> None:
     assert (there.win, there.tie, there.lose) == (back.lose, back.tie, back.win)
 
 
-def test_intervals_of_shares_have_the_width_of_the_normal_approximation() -> None:
+def test_intervals_of_shares_are_wilsons() -> None:
     differences = [1.0] * 120 + [0.0] * 200 + [-1.0] * 80  # shares of 0.3, 0.5 and 0.2
 
     rates = outcome_rates(differences, [0.0] * 400)
 
+    z = 1.959964  # of the normal distribution at 97.5 %
     for share, interval in [
         (0.3, rates.win_interval),
         (0.5, rates.tie_interval),
         (0.2, rates.lose_interval),
     ]:
-        half_width = 1.96 * math.sqrt(share * (1 - share) / 400)
-        assert interval.high - share == pytest.approx(half_width, rel=0.15)
-        assert share - interval.low == pytest.approx(half_width, rel=0.15)
+        # both ends are the shares from which this one is z standard errors away
+        for end in interval:
+            assert abs(share - end) == pytest.approx(z * math.sqrt(end * (1 - end) / 400), rel=1e-5)
+        assert interval.low < share < interval.high
 
 
-def test_the_three_shares_are_resampled_together() -> None:
-    # two prompts, one won and one lost: whatever a resample has of one, the other lacks
-    rates = outcome_rates([1.0, -1.0], [0.0, 0.0])
+def test_the_interval_of_a_share_of_0_or_1_has_a_width() -> None:
+    rates = outcome_rates([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
 
-    assert rates.win_interval == rates.lose_interval == (0.0, 1.0)
-    assert rates.tie_interval == (0.0, 0.0)
-
-
-def test_the_seed_decides_the_intervals_of_shares() -> None:
-    ours = np.random.default_rng(0).normal(size=50)
-
-    once, again = ([outcome_rates(ours, -ours, seed=seed) for seed in range(8)] for _ in range(2))
-
-    assert once == again
-    assert len(set(once)) > 1  # ends are multiples of 1/50, so that some seeds agree
+    edge = 1.959964**2 / (3 + 1.959964**2)
+    assert rates.win_interval == pytest.approx((1 - edge, 1.0), rel=1e-5)
+    assert rates.tie_interval == rates.lose_interval == pytest.approx((0.0, edge), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +135,14 @@ def test_the_interval_leaves_the_global_generator_alone() -> None:
 def test_a_score_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="scores: expected finite numbers, got inf"):
         score_summary([1.0, math.inf])
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_a_judge_without_a_valid_verdict_has_no_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(outcomes_table([HeadToHead("ppo", "helpful", None)], "sft"))
+
+    lines = [cells(line) for line in capsys.readouterr().out.splitlines()]
+    assert ["helpful", "ppo", "-", "-", "-", "0"] in lines

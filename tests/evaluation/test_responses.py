@@ -32,7 +32,7 @@ def test_a_file_is_a_policy_called_like_it(tmp_path: Path) -> None:
 
 
 def test_one_file_may_hold_several_policies(tmp_path: Path) -> None:
-    rendered = "\n\nHuman: hi\n\nAssistant:"  # as evaluate --responses writes it
+    rendered = "\n\nHuman: hi\n\nAssistant:"  # a prompt may be a rendered dialogue
     records = said((rendered, "a"), policy="sft") + said((rendered, "b"), policy="ppo")
 
     responses = read_responses([write_lines(tmp_path / "responses.jsonl", records)])

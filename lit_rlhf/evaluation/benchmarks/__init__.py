@@ -1,4 +1,4 @@
-"""Benchmarks before and after alignment: lm-evaluation-harness and local multiple choice."""
+"""Benchmarks before and after alignment: lm-evaluation-harness, and multiple choice from files."""
 
 from lit_rlhf.evaluation.benchmarks.alignment_tax import (
     BenchmarkReport,

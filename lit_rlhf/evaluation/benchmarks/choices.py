@@ -1,4 +1,4 @@
-"""Multiple-choice questions from a local file."""
+"""Multiple-choice questions from a file, and the task of lm-evaluation-harness that asks them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from typing import Any, NamedTuple
 from lit_rlhf.data import Location, RecordError, Row, read_file
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
 class ChoiceQuestion(NamedTuple):
-    """A question with the choices to answer it by.
+    """A multiple-choice question.
 
     Attributes:
         question: Its text.
-        choices: Two or more texts.
-        answer: Place of the right one, from 0.
-        subject: What it is about; "" where the file does not say.
+        choices: Two or more texts to choose from.
+        answer: Index of the right choice.
+        subject: Its subject; "" if the file does not say.
     """
 
     question: str
@@ -32,46 +30,46 @@ class ChoiceQuestion(NamedTuple):
 
     @property
     def letters(self) -> list[str]:
-        """What the model chooses among."""
+        """The letters that the model chooses among."""
         return list(LETTERS[: len(self.choices)])
 
     @property
     def text(self) -> str:
-        """The question as MMLU and C-Eval ask it: what the model continues with a letter."""
+        """The question as MMLU and C-Eval ask it; the model continues it with a letter."""
         lines = [self.question.strip()]
         lines += [f"{letter}. {text}" for letter, text in zip(LETTERS, self.choices, strict=False)]
         return "\n".join([*lines, "答案：" if _CHINESE.search(self.question) else "Answer:"])
 
 
 def read_questions(path: str) -> list[ChoiceQuestion]:
-    """Read questions from a file, one record each.
+    """Read multiple-choice questions from a file, one record each.
 
-    A record has `question`, `choices` (a list of texts), `answer` (a letter, or the place counted
-    from 0) and, if it likes, `subject`.
+    A record has the fields `question`, `choices` (a list of texts), `answer` (a letter, or an index
+    from 0) and optionally `subject`.
 
     Args:
-        path: A `.jsonl`, `.json` or `.parquet` file, or one with `.gz`.
+        path: A `.jsonl`, `.json` or `.parquet` file, or one of these with `.gz`.
 
     Raises:
-        RecordError: If the file is missing or empty, or a record cannot be used; names the line and
-            the field.
+        RecordError: If the file is missing or empty, or a record cannot be used. The message names
+            the line and the field.
     """
     questions = []
     for row in read_file(path):
         if isinstance(row, RecordError):
             raise row
-        questions.append(_question(row))
+        questions.append(_parse_question(row))
     if not questions:
         raise RecordError(Location(path), "no question")
     return questions
 
 
 def choice_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any]:
-    """The questions as a task of lm-evaluation-harness, which takes their file's name.
+    """Build the task of lm-evaluation-harness that asks these questions.
 
     Args:
-        path: Their file.
-        questions: What `read_questions` read from it.
+        path: The file that they are from; its name becomes the task's.
+        questions: The questions, from `read_questions`.
     """
     import datasets
 
@@ -80,32 +78,34 @@ def choice_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any
         for q in questions
     ]
 
-    def dataset(**_: object) -> Mapping[str, datasets.Dataset]:
+    def load_dataset(**_: object) -> Mapping[str, datasets.Dataset]:
         return {"test": datasets.Dataset.from_list(records)}
 
     return {
         "task": Path(path).name,
-        "custom_dataset": dataset,
+        "custom_dataset": load_dataset,
         "test_split": "test",
-        "fewshot_split": "test",  # named, or a question would be among its own examples
+        # the harness leaves a question out of its own few-shot examples only if they come from the
+        # split that is tested, by name
+        "fewshot_split": "test",
         "output_type": "multiple_choice",
-        "doc_to_text": _text,
-        "doc_to_choice": _letters,
+        # functions: as Jinja templates, braces in a question would be evaluated
+        "doc_to_text": _get_text,
+        "doc_to_choice": _get_letters,
         "doc_to_target": "answer",
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }
 
 
-def _text(record: Mapping[str, Any]) -> str:
-    """Of a record of the task; no template, as braces in a question are only text."""
+def _get_text(record: Mapping[str, Any]) -> str:
     return str(record["text"])
 
 
-def _letters(record: Mapping[str, Any]) -> list[str]:
+def _get_letters(record: Mapping[str, Any]) -> list[str]:
     return list(record["letters"])
 
 
-def _question(row: Row) -> ChoiceQuestion:
+def _parse_question(row: Row) -> ChoiceQuestion:
     question = row.read_string("question")
     choices = row.get("choices")
     if choices is None:
@@ -117,20 +117,21 @@ def _question(row: Row) -> ChoiceQuestion:
     subject = row.get("subject")
     if not isinstance(subject, str | None):
         raise row.error("subject", "not a string", type(subject).__name__)
-    return ChoiceQuestion(question, tuple(choices), _answer(row, len(choices)), subject or "")
+    return ChoiceQuestion(question, tuple(choices), _parse_answer(row, len(choices)), subject or "")
 
 
-def _answer(row: Row, n_choices: int) -> int:
+def _parse_answer(row: Row, n_choices: int) -> int:
     answer = row.get("answer")
     if answer is None:
-        raise row.error("answer", "missing", "expected a letter, or the place counted from 0")
+        raise row.error("answer", "missing", "expected a letter, or an index from 0")
     if isinstance(answer, str) and answer.strip().upper() in tuple(LETTERS):
         answer = LETTERS.index(answer.strip().upper())
+    # bool is a subclass of int, and `true` in JSON is no index
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < n_choices:
         raise row.error(
             "answer",
             "not one of the choices",
-            f"expected a letter up to {LETTERS[n_choices - 1]} or a place from 0 to "
+            f"expected a letter up to {LETTERS[n_choices - 1]} or an index from 0 to "
             f"{n_choices - 1}, got {answer!r}",
         )
     return answer

@@ -1,14 +1,15 @@
-"""A chat with one or more models in the terminal."""
+"""Chat with one or more models in the terminal, as `lit_rlhf generate --chat` does."""
 
-from lit_rlhf.evaluation.chat.chat import HELP, Answer, Chat, Speaker, load_speakers
-from lit_rlhf.evaluation.chat.streaming import StreamedResponse, stream_response
+from lit_rlhf.evaluation.chat.chat import HELP, Chat, Speaker, load_speakers
+from lit_rlhf.evaluation.chat.display import show_replies
+from lit_rlhf.evaluation.chat.streaming import ChatReply, stream_reply
 
 __all__ = [
     "HELP",
-    "Answer",
     "Chat",
+    "ChatReply",
     "Speaker",
-    "StreamedResponse",
     "load_speakers",
-    "stream_response",
+    "show_replies",
+    "stream_reply",
 ]

@@ -1,44 +1,29 @@
-"""A chat with one or more models, each of which has a memory of its own."""
+"""A chat in which every message goes to one or more models, each with a memory of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from rich.console import Console
 
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
-from lit_rlhf.evaluation.chat.display import Ask, Show, show_replies
-from lit_rlhf.evaluation.chat.streaming import StreamedResponse, stream_response
+from lit_rlhf.evaluation.chat.display import Replier, ShowText, show_replies
+from lit_rlhf.evaluation.chat.streaming import ChatReply, stream_reply
 from lit_rlhf.evaluation.loading import load_encoder, load_policy, short_names
-from lit_rlhf.evaluation.output import REMARK, print_text, progress_bar
+from lit_rlhf.evaluation.output import NOTE_STYLE, print_text, progress_bar
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
 HELP = """\
 /reset    forget the dialogue
-/seed N   sample with seed N from here on; without N, tell the seed
+/seed N   sample with seed N from here on; without N, show the seed
 /help     show these lines
-/quit     end the chat, as Ctrl-D does
+/quit     end the chat, like Ctrl-D
 Ctrl-C stops a response; what was said until then stays in the dialogue.
 To begin a message with a slash, put a blank before it."""
-
-
-class Answer(NamedTuple):
-    """A response, and what was left out of the dialogue to make room for it.
-
-    Attributes:
-        response: What was said.
-        dropped_turns: Oldest turns that the model no longer remembers.
-        cut_tokens: Tokens cut from the beginning of the message, which alone was too long.
-    """
-
-    response: StreamedResponse
-    dropped_turns: int
-    cut_tokens: int
 
 
 @dataclass
@@ -46,10 +31,10 @@ class Speaker:
     """A model in a chat.
 
     Attributes:
-        name: What it is called.
+        name: The model's name.
         model: A causal language model.
-        encoder: Its encoder, whose longest prompt leaves room for a response.
-        messages: The dialogue as far as the model remembers it: whole exchanges.
+        encoder: Its encoder. The longest prompt leaves room for a response.
+        messages: The dialogue as far as the model remembers it, in whole exchanges.
     """
 
     name: str
@@ -57,14 +42,18 @@ class Speaker:
     encoder: DialogueEncoder
     messages: list[Message] = field(default_factory=list)
 
-    def answer(self, content: str, sampling: SamplingOptions, seed: int, show: Show) -> Answer:
-        """Answer a message; the exchange is remembered unless nothing was said before a stop.
+    def reply(
+        self, content: str, sampling: SamplingOptions, seed: int, show: ShowText
+    ) -> ChatReply:
+        """Reply to a message and remember the exchange.
+
+        An exchange that was interrupted before the first word is not remembered.
 
         Args:
             content: The message.
             sampling: How to sample.
-            seed: Of the response.
-            show: Called with each new piece of the response.
+            seed: Seed of the reply.
+            show: Called with each new piece of the reply.
 
         Raises:
             EncodingError: If the message contains the text of the EOS token.
@@ -72,25 +61,25 @@ class Speaker:
         turns = [*self.messages, Message("user", content)]
         prompt = self.encoder.encode_prompt(turns)
         ids = prompt.input_ids.tolist()
-        response = stream_response(self.model, self.encoder, ids, sampling, seed, show)
-        if response.text or not response.stopped:
-            # its letters alone, not as the token, would make the dialogue one that has no encoding
-            said = response.text.partition(self.encoder.eos_token)[0].strip()
+        reply = stream_reply(self.model, self.encoder, ids, sampling, seed, show)
+        if reply.text or not reply.interrupted:
+            # A model can spell the EOS token out letter by letter. Remembered, that text would make
+            # every later prompt one that the encoder refuses.
+            said = reply.text.partition(self.encoder.eos_token)[0].strip()
             self.messages = [*turns[prompt.dropped_turns :], Message("assistant", said)]
-        return Answer(response, prompt.dropped_turns, prompt.cut_tokens)
+        return reply._replace(dropped_turns=prompt.dropped_turns, cut_tokens=prompt.cut_tokens)
 
 
 @dataclass
 class Chat:
-    """A chat: every message goes to all speakers.
+    """A chat with one or more models.
 
     Attributes:
         speakers: The models.
-        sampling: How responses are sampled.
-        console: Where everything is shown.
-        seed: The next response has this seed, the ones after it the numbers after it; the same for
-            all speakers.
-        turn: Messages since the start, the last `/reset` or the last `/seed`.
+        sampling: How replies are sampled.
+        console: Where the chat is shown.
+        seed: Seed of the next reply; every further message adds 1. All speakers use the same seed.
+        turn: Number of messages since the start, the last `/reset` or the last `/seed`.
     """
 
     speakers: Sequence[Speaker]
@@ -100,10 +89,10 @@ class Chat:
     turn: int = 0
 
     def run(self, read: Callable[[], str]) -> None:
-        """Answer until `/quit` or the end of the input.
+        """Answer messages until `/quit` or the end of the input.
 
         Args:
-            read: Returns the next line; EOFError where there is none.
+            read: Returns the next line, or raises EOFError at the end of the input.
         """
         while True:
             try:
@@ -111,78 +100,81 @@ class Chat:
             except EOFError:
                 return
             except KeyboardInterrupt:
-                self._remark("\n/quit or Ctrl-D ends the chat")
+                self._print_note("\n/quit or Ctrl-D ends the chat")
                 continue
             if line.rstrip() == "/quit":
                 return
             try:
-                self.hear(line)
-            except KeyboardInterrupt:  # it came between two responses
-                self._remark("\nstopped")
+                self.handle_line(line)
+            except KeyboardInterrupt:  # pressed between the replies of two models
+                self._print_note("\nstopped")
 
-    def hear(self, line: str) -> None:
-        """Take a line: a message, or a command other than `/quit`."""
+    def handle_line(self, line: str) -> None:
+        """Handle a message, or any command but `/quit`; blank lines are ignored."""
         if line.startswith("/"):
-            self._obey(*line.split())
+            self._run_command(*line.split())
         elif line.strip():
             seed = self.seed + self.turn
             self.turn += 1
-            asks = {
-                speaker.name: self._ask(speaker, line.strip(), seed) for speaker in self.speakers
-            }
-            show_replies(self.console, asks)
+            show_replies(
+                self.console,
+                {
+                    speaker.name: self._make_replier(speaker, line.strip(), seed)
+                    for speaker in self.speakers
+                },
+            )
 
-    def _ask(self, speaker: Speaker, content: str, seed: int) -> Ask:
-        def ask(show: Show) -> str:
+    def _make_replier(self, speaker: Speaker, content: str, seed: int) -> Replier:
+        def reply(show: ShowText) -> str:
             try:
-                answer = speaker.answer(content, self.sampling, seed, show)
+                reply = speaker.reply(content, self.sampling, seed, show)
             except EncodingError as error:
                 return f"no answer: {error}"
-            return "; ".join(self._remarks(answer, speaker.encoder.max_prompt_length))
+            return "; ".join(self._notes(reply, speaker.encoder.max_prompt_length))
 
-        return ask
+        return reply
 
-    def _remarks(self, answer: Answer, limit: int) -> list[str]:
-        remarks = []
-        if answer.response.stopped:
-            remarks.append("stopped")
-        elif not answer.response.ended:
-            remarks.append(f"cut off at {self.sampling.max_new_tokens} tokens")
-        if answer.dropped_turns:
-            remarks.append(
-                f"forgot the {answer.dropped_turns} oldest turns, which no longer fit into {limit} "
-                "tokens"
+    def _notes(self, reply: ChatReply, max_prompt_length: int) -> list[str]:
+        notes = []
+        if reply.interrupted:
+            notes.append("stopped")
+        elif not reply.ended:
+            notes.append(f"cut off at {self.sampling.max_new_tokens} tokens")
+        if reply.dropped_turns:
+            notes.append(
+                f"forgot the {reply.dropped_turns} oldest turns, which no longer fit into "
+                f"{max_prompt_length} tokens"
             )
-        if answer.cut_tokens:
-            remarks.append(f"read only the last {limit} tokens of the message")
-        return remarks
+        if reply.cut_tokens:
+            notes.append(f"read only the last {max_prompt_length} tokens of the message")
+        return notes
 
-    def _obey(self, command: str, *values: str) -> None:
+    def _run_command(self, command: str, *values: str) -> None:
         if command == "/reset":
             for speaker in self.speakers:
                 speaker.messages = []
             self.turn = 0
-            self._remark("the dialogue starts anew")
+            self._print_note("the dialogue starts anew")
         elif command == "/seed" and len(values) == 1 and values[0].isdecimal():
             self.seed, self.turn = int(values[0]), 0
-            self._remark(f"seed {self.seed}")
+            self._print_note(f"seed {self.seed}")
         elif command == "/seed" and not values:
-            self._remark(f"the next response has seed {self.seed + self.turn}")
+            self._print_note(f"the next response has seed {self.seed + self.turn}")
         elif command == "/seed":
-            self._remark(f"/seed: expected an integer >= 0, got {' '.join(values)}")
+            self._print_note(f"/seed: expected an integer >= 0, got {' '.join(values)}")
         elif command == "/help":
-            self._remark(HELP)
+            self._print_note(HELP)
         else:
-            self._remark(f"there is no command {command}\n{HELP}")
+            self._print_note(f"there is no command {command}\n{HELP}")
 
-    def _remark(self, text: str) -> None:
-        print_text(self.console, text, REMARK)
+    def _print_note(self, text: str) -> None:
+        print_text(self.console, text, NOTE_STYLE)
 
 
 def load_speakers(
     models: Sequence[str],
     sampling: SamplingOptions,
-    options: ModelOptions | None = None,
+    model_options: ModelOptions | None = None,
     device: torch.device | None = None,
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
@@ -191,24 +183,26 @@ def load_speakers(
 
     Args:
         models: Folders or hub ids of causal language models.
-        sampling: Says how long a response may become.
-        options: How models are loaded; `None` takes the defaults.
+        sampling: How replies will be sampled; `max_new_tokens` limits the memory of a dialogue.
+        model_options: How models are loaded; `None` takes the defaults.
         device: Where to run; `None` is the CPU.
         chat_template: `tokenizer` for the models' own, or the name of a built-in one.
-        max_prompt_length: Longest prompt, so longest memory, in tokens; `None` takes what
-            `load_encoder` finds.
+        max_prompt_length: Tokens of dialogue that a model remembers; `None` decides as
+            `load_encoder` does.
 
     Raises:
-        ValueError: If a model is named twice or cannot be used.
+        ValueError: If a model is given twice or cannot be used.
     """
-    options, device = options or ModelOptions(), device or torch.device("cpu")
+    model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     names = short_names(models, "models")
+    # all encoders before the first weights, so that an error in the last model comes at once
     encoders = [
-        load_encoder(path, sampling, chat_template, max_prompt_length, options) for path in models
+        load_encoder(path, sampling, chat_template, max_prompt_length, model_options)
+        for path in models
     ]
-    loaded = []
+    speakers = []
     with progress_bar("loading models", len(models)) as progress:
         for name, path, encoder in zip(names, models, encoders, strict=True):
-            loaded.append(Speaker(name, load_policy(path, options, device), encoder))
+            speakers.append(Speaker(name, load_policy(path, model_options, device), encoder))
             progress(1)
-    return loaded
+    return speakers

@@ -1,4 +1,4 @@
-"""How a chat looks in the terminal."""
+"""Show the replies of a chat in the terminal: one after the other, or side by side."""
 
 from __future__ import annotations
 
@@ -11,84 +11,84 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lit_rlhf.evaluation.output import NAME, REMARK, print_text, remove_control_characters
+from lit_rlhf.evaluation.output import (
+    NAME_STYLE,
+    NOTE_STYLE,
+    print_text,
+    remove_control_characters,
+)
 
-Show: TypeAlias = Callable[[str], None]
-"""Takes the next piece of a response."""
+ShowText: TypeAlias = Callable[[str], None]
+"""Takes the next piece of a reply."""
+Replier: TypeAlias = Callable[[ShowText], str]
+"""Samples a reply and shows it as it grows; returns a note on it, which may be empty."""
 
-
-Ask: TypeAlias = Callable[[Show], str]
-"""Has a model answer, showing the response as it grows; returns a remark on it, mostly empty."""
-
-
-_MIN_COLUMN = 24  # characters
-
-
-_CTRL_C = len("^C")  # terminals echo it behind the table; on a new line it would break the redraw
-
-
-_FRAME = 5  # lines of the table around the responses, and the one that the cursor is in
+_MIN_COLUMN = 24  # characters; narrower columns are hard to read
+_CTRL_C = len("^C")  # the terminal echoes it behind the table; a line break would spoil the redraw
+_FRAME_LINES = 5  # lines of the table that are not text, and the line of the cursor
 
 
-def show_replies(console: Console, asks: Mapping[str, Ask]) -> None:
-    """Have models answer one after the other.
+def show_replies(console: Console, repliers: Mapping[str, Replier]) -> None:
+    """Let models reply one after the other, and show the replies as they grow.
 
-    In a terminal that is wide enough, several stand side by side; elsewhere and for one model,
-    plain text grows line by line.
+    Several models stand side by side in a terminal that is wide enough. Elsewhere, and for a single
+    model, the replies are printed as plain text.
 
     Args:
-        console: Where to.
-        asks: By the models' names.
+        console: Where to print.
+        repliers: The models by name.
     """
     redraws = console.is_terminal and not console.is_dumb_terminal
-    if len(asks) > 1 and redraws and console.width // len(asks) >= _MIN_COLUMN:
-        _side_by_side(console, asks)
+    if len(repliers) > 1 and redraws and console.width // len(repliers) >= _MIN_COLUMN:
+        _show_side_by_side(console, repliers)
     else:
-        _in_turn(console, asks)
+        _show_in_turn(console, repliers)
 
 
-def _in_turn(console: Console, asks: Mapping[str, Ask]) -> None:
-    for name, ask in asks.items():
-        print_text(console, f"{name}: ", NAME, end="")
-        remark = ask(lambda text: print_text(console, text, end=""))
+def _show_in_turn(console: Console, repliers: Mapping[str, Replier]) -> None:
+    for name, replier in repliers.items():
+        print_text(console, f"{name}: ", NAME_STYLE, end="")
+        note = replier(lambda text: print_text(console, text, end=""))
         print_text(console, "")
-        if remark:
-            print_text(console, f"({remark})", REMARK)
+        if note:
+            print_text(console, f"({note})", NOTE_STYLE)
 
 
-def _side_by_side(console: Console, asks: Mapping[str, Ask]) -> None:
-    texts, remarks = [""] * len(asks), [""] * len(asks)
+def _show_side_by_side(console: Console, repliers: Mapping[str, Replier]) -> None:
+    texts, notes = [""] * len(repliers), [""] * len(repliers)
     with Live(console=console, auto_refresh=False) as live:
-        for column, ask in enumerate(asks.values()):
+        for column, replier in enumerate(repliers.values()):
 
             def show(text: str, column: int = column) -> None:
                 texts[column] += remove_control_characters(text)
-                last = console.height - _FRAME
-                live.update(_columns(console, list(asks), texts, remarks, last), refresh=True)
+                # A table higher than the screen cannot be redrawn in place: only the last lines are
+                # shown while it grows.
+                visible = console.height - _FRAME_LINES
+                live.update(_columns(console, list(repliers), texts, notes, visible), refresh=True)
 
             show("")
-            remarks[column] = ask(show)
-        live.update(_columns(console, list(asks), texts, remarks))  # drawn whole when `live` ends
+            notes[column] = replier(show)
+        live.update(_columns(console, list(repliers), texts, notes))  # complete, drawn on exit
 
 
 def _columns(
     console: Console,
     names: Sequence[str],
     texts: Sequence[str],
-    remarks: Sequence[str],
-    last: int | None = None,
+    notes: Sequence[str],
+    last_lines: int | None = None,
 ) -> Table:
-    """A column for each model; of long responses only the `last` lines, so that growth is seen."""
+    """Build a table with a column per model; `last_lines` keeps only the end of each reply."""
     table = Table(box=box.ROUNDED, width=console.width - _CTRL_C)
     for name in names:
-        table.add_column(Text(name, NAME), ratio=1)
-    # a border and two blanks for each column
+        table.add_column(Text(name, NAME_STYLE), ratio=1)
+    # each column has a border and two blanks, and the table one border more
     width = (console.width - _CTRL_C - 1) // len(names) - 3
     cells = []
-    for text, remark in zip(texts, remarks, strict=True):
+    for text, note in zip(texts, notes, strict=True):
         lines = Text(text.rstrip()).wrap(console, width)
-        if remark:
-            lines.extend(Text(f"({remark})", REMARK).wrap(console, width))
-        cells.append(Text("\n").join(lines if last is None else lines[-last:]))
+        if note:
+            lines.extend(Text(f"({note})", NOTE_STYLE).wrap(console, width))
+        cells.append(Text("\n").join(lines if last_lines is None else lines[-last_lines:]))
     table.add_row(*cells)
     return table

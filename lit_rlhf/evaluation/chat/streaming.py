@@ -1,4 +1,4 @@
-"""A response that is shown while it is sampled."""
+"""Sample one response and show it token by token."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ from lit_rlhf.models import using_generation_config
 from lit_rlhf.rollout import SamplingOptions
 
 
-class StreamedResponse(NamedTuple):
-    """A response.
+class ChatReply(NamedTuple):
+    """A model's reply to a message.
 
     Attributes:
-        text: Without special tokens and outer whitespace.
+        text: The reply, without special tokens and outer whitespace.
         ended: Whether the model ended it.
-        stopped: Whether Ctrl-C did; if neither, it was cut off at `max_new_tokens`.
+        interrupted: Whether Ctrl-C did. A reply that neither of them ended was cut off at
+            `max_new_tokens`.
+        dropped_turns: Oldest turns that were dropped from the dialogue to make room.
+        cut_tokens: Tokens cut from the beginning of the message, which was too long by itself.
     """
 
     text: str
     ended: bool
-    stopped: bool
+    interrupted: bool
+    dropped_turns: int = 0
+    cut_tokens: int = 0
 
 
 class _Streamer(TextStreamer):
-    """Hands text on word by word, without the whitespace that a response may begin with."""
+    """Passes text on word by word, without the whitespace that a response may start with."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, show: Callable[[str], None]) -> None:
         super().__init__(
@@ -50,31 +55,31 @@ class _Streamer(TextStreamer):
 
 
 @torch.no_grad()
-def stream_response(
+def stream_reply(
     model: LanguageModel,
     encoder: DialogueEncoder,
     prompt_ids: Sequence[int],
-    options: SamplingOptions,
+    sampling: SamplingOptions,
     seed: int,
     show: Callable[[str], None],
-) -> StreamedResponse:
+) -> ChatReply:
     """Sample a response and show it while it grows.
 
-    As for `generate_responses`, the settings in the model's folder have no say. KeyboardInterrupt
-    (Ctrl-C) ends the response and nothing else.
+    The generation settings in the model's folder are ignored, as in `generate_responses`.
+    KeyboardInterrupt (Ctrl-C) ends the response and is not raised again.
 
     Args:
         model: A causal language model.
         encoder: Its encoder.
         prompt_ids: The prompt.
-        options: How to sample.
-        seed: The same seed gives the same tokens. The caller's random state is left as it was.
+        sampling: How to sample.
+        seed: Equal seeds give equal tokens. The caller's random state is restored.
         show: Called with each new piece of text.
     """
     inner = unwrap_model(model)
     ids = torch.tensor([prompt_ids], dtype=torch.long, device=inner.device)
     config = GenerationConfig(  # type: ignore[no-untyped-call]
-        **options.generation_kwargs(),
+        **sampling.generation_kwargs(),
         eos_token_id=encoder.eos_token_id,
         pad_token_id=encoder.pad_token_id,
         num_beams=1,
@@ -82,6 +87,8 @@ def stream_response(
     )
     streamer = _Streamer(encoder.tokenizer, show)
     try:
+        # transformers fills what a configuration leaves out from the model's own, so the model's
+        # is replaced by an empty one
         with (
             eval_mode(inner),
             using_generation_config(inner, GenerationConfig()),  # type: ignore[no-untyped-call]
@@ -95,8 +102,9 @@ def stream_response(
                 streamer=streamer,
             )
     except KeyboardInterrupt:
-        streamer.end()  # type: ignore[no-untyped-call]  # gives what was held back as half a word
-        return StreamedResponse(streamer.text.strip(), ended=False, stopped=True)
+        # the streamer holds the last word back until it is complete; `end` flushes it
+        streamer.end()  # type: ignore[no-untyped-call]
+        return ChatReply(streamer.text.strip(), ended=False, interrupted=True)
     response = sequences[0, len(prompt_ids) :].tolist()
     ended = encoder.eos_token_id in response
-    return StreamedResponse(encoder.decode_response(response), ended, stopped=False)
+    return ChatReply(encoder.decode_response(response), ended, interrupted=False)

@@ -1,7 +1,7 @@
-"""A language model as a judge of policies, behind any OpenAI-compatible endpoint."""
+"""A language model as judge of policies, behind any OpenAI-compatible endpoint."""
 
-from lit_rlhf.evaluation.judge.client import JudgeError, JudgeOptions
-from lit_rlhf.evaluation.judge.judge import Judge, Pair, Spent, Usage
+from lit_rlhf.evaluation.judge.client import Answer, JudgeClient, JudgeError, JudgeOptions
+from lit_rlhf.evaluation.judge.judge import Judge, Pair, RequestTotals, Usage
 from lit_rlhf.evaluation.judge.judgement import (
     JudgedPolicy,
     Judgement,
@@ -13,14 +13,16 @@ from lit_rlhf.evaluation.judge.verdicts import (
     Agreement,
     PairVerdict,
     PositionBias,
-    agreement,
     cohens_kappa,
+    human_agreement,
 )
 
 __all__ = [
     "Agreement",
+    "Answer",
     "Criterion",
     "Judge",
+    "JudgeClient",
     "JudgeError",
     "JudgeOptions",
     "JudgedPolicy",
@@ -28,10 +30,10 @@ __all__ = [
     "Pair",
     "PairVerdict",
     "PositionBias",
-    "Spent",
+    "RequestTotals",
     "Usage",
-    "agreement",
     "cohens_kappa",
+    "human_agreement",
     "judge_policies",
     "print_judgement",
 ]

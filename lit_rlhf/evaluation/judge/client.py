@@ -1,4 +1,4 @@
-"""One question to the judge's endpoint."""
+"""Ask the judge one question at an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -20,31 +20,35 @@ from lit_rlhf.evaluation.judge.messages import (
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
+_NO_KEY = "none"  # the client insists on a key; servers without keys ignore it
+
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """A language model behind an OpenAI-compatible endpoint as a judge. Sends it all texts.
+    """A language model as judge, behind an OpenAI-compatible endpoint that is sent all texts.
 
     Attributes:
-        model: Name of the judge as the endpoint knows it. Default: no judge is asked.
-        base_url: Of the endpoint, usually ending in /v1, for instance http://localhost:8000/v1.
-            Default: OpenAI's.
-        api_key_variable: Environment variable with the key. Servers of your own often need none.
-        criteria: What answers are compared by, each in a request of its own.
-        labels: File of preferences (chosen and rejected) by criterion, to measure the judge's
-            agreement with them, for instance {helpful: pairs.jsonl}.
-        max_labels: Use only this many of the first preferences of a file.
-        folder: Where answers and verdicts are kept; a run continues with the answers there.
-        temperature: Of the judge's sampling; null leaves it to the endpoint.
-        max_tokens: Longest answer of the judge in tokens.
-        max_characters: Longest text shown to the judge; what is behind is cut off and counted.
-        concurrency: Requests under way at a time.
+        model: Name of the judge as the endpoint knows it. Default: no judge.
+        base_url: Address of the endpoint. It usually ends in /v1, for example
+            http://localhost:8000/v1. Default: OpenAI's.
+        api_key_variable: Environment variable that holds the key. A server of your own often needs
+            none.
+        criteria: What answers are compared by. Each criterion is a request of its own.
+        labels: Files of human preferences (chosen and rejected) by criterion, to measure how far
+            the judge agrees with them, for example {helpful: pairs.jsonl}.
+        max_labels: Number of preferences to use of each file, from the first.
+        folder: Folder for answers and verdicts. A run continues with the answers that are there.
+        temperature: Sampling temperature of the judge; null leaves it to the endpoint.
+        max_tokens: Longest reply of the judge, in tokens.
+        max_characters: Longest text that the judge is shown, in characters. Longer texts are cut
+            off and counted.
+        concurrency: Number of requests at a time.
         timeout: Seconds that a request may take.
-        max_retries: How often a failed request is repeated, after longer and longer waits.
-        max_attempts: How often the judge is asked until its answer can be read; after that the
+        max_retries: How often a failed request is repeated, with growing pauses.
+        max_attempts: How often the judge is asked for a reply that can be read. After that the
             verdict is invalid.
-        input_price: Of a million tokens sent, for the cost. Default: unknown.
-        output_price: Of a million tokens answered.
+        input_price: Price of a million tokens sent, for the cost. Default: unknown.
+        output_price: Price of a million tokens received.
     """
 
     model: str | None = None
@@ -65,7 +69,7 @@ class JudgeOptions:
     output_price: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments.
+        """Check the options.
 
         Raises:
             ValueError: If one is out of range.
@@ -94,19 +98,22 @@ class JudgeOptions:
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"judge.{name}: expected a number >= 0, got {value}")
         if (self.input_price is None) != (self.output_price is None):
-            raise ValueError("judge.input_price, judge.output_price: expected both or none of them")
+            raise ValueError(
+                "judge.input_price, judge.output_price: expected both or neither, got "
+                f"{self.input_price} and {self.output_price}"
+            )
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The judge's answer to one question.
+    """The judge's answer to one question, after as many attempts as it took.
 
     Attributes:
-        verdict: Which of the two answers is better, `None` if no reply could be read.
-        reason: Why, in the judge's words, or what was wrong with the last reply.
-        requests: Requests that were made for it.
-        prompt_tokens: Tokens sent in all of them.
-        completion_tokens: Tokens that came back.
+        verdict: The better of the two answers, or a tie; `None` if no reply could be read.
+        reason: The judge's reason, or what was wrong with its last reply.
+        requests: Number of requests.
+        prompt_tokens: Tokens sent, over all requests.
+        completion_tokens: Tokens received, over all requests.
         malformed: The replies that could not be read.
     """
 
@@ -118,22 +125,12 @@ class Answer:
     malformed: list[str] = field(default_factory=list)
 
 
-_NO_KEY = "none"  # what servers without keys are sent
-
-
 class JudgeError(OSError):
-    """The judge could not be asked; the message says why and what to do."""
+    """The judge cannot be asked; the message says why and what to do."""
 
 
-class Reply(NamedTuple):
-    """What the endpoint sent back.
-
-    Attributes:
-        text: The judge's words; empty if there are none.
-        cut_off: Whether they ended at the token limit.
-        prompt_tokens: Tokens sent, 0 if the endpoint does not count.
-        completion_tokens: Tokens that came back.
-    """
+class _Completion(NamedTuple):
+    """A response of the endpoint; token counts are 0 if it does not count."""
 
     text: str
     cut_off: bool
@@ -144,11 +141,11 @@ class Reply(NamedTuple):
 class JudgeClient:
     """A judge behind an OpenAI-compatible endpoint. Threads may share it.
 
-    The `openai` client repeats requests that failed for a passing reason (no connection, time-out,
-    status 408, 409, 429, 5xx), after waits that double, or as long as the server asks for.
+    The `openai` client repeats requests that fail for a temporary reason (no connection, time-out,
+    status 408, 409, 429 and 5xx). Its pauses double, or last as long as the server asks for.
 
     Args:
-        options: The judge and how it is asked; with a model.
+        options: The judge and how it is asked; `model` has to be set.
 
     Raises:
         JudgeError: If the `openai` package is missing.
@@ -166,9 +163,9 @@ class JudgeClient:
         key = os.environ.get(options.api_key_variable)
         if not key and options.base_url is None:
             raise ValueError(
-                f"judge.api_key_variable: expected the key of OpenAI's endpoint in the environment "
-                f"variable {options.api_key_variable}, which is not set. Set it, or name your own "
-                "server with judge.base_url"
+                "judge.api_key_variable: expected the key of OpenAI's endpoint in the environment "
+                f"variable {options.api_key_variable}, which is not set. Set it, or give the "
+                "address of your own server as judge.base_url"
             )
         self._client = openai.OpenAI(
             api_key=key or _NO_KEY,
@@ -179,68 +176,72 @@ class JudgeClient:
         self._with_schema = True
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._client.close()
 
-    def answer(self, messages: Sequence[ChatMessage]) -> Answer:
-        """Ask until a reply can be read, at most `max_attempts` times.
+    def ask(self, messages: Sequence[ChatMessage]) -> Answer:
+        """Ask a question until the reply can be read, at most `max_attempts` times.
 
         Args:
-            messages: The question; see `judge_messages`.
+            messages: The question, from `question_messages`.
 
         Raises:
             JudgeError: If the endpoint does not reply.
         """
-        asked = list(messages)
+        sent_messages = list(messages)
         malformed: list[str] = []
         sent = received = 0
         problem = ""
         for attempt in range(1, self.options.max_attempts + 1):
-            reply = self.reply(asked)
-            sent, received = sent + reply.prompt_tokens, received + reply.completion_tokens
+            completion = self._complete(sent_messages)
+            sent += completion.prompt_tokens
+            received += completion.completion_tokens
             try:
-                verdict, reason = parse_reply(reply.text)
+                verdict, reason = parse_reply(completion.text)
             except MalformedReplyError as error:
                 problem = str(error)
-                if reply.cut_off:
+                if completion.cut_off:
                     problem = f"it was cut off after {self.options.max_tokens} tokens"
-                malformed.append(reply.text)
-                asked = retry_messages(messages, reply.text, problem)
+                malformed.append(completion.text)
+                # only the last bad reply is sent back: a judge copies what it reads
+                sent_messages = retry_messages(messages, completion.text, problem)
             else:
                 return Answer(verdict, reason, attempt, sent, received, malformed)
         return Answer(None, problem, self.options.max_attempts, sent, received, malformed)
 
-    def reply(self, messages: Sequence[ChatMessage]) -> Reply:
-        """Send one request, repeated by the client if it fails for a passing reason.
+    def _complete(self, messages: Sequence[ChatMessage]) -> _Completion:
+        """Send one request, which the `openai` client repeats if it fails for a temporary reason.
 
         Raises:
-            JudgeError: If no reply came, or none of a chat model.
+            JudgeError: If there is no response, or not one of a chat model.
         """
         import openai
 
         try:
-            completion = self._completion(messages)
+            completion = self._create(messages)
         except openai.BadRequestError as error:
             if not self._with_schema or "response_format" not in str(error):
-                raise JudgeError(_advice(error, self.options)) from error
-            self._with_schema = False  # from now on; the prompt asks for the same format
-            return self.reply(messages)
-        except (openai.OpenAIError, ValueError) as error:  # ValueError: a body that is not JSON
-            raise JudgeError(_advice(error, self.options)) from error
+                raise JudgeError(_describe(error, self.options)) from error
+            # The server does not know response_format. The prompt asks for the same form, and
+            # replies are checked in any case.
+            self._with_schema = False
+            return self._complete(messages)
+        except (openai.OpenAIError, ValueError) as error:  # ValueError: the body is not JSON
+            raise JudgeError(_describe(error, self.options)) from error
         if not getattr(completion, "choices", None):
             raise JudgeError(
                 f"judge.base_url: {self._client.base_url} does not reply as an OpenAI-compatible "
                 f"endpoint does; the address usually ends in /v1. It sent {str(completion)!r:.200}"
             )
         choice, usage = completion.choices[0], completion.usage
-        return Reply(
+        return _Completion(
             choice.message.content or choice.message.refusal or "",
             choice.finish_reason == "length",
             usage.prompt_tokens if usage else 0,
             usage.completion_tokens if usage else 0,
         )
 
-    def _completion(self, messages: Sequence[ChatMessage]) -> ChatCompletion:
+    def _create(self, messages: Sequence[ChatMessage]) -> ChatCompletion:
         optional: dict[str, Any] = {}
         if self.options.temperature is not None:
             optional["temperature"] = self.options.temperature
@@ -256,8 +257,8 @@ class JudgeClient:
         return completion
 
 
-def _advice(error: Exception, options: JudgeOptions) -> str:
-    """What happened and what helps."""
+def _describe(error: Exception, options: JudgeOptions) -> str:
+    """Say what happened and what helps."""
     import openai
 
     where = options.base_url or "OpenAI's endpoint"
@@ -266,7 +267,7 @@ def _advice(error: Exception, options: JudgeOptions) -> str:
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
         return (
             f"the judge at {where} does not accept the key. Set the environment variable "
-            f"{options.api_key_variable} to a valid one, or name another with "
+            f"{options.api_key_variable} to a valid one, or name another variable with "
             f"judge.api_key_variable. It said {said}"
         )
     if isinstance(error, openai.NotFoundError):
@@ -292,7 +293,7 @@ def _advice(error: Exception, options: JudgeOptions) -> str:
     if isinstance(error, openai.InternalServerError):
         return f"the judge at {where} fails {repeated}; its log tells why. It said {said}"
     return (
-        f"the judge at {where} refuses the request. Where it does not take a setting, change "
-        "judge.temperature (null sends none) or judge.max_tokens; where the texts are too long for "
+        f"the judge at {where} refuses the request. If it does not support a setting, change "
+        "judge.temperature (null sends none) or judge.max_tokens; if the texts are too long for "
         f"it, lower judge.max_characters. It said {said}"
     )

@@ -1,4 +1,7 @@
-"""Many questions of the judge."""
+"""Put many pairs of answers to the judge: in both orders, in parallel, and each question only once.
+
+Answers are kept in a file, so that an interrupted run continues and nothing is paid for twice.
+"""
 
 from __future__ import annotations
 
@@ -17,47 +20,47 @@ from lit_rlhf.evaluation.judge.messages import (
     ChatMessage,
     Criterion,
     Question,
-    judge_messages,
+    question_messages,
     wording,
 )
-from lit_rlhf.evaluation.judge.verdicts import EQUAL_ANSWERS, PairVerdict, pair_verdict
+from lit_rlhf.evaluation.judge.verdicts import EQUAL_ANSWERS, PairVerdict, combine_orders
 from lit_rlhf.evaluation.output import progress_bar
 from lit_rlhf.evaluation.responses import Turns
 
-CACHE_FILE = "answers.jsonl"
+ANSWERS_FILE = "answers.jsonl"
 
 
 class Pair(NamedTuple):
     """Two answers to one prompt, to be judged in both orders.
 
     Attributes:
-        criterion: What to compare them by.
-        prompt: The dialogue that waits for an answer.
-        ours: The answer that wins or loses.
-        theirs: The one that it is compared with.
+        criterion: What to compare the answers by.
+        prompt: The turns before the answers.
+        answer: The policy's answer, which wins, ties or loses.
+        baseline: The answer that it is compared with.
     """
 
     criterion: Criterion
     prompt: Turns
-    ours: str
-    theirs: str
+    answer: str
+    baseline: str
 
     def questions(self) -> tuple[Question, Question]:
-        """Our answer as A, and as B."""
+        """The questions with the policy's answer as A, and as B."""
         return (
-            Question(self.criterion, self.prompt, self.ours, self.theirs),
-            Question(self.criterion, self.prompt, self.theirs, self.ours),
+            Question(self.criterion, self.prompt, self.answer, self.baseline),
+            Question(self.criterion, self.prompt, self.baseline, self.answer),
         )
 
 
-class Spent(NamedTuple):
-    """What answers took.
+class RequestTotals(NamedTuple):
+    """What a number of answers cost.
 
     Attributes:
-        requests: Requests, without those that the client repeated.
-        prompt_tokens: Tokens sent, as the endpoint counts.
-        completion_tokens: Tokens that came back.
-        cost: In the unit of the prices; `None` if they are not known.
+        requests: Requests, without the repetitions of failed ones.
+        prompt_tokens: Tokens sent, as counted by the endpoint.
+        completion_tokens: Tokens received.
+        cost: In the currency of the prices; `None` if they are unknown.
     """
 
     requests: int
@@ -67,31 +70,31 @@ class Spent(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What was asked.
+    """What was asked and what it cost.
 
     Attributes:
-        questions: Different questions; a pair has two.
-        from_cache: Those that had been answered by an earlier run.
-        invalid: Those without a reply that could be read.
-        shortened: Those with a text longer than `max_characters`.
-        now: What this run spent.
-        in_all: What all the answers took, those of earlier runs too.
+        questions: Number of different questions; a pair has two.
+        from_cache: Questions that an earlier run had asked already.
+        invalid: Questions without a reply that could be read.
+        shortened: Questions with a text longer than `max_characters`.
+        this_run: Totals of the requests of this run.
+        total: Totals of all answers, including those of earlier runs.
     """
 
     questions: int
     from_cache: int
     invalid: int
     shortened: int
-    now: Spent
-    in_all: Spent
+    this_run: RequestTotals
+    total: RequestTotals
 
 
 def question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str:
-    """What an answer is kept under: a hash of all that it depends on.
+    """Hash everything that an answer depends on.
 
-    That is the messages (criterion, conversation and both answers in their order), how an answer
-    that cannot be read is asked for again, the judge's name and the settings of its sampling. The
-    endpoint's address is not part of it: a local server may come back on another port.
+    That is the messages (criterion, conversation, both answers and their order), the wording of
+    retries, the judge's name and its sampling settings. The endpoint's address is left out: a local
+    server may come back on another port.
     """
     settings = [
         options.model,
@@ -104,15 +107,15 @@ def question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str:
 
 
 class AnswerCache:
-    """Answers by key, one line of a JSON lines file each, appended as they come.
+    """Answers by key in a JSON lines file, to which each is appended as it arrives.
 
-    A last line that was torn by a crash is dropped. Threads may share it.
+    A last line that a crash left incomplete is dropped. Threads may share the cache.
 
     Args:
-        path: The file; it and its folder are made when missing.
+        path: The file. It and its folder are created if missing.
 
     Raises:
-        ValueError: If a line other than a torn last one is damaged.
+        ValueError: If a line other than an incomplete last one is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -120,31 +123,32 @@ class AnswerCache:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = Lock()
         content = self.path.read_bytes() if self.path.exists() else b""
-        whole, _, torn = content.rpartition(b"\n")
+        complete, _, incomplete = content.rpartition(b"\n")
         self._answers = dict(
-            self._read(line, number) for number, line in enumerate(whole.splitlines(), 1)
+            self._parse(line, number) for number, line in enumerate(complete.splitlines(), 1)
         )
         self._file = self.path.open("ab")
-        if torn:
-            self._file.truncate(len(content) - len(torn))
+        if incomplete:
+            # else the next answer would be appended to it, and both would be lost
+            self._file.truncate(len(content) - len(incomplete))
 
     def __len__(self) -> int:
         """Number of answers."""
         return len(self._answers)
 
     def get(self, key: str) -> Answer | None:
-        """The answer to a question, if it has been asked before."""
+        """Look up the answer to a question; `None` if it has not been asked."""
         return self._answers.get(key)
 
-    def add(self, key: str, answer: Answer, about: Mapping[str, Any]) -> None:
-        """Keep an answer, on disk before this returns.
+    def add(self, key: str, answer: Answer, description: Mapping[str, Any]) -> None:
+        """Store an answer. Its line has left the process when this returns.
 
         Args:
-            key: See `question_key`.
+            key: The key of the question, from `question_key`.
             answer: The answer.
-            about: What else to write into the line, for its reader.
+            description: Further fields of the line, for people who read the file.
         """
-        line = json.dumps({"key": key, **about, **asdict(answer)}) + "\n"
+        line = json.dumps({"key": key, **description, **asdict(answer)}) + "\n"
         with self._lock:
             self._answers[key] = answer
             self._file.write(line.encode())
@@ -154,7 +158,7 @@ class AnswerCache:
         """Close the file."""
         self._file.close()
 
-    def _read(self, line: bytes, number: int) -> tuple[str, Answer]:
+    def _parse(self, line: bytes, number: int) -> tuple[str, Answer]:
         try:
             record = json.loads(line)
             fields = {name: record[name] for name in Answer.__dataclass_fields__}
@@ -162,19 +166,21 @@ class AnswerCache:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{self.path}:{number}: expected an answer of the judge, got {line!r:.80}; delete "
-                "the line, then its question is asked again"
+                "the line to ask its question again"
             ) from error
 
 
 class Judge:
-    """A judge with its memory. A context manager: it holds connections and a file.
+    """A judge with a cache of its answers.
+
+    It is a context manager, as it holds connections and an open file.
 
     Args:
-        options: The judge and how it is asked; with a model.
+        options: The judge and how it is asked; `model` has to be set.
 
     Raises:
         JudgeError: If the `openai` package is missing.
-        ValueError: If there is no key, or the cache is damaged.
+        ValueError: If there is no model or key, or the cache is damaged.
     """
 
     def __init__(self, options: JudgeOptions) -> None:
@@ -182,12 +188,12 @@ class Judge:
             raise ValueError("judge.model: expected the name of a model, got none")
         self.options = options
         self._client = JudgeClient(options)
-        self._cache = AnswerCache(Path(options.folder) / CACHE_FILE)
-        self._asked: dict[str, Question] = {}
-        self._new: set[str] = set()
+        self._cache = AnswerCache(Path(options.folder) / ANSWERS_FILE)
+        self._questions: dict[str, Question] = {}  # all that were put, by key
+        self._new: set[str] = set()  # keys of those that this run asked
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the judge."""
         return self
 
     def __exit__(
@@ -200,90 +206,94 @@ class Judge:
         self._client.close()
         self._cache.close()
 
-    def verdicts(self, pairs: Sequence[Pair], label: str) -> list[PairVerdict]:
-        """Judge pairs, each in both orders; equal answers tie unasked.
+    def judge_pairs(self, pairs: Sequence[Pair], label: str) -> list[PairVerdict]:
+        """Judge pairs, each in both orders. Pairs of equal answers tie without a question.
 
         Args:
-            pairs: What to judge.
-            label: For the progress line.
+            pairs: The pairs.
+            label: Label of the progress bar.
 
         Raises:
-            JudgeError: If the endpoint does not reply. What it has answered is kept.
+            JudgeError: If the endpoint does not reply. The answers received so far are kept.
         """
-        questions = [pair.questions() for pair in pairs if pair.ours != pair.theirs]
-        answers = self._answers([question for both in questions for question in both], label)
+        questions = [pair.questions() for pair in pairs if pair.answer != pair.baseline]
+        answers = self._answer([question for both in questions for question in both], label)
         both_orders = iter(zip(answers[::2], answers[1::2], strict=True))
         return [
-            EQUAL_ANSWERS if pair.ours == pair.theirs else pair_verdict(*next(both_orders))
+            EQUAL_ANSWERS if pair.answer == pair.baseline else combine_orders(*next(both_orders))
             for pair in pairs
         ]
 
     @property
     def usage(self) -> Usage:
         """What has been asked so far."""
-        answers = {key: self._known(key) for key in self._asked}
+        answers = {key: self._get(key) for key in self._questions}
         limit = self.options.max_characters
         return Usage(
             questions=len(answers),
             from_cache=len(answers) - len(self._new),
             invalid=sum(answer.verdict is None for answer in answers.values()),
-            shortened=sum(_longest(question) > limit for question in self._asked.values()),
-            now=self._spent(answers[key] for key in self._new),
-            in_all=self._spent(answers.values()),
+            shortened=sum(_max_length(question) > limit for question in self._questions.values()),
+            this_run=self._add_up(answers[key] for key in self._new),
+            total=self._add_up(answers.values()),
         )
 
-    def _answers(self, questions: Sequence[Question], label: str) -> list[Answer]:
+    def _answer(self, questions: Sequence[Question], label: str) -> list[Answer]:
         keys = [
-            question_key(judge_messages(question, self.options.max_characters), self.options)
+            question_key(question_messages(question, self.options.max_characters), self.options)
             for question in questions
         ]
-        by_key = dict(zip(keys, questions, strict=True))  # a question is asked once
+        by_key = dict(zip(keys, questions, strict=True))  # asks a repeated question once
         missing = [key for key in by_key if self._cache.get(key) is None]
-        self._asked |= by_key
+        self._questions |= by_key
         with progress_bar(label, len(missing)) as progress:
-            self._ask({key: by_key[key] for key in missing}, progress)
-        return [self._known(key) for key in keys]
+            self._ask_all({key: by_key[key] for key in missing}, progress)
+        return [self._get(key) for key in keys]
 
-    def _ask(self, questions: dict[str, Question], progress: Callable[[int], None]) -> None:
+    def _ask_all(self, questions: dict[str, Question], progress: Callable[[int], None]) -> None:
         first, rest = list(questions.items())[:1], list(questions.items())[1:]
         pool = ThreadPoolExecutor(self.options.concurrency)
         try:
-            for item in first:  # by itself: a wrong key or address is found by one request
-                self._new.add(self._ask_one(*item))
+            # The first question goes alone: a wrong key or address costs one request, not as many
+            # as may run at a time.
+            for item in first:
+                self._new.add(self._ask(*item))
                 progress(1)
-            running = [pool.submit(self._ask_one, *item) for item in rest]
+            running = [pool.submit(self._ask, *item) for item in rest]
             for done in as_completed(running):
                 self._new.add(done.result())
                 progress(1)
         except JudgeError as error:
             raise JudgeError(
                 f"{error}. {len(self._cache)} answers are in {self._cache.path}; the same command "
-                "goes on from there"
+                "continues from there"
             ) from error
-        finally:  # after an error: what is under way is finished and kept, the rest not begun
+        finally:
+            # after an error: requests in progress are awaited and their answers kept, as they are
+            # paid for; the others are not sent
             pool.shutdown(cancel_futures=True)
 
-    def _ask_one(self, key: str, question: Question) -> str:
-        answer = self._client.answer(judge_messages(question, self.options.max_characters))
-        about = {"judge": self.options.model, "criterion": question.criterion}
-        self._cache.add(key, answer, about)
+    def _ask(self, key: str, question: Question) -> str:
+        answer = self._client.ask(question_messages(question, self.options.max_characters))
+        description = {"judge": self.options.model, "criterion": question.criterion}
+        self._cache.add(key, answer, description)
         return key
 
-    def _known(self, key: str) -> Answer:
+    def _get(self, key: str) -> Answer:
         answer = self._cache.get(key)
-        assert answer is not None  # asked above
+        assert answer is not None  # for mypy: `_answer` has asked all questions
         return answer
 
-    def _spent(self, answers: Iterable[Answer]) -> Spent:
+    def _add_up(self, answers: Iterable[Answer]) -> RequestTotals:
         counted = list(answers)
         sent = sum(answer.prompt_tokens for answer in counted)
         received = sum(answer.completion_tokens for answer in counted)
         cost = None
         if self.options.input_price is not None and self.options.output_price is not None:
             cost = (sent * self.options.input_price + received * self.options.output_price) / 1e6
-        return Spent(sum(answer.requests for answer in counted), sent, received, cost)
+        return RequestTotals(sum(answer.requests for answer in counted), sent, received, cost)
 
 
-def _longest(question: Question) -> int:
+def _max_length(question: Question) -> int:
     texts = [turn.content for turn in question.conversation]
     return max(map(len, [*texts, question.answer_a, question.answer_b]))

@@ -1,4 +1,4 @@
-"""Policies compared by a judge."""
+"""Policies compared by the judge: from their responses to rates, files of verdicts and tables."""
 
 from __future__ import annotations
 
@@ -11,42 +11,35 @@ from rich import box
 from rich.table import Table
 
 from lit_rlhf.data import DataSource, load_records
-from lit_rlhf.evaluation.judge.client import Answer, JudgeOptions
-from lit_rlhf.evaluation.judge.judge import Judge, Pair, Usage
+from lit_rlhf.evaluation.judge.client import JudgeOptions
+from lit_rlhf.evaluation.judge.judge import ANSWERS_FILE, Judge, Pair, Usage
 from lit_rlhf.evaluation.judge.messages import Criterion
 from lit_rlhf.evaluation.judge.verdicts import (
     Agreement,
     PairVerdict,
     PositionBias,
-    agreement,
-    judged_outcomes,
+    human_agreement,
     position_bias,
+    verdict_rates,
 )
-from lit_rlhf.evaluation.outcomes import (
-    HeadToHead,
-    Outcomes,
-    outcomes_table,
-    share_with_interval,
-)
+from lit_rlhf.evaluation.outcomes import HeadToHead, Outcomes, format_share, outcomes_table
 from lit_rlhf.evaluation.output import print_table, write_json_lines
 from lit_rlhf.evaluation.responses import Responses
 
 VERDICTS_FILE = "verdicts.jsonl"
-
-
 LABELS_FILE = "labels.jsonl"
 
 
 @dataclass(frozen=True)
 class JudgedPolicy:
-    """A policy beside the baseline by one criterion.
+    """One policy against the baseline by one criterion.
 
     Attributes:
-        policy: Its name.
-        criterion: What was compared by.
-        outcomes: Win, tie and lose rates; `None` if there was no valid verdict.
-        invalid: Prompts without a valid verdict, which the rates leave out.
-        bias: How often the place decided.
+        policy: Name of the policy.
+        criterion: What the answers were compared by.
+        outcomes: Win, tie and lose rates; `None` without a valid verdict.
+        invalid: Number of prompts without a valid verdict. The rates leave them out.
+        bias: Position bias.
     """
 
     policy: str
@@ -58,16 +51,16 @@ class JudgedPolicy:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the judge says of the policies.
+    """The judge's comparison of policies.
 
     Attributes:
         model: Name of the judge.
-        base_url: Where it was asked; `None` is OpenAI's endpoint.
-        baseline: Name of the policy that the others were compared with.
+        base_url: Address of its endpoint; `None` is OpenAI's.
+        baseline: Name of the policy that the others are compared with.
         policies: Results, criterion by criterion.
-        agreements: Agreement with human labels by criterion, where there are labels.
-        usage: What was asked and spent.
-        files: Where verdicts were written.
+        agreements: Agreement with human labels, for the criteria that have labels.
+        usage: What was asked and what it cost.
+        files: The files of verdicts.
     """
 
     model: str
@@ -84,7 +77,7 @@ class Judgement:
         return [HeadToHead(row.policy, row.criterion, row.outcomes) for row in self.policies]
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON takes it."""
+        """Convert the result to JSON types."""
         return {
             "model": self.model,
             "base_url": self.base_url,
@@ -99,21 +92,23 @@ class Judgement:
                 for row in self.policies
             ],
             "agreement": {name: value.as_dict() for name, value in self.agreements.items()},
-            "usage": self.usage._asdict()
-            | {"now": self.usage.now._asdict(), "in_all": self.usage.in_all._asdict()},
+            "usage": {
+                **self.usage._asdict(),
+                "this_run": self.usage.this_run._asdict(),
+                "total": self.usage.total._asdict(),
+            },
         }
 
 
-def judge_policies(responses: Responses, options: JudgeOptions, seed: int = 0) -> Judgement:
-    """Have a language model compare policies with the first of them, and write its verdicts.
+def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
+    """Let a language model compare policies with the first of them, and write its verdicts.
 
     Args:
-        responses: What two or more policies said to the same prompts.
+        responses: Responses of two or more policies to the same prompts.
         options: The judge and how it is asked.
-        seed: Of the intervals.
 
     Raises:
-        JudgeError: If the judge cannot be asked. What it has answered is kept for the next run.
+        JudgeError: If the judge cannot be asked. Its answers so far are kept for the next run.
         RecordError: If a file of labels cannot be used.
         ValueError: If there is nothing to compare, no model or key is given, or the cache is
             damaged.
@@ -125,8 +120,8 @@ def judge_policies(responses: Responses, options: JudgeOptions, seed: int = 0) -
         raise ValueError("judge.criteria: expected at least one, got none")
     pairs = {
         (criterion, policy): [
-            Pair(criterion, prompt, ours, theirs)
-            for prompt, ours, theirs in zip(
+            Pair(criterion, *texts)
+            for texts in zip(
                 responses.prompts,
                 responses.by_policy[policy],
                 responses.by_policy[baseline],
@@ -136,30 +131,36 @@ def judge_policies(responses: Responses, options: JudgeOptions, seed: int = 0) -
         for criterion in options.criteria
         for policy in others
     }
+    # read before anything is asked and paid for
     labelled = {
         criterion: read_labelled_pairs(criterion, path, options.max_labels)
         for criterion, path in options.labels.items()
     }
     folder = Path(options.folder)
     with Judge(options) as judge:
-        asked = [pair for group in pairs.values() for pair in group]
-        given = iter(judge.verdicts(asked, f"verdicts of {options.model}"))
-        verdicts = {key: [next(given) for _ in group] for key, group in pairs.items()}
+        # one call for all groups, so that they share the progress bar and the requests in parallel
+        all_verdicts = iter(
+            judge.judge_pairs(
+                [pair for group in pairs.values() for pair in group],
+                f"verdicts of {options.model}",
+            )
+        )
+        verdicts = {key: [next(all_verdicts) for _ in group] for key, group in pairs.items()}
         records = [
             record
-            for (_, policy), group in pairs.items()
-            for record in _records(group, verdicts[group[0].criterion, policy], policy, baseline)
+            for (criterion, policy), group in pairs.items()
+            for record in _build_records(group, verdicts[criterion, policy], policy, baseline)
         ]
         files = [write_json_lines(folder / VERDICTS_FILE, records)]
-        by_people = {
-            criterion: judge.verdicts(group, f"{options.model} on labels: {criterion}")
+        on_labels = {
+            criterion: judge.judge_pairs(group, f"{options.model} on labels: {criterion}")
             for criterion, group in labelled.items()
         }
         if labelled:
             records = [
                 record
                 for criterion, group in labelled.items()
-                for record in _records(group, by_people[criterion], "chosen", "rejected")
+                for record in _build_records(group, on_labels[criterion], "chosen", "rejected")
             ]
             files.append(write_json_lines(folder / LABELS_FILE, records))
         usage = judge.usage
@@ -171,25 +172,26 @@ def judge_policies(responses: Responses, options: JudgeOptions, seed: int = 0) -
             JudgedPolicy(
                 policy,
                 criterion,
-                judged_outcomes(group, seed),
+                verdict_rates(group),
                 sum(verdict.result == "invalid" for verdict in group),
                 position_bias(group),
             )
             for (criterion, policy), group in verdicts.items()
         ],
-        agreements={name: agreement(group, seed) for name, group in by_people.items()},
+        agreements={name: human_agreement(group) for name, group in on_labels.items()},
         usage=usage,
         files=files,
     )
 
 
 def read_labelled_pairs(criterion: Criterion, path: str, limit: int) -> list[Pair]:
-    """Human preferences as pairs, the chosen answer ours; pairs of equal answers are left out.
+    """Read human preferences as pairs in which the policy's answer is the chosen one.
 
     Args:
-        criterion: What people compared by.
-        path: A file of preferences.
-        limit: Use only this many of the first pairs.
+        criterion: What people compared the answers by.
+        path: A file of preferences. Records that cannot be used, such as pairs of equal answers,
+            are skipped.
+        limit: Number of pairs to keep, from the first.
 
     Raises:
         RecordError: If the file cannot be used.
@@ -200,32 +202,28 @@ def read_labelled_pairs(criterion: Criterion, path: str, limit: int) -> list[Pai
     ]
 
 
-def _records(
+def _build_records(
     pairs: Sequence[Pair], verdicts: Sequence[PairVerdict], policy: str, baseline: str
 ) -> list[dict[str, Any]]:
-    """One record for each pair, with the judge's reasons in both orders."""
+    """Build one record per pair, with the judge's reasons in both orders."""
     return [
         {
             "criterion": pair.criterion,
             "policy": policy,
             "baseline": baseline,
             "prompt": [asdict(turn) for turn in pair.prompt],
-            "response": pair.ours,
-            "baseline_response": pair.theirs,
+            "response": pair.answer,
+            "baseline_response": pair.baseline,
             "result": verdict.result,
-            "policy_as_a": _answer_fields(verdict.shown_first),
-            "policy_as_b": _answer_fields(verdict.shown_second),
+            "policy_as_a": asdict(verdict.policy_as_a) if verdict.policy_as_a else None,
+            "policy_as_b": asdict(verdict.policy_as_b) if verdict.policy_as_b else None,
         }
         for pair, verdict in zip(pairs, verdicts, strict=True)
     ]
 
 
-def _answer_fields(answer: Answer | None) -> dict[str, Any] | None:
-    return None if answer is None else asdict(answer)
-
-
 def print_judgement(judgement: Judgement) -> None:
-    """Print who won, how often the place decided, agreement with labels, and what it took."""
+    """Print who wins, the position bias, the agreement with labels, and what it cost."""
     print_table(outcomes_table(judgement.head_to_heads, judgement.baseline))
     print_table(bias_table(judgement))
     if judgement.agreements:
@@ -235,19 +233,20 @@ def print_judgement(judgement: Judgement) -> None:
 
 
 def bias_table(judgement: Judgement) -> Table:
-    """How often the judge chose a place and not an answer, and how often it had no verdict."""
-    table = _table("both orders of a pair", "by", "policy", "first, %", "second, %", "invalid")
+    """Build a terminal table of position bias and invalid verdicts."""
+    table = _make_table("both orders of a pair", "by", "policy", "first, %", "second, %", "invalid")
     for row in judgement.policies:
-        table.add_row(row.criterion, row.policy, *_bias(row.bias), str(row.invalid))
-    for criterion, measured in judgement.agreements.items():
-        table.add_row(criterion, "(labels)", *_bias(measured.bias), str(measured.invalid))
-    table.caption = "first, second: what was shown there was preferred in both orders (a tie)"
+        table.add_row(row.criterion, row.policy, *_format_bias(row.bias), str(row.invalid))
+    for criterion, agreement in judgement.agreements.items():
+        cells = _format_bias(agreement.bias)
+        table.add_row(criterion, "(labels)", *cells, str(agreement.invalid))
+    table.caption = "first, second: preferred in both orders because of its position; a tie"
     return table
 
 
 def agreement_table(judgement: Judgement) -> Table:
-    """The judge beside human labels."""
-    table = _table(
+    """Build a terminal table of the agreement with human labels."""
+    table = _make_table(
         "agreement with human labels [95 % interval]",
         "by",
         "agrees, %",
@@ -255,36 +254,38 @@ def agreement_table(judgement: Judgement) -> Table:
         "ties, %",
         "pairs",
     )
-    for criterion, measured in judgement.agreements.items():
-        share, rates = measured.share, measured.outcomes
-        if share is None or rates is None or measured.kappa is None:
+    for criterion, agreement in judgement.agreements.items():
+        share, interval, rates = agreement.share, agreement.share_interval, agreement.outcomes
+        if share is None or interval is None or rates is None or agreement.kappa is None:
             table.add_row(criterion, "-", "-", "-", "0")
             continue
         table.add_row(
             criterion,
-            share_with_interval(share.mean, share.low, share.high),
-            f"{measured.kappa:.2f}",
+            format_share(share, interval),
+            f"{agreement.kappa:.2f}",
             f"{100 * rates.tie:.0f}",
             str(rates.n),
         )
-    table.caption = "a tie agrees by half; guessing agrees in 50 %"
+    table.caption = "a tie counts half; guessing agrees in 50 %"
     return table
 
 
 def usage_lines(judgement: Judgement) -> list[str]:
-    """What was asked and spent, what went wrong, and where the reasons are."""
-    usage, now = judgement.usage, judgement.usage.now
+    """Describe what was asked, what it cost, what went wrong, and where the reasons are."""
+    usage, this_run = judgement.usage, judgement.usage.this_run
+    cost = ""
+    if this_run.cost is not None:
+        cost = f", cost {this_run.cost:.4f} ({usage.total.cost:.4f} with earlier runs)"
     lines = [
         f"Judge {judgement.model}: {usage.questions} questions, {usage.from_cache} of them "
-        f"answered by an earlier run; {now.requests} requests, {now.prompt_tokens} tokens sent, "
-        f"{now.completion_tokens} received"
-        + ("" if now.cost is None else f", cost {now.cost:.4f} (in all {usage.in_all.cost:.4f})")
+        f"answered by an earlier run; {this_run.requests} requests, {this_run.prompt_tokens} "
+        f"tokens sent, {this_run.completion_tokens} received{cost}"
     ]
     if usage.invalid:
         lines.append(
             f"{usage.invalid} questions got no answer that could be read, their pairs are invalid: "
             "see 'malformed' in the verdicts. A model that follows instructions better or a larger "
-            "judge.max_tokens helps; delete their lines in answers.jsonl to ask again."
+            f"judge.max_tokens helps; delete their lines in {ANSWERS_FILE} to ask again."
         )
     if usage.shortened:
         lines.append(
@@ -293,7 +294,7 @@ def usage_lines(judgement: Judgement) -> list[str]:
     return [*lines, f"Verdicts and reasons: {', '.join(map(str, judgement.files))}"]
 
 
-def _table(title: str, *headings: str) -> Table:
+def _make_table(title: str, *headings: str) -> Table:
     table = Table(box=box.HORIZONTALS, padding=(0, 1), title=title)
     for heading in headings:
         is_text = heading in ("by", "policy")
@@ -301,5 +302,5 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
-def _bias(bias: PositionBias | None) -> list[str]:
+def _format_bias(bias: PositionBias | None) -> list[str]:
     return ["-", "-"] if bias is None else [f"{100 * share:.0f}" for share in bias]

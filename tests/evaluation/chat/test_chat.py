@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from lit_rlhf.data import DialogueEncoder, Message
-from lit_rlhf.evaluation.chat import HELP, Chat, Speaker, StreamedResponse, load_speakers
+from lit_rlhf.evaluation.chat import HELP, Chat, ChatReply, Speaker, load_speakers
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
@@ -20,7 +20,7 @@ SAMPLING = SamplingOptions(max_new_tokens=8)
 class Fed:
     """Stands in for sampling: gives the responses it was made with and notes what was fed."""
 
-    def __init__(self, *responses: StreamedResponse | str) -> None:
+    def __init__(self, *responses: ChatReply | str) -> None:
         self.responses = iter(responses)
         self.prompts: list[str] = []
         self.seeds: list[int] = []
@@ -33,12 +33,12 @@ class Fed:
         options: SamplingOptions,
         seed: int,
         show: Callable[[str], None],
-    ) -> StreamedResponse:
+    ) -> ChatReply:
         self.prompts.append(encoder.tokenizer.decode(prompt_ids))
         self.seeds.append(seed)
         response = next(self.responses, "ok")
         if isinstance(response, str):
-            response = StreamedResponse(response, ended=True, stopped=False)
+            response = ChatReply(response, ended=True, interrupted=False)
         show(response.text)
         return response
 
@@ -62,7 +62,7 @@ def after(chat: Chat, fed: Fed, *lines: str) -> str:
             raise KeyboardInterrupt
         return line
 
-    with patch("lit_rlhf.evaluation.chat.chat.stream_response", fed):
+    with patch("lit_rlhf.evaluation.chat.chat.stream_reply", fed):
         chat.run(read)
     assert isinstance(chat.console.file, io.StringIO)
     return chat.console.file.getvalue()
@@ -176,7 +176,7 @@ def test_quit_ends_the_chat() -> None:
 
 
 def test_what_was_said_before_a_stop_is_remembered() -> None:
-    stopped = StreamedResponse("well", ended=False, stopped=True)
+    stopped = ChatReply("well", ended=False, interrupted=True)
     fed = Fed(stopped, "yes")
 
     shown = after(chat("sft", "ppo"), fed, "one", "two")
@@ -186,7 +186,7 @@ def test_what_was_said_before_a_stop_is_remembered() -> None:
 
 
 def test_a_stop_before_the_first_word_leaves_no_exchange() -> None:
-    fed = Fed(StreamedResponse("", ended=False, stopped=True))
+    fed = Fed(ChatReply("", ended=False, interrupted=True))
 
     after(chat("sft"), fed, "one", "two")
 
@@ -202,7 +202,7 @@ def test_a_response_of_no_words_is_an_exchange() -> None:
 
 
 def test_a_response_that_was_cut_off_is_told() -> None:
-    fed = Fed(StreamedResponse("so", ended=False, stopped=False))
+    fed = Fed(ChatReply("so", ended=False, interrupted=False))
 
     assert after(chat("sft"), fed, "one") == "sft: so\n(cut off at 8 tokens)\n"
 
@@ -236,10 +236,10 @@ def test_ctrl_c_between_two_responses_does_not_end_the_chat() -> None:
     talk = chat("sft")
     heard: Iterator[object] = iter([KeyboardInterrupt(), None])
 
-    with patch.object(Chat, "hear", side_effect=heard) as hear:
+    with patch.object(Chat, "handle_line", side_effect=heard) as handle_line:
         shown = after(talk, Fed(), "one", "two")
 
-    assert hear.call_count == 2
+    assert handle_line.call_count == 2
     assert shown == "\nstopped\n"
 
 
@@ -251,5 +251,5 @@ def test_models_are_loaded_under_their_short_names(folders: Folders) -> None:
     first, second = (next(speaker.model.parameters()) for speaker in loaded)
     assert not first.requires_grad
     assert not first.equal(second)
-    answer = loaded[0].answer("hi", SAMPLING, 0, lambda text: None)
-    assert loaded[0].messages == [Message("user", "hi"), Message("assistant", answer.response.text)]
+    answer = loaded[0].reply("hi", SAMPLING, 0, lambda text: None)
+    assert loaded[0].messages == [Message("user", "hi"), Message("assistant", answer.text)]

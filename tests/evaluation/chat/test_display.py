@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from lit_rlhf.evaluation.chat.display import Ask, Show, show_replies
+from lit_rlhf.evaluation.chat.display import Replier, ShowText, show_replies
 from lit_rlhf.evaluation.output import print_text, remove_control_characters
 
 _ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
@@ -30,20 +30,20 @@ def frames(console: Console) -> list[str]:
     )
 
 
-def saying(*pieces: str, remark: str = "") -> Ask:
-    def ask(show: Show) -> str:
+def saying(*pieces: str, note: str = "") -> Replier:
+    def reply(show: ShowText) -> str:
         for piece in pieces:
             show(piece)
-        return remark
+        return note
 
-    return ask
+    return reply
 
 
 def test_without_a_terminal_it_is_plain_text() -> None:
     console = Console(file=io.StringIO(), width=20)
     long = "as long as it is, " * 5
 
-    show_replies(console, {"sft": saying("one ", "two", remark="stopped"), "ppo": saying(long)})
+    show_replies(console, {"sft": saying("one ", "two", note="stopped"), "ppo": saying(long)})
 
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == f"sft: one two\n(stopped)\nppo: {long}\n"
@@ -52,7 +52,7 @@ def test_without_a_terminal_it_is_plain_text() -> None:
 def test_several_models_stand_side_by_side() -> None:
     console = terminal(80)
 
-    show_replies(console, {"sft": saying("one ", "two"), "ppo": saying("three", remark="stopped")})
+    show_replies(console, {"sft": saying("one ", "two"), "ppo": saying("three", note="stopped")})
 
     drawn = frames(console)
     assert re.search(r"│ sft +│ ppo +│", drawn[0])

@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from lit_rlhf.data import DialogueEncoder, Message
-from lit_rlhf.evaluation.chat import stream_response
+from lit_rlhf.evaluation.chat import stream_reply
 from lit_rlhf.forward import LanguageModel, freeze
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
@@ -37,7 +37,7 @@ def test_the_pieces_are_the_response_of_a_batch(
 ) -> None:
     model, pieces = tiny_causal_lm(seed=model_seed), list[str]()
 
-    response = stream_response(model, encoder, prompt, GREEDY, 0, pieces.append)
+    response = stream_reply(model, encoder, prompt, GREEDY, 0, pieces.append)
 
     ids = torch.tensor([prompt])
     batch = generate_responses(
@@ -45,7 +45,7 @@ def test_the_pieces_are_the_response_of_a_batch(
     )
     assert response.text == encoder.decode_response(batch.response_ids[0].tolist())
     assert response.ended == bool(batch.terminated[0]) == ended
-    assert not response.stopped
+    assert not response.interrupted
     assert len(pieces) > 1 or ended
     assert "".join(pieces).strip() == response.text
     assert pieces[0] == pieces[0].lstrip()
@@ -55,7 +55,7 @@ def test_the_seed_repeats_a_response_and_nothing_else_changes(
     model: LanguageModel, encoder: DialogueEncoder, prompt: list[int]
 ) -> None:
     def text(seed: int) -> str:
-        return stream_response(model, encoder, prompt, SAMPLED, seed, lambda piece: None).text
+        return stream_reply(model, encoder, prompt, SAMPLED, seed, lambda piece: None).text
 
     state = torch.random.get_rng_state()
     first = text(3)
@@ -70,7 +70,7 @@ def test_settings_in_the_models_folder_have_no_say(
     model: LanguageModel, encoder: DialogueEncoder, prompt: list[int]
 ) -> None:
     def text() -> str:
-        return stream_response(model, encoder, prompt, SAMPLED, 0, lambda piece: None).text
+        return stream_reply(model, encoder, prompt, SAMPLED, 0, lambda piece: None).text
 
     first = text()
     own = GenerationConfig(top_k=1, suppress_tokens=list(range(4, 200)))  # type: ignore[no-untyped-call]
@@ -97,10 +97,10 @@ def test_ctrl_c_ends_the_response_and_keeps_what_was_said(
             signal.raise_signal(signal.SIGINT)
 
     own = model.generation_config
-    response = stream_response(model, encoder, prompt, GREEDY, 0, show)
+    response = stream_reply(model, encoder, prompt, GREEDY, 0, show)
 
-    whole = stream_response(model, encoder, prompt, GREEDY, 0, lambda piece: None).text
-    assert response.stopped
+    whole = stream_reply(model, encoder, prompt, GREEDY, 0, lambda piece: None).text
+    assert response.interrupted
     assert not response.ended
     assert response.text == "".join(pieces).strip()
     assert 0 < len(response.text) < len(whole)

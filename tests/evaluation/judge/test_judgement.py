@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,13 @@ import pytest
 from lit_rlhf.data import Message
 from lit_rlhf.evaluation import Responses
 from lit_rlhf.evaluation.judge import Judgement, JudgeOptions, judge_policies
-from tests.evaluation.judge.test_requests import ATTACKS
+from tests.evaluation.judge.attacks import ATTACKS
 from tests.support.judge_server import Asked, JudgeServer, judge_server, longer_wins, verdict
 
 # against sft: longer, shorter, as long, equal
 SFT = ["four", "four", "four", "same"]
+
+
 PPO = ["longer", "a", "fore", "same"]
 
 
@@ -124,8 +125,8 @@ def test_a_second_run_asks_nothing_and_says_the_same(tmp_path: Path) -> None:
     assert (asked, len(server.asked)) == (6, 6)
     assert (first.usage.questions, first.usage.from_cache) == (6, 0)
     assert (second.usage.questions, second.usage.from_cache) == (6, 6)
-    assert second.usage.now == (0, 0, 0, None)
-    assert second.usage.in_all == first.usage.now == first.usage.in_all
+    assert second.usage.this_run == (0, 0, 0, None)
+    assert second.usage.total == first.usage.this_run == first.usage.total
     assert second.policies == first.policies
     assert second.files[0].read_bytes() == verdicts
 
@@ -162,8 +163,8 @@ def test_tokens_and_cost_are_counted(tmp_path: Path) -> None:
 
     sent = sum(len(m["content"].split()) for asked in server.asked for m in asked.body["messages"])
     received = sum(len(longer_wins(asked).split()) for asked in server.asked)
-    assert judged.usage.now[:3] == (2, sent, received)
-    assert judged.usage.now.cost == pytest.approx((2 * sent + 30 * received) / 1e6)
+    assert judged.usage.this_run[:3] == (2, sent, received)
+    assert judged.usage.this_run.cost == pytest.approx((2 * sent + 30 * received) / 1e6)
 
 
 def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
         judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
 
     assert results(judged) == ["win"]
-    assert judged.usage.now.requests == 4
+    assert judged.usage.this_run.requests == 4
     again = [asked.body["messages"] for asked in server.asked if len(asked.body["messages"]) > 2]
     assert [[message["role"] for message in messages] for messages in again] == [
         ["system", "user", "assistant", "user"]
@@ -272,8 +273,7 @@ def test_agreement_with_human_labels(tmp_path: Path) -> None:
     measured = judged.agreements["helpful"]
     assert measured.outcomes is not None
     assert measured.outcomes[:3] == (0.6, 0.2, 0.2)
-    assert measured.share is not None
-    assert measured.share.mean == pytest.approx((3 + 0.5) / 5)
+    assert measured.share == pytest.approx((3 + 0.5) / 5)
     assert measured.kappa == pytest.approx(counted_kappa(["win"] * 3 + ["tie", "lose"]))
     assert [record["policy"] for record in lines(judged.files[1])] == ["chosen"] * 5
     assert judged.usage.questions == 2 + 8  # the third pair is the first, the other way round
@@ -310,7 +310,7 @@ def test_the_result_is_strict_json_without_the_key(
     report = json.loads(text)
     assert report["policies"][0]["against_baseline"]["win"] == 0.25
     assert report["agreement"]["helpful"]["kappa"] == 1.0
-    assert report["usage"]["now"]["requests"] == 8
+    assert report["usage"]["this_run"]["requests"] == 8
     assert server.asked[0].headers["authorization"] == "Bearer sk-secret"
     written = [text, *(path.read_text("utf-8") for path in tmp_path.rglob("*.jsonl"))]
     assert not any("sk-secret" in content for content in written)
@@ -328,22 +328,3 @@ def test_nothing_to_judge(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         judge_policies(responses, options(JudgeServer("http://127.0.0.1:9/v1"), tmp_path, **more))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"concurrency": 0}, "judge.concurrency: expected an integer >= 1, got 0"),
-        ({"max_retries": -1}, "judge.max_retries: expected an integer >= 0"),
-        ({"criteria": ["nice"]}, "judge.criteria: expected some of"),
-        ({"criteria": ["helpful", "helpful"]}, "judge.criteria: expected some of .* each once"),
-        ({"labels": {"nice": "a.jsonl"}}, "judge.labels: expected some of"),
-        ({"timeout": 0.0}, "judge.timeout: expected seconds > 0"),
-        ({"temperature": -1.0}, "judge.temperature: expected a number >= 0"),
-        ({"input_price": 1.0}, "expected both or none"),
-    ],
-)
-def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
-    make: Callable[..., JudgeOptions] = JudgeOptions
-    with pytest.raises(ValueError, match=message):
-        make(model="tiny", **settings)

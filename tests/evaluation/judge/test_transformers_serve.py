@@ -11,7 +11,7 @@ import pytest
 from lit_rlhf.data import Message
 from lit_rlhf.evaluation import Responses
 from lit_rlhf.evaluation.judge import JudgeError, JudgeOptions, judge_policies
-from tests.evaluation.judge.test_requests import ATTACKS
+from tests.evaluation.judge.attacks import ATTACKS
 from tests.support.judge_server import verdict
 from tests.support.serving import transformers_serve, write_chat_model
 
@@ -46,11 +46,13 @@ def test_a_model_that_always_says_a(base_url: str, tmp_path: Path) -> None:
     ]
     assert [row.bias for row in judged.policies] == [(1.0, 0.0)] * 2
     # two prompts, two criteria, two orders; each reply is one token and EOS
-    assert judged.usage.now.requests == 8
-    assert judged.usage.now.completion_tokens == 16
-    assert judged.usage.now.prompt_tokens > 8 * 500
-    assert judged.usage.now.cost == pytest.approx((judged.usage.now.prompt_tokens + 16) / 1e6)
-    assert (again.usage.from_cache, again.usage.now.requests) == (8, 0)
+    assert judged.usage.this_run.requests == 8
+    assert judged.usage.this_run.completion_tokens == 16
+    assert judged.usage.this_run.prompt_tokens > 8 * 500
+    assert judged.usage.this_run.cost == pytest.approx(
+        (judged.usage.this_run.prompt_tokens + 16) / 1e6
+    )
+    assert (again.usage.from_cache, again.usage.this_run.requests) == (8, 0)
     assert again.policies == judged.policies
 
 
@@ -61,8 +63,8 @@ def test_a_model_that_talks_nonsense(base_url: str, tmp_path: Path) -> None:
 
     assert [(row.outcomes, row.invalid) for row in judged.policies] == [(None, 2)] * 2
     assert (judged.usage.questions, judged.usage.invalid) == (8, 8)
-    assert judged.usage.now.requests == 8 * 3
-    assert 0 < judged.usage.now.completion_tokens <= 8 * 3 * 8
+    assert judged.usage.this_run.requests == 8 * 3
+    assert 0 < judged.usage.this_run.completion_tokens <= 8 * 3 * 8
 
 
 def test_a_model_that_is_not_there(base_url: str, tmp_path: Path) -> None:

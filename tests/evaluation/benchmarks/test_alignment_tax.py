@@ -1,43 +1,25 @@
-"""Multiple choice from local files, against a loop over single rows; nothing is downloaded."""
+"""Multiple choice against a loop over single rows, and differences from the first model."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from lit_rlhf.data import RecordError
 from lit_rlhf.evaluation.benchmarks import (
     BenchmarkScore,
     ChoiceQuestion,
     print_benchmarks,
-    read_questions,
     run_benchmarks,
 )
 from lit_rlhf.evaluation.benchmarks.alignment_tax import compare_results
-from lit_rlhf.evaluation.benchmarks.choices import choice_task
-from lit_rlhf.evaluation.benchmarks.harness import Answers
+from lit_rlhf.evaluation.benchmarks.harness import TaskResult
 from lit_rlhf.models import load_causal_lm, load_tokenizer
+from tests.evaluation.benchmarks.questions import RECORDS, write_questions
 from tests.evaluation.folders import write_policy
-
-RECORDS: list[dict[str, Any]] = [
-    {"question": "One and one?", "choices": ["one", "two"], "answer": "B", "subject": "sums"},
-    {"question": "What is {{ 1 }}?", "choices": ["a", "b", "c"], "answer": 0, "subject": "sums"},
-    {
-        "question": "说出金属",
-        "choices": ["铁", "水", "木", "火"],
-        "answer": "a",
-        "subject": "metals",
-    },
-    {"question": "Zinc?", "choices": ["no", "yes", "so"], "answer": 1, "subject": "metals"},
-    {"question": "Why?", "choices": ["so", "no", "yes", "ok"], "answer": "D", "subject": "sums"},
-    {"question": "Tea?", "choices": ["yes", "no"], "answer": "A", "subject": "sums"},
-]
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +28,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("benchmarks")
     write_policy(folder / "sft", seed=0)
     write_policy(folder / "ppo", seed=3)
-    write(folder / "questions.jsonl", RECORDS)
+    write_questions(folder / "questions.jsonl", RECORDS)
     return folder
-
-
-def write(path: Path, records: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
-    return str(path)
 
 
 def expected_hits(model_path: Path) -> list[bool]:
@@ -100,7 +77,7 @@ def test_the_right_letter_is_likeliest_where_a_loop_says_so(root: Path) -> None:
 
 def test_what_a_model_cannot_read_as_a_whole_is_counted(root: Path, tmp_path: Path) -> None:
     long = {"question": "why " * 60, "choices": ["a", "b"], "answer": 0}
-    path = write(tmp_path / "long.jsonl", [RECORDS[0], long])
+    path = write_questions(tmp_path / "long.jsonl", [RECORDS[0], long])
 
     report = run_benchmarks([str(root / "sft")], choices=[path])
 
@@ -118,27 +95,9 @@ def test_only_the_first_questions(root: Path) -> None:
     assert [row.questions for row in report.rows] == [2]
 
 
-def test_a_question_is_never_among_its_own_examples(root: Path) -> None:
-    from lm_eval.tasks import TaskManager
-
-    task = choice_task("q.jsonl", read_questions(str(root / "questions.jsonl")))
-    made = TaskManager(include_defaults=False).load([task])["tasks"]["q.jsonl"]
-    made.set_config("num_fewshot", 4)
-    made.set_fewshot_seed(0)
-    made.build_all_requests(rank=0, world_size=1)
-
-    contexts = {request.args[0] for request in made.instances}
-    assert len(contexts) == len(RECORDS)
-    for context in contexts:
-        parts = context.split("\n\n")
-        assert len(parts) == 5
-        assert len({part.split("\n")[0] for part in parts}) == 5
-        assert all(part[-2:] in (" A", " B", " C", " D") for part in parts[:4])
-
-
 def test_arguments_out_of_range(root: Path) -> None:
     sft, questions = str(root / "sft"), str(root / "questions.jsonl")
-    with pytest.raises(ValueError, match="benchmarks, choices: expected one of them, got none"):
+    with pytest.raises(ValueError, match="benchmarks, choices: expected at least one of them"):
         run_benchmarks([sft])
     with pytest.raises(ValueError, match=r"less than the 6 questions of questions\.jsonl, got 6"):
         run_benchmarks([sft], choices=[questions], shots=6)
@@ -148,46 +107,6 @@ def test_arguments_out_of_range(root: Path) -> None:
         run_benchmarks([sft], choices=[questions], batch_size=0)
     with pytest.raises(ValueError, match="policies: expected one or more, each once"):
         run_benchmarks([sft, sft], choices=[questions])
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"choices": ["a", "b"], "answer": 0}, "field 'question': missing"),
-        ({"question": "q", "answer": 0}, "field 'choices': missing (expected a list of two"),
-        ({"question": "q", "choices": "ab", "answer": 0}, "field 'choices': not a list of texts"),
-        ({"question": "q", "choices": ["a"], "answer": 0}, "field 'choices': not 2 to 26 of them"),
-        ({"question": "q", "choices": ["a", "b"]}, "field 'answer': missing (expected a letter"),
-        (
-            {"question": "q", "choices": ["a", "b"], "answer": "C"},
-            "field 'answer': not one of the choices (expected a letter up to B or a place from 0 "
-            "to 1, got 2)",
-        ),
-        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "got 2)"),
-        ({"question": "q", "choices": ["a", "b"], "answer": "b or a"}, "got 'b or a')"),
-        ({"question": "q", "choices": ["a", "b"], "answer": True}, "got True)"),
-        (
-            {"question": "q", "choices": ["a", "b"], "answer": 0, "subject": 3},
-            "field 'subject': not a string (int)",
-        ),
-    ],
-)
-def test_a_bad_record_is_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
-    path = write(tmp_path / "bad.jsonl", [RECORDS[0], record])
-
-    with pytest.raises(RecordError) as error:
-        read_questions(path)
-
-    assert f"bad.jsonl:2: {message}" in str(error.value) or message in str(error.value)
-    assert "bad.jsonl:2: " in str(error.value)
-
-
-def test_missing_and_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="no such file"):
-        read_questions(str(tmp_path / "none.jsonl"))
-    (tmp_path / "broken.jsonl").write_text("{", "utf-8")
-    with pytest.raises(RecordError, match=r"broken\.jsonl:1: "):
-        read_questions(str(tmp_path / "broken.jsonl"))
 
 
 def test_the_extra_is_named_when_it_is_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +121,9 @@ def test_the_extra_is_named_when_it_is_missing(root: Path, monkeypatch: pytest.M
         run_benchmarks([str(root / "sft")], choices=[str(root / "questions.jsonl")])
 
 
-def answers(value: float, stderr: float | None, questions: list[float] | None) -> Answers:
+def answers(value: float, stderr: float | None, questions: list[float] | None) -> TaskResult:
     by_question = {} if questions is None else {"acc": questions}
-    return Answers("", {"acc": (value, stderr)}, by_question, 4, {"acc": True}, 0)
+    return TaskResult("", {"acc": (value, stderr)}, by_question, 4, {"acc": True}, 0)
 
 
 def test_differences_are_paired_where_questions_can_be() -> None:
