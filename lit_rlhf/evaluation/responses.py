@@ -116,7 +116,7 @@ def _parse_line(row: Row | RecordError) -> _Line:
     response = row.get("response")
     if not isinstance(response, str):
         raise row.error("response", "missing" if response is None else "not a string")
-    # the parser sees the prompt alone: with the response the row would be a demonstration
+    # without the other fields, where the parser would look for a prompt if this one is missing
     prompt_row = replace(row, fields={"prompt": row.get("prompt")})
     (record,) = parse_row(prompt_row, "prompt", "prompt")
     assert isinstance(record, PromptRecord)  # for mypy: the kind that was asked for

@@ -122,6 +122,13 @@ def test_a_response_that_cannot_fit_ends_the_command(root: Path) -> None:
     assert "max_new_tokens: expected prompt and response within the model's 128" in message(error)
 
 
+@pytest.fixture
+def no_environment_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-evaluation-harness asks pip for all packages after every run, which takes seconds."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+
+
+@pytest.mark.usefixtures("no_environment_report")
 def test_benchmarks_alone_need_no_prompts(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +154,7 @@ def test_benchmarks_alone_need_no_prompts(
     assert report["settings"]["dtype"] == "float32"
 
 
+@pytest.mark.usefixtures("no_environment_report")
 def test_benchmarks_come_after_a_comparison_in_one_report(root: Path, tmp_path: Path) -> None:
     record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
     (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n", "utf-8")

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lit_rlhf.data import DataSource, load_records
 from tests.docs.blocks import ROOT, blocks
 
@@ -37,6 +39,7 @@ def in_shell(text: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # starts the command in a shell
 def test_ask_models_side_by_side(workspace: Path) -> None:
     shown = in_shell(ARGUMENT, workspace)
 
@@ -46,6 +49,7 @@ def test_ask_models_side_by_side(workspace: Path) -> None:
         assert "\nppo_max: " in part
 
 
+@pytest.mark.slow  # starts the command in a shell, twice
 def test_talk_with_models(workspace: Path) -> None:
     # its end of input comes at once; tests/cli/test_generate.py has the terminal
     assert in_shell(CHAT, workspace) == ""
@@ -57,6 +61,7 @@ def test_talk_with_models(workspace: Path) -> None:
     assert second.startswith("and three fruits, please.\nppo_max: ")
 
 
+@pytest.mark.slow  # starts the command in a shell
 def test_responses_for_a_file(fresh_workspace: Path) -> None:
     assert in_shell(FILE, fresh_workspace) == "Responses: responses.jsonl\n"
 

@@ -15,6 +15,8 @@ from tests.evaluation.judge.attacks import ATTACKS
 from tests.support.judge_server import verdict
 from tests.support.serving import transformers_serve, write_chat_model
 
+pytestmark = pytest.mark.slow  # starts a server process that imports transformers
+
 RESPONSES = Responses(
     [(Message("user", "name three metals"),), (Message("user", "说出三种金属"),)],
     {"sft": ["iron", "铁"], "ppo": ["iron, copper and zinc", ATTACKS["template"]]},
