@@ -58,6 +58,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
         case "k2":
             return log_ratio.square() / 2
         case "k3":
+            # expm1 keeps the digits of policies that hardly differ
             return torch.expm1(-log_ratio) + log_ratio
     raise ValueError(f"estimator: expected one of {get_args(KLEstimator)}, got {estimator!r}")
 
@@ -122,6 +123,7 @@ def adaptive_kl_coef(
     check_positive("error_clip", error_clip)
     if not math.isfinite(kl):
         raise ValueError(f"kl: expected a finite number, got {kl}")
+    # the factor 1 - error_clip * n_samples / horizon has to stay positive
     if error_clip * n_samples >= horizon:
         raise ValueError(
             f"horizon: expected more than error_clip * n_samples = {error_clip * n_samples:g}, "

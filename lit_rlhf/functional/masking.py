@@ -80,6 +80,7 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         3.0
     """
     check_mask(mask, values.shape)
+    # filled and not multiplied, as 0 * NaN is NaN
     kept = values.masked_fill(~mask, 0)
     return kept.sum() if dim is None else kept.sum(dim)
 
@@ -185,6 +186,7 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
         [2.0, 1.0, 2.0]
     """
     check_floating("values", values)
+    # float64, as float32 would lose the variance of values far from 0
     exact = values.detach().double()
     return Moments(masked_mean(exact, mask), masked_var(exact, mask), mask.sum().double())
 
@@ -203,6 +205,7 @@ def merged_moments(a: Moments, b: Moments) -> Moments:
         [3.0, 2.6667, 3.0]
     """
     count = a.count + b.count
+    # by shares of the union, which stay finite when a set or both are empty
     share = b.count / count.clamp(min=1)
     delta = b.mean - a.mean
     within = a.var * (1 - share) + b.var * share

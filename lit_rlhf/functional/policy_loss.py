@@ -106,6 +106,7 @@ def surrogate_loss(
         if not 0.0 < ratio_clip < 1.0:
             raise ValueError(f"ratio_clip: expected a number in (0, 1) or None, got {ratio_clip}")
         bounded = -advantages * ratio.clamp(1.0 - ratio_clip, 1.0 + ratio_clip)
+        # where the bounded loss is the larger one, it is constant and so has no gradient
         clipped = bounded > losses
         losses = torch.maximum(losses, bounded)
     return _policy_loss(losses, clipped, kl, ratio, mask, denominator)
@@ -178,6 +179,7 @@ def policy_gradient_loss(
         >>> policy_gradient_loss(logprobs, advantages, mask).loss.item()  # (0.5 - 2) / 2
         -0.75
     """
+    # with itself as old policy the ratio is 1; advantages are 0 outside the mask
     ratio, kl, advantages = _prepare(logprobs, logprobs, advantages, mask)
     losses = -advantages * logprobs
     return _policy_loss(losses, torch.zeros_like(mask), kl, ratio, mask, denominator)

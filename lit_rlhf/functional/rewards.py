@@ -171,6 +171,7 @@ def token_rewards(
     check_mask(mask, logprobs.shape)
     check_not_negative("kl_coef", kl_coef)
     kl = kl_estimate(logprobs.detach(), ref_logprobs.detach(), estimator).masked_fill(~mask, 0.0)
+    # the last kept token, wherever padding and gaps lie
     kept_after = mask.flip(1).cumsum(1).flip(1)  # kept tokens from this one on
     is_last = mask & (kept_after == 1)
     return TokenRewards(

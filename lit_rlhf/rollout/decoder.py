@@ -29,8 +29,8 @@ from lit_rlhf.rollout.sampling import SamplingOptions, sample_tokens
 ADMISSION_SHARE = 4
 """Prompts are admitted once one slot in this many is free: a prefill of several costs less each."""
 
-GPU_RELEASE_INTERVAL = 8
-"""Steps on a GPU between two looks at which sequences have ended; each look waits for the GPU."""
+CPU_RELEASE_INTERVAL, GPU_RELEASE_INTERVAL = 1, 8
+"""Steps between two looks at which sequences have ended; each look waits for the device."""
 
 
 class GeneratedTokens(NamedTuple):
@@ -50,8 +50,9 @@ class GeneratedTokens(NamedTuple):
 class Decoder:
     """Samples one response to each prompt, with at most `n_slots` sequences in progress.
 
-    A token is sampled with a random number that depends on the seed, the sample and the position
-    in the response alone. So neither the number of slots nor the other prompts change a response.
+    A token is sampled with a random number that, for the same `max_new_tokens`, depends on the
+    seed, the sample and the position in the response alone. So neither the number of slots nor the
+    other prompts change a response.
 
     Sequences in progress occupy the first `n` slots without a gap, in the same order in the cache
     and in every tensor of the state. A step so computes with as many rows as there are sequences.
@@ -82,17 +83,19 @@ class Decoder:
         self.head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.options = options
         self.eos_token_ids = torch.tensor(list(eos_token_ids), dtype=torch.long, device=device)
-        self.release_interval = 1 if device.type == "cpu" else GPU_RELEASE_INTERVAL
+        on_cpu = device.type == "cpu"
+        self.release_interval = CPU_RELEASE_INTERVAL if on_cpu else GPU_RELEASE_INTERVAL
+        generator = torch.Generator().manual_seed(seed)
+        # the last column serves all tokens after the longest response, which are discarded
+        shape = (n_samples, options.max_new_tokens + 1)
+        self.uniforms = torch.rand(shape, generator=generator, dtype=torch.float64).to(device)
         # a sequence may go on for up to an interval after its end, until `release` looks
         max_length = options.max_new_tokens + self.release_interval
-        shape = (n_samples, max_length)
-        generator = torch.Generator().manual_seed(seed)
-        self.uniforms = torch.rand(shape, generator=generator, dtype=torch.float64).to(device)
         self.prompts = [ids[mask] for ids, mask in zip(prompt_ids, prompt_mask, strict=True)]
         self.prompt_width = prompt_ids.shape[1]
         self.sequences = _extend_prompts(prompt_ids, prompt_mask, max_length)
-        self.logprobs = torch.zeros(shape, device=device)
-        self.entropy = torch.zeros(shape, device=device)
+        self.logprobs = torch.zeros((n_samples, max_length), device=device)
+        self.entropy = torch.zeros((n_samples, max_length), device=device)
         self.statistics_are_exact = True
         self.n_slots = min(n_slots, n_samples)
         capacity = max(len(prompt) for prompt in self.prompts) + max_length
@@ -179,7 +182,7 @@ class Decoder:
         seen = self.sequences[samples if penalized else samples[:0]]
         tokens = sample_tokens(
             logits,
-            self.uniforms[samples, places],
+            self.uniforms[samples, places.clamp(max=self.options.max_new_tokens)],
             self.options,
             self.eos_token_ids,
             seen,

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.rollout import SamplingOptions, batch, compute_policy_statistics, generate_responses
+from lit_rlhf.rollout import (
+    SamplingOptions,
+    batch,
+    compute_policy_statistics,
+    decoder,
+    generate_responses,
+)
 from lit_rlhf.rollout.decoder import KVCache
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
 
@@ -122,6 +128,23 @@ def test_logits_are_computed_for_the_last_token_of_a_prompt_only() -> None:
     model.lm_head.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     generate_responses(model, ids, mask, options, [], PAD_ID, 0)
     assert seen == [len(ids)]
+
+
+def test_sequences_that_go_on_until_their_release_change_no_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # up to the last of 128 learned positions, which the steps after the end must not exceed
+    model, options = tiny_causal_lm("gpt2"), SamplingOptions(max_new_tokens=28)
+    mask = torch.arange(100) >= 100 - torch.tensor([100, 40, 99])[:, None]
+    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(1))
+    expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 2)
+    assert int(expected.terminated.sum()) > 0
+    monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
+    rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 2)
+    assert torch.equal(rollouts.response_ids, expected.response_ids)
+    assert torch.equal(rollouts.response_mask, expected.response_mask)
+    endless = generate_responses(model, ids, mask, options, [], PAD_ID, 3, 2)
+    assert endless.lengths.tolist() == [28] * 3
 
 
 def test_no_more_tokens_are_read_at_once_than_scoring_reads(
