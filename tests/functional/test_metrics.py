@@ -1,3 +1,5 @@
+"""Wilson's interval and distinct n-grams, against their definitions."""
+
 from __future__ import annotations
 
 import math
@@ -8,7 +10,7 @@ import torch
 from lit_rlhf.functional import distinct_n, length_mask, wilson_interval
 
 
-def test_the_ends_are_where_the_share_is_just_not_rejected() -> None:
+def test_the_ends_of_the_interval_are_where_the_share_is_just_not_rejected() -> None:
     # by definition: the share lies z standard errors, those of the end, away from each end
     low, high = wilson_interval(7, 20)
 
@@ -18,26 +20,30 @@ def test_the_ends_are_where_the_share_is_just_not_rejected() -> None:
     assert low < 7 / 20 < high
 
 
-def test_all_and_none_have_a_width() -> None:
+def test_the_interval_of_all_or_no_successes_has_a_width() -> None:
     z2 = 1.959963985**2
     assert wilson_interval(10, 10) == pytest.approx((10 / (10 + z2), 1.0))
     assert wilson_interval(0, 10) == pytest.approx((0.0, z2 / (10 + z2)))
 
 
-def test_more_confidence_is_wider_and_half_hits_count() -> None:
+def test_more_confidence_is_a_wider_interval_and_half_successes_count() -> None:
     assert wilson_interval(5, 10, 0.99).low < wilson_interval(5, 10).low
     low, high = wilson_interval(0.5, 1)
     assert (low + high) / 2 == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("hits", "trials", "confidence"), [(1, 0, 0.95), (3, 2, 0.95), (1, 2, 1)])
-def test_numbers_out_of_range(hits: int, trials: int, confidence: float) -> None:
+@pytest.mark.parametrize(
+    ("successes", "trials", "confidence"), [(1, 0, 0.95), (3, 2, 0.95), (1, 2, 1)]
+)
+def test_interval_arguments_out_of_range_are_refused(
+    successes: int, trials: int, confidence: float
+) -> None:
     with pytest.raises(ValueError, match="expected a number"):
-        wilson_interval(hits, trials, confidence)
+        wilson_interval(successes, trials, confidence)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1, 3 / 8), (2, 3 / 6), (3, 4 / 4)])
-def test_by_hand(n: int, expected: float) -> None:
+def test_distinct_n_by_hand(n: int, expected: float) -> None:
     # 1 2 1 2 and 2 1 2 3. Bigrams: 12 21 12 | 21 12 23, of which 3 differ.
     # Trigrams: 121 212 | 212 123 would be 3 of 4: the second row's first is replaced below.
     ids = torch.tensor([[1, 2, 1, 2], [2, 1, 2, 3]])
@@ -61,7 +67,7 @@ def test_padding_that_looks_like_a_token_is_no_ngram() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1])
-def test_without_an_ngram_it_is_zero(length: int) -> None:
+def test_distinct_n_without_an_ngram_is_zero(length: int) -> None:
     mask = length_mask(torch.tensor([length]), 3)
     assert distinct_n(torch.ones(1, 3, dtype=torch.long), mask, 2).item() == 0.0
     assert distinct_n(torch.ones(1, 1, dtype=torch.long), mask[:, :1], 2).item() == 0.0

@@ -1,4 +1,4 @@
-"""Rollouts whose responses say what a test wants, and a service that scores them."""
+"""Rollouts with given texts as responses, and a service that scores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python functions as rewards, and what goes wrong with them."""
+"""Python functions as rewards, and the errors that they raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward models: what they score, and on which text they were trained."""
+"""Reward models: their scores, and the check of the text that they were trained on."""
 
 from __future__ import annotations
 

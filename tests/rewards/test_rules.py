@@ -1,4 +1,4 @@
-"""Ready-made rules: what each gives, and what it refuses."""
+"""The ready-made rules: their scores, and the arguments that they refuse."""
 
 from __future__ import annotations
 

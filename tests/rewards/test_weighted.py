@@ -1,4 +1,4 @@
-"""The weighted sum of sources: each logged by itself, and normalized by itself where asked."""
+"""The weighted sum of rewards, each logged and normalized by itself, and its configuration."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def expected_totals(seen: list[float], texts: list[str]) -> list[float]:
     return [0.5 * (-len(text) - mean) / (std or 1.0) + 2.0 * text.endswith(".") for text in texts]
 
 
-def test_sources_add_up_by_their_weights() -> None:
+def test_rules_add_up_by_their_weights() -> None:
     reward = weighted(normalize=False)
     assert scored(reward, BATCHES[0]).tolist() == [-0.5, 0.0, -1.0]
     assert list(reward.moments) == []
@@ -60,7 +60,7 @@ def test_sources_add_up_by_their_weights() -> None:
     assert float(metrics["rollout/score/ends"]) == pytest.approx(1 / 3)
 
 
-def test_a_normalized_source_enters_with_the_moments_of_all_its_scores_so_far() -> None:
+def test_a_normalized_reward_enters_the_sum_with_the_moments_of_all_its_scores_so_far() -> None:
     reward = weighted()
     seen: list[float] = []
     for texts in BATCHES:
@@ -98,7 +98,7 @@ def test_nothing_is_learned_in_evaluation_mode() -> None:
     assert result == pytest.approx(expected_totals(seen, BATCHES[1]), rel=1e-5)
 
 
-def test_a_source_whose_scores_are_all_alike_is_normalized_to_0() -> None:
+def test_a_reward_whose_scores_are_all_equal_is_normalized_to_0() -> None:
     reward = weighted(ends={**ENDS, "weight": 3.0, "normalize": True})
     assert scored(reward, ["a", "b"]).tolist() == [0.0, 0.0]
 
@@ -113,7 +113,7 @@ def test_scores_that_are_not_finite_leave_the_moments_alone() -> None:
     assert [float(moments.count) for moments in reward.moments.values()] == [0.0, 0.0]
 
 
-def test_the_moments_are_state_of_the_sources_that_ask_for_them_by_place_and_name() -> None:
+def test_the_state_holds_the_moments_of_normalized_rewards_by_index_and_name() -> None:
     reward = weighted(**{"a.b": ENDS, "c.d": {**LENGTH, "normalize": True}})
     assert set(reward.state_dict()) == {f"moments.1_c_d.{n}" for n in ("mean", "m2", "count")}
     other = weighted(**{"c.d": {**LENGTH, "normalize": True}, "a.b": ENDS})
@@ -144,8 +144,8 @@ def test_moments_and_metrics_are_those_of_all_ranks(tmp_path: Path) -> None:
         reward.commit_moments()
 
 
-def test_a_number_is_a_weight_and_a_mapping_describes_a_source() -> None:
-    sources = parse_rewards(
+def test_a_number_is_a_weight_and_a_mapping_holds_options() -> None:
+    specs = parse_rewards(
         {
             "runs/reward": 1.0,
             "my.rules:polite": {"weight": -0.5, "normalize": True},
@@ -153,11 +153,11 @@ def test_a_number_is_a_weight_and_a_mapping_describes_a_source() -> None:
             "safe.v2": {"rule": "http", "url": "http://localhost/", "timeout": 5},
         }
     )
-    model, function, rule, remote = sources
-    assert [source.name for source in sources] == ["reward", "polite", "brevity", "safe.v2"]
-    assert [source.weight for source in sources] == [1.0, -0.5, 0.1, 1.0]
-    assert [source.normalize for source in sources] == [False, True, False, False]
-    assert [source.is_model for source in sources] == [True, False, False, False]
+    model, function, rule, remote = specs
+    assert [spec.name for spec in specs] == ["reward", "polite", "brevity", "safe.v2"]
+    assert [spec.weight for spec in specs] == [1.0, -0.5, 0.1, 1.0]
+    assert [spec.normalize for spec in specs] == [False, True, False, False]
+    assert [spec.is_model for spec in specs] == [True, False, False, False]
     assert (model.path, function.path) == ("runs/reward", "my.rules:polite")
     assert rule.rule == LengthRule(longest=60, unit="words")
     assert remote.rule == RemoteScorer("http://localhost/", timeout=5.0)
@@ -206,7 +206,7 @@ def test_names_are_short_where_that_tells_them_apart() -> None:
         ("runs/a", "1", "rewards.runs/a: expected a finite number as weight, got '1'"),
     ],
 )
-def test_a_source_that_is_described_wrongly_is_named(key: str, value: Any, message: str) -> None:
+def test_an_invalid_entry_is_named_with_its_option(key: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){message}"):
         parse_rewards({key: value})
 
@@ -235,21 +235,19 @@ def test_a_reward_models_scores_that_are_not_finite_are_shown(
 
 
 def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: RolloutBatch) -> None:
-    sources = [str(folder / "reward_1"), str(folder / "reward_2")]
-    first, second = (
-        ModelReward(source, ModelOptions())(rollouts, PROMPTS, None) for source in sources
-    )
+    paths = [str(folder / "reward_1"), str(folder / "reward_2")]
+    first, second = (ModelReward(path, ModelOptions())(rollouts, PROMPTS, None) for path in paths)
     length = torch.tensor([3.0, 6.0, 0.0])
     weighted = WeightedReward(
-        {sources[0]: 2.0, f"{FUNCTIONS}:length": -0.1, sources[1]: 0.5},
+        {paths[0]: 2.0, f"{FUNCTIONS}:length": -0.1, paths[1]: 0.5},
         ModelOptions(),
         tiny_tokenizer(),
     )
     expected = 2.0 * first - 0.1 * length + 0.5 * second
     torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
-    assert [source.path for source in weighted.models] == sources
+    assert [model.path for model in weighted.models] == paths
 
 
-def test_a_reward_needs_a_source() -> None:
+def test_the_sum_needs_a_reward() -> None:
     with pytest.raises(ValueError, match=r"rewards: expected at least one entry.* got none"):
         WeightedReward({}, ModelOptions(), tiny_tokenizer())

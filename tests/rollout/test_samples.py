@@ -1,4 +1,4 @@
-"""Responses as text, and the table that people read."""
+"""Responses as text, as records and as a Markdown table."""
 
 from __future__ import annotations
 
