@@ -12,10 +12,10 @@ from lit_rlhf.data import DataSource, RecordError
 from lit_rlhf.evaluation import choose_device, write_text
 from lit_rlhf.evaluation.reward_report import (
     RewardReport,
+    measure_reward_model,
     print_reward_report,
     report_html,
-    reward_report,
-    scored_pairs,
+    score_pairs,
 )
 from lit_rlhf.models import ModelOptions
 
@@ -65,9 +65,9 @@ def reward(
         dtype: Of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
     """
-    sources = [preference_source(word, split) for word in preferences]
+    sources = [parse_source(word, split) for word in preferences]
     try:
-        pairs = scored_pairs(
+        pairs = score_pairs(
             model,
             sources,
             language_model,
@@ -83,7 +83,7 @@ def reward(
         if on_bad_record == "error" and error.line:
             raise ValueError(f"{error}; --on_bad_record skip leaves such records out") from error
         raise
-    report = reward_report(
+    report = measure_reward_model(
         model, {source.label: source.path for source in sources}, pairs, mistakes, seed
     )
     settings: dict[str, Any] = {"max_length": max_length, "max_pairs": max_pairs, "dtype": dtype}
@@ -96,7 +96,7 @@ def reward(
     return report
 
 
-def preference_source(word: str, split: str) -> DataSource:
+def parse_source(word: str, split: str) -> DataSource:
     """A source from PATH or NAME=PATH; a path may itself contain a `=`.
 
     Raises:

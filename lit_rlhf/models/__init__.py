@@ -1,6 +1,7 @@
 """Loading and saving policies, critics and reward models as Hugging Face folders."""
 
 from lit_rlhf.models.cards import ModelCardInfo
+from lit_rlhf.models.configs import is_classifier
 from lit_rlhf.models.generation import using_generation_config
 from lit_rlhf.models.heads import build_scalar_model, read_lm_head
 from lit_rlhf.models.loading import (
@@ -18,6 +19,7 @@ __all__ = [
     "ModelCardInfo",
     "ModelOptions",
     "build_scalar_model",
+    "is_classifier",
     "load_causal_lm",
     "load_lm_head",
     "load_scalar_model",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.cli.report import main, preference_source
+from lit_rlhf.cli.report import main, parse_source
 from tests.evaluation.folders import write_policy, write_reward
 
 PAIRS = [
@@ -103,18 +103,18 @@ def test_a_model_that_is_not_there_ends_the_command(root: Path, tmp_path: Path) 
 
 
 def test_sources_can_be_named() -> None:
-    assert preference_source("data/pairs.jsonl", "test").label == "pairs"
-    named = preference_source("mine=data/pairs.jsonl", "test[:5]")
+    assert parse_source("data/pairs.jsonl", "test").label == "pairs"
+    named = parse_source("mine=data/pairs.jsonl", "test[:5]")
     assert (named.label, named.path, named.split) == ("mine", "data/pairs.jsonl", "test[:5]")
     with pytest.raises(ValueError, match=r"expected PATH or NAME=PATH, got '=a\.jsonl'"):
-        preference_source("=a.jsonl", "test")
+        parse_source("=a.jsonl", "test")
 
 
 def test_a_path_with_an_equals_sign_is_no_name(tmp_path: Path) -> None:
     path = tmp_path / "lr=0.1.jsonl"
     path.write_text("{}\n", "utf-8")
 
-    assert preference_source(str(path), "test").path == str(path)
+    assert parse_source(str(path), "test").path == str(path)
 
 
 def test_help_lists_the_reports_and_explains_every_argument(

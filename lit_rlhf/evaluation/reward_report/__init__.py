@@ -1,15 +1,15 @@
-"""What a reward model is worth on preference data: numbers, one HTML page and JSON."""
+"""A report on a reward model, measured on preference data: an HTML page and JSON."""
 
 from lit_rlhf.evaluation.reward_report.render import print_reward_report, report_html
-from lit_rlhf.evaluation.reward_report.report import Mistake, RewardReport, reward_report
-from lit_rlhf.evaluation.reward_report.scores import ScoredPairs, scored_pairs
+from lit_rlhf.evaluation.reward_report.report import Mistake, RewardReport, measure_reward_model
+from lit_rlhf.evaluation.reward_report.scores import ScoredPairs, score_pairs
 
 __all__ = [
     "Mistake",
     "RewardReport",
     "ScoredPairs",
+    "measure_reward_model",
     "print_reward_report",
     "report_html",
-    "reward_report",
-    "scored_pairs",
+    "score_pairs",
 ]

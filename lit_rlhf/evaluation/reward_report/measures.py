@@ -1,7 +1,8 @@
-"""What a reward model's scores of preference pairs say: numbers only, no model and no page.
+"""Accuracy, length bias and calibration of a reward model, from its scores of preference pairs.
 
-Plain numpy on `[N]` arrays, one entry for each of `N` pairs. A pair's difference is the score of
-its chosen response minus that of its rejected one; the model is right where it is above 0.
+All functions take numpy arrays `[N]` with one entry for each of `N` pairs. The difference of a pair
+is the score of its chosen response minus that of its rejected one; the model is right where it is
+above 0.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ Flags = NDArray[np.bool_]
 
 
 class Accuracy(NamedTuple):
-    """How often the model prefers the response that people preferred.
+    """Accuracy of the model on some pairs.
 
     Attributes:
         pairs: Number of pairs.
-        accuracy: Share in which the chosen response scores higher; a tie is a miss.
+        accuracy: Share of pairs in which the chosen response scores higher; a tie is a miss.
         low: Lower end of the accuracy's 95 % interval (Wilson).
-        high: Upper end of it.
+        high: Upper end of that interval.
         margin: Mean difference of the scores.
-        longer: Share in which the chosen response is the longer one; equal lengths count half.
+        longer: Share of pairs in which the chosen response is longer; equal lengths count half.
     """
 
     pairs: int
@@ -47,13 +48,13 @@ class Accuracy(NamedTuple):
 
 
 class LengthBucket(NamedTuple):
-    """The pairs whose responses differ in length by so much.
+    """The pairs whose responses differ in length by a number of tokens within bounds.
 
     Attributes:
         low: Smallest length of the chosen response minus that of the rejected one, tokens; `None`
             for no bound.
         high: Largest one; `None` for no bound.
-        accuracy: What the model makes of these pairs.
+        accuracy: Accuracy of the model on these pairs.
     """
 
     low: int | None
@@ -62,7 +63,7 @@ class LengthBucket(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The bounds in words."""
+        """The bounds in words, for example `-5 or less` or `1 to 4`."""
         if self.low is None:
             return f"{self.high} or less"
         if self.high is None:
@@ -71,14 +72,14 @@ class LengthBucket(NamedTuple):
 
 
 class ReliabilityBin(NamedTuple):
-    """The pairs in which the model is about equally sure.
+    """The pairs in which the model is about equally confident.
 
     Attributes:
         pairs: Number of pairs.
         confidence: Mean probability that the model gives to the response it prefers.
-        accuracy: Share in which people preferred it too.
+        accuracy: Share of pairs in which people preferred it too.
         low: Lower end of the accuracy's 95 % interval (Wilson).
-        high: Upper end of it.
+        high: Upper end of that interval.
     """
 
     pairs: int
@@ -89,12 +90,12 @@ class ReliabilityBin(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Counts of differences.
+    """Histogram of score differences.
 
     Attributes:
-        edges: Edges of the bars, multiples of their width, so that 0 is one; `[K + 1]`.
-        counts: Pairs in each bar, by source; `[K]`. The first and the last bar hold what lies
-            beyond them too.
+        edges: Edges of the bars, `[K + 1]`: multiples of their width, so that 0 is one of them.
+        counts: Number of pairs in each bar, `[K]`, by source. The first and the last bar include
+            the pairs beyond them.
     """
 
     edges: list[float]
@@ -102,11 +103,11 @@ class Histogram(NamedTuple):
 
 
 class Correlation(NamedTuple):
-    """Of two quantities; `None` where one does not vary.
+    """Correlation of two quantities; `None` if one of them does not vary.
 
     Attributes:
-        pearson: Of the values.
-        spearman: Of their ranks.
+        pearson: Correlation of the values.
+        spearman: Correlation of their ranks.
     """
 
     pearson: float | None
@@ -114,7 +115,7 @@ class Correlation(NamedTuple):
 
 
 def accuracy(differences: Floats, length_differences: Integers) -> Accuracy:
-    """Accuracy with its interval, beside what length alone would score.
+    """Accuracy with its interval, and that of preferring the longer response.
 
     Args:
         differences: Score differences, `[N]`, `N` at least 1.
@@ -133,19 +134,19 @@ def accuracy(differences: Floats, length_differences: Integers) -> Accuracy:
 
 
 def longer_is_right(length_differences: Integers) -> Floats:
-    """1 where the longer response is the chosen one, 0 where it is not, a half where none is."""
+    """1 where the chosen response is longer, 0 where it is shorter, 0.5 for equal lengths."""
     return np.sign(length_differences) / 2 + 0.5
 
 
 def length_buckets(differences: Floats, length_differences: Integers) -> list[LengthBucket]:
-    """Accuracy by length difference: thirds of its size on either side of 0, and 0 by itself.
+    """Accuracy by length difference: terciles of its size on either side of 0, and equal lengths.
 
     Args:
         differences: Score differences, `[N]`.
         length_differences: Length of the chosen response minus that of the rejected one, `[N]`.
 
     Returns:
-        The buckets that hold a pair, from the shortest to the longest chosen response.
+        The buckets that are not empty, from the shortest to the longest chosen response.
     """
     sizes = np.abs(length_differences[length_differences != 0])
     near, far = np.quantile(sizes, [1 / 3, 2 / 3]).astype(int) if len(sizes) else (1, 1)
@@ -166,13 +167,13 @@ def length_buckets(differences: Floats, length_differences: Integers) -> list[Le
 
 
 def reliability(differences: Floats) -> list[ReliabilityBin]:
-    """How often the model is right when it is so sure, in bins of its confidence.
+    """Accuracy by confidence, in bins of equal width.
 
     Args:
         differences: Score differences, `[N]`.
 
     Returns:
-        The bins that hold a pair, from unsure to sure.
+        The bins that are not empty, in ascending confidence.
     """
     confidence = _confidence(differences)
     right = differences > 0
@@ -189,7 +190,7 @@ def reliability(differences: Floats) -> list[ReliabilityBin]:
 
 
 def calibration_error(differences: Floats) -> float:
-    """Expected calibration error: mean distance of confidence and accuracy over those bins.
+    """Expected calibration error: mean distance of confidence and accuracy over the same bins.
 
     Args:
         differences: Score differences, `[N]`.
@@ -203,12 +204,13 @@ def calibration_error(differences: Floats) -> float:
 
 
 def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
-    """Counts of differences by source, in bars of a round width, about 40 over all.
+    """Histogram of differences by source, in about 40 bars of a round width.
 
     Args:
         differences: Score differences, `[N]`.
-        sources: Each pair's source, `[N]`.
+        sources: Source of each pair, `[N]`.
     """
+    # A single outlier must not squeeze all other pairs into a few bars.
     reach = float(np.quantile(np.abs(differences), 0.995)) or 1.0
     width = nice_step(2 * reach / HISTOGRAM_BARS)
     bars = int(np.ceil(reach / width))
@@ -225,11 +227,11 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
 
 
 def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> Correlation:
-    """Pearson's and Spearman's correlation.
+    """Pearson and Spearman correlation.
 
     Args:
         a: One quantity, `[N]`.
-        b: The other one, `[N]`.
+        b: The other quantity, `[N]`.
     """
     x, y = (torch.from_numpy(np.asarray(values, dtype=np.float64)) for values in (a, b))
     if len(x) < 2 or bool((x == x[0]).all()) or bool((y == y[0]).all()):

@@ -1,4 +1,4 @@
-"""The report on a reward model as one record, from its scores of preference pairs."""
+"""The report on a reward model, from its scores of preference pairs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from lit_rlhf.functional import (
 
 
 class Perplexity(NamedTuple):
-    """How well a language model predicts the chosen responses.
+    """Perplexity of the chosen responses.
 
     Attributes:
         all: Over the tokens of all pairs.
-        by_source: Over those of each source.
+        by_source: Over the tokens of each source.
     """
 
     all: float
@@ -52,16 +52,16 @@ class Mistake:
     """A pair in which the rejected response scores higher.
 
     Attributes:
-        source: Name of its source.
-        location: `file:line` that it stands in.
+        source: Name of the source.
+        location: `file:line` of the pair.
         prompt: The dialogue before the responses, as it is in the file.
         chosen: The response that people preferred.
-        rejected: The other one.
-        chosen_score: The chosen response's score.
-        rejected_score: The rejected one's.
+        rejected: The other response.
+        chosen_score: Score of the chosen response.
+        rejected_score: Score of the rejected response.
         chosen_length: Tokens of the chosen response, EOS counted.
-        rejected_length: Tokens of the rejected one.
-        probability: What the model gives to the rejected response's being preferred.
+        rejected_length: Tokens of the rejected response, EOS counted.
+        probability: Probability that the model gives to the rejected response being preferred.
     """
 
     source: str
@@ -78,33 +78,33 @@ class Mistake:
 
 @dataclass(frozen=True)
 class RewardReport:
-    """What is known of a reward model from preference data.
+    """Measurements of a reward model on preference data.
 
     Attributes:
-        model: Its folder or hub id.
+        model: Folder or hub id of the model.
         sources: Path of each source by its name.
-        accuracy: Over all pairs.
-        by_source: By source.
-        by_length: By how much longer the chosen response is.
-        length_baseline: `longer` or `shorter`: the rule of length that is right more often.
-        gain: The model's accuracy minus that rule's, mean over pairs with its 95 % interval
+        accuracy: Accuracy over all pairs.
+        by_source: Accuracy by source.
+        by_length: Accuracy by length difference.
+        length_baseline: `longer` or `shorter`: the length rule that is right more often.
+        gain: Accuracy of the model minus that of the length rule, with its 95 % interval
             (percentile bootstrap over pairs).
-        pairwise_loss: Mean loss of Eq. 1, without margins, nats.
-        chosen_scores: The chosen responses' scores with the interval of their mean.
-        rejected_scores: The rejected ones'.
-        histogram: Of the differences (Figure 2 of the paper).
+        pairwise_loss: Mean loss of Eq. 1 in nats, without margins.
+        chosen_scores: Mean score of the chosen responses with its interval.
+        rejected_scores: Mean score of the rejected responses with its interval.
+        histogram: Histogram of the differences (Figure 2 of arXiv 2307.04964).
         reliability: Accuracy by confidence.
         calibration_error: Expected calibration error.
         difference_by_length: Correlation of score and length differences, over pairs.
         score_by_length: Correlation of scores and lengths, over all responses.
-        perplexity: Of the chosen responses, by who reads them (`reward model`, `language model`);
-            empty where nobody can.
-        lm_head: Folder that the output layer on the model's trunk is from.
-        mistakes: The most confident ones, the worst first.
-        n_mistakes: Number of all mistakes, ties among them.
-        skipped: Pairs that could not be read, by reason.
-        left_out: Pairs left out as a response alone is too long, by reason.
-        shortened: Pairs whose prompt was shortened to fit.
+        perplexity: Perplexity of the chosen responses under the `reward model` and the `language
+            model`; empty without an output layer.
+        lm_head: Folder of the output layer on the model's trunk.
+        mistakes: The most confident mistakes, the worst first.
+        n_mistakes: Number of all mistakes, including ties.
+        skipped: Number of pairs that could not be read, by reason.
+        left_out: Number of pairs with a response that alone is too long, by reason.
+        shortened: Number of pairs whose prompt was shortened to fit.
         differences: Score differences of all pairs; not in the JSON file.
         length_differences: Length differences of all pairs; not in the JSON file.
     """
@@ -135,7 +135,7 @@ class RewardReport:
     length_differences: NDArray[np.int64]
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON takes it; null where a number is not finite."""
+        """The report as values that JSON can hold; `None` for numbers that are not finite."""
         fields = {
             name: value
             for name, value in asdict(self).items()
@@ -145,17 +145,17 @@ class RewardReport:
         return values
 
 
-def reward_report(
+def measure_reward_model(
     model: str, sources: dict[str, str], pairs: ScoredPairs, n_mistakes: int = 10, seed: int = 0
 ) -> RewardReport:
     """Measure a reward model by its scores of preference pairs.
 
     Args:
-        model: Its folder or hub id.
-        sources: Path of each source by its name.
-        pairs: The pairs, at least one.
-        n_mistakes: How many mistakes to show at most.
-        seed: Of the bootstrap.
+        model: Folder or hub id of the model, for the report.
+        sources: Path of each source by its name, for the report.
+        pairs: The scored pairs, at least one.
+        n_mistakes: Largest number of mistakes to show.
+        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: If `n_mistakes` is negative.
@@ -165,7 +165,7 @@ def reward_report(
     differences = pairs.chosen - pairs.rejected
     lengths = pairs.chosen_lengths - pairs.rejected_lengths
     names = [record.source for record in pairs.records]
-    places = np.array(names)
+    by_name = np.array(names)
     whole = accuracy(differences, lengths)
     longer = longer_is_right(lengths)
     shorter_wins = whole.longer < 0.5
@@ -176,7 +176,7 @@ def reward_report(
         sources=sources,
         accuracy=whole,
         by_source={
-            name: accuracy(differences[places == name], lengths[places == name])
+            name: accuracy(differences[by_name == name], lengths[by_name == name])
             for name in dict.fromkeys(names)
         },
         by_length=length_buckets(differences, lengths),
@@ -206,12 +206,12 @@ def reward_report(
 
 
 def _perplexities(pairs: ScoredPairs, names: Sequence[str]) -> dict[str, Perplexity]:
-    places, tokens = np.array(names), pairs.chosen_lengths
+    by_name, tokens = np.array(names), pairs.chosen_lengths
     return {
         reader: Perplexity(
             _perplexity(logprobs, tokens),
             {
-                name: _perplexity(logprobs[places == name], tokens[places == name])
+                name: _perplexity(logprobs[by_name == name], tokens[by_name == name])
                 for name in dict.fromkeys(names)
             },
         )
@@ -244,8 +244,8 @@ def _mistakes(pairs: ScoredPairs, differences: NDArray[np.float64], limit: int) 
     ]
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  # whatever a dataclass holds
-    """Tuples that have names as dictionaries, and null for what is not finite."""
+def _plain(value: Any) -> Any:  # noqa: ANN401  # a field of any type
+    """Replace named tuples by dictionaries, and numbers that are not finite by `None`."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -1,4 +1,4 @@
-"""A reward model's scores of preference pairs, and its trunk's log-probs of the chosen responses.
+"""Scores of preference pairs by a reward model, and log-probs of the chosen responses.
 
 Notation: `N` pairs.
 """
@@ -39,7 +39,13 @@ from lit_rlhf.forward import (
     unwrap_model,
 )
 from lit_rlhf.functional import token_logprobs
-from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model, read_lm_head
+from lit_rlhf.models import (
+    ModelOptions,
+    is_classifier,
+    load_lm_head,
+    load_scalar_model,
+    read_lm_head,
+)
 
 TRUNK = "reward model"
 LANGUAGE_MODEL = "language model"
@@ -55,12 +61,12 @@ class ScoredPairs:
         rejected: Scores of the rejected ones, `[N]`.
         chosen_lengths: Tokens of the chosen responses, EOS counted, `[N]`.
         rejected_lengths: Tokens of the rejected ones, `[N]`.
-        logprobs: Sum of each chosen response's log-probs in nats, `[N]`, by reader: the trunk of
-            the reward model, and the language model it started from; empty without an output layer.
-        lm_head: Where the output layer on the trunk is from; "" without one.
-        skipped: Pairs that could not be read, by reason.
-        left_out: Pairs left out as they do not fit the longest sequence, by reason.
-        shortened: Pairs whose prompt lost its oldest turns or its beginning.
+        logprobs: Sum of each chosen response's log-probs in nats, `[N]`, under the reward model's
+            trunk and under the language model that it started from; empty without an output layer.
+        lm_head: Folder of the output layer on the reward model's trunk; empty without one.
+        skipped: Number of pairs that could not be read, by reason.
+        left_out: Number of pairs that do not fit the longest sequence, by reason.
+        shortened: Number of pairs whose prompt lost its oldest turns or its beginning.
     """
 
     records: Sequence[PreferenceRecord]
@@ -76,14 +82,14 @@ class ScoredPairs:
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """A trunk with an output layer."""
+class _LanguageHead:
+    """A trunk with an output layer, which gives log-probs."""
 
     trunk: LanguageModel
     lm_head: nn.Module
 
 
-def scored_pairs(
+def score_pairs(
     model: str,
     sources: Sequence[DataSource],
     language_model: str | None = None,
@@ -98,22 +104,23 @@ def scored_pairs(
     """Score preference pairs with a reward model.
 
     Args:
-        model: The reward model's folder or hub id.
-        sources: Where the pairs come from.
+        model: Folder or hub id of the reward model.
+        sources: Sources of the pairs.
         language_model: Folder or hub id of the language model that the reward model started from.
-            It is read along, and lends its output layer to a reward model without one.
-        options: How models are loaded; `None` takes the defaults.
-        device: Where to run; `None` is the CPU.
-        batch_size: Pairs per batch.
+            Its log-probs are computed too, and its output layer is used for a reward model without
+            one.
+        options: Options for loading the models; `None` for the defaults.
+        device: Device to run on; `None` for the CPU.
+        batch_size: Number of pairs per batch.
         chat_template: `tokenizer` for the model's own, or the name of a built-in one.
-        max_length: Longest dialogue in tokens; `None` takes the model's of training, else 512.
-        max_pairs: Use only this many of the first pairs of each source; `None` takes all.
+        max_length: Longest dialogue in tokens; `None` for that of the model's training, or 512.
+        max_pairs: Number of first pairs to use of each source; `None` for all.
         on_bad_record: `error` or `skip`.
 
     Raises:
-        RecordError: If the pairs cannot be read; names file, line and field.
-        ValueError: If a model cannot be loaded or does not read text as it was trained, no pair is
-            left, a score is not finite, or an argument is out of range.
+        RecordError: If a pair cannot be read; the error names file, line and field.
+        ValueError: If a model cannot be loaded or was trained on text rendered differently, no pair
+            is left, a score is not finite, or an argument is out of range.
     """
     if max_pairs is not None and max_pairs < 1:
         raise ValueError(f"max_pairs: expected an integer >= 1, got {max_pairs}")
@@ -122,16 +129,16 @@ def scored_pairs(
     encoder = load_shared_encoder(folders, chat_template, max_length, options)
     loaded = load_records("preference", sources, on_bad_record)
     counts = EncodingCounts()
-    pairs = _encoded(_first(loaded.records, max_pairs), encoder, counts, on_bad_record)
+    pairs = _encode(_take_first(loaded.records, max_pairs), encoder, counts, on_bad_record)
     if not pairs:
         raise ValueError(
             f"preferences: expected pairs of at most {encoder.max_length} tokens (max_length), got "
             f"none; left out: {dict(counts.dropped_records)}"
         )
-    scorer = _reward_model(model, options, device)
-    readers, lm_head = _readers(scorer, model, language_model, options, device)
-    scores, logprobs = _measured(
-        scorer, readers, [example for _, example in pairs], encoder, batch_size, device
+    scorer = _load_reward_model(model, options, device)
+    heads, lm_head = _load_heads(scorer, model, language_model, options, device)
+    scores, logprobs = _score(
+        scorer, heads, [example for _, example in pairs], encoder, batch_size, device
     )
     records = [record for record, _ in pairs]
     _check_finite(scores, records, model)
@@ -139,8 +146,8 @@ def scored_pairs(
         records=records,
         chosen=scores[:, 0],
         rejected=scores[:, 1],
-        chosen_lengths=np.array([_response_tokens(e.chosen.completion_mask) for _, e in pairs]),
-        rejected_lengths=np.array([_response_tokens(e.rejected.completion_mask) for _, e in pairs]),
+        chosen_lengths=np.array([int(e.chosen.completion_mask.sum()) for _, e in pairs]),
+        rejected_lengths=np.array([int(e.rejected.completion_mask.sum()) for _, e in pairs]),
         logprobs=logprobs,
         lm_head=lm_head,
         skipped=loaded.skipped,
@@ -149,8 +156,8 @@ def scored_pairs(
     )
 
 
-def _first(records: Sequence[PreferenceRecord], limit: int | None) -> list[PreferenceRecord]:
-    """The first records of each source."""
+def _take_first(records: Sequence[PreferenceRecord], limit: int | None) -> list[PreferenceRecord]:
+    """The first records of each source, at most `limit`."""
     seen: Counter[str] = Counter()
     kept = []
     for record in records:
@@ -160,13 +167,13 @@ def _first(records: Sequence[PreferenceRecord], limit: int | None) -> list[Prefe
     return kept
 
 
-def _encoded(
+def _encode(
     records: Sequence[PreferenceRecord],
     encoder: DialogueEncoder,
     counts: EncodingCounts,
     on_bad_record: OnBadRecord,
 ) -> list[tuple[PreferenceRecord, PreferenceExample]]:
-    """The pairs that fit, each with its record."""
+    """Encode the pairs that fit, each with its record."""
     kept = []
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
@@ -178,30 +185,32 @@ def _encoded(
     return list(zip(kept, examples, strict=True))
 
 
-def _readers(
+def _load_heads(
     scorer: LanguageModel,
     model: str,
     language_model: str | None,
     options: ModelOptions,
     device: torch.device,
-) -> tuple[dict[str, _Reader], str]:
-    """Who reads the chosen responses, and where the output layer on the trunk is from."""
-    readers: dict[str, _Reader] = {}
+) -> tuple[dict[str, _LanguageHead], str]:
+    """Load the output layers by name; also returns the folder of the one on the scorer's trunk."""
+    heads: dict[str, _LanguageHead] = {}
     own = read_lm_head(model)
     if own is not None:
         own = own.to(device=device, dtype=options.torch_dtype)
-        readers[TRUNK] = _Reader(scorer, own.requires_grad_(False))
+        heads[TRUNK] = _LanguageHead(scorer, own.requires_grad_(False))
     if language_model is None:
-        return readers, model if own is not None else ""
+        return heads, model if own is not None else ""
     head = load_lm_head(language_model, options).to(device).requires_grad_(False)
     if own is None:
-        _check_fit(scorer, head, language_model)
-        readers[TRUNK] = _Reader(scorer, head)
-    readers[LANGUAGE_MODEL] = _Reader(load_policy(language_model, options, device), head)
-    return readers, model if own is not None else language_model
+        # Reward modelling keeps the trunk a language model (Eq. 2), which reads with any output
+        # layer of the model that it started from.
+        _check_width(scorer, head, language_model)
+        heads[TRUNK] = _LanguageHead(scorer, head)
+    heads[LANGUAGE_MODEL] = _LanguageHead(load_policy(language_model, options, device), head)
+    return heads, model if own is not None else language_model
 
 
-def _check_fit(scorer: LanguageModel, head: nn.Linear, language_model: str) -> None:
+def _check_width(scorer: LanguageModel, head: nn.Linear, language_model: str) -> None:
     width = unwrap_model(scorer).config.hidden_size
     if head.in_features != width:
         raise ValueError(
@@ -211,17 +220,17 @@ def _check_fit(scorer: LanguageModel, head: nn.Linear, language_model: str) -> N
 
 
 @torch.no_grad()
-def _measured(
+def _score(
     scorer: LanguageModel,
-    readers: Mapping[str, _Reader],
+    heads: Mapping[str, _LanguageHead],
     examples: Sequence[PreferenceExample],
     encoder: DialogueEncoder,
     batch_size: int,
     device: torch.device,
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Scores `[N, 2]`, and the log-probs `[N]` of the chosen responses by reader."""
+    """Compute the scores `[N, 2]`, and the log-probs `[N]` of the chosen responses by head."""
     scores = np.zeros((len(examples), 2))
-    logprobs = {name: np.zeros(len(examples)) for name in readers}
+    logprobs = {name: np.zeros(len(examples)) for name in heads}
     lengths = [len(e.chosen.input_ids) + len(e.rejected.input_ids) for e in examples]
     with progress_bar("pairs scored", len(examples)) as progress:
         for rows in batch_by_length(lengths, batch_size):
@@ -235,44 +244,40 @@ def _measured(
             scores[rows, 1] = _numbers(
                 sequence_scores(scorer, rejected.input_ids, rejected.attention_mask)
             )
-            for name, reader in readers.items():
+            for name, head in heads.items():
+                # The forward for the scores serves the log-probs of the same trunk.
                 states = (
                     hidden
-                    if reader.trunk is scorer
-                    else hidden_states(reader.trunk, chosen.input_ids, chosen.attention_mask)
+                    if head.trunk is scorer
+                    else hidden_states(head.trunk, chosen.input_ids, chosen.attention_mask)
                 )
-                logprobs[name][rows] = _response_logprobs(reader, states, chosen)
+                logprobs[name][rows] = _response_logprobs(head, states, chosen)
             progress(len(rows))
     return scores, logprobs
 
 
-def _response_logprobs(reader: _Reader, hidden: Tensor, batch: TokenBatch) -> list[float]:
-    """Sum of each response's log-probs, row by row: the logits of a whole batch are large."""
+def _response_logprobs(head: _LanguageHead, hidden: Tensor, batch: TokenBatch) -> list[float]:
+    """Sum of each response's log-probs, row by row, as the logits of a whole batch are large."""
     sums = []
-    for row, wanted in enumerate(batch.completion_mask[:, 1:]):
-        logits = head_logits(reader.trunk, reader.lm_head, hidden[row, :-1][wanted])
-        tokens = batch.input_ids[row, 1:][wanted]
+    for row, target_mask in enumerate(batch.completion_mask[:, 1:]):
+        logits = head_logits(head.trunk, head.lm_head, hidden[row, :-1][target_mask])
+        tokens = batch.input_ids[row, 1:][target_mask]
         sums.append(float(token_logprobs(logits.unsqueeze(0), tokens.unsqueeze(0)).double().sum()))
     return sums
-
-
-def _response_tokens(mask: Tensor) -> int:
-    return int(mask.sum())
 
 
 def _numbers(scores: Tensor) -> NDArray[np.float64]:
     return scores.double().cpu().numpy()
 
 
-def _reward_model(path: str, options: ModelOptions, device: torch.device) -> LanguageModel:
+def _load_reward_model(path: str, options: ModelOptions, device: torch.device) -> LanguageModel:
     model = freeze(load_scalar_model(path, options))
-    architectures = unwrap_model(model).config.architectures or []
-    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+    if not is_classifier(unwrap_model(model).config):
         raise ValueError(
             f"model: expected a reward model, got the language model in {path}, whose scores would "
             "come from a new, random head"
         )
-    module: nn.Module = model  # transformers' own `to` is typed for one model class only
+    module: nn.Module = model  # transformers 5 types `to` for a single model class
     module.to(device)
     return model
 

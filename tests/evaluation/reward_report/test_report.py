@@ -15,9 +15,9 @@ from lit_rlhf.data import Message, PreferenceRecord
 from lit_rlhf.evaluation.reward_report import (
     RewardReport,
     ScoredPairs,
+    measure_reward_model,
     print_reward_report,
     report_html,
-    reward_report,
 )
 from lit_rlhf.evaluation.reward_report.render import verdict
 from tests.callbacks.reports import Page
@@ -52,7 +52,9 @@ def page(report: RewardReport, folder: Path) -> Page:
 
 @pytest.fixture
 def report() -> RewardReport:
-    return reward_report("runs/reward", {"helpful": "a.jsonl", "harmless": "b.jsonl"}, pairs())
+    return measure_reward_model(
+        "runs/reward", {"helpful": "a.jsonl", "harmless": "b.jsonl"}, pairs()
+    )
 
 
 def test_the_page_needs_nothing_else(report: RewardReport, tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_text_from_data_is_escaped(tmp_path: Path) -> None:
         lm_head=NASTY,
         skipped=Counter({NASTY: 1}),
     )
-    nasty = reward_report(NASTY, {f"a{NASTY}": "a", f"b{NASTY}": "b"}, hostile)
+    nasty = measure_reward_model(NASTY, {f"a{NASTY}": "a", f"b{NASTY}": "b"}, hostile)
 
     shown = page(nasty, tmp_path)
 
@@ -137,7 +139,7 @@ def test_text_from_data_is_escaped(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
-    found = reward_report(
+    found = measure_reward_model(
         "runs/reward",
         {"helpful": "a.jsonl"},
         replace(pairs(), logprobs={}, lm_head="", left_out=Counter({"too long": 3}), shortened=2),
@@ -150,7 +152,7 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     assert "3 pairs were left out: 3 x too long." in footer
     assert "The prompts of 2 pairs were shortened" in footer
     with pytest.raises(ValueError, match="mistakes: expected an integer >= 0, got -1"):
-        reward_report("m", {}, pairs(), n_mistakes=-1)
+        measure_reward_model("m", {}, pairs(), n_mistakes=-1)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
 )
 def test_the_verdict_compares_with_length(right: int, expected: str) -> None:
     places = np.random.default_rng(0).permutation(100)
-    found = reward_report(
+    found = measure_reward_model(
         "m",
         {},
         ScoredPairs(
@@ -181,7 +183,7 @@ def test_the_verdict_compares_with_length(right: int, expected: str) -> None:
 def test_shorter_is_the_baseline_where_it_is_right_more_often() -> None:
     swapped = replace(pairs(), chosen_lengths=np.full(6, 5), rejected_lengths=np.full(6, 9))
 
-    found = reward_report("m", {}, swapped)
+    found = measure_reward_model("m", {}, swapped)
 
     assert found.length_baseline == "shorter"
     assert found.gain.mean == pytest.approx(0.5 - 1.0)
@@ -189,7 +191,7 @@ def test_shorter_is_the_baseline_where_it_is_right_more_often() -> None:
 
 def test_the_dictionary_is_json_without_nan(report: RewardReport) -> None:
     constant = replace(pairs(), chosen=np.zeros(6), rejected=np.zeros(6))
-    flat = reward_report("m", {}, constant)
+    flat = measure_reward_model("m", {}, constant)
 
     text = json.dumps(flat.as_dict(), allow_nan=False)
 

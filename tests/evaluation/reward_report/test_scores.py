@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_rlhf.data import DataSource, DialogueEncoder, Message
-from lit_rlhf.evaluation.reward_report import reward_report, scored_pairs
+from lit_rlhf.evaluation.reward_report import measure_reward_model, score_pairs
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, save_model_folder
 from tests.evaluation.folders import write_policy, write_reward
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
@@ -90,7 +90,7 @@ def expected_logprobs(root: Path, trunk: str, head: torch.nn.Module) -> list[flo
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_scores_and_lengths_stay_with_their_pairs(root: Path, batch_size: int) -> None:
-    pairs = scored_pairs(str(root / "reward"), sources(root), batch_size=batch_size)
+    pairs = score_pairs(str(root / "reward"), sources(root), batch_size=batch_size)
 
     assert [record.chosen for record in pairs.records] == [chosen for _, chosen, _ in PAIRS]
     assert [record.source for record in pairs.records] == ["a", "a", "a", "b", "b"]
@@ -101,14 +101,14 @@ def test_scores_and_lengths_stay_with_their_pairs(root: Path, batch_size: int) -
 
 
 def test_the_trunk_is_read_with_the_output_layer_it_was_trained_with(root: Path) -> None:
-    pairs = scored_pairs(str(root / "trained"), sources(root))
+    pairs = score_pairs(str(root / "trained"), sources(root))
 
     head = tiny_causal_lm(seed=5).get_output_embeddings()  # type: ignore[no-untyped-call]
     expected = expected_logprobs(root, "trained", head)
     assert list(pairs.logprobs) == ["reward model"]
     assert pairs.logprobs["reward model"] == pytest.approx(expected, rel=1e-5)
     assert pairs.lm_head == str(root / "trained")
-    found = reward_report("m", {}, pairs).perplexity["reward model"]
+    found = measure_reward_model("m", {}, pairs).perplexity["reward model"]
     tokens = [n for _, n in rows(root, chosen=True)]
     assert found.all == pytest.approx(torch.tensor(-sum(expected) / sum(tokens)).exp().item())
     in_b = torch.tensor(-sum(expected[3:]) / sum(tokens[3:])).exp().item()
@@ -116,7 +116,7 @@ def test_the_trunk_is_read_with_the_output_layer_it_was_trained_with(root: Path)
 
 
 def test_a_language_model_is_read_along_and_lends_its_output_layer(root: Path) -> None:
-    pairs = scored_pairs(str(root / "reward"), sources(root), str(root / "sft"))
+    pairs = score_pairs(str(root / "reward"), sources(root), str(root / "sft"))
 
     # the trunks of both are equal here
     head = load_causal_lm(root / "sft").get_output_embeddings()
@@ -127,33 +127,33 @@ def test_a_language_model_is_read_along_and_lends_its_output_layer(root: Path) -
 
 
 def test_a_layer_of_its_own_is_not_replaced(root: Path) -> None:
-    pairs = scored_pairs(str(root / "trained"), sources(root), str(root / "sft"))
+    pairs = score_pairs(str(root / "trained"), sources(root), str(root / "sft"))
 
     assert pairs.lm_head == str(root / "trained")
     assert pairs.logprobs["reward model"] != pytest.approx(pairs.logprobs["language model"])
 
 
 def test_without_an_output_layer_there_is_no_perplexity(root: Path) -> None:
-    pairs = scored_pairs(str(root / "reward"), sources(root), max_pairs=1)
+    pairs = score_pairs(str(root / "reward"), sources(root), max_pairs=1)
 
     assert pairs.logprobs == {}
-    assert reward_report("m", {}, pairs).perplexity == {}
+    assert measure_reward_model("m", {}, pairs).perplexity == {}
     assert [record.source for record in pairs.records] == ["a", "b"]  # one of each
 
 
 def test_what_does_not_fit_is_left_out_and_counted(root: Path) -> None:
     # "no" and the prompt fit; the long responses do not
-    pairs = scored_pairs(str(root / "reward"), sources(root), max_length=20)
+    pairs = score_pairs(str(root / "reward"), sources(root), max_length=20)
 
     assert 0 < len(pairs.records) < len(PAIRS)
     assert pairs.left_out.total() == len(PAIRS) - len(pairs.records)
     with pytest.raises(ValueError, match="expected pairs of at most 2 tokens"):
-        scored_pairs(str(root / "reward"), sources(root), max_length=2)
+        score_pairs(str(root / "reward"), sources(root), max_length=2)
 
 
 def test_a_language_model_is_not_a_reward_model(root: Path) -> None:
     with pytest.raises(ValueError, match="expected a reward model, got the language model"):
-        scored_pairs(str(root / "sft"), sources(root))
+        score_pairs(str(root / "sft"), sources(root))
 
 
 def test_a_score_that_is_not_finite_is_named(root: Path, tmp_path: Path) -> None:
@@ -163,11 +163,11 @@ def test_a_score_that_is_not_finite_is_named(root: Path, tmp_path: Path) -> None
     save_model_folder(model, encoder.tokenizer, tmp_path / "bad", contract=encoder.contract)
 
     with pytest.raises(ValueError, match=r"expected finite scores.*a\.jsonl:1; 5 of 5"):
-        scored_pairs(str(tmp_path / "bad"), sources(root))
+        score_pairs(str(tmp_path / "bad"), sources(root))
 
 
 def test_a_language_model_of_another_text_is_refused(root: Path, tmp_path: Path) -> None:
     other = write_policy(tmp_path / "other", template="paper-en")
 
     with pytest.raises(ValueError, match="the chat templates differ"):
-        scored_pairs(str(root / "reward"), sources(root), other)
+        score_pairs(str(root / "reward"), sources(root), other)
