@@ -194,7 +194,7 @@ def test_the_help_of_a_datamodule_lists_what_its_bases_take_too(
     shown = " ".join(capsys.readouterr().out.split())
 
     assert set(re.findall(r"--data\.(\w+) ", shown)) == DATA_OPTIONS["all"] | DATA_OPTIONS[stage]
-    assert '--data.chat_template CHAT_TEMPLATE ``"tokenizer"`` for the tokenizer\'s own' in shown
+    assert '--data.chat_template CHAT_TEMPLATE `"tokenizer"` for the tokenizer\'s own' in shown
 
 
 def test_a_misspelt_option_is_refused(tmp_path: Path) -> None:
