@@ -1,4 +1,4 @@
-"""`lit_rlhf export`: a checkpoint or model folder as a folder that others load."""
+"""`lit_rlhf export`: write a checkpoint or model as a folder that other programs load."""
 
 from __future__ import annotations
 
@@ -39,37 +39,41 @@ def export(
     private: bool = True,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Turn a checkpoint or model into a folder that transformers, TRL, OpenRLHF and vLLM load.
+    """Write a checkpoint or model as a folder that transformers, TRL, OpenRLHF and vLLM load.
 
     Args:
-        checkpoint: A checkpoint of SFT, reward modelling or PPO, whatever strategy wrote it; or a
-            model's folder, from a stage or from elsewhere; or a folder of adapters.
-        output: Folder for the model.
-        network: policy or critic of a PPO checkpoint. Of a folder: reward or critic for its scalar
-            model, policy or model for its language model. Default: the policy, or what there is.
-        format: Names for a reward model or critic. transformers: those of sequence classification,
-            which TRL, vLLM and OpenRLHF load too; openrlhf: the same, and the config names the
-            head; trl: a language model with a value head.
-        dtype: Type of the weights. Default: the checkpoint's or folder's own.
-        max_shard_size: Largest weight file, for instance 5GB or 500MB.
-        merge_lora: Merge LoRA adapters into the weights. false: leave a folder of adapters alone.
-        base: Folder or hub id of the model that the run started from, if it is not where it was; of
-            the model below adapters; or of LLaMA, for the differences that the paper's authors
+        checkpoint: A checkpoint of SFT, reward modelling or PPO, written by any strategy; a model's
+            folder, from a stage or from another program; or a folder of LoRA adapters.
+        output: Folder to write the model to.
+        network: Network to export. Of a PPO checkpoint: policy or critic. Of a folder: reward or
+            critic if it is a scalar model, policy or model if it is a language model. Default: the
+            policy, or the only network.
+        format: Names of the weights of a reward model or critic. transformers: those of sequence
+            classification, which TRL, vLLM and OpenRLHF load too; openrlhf: the same, and the
+            config names the head; trl: a language model with a value head.
+        dtype: Type of the weights. Default: that of the checkpoint or folder.
+        max_shard_size: Largest weight file, for example 5GB or 500MB.
+        merge_lora: Merge LoRA adapters into the weights; false writes a folder of adapters only.
+        base: Folder or hub id of the base model, if it is not where the run found it; of the model
+            that adapters belong to; or of LLaMA, for the delta weights that the paper's authors
             publish.
-        chat_template: How a model from elsewhere was shown text, for its text contract: tokenizer,
-            hh, paper-en, paper-zh.
-        overwrite: Replace a model that is in the folder.
+        chat_template: Template that a model from another program was trained with, for its text
+            contract: tokenizer, hh, paper-en, paper-zh.
+        overwrite: Replace a model that is in the output folder.
         push_to_hub: Repository on the Hugging Face Hub to upload the folder to, as OWNER/NAME.
-            Default: nothing leaves this machine.
-        private: Whether a repository that is made for this is private.
+            Default: nothing is uploaded.
+        private: Make the repository private if it is new.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+
+    Returns:
+        The output folder.
     """
-    _check_free(Path(output), overwrite)
+    _check_output(Path(output), overwrite)
     if push_to_hub is not None:
         _check_can_push(push_to_hub)
     console = Console(stderr=True)
     with console.status(f"Reading {checkpoint}") as status:
-        if _is_model(Path(checkpoint)):
+        if _is_model_folder(Path(checkpoint)):
             exported = export_folder(checkpoint, network, dtype, base, trust_remote_code)
         else:
             command = shlex.join([*PROG.split(), "--checkpoint", checkpoint])
@@ -86,17 +90,21 @@ def export(
     print(f"Exported the {exported.name} to {output}: {_summary(Path(output))}")
     if exported.contract is None:
         print(
-            "It does not say how the model was shown text, so there is no text_contract.json; "
-            "--chat_template makes one."
+            "No text_contract.json was written: the source does not say which chat template the "
+            "model was trained with. Name it with --chat_template."
         )
     if push_to_hub is not None:
         with console.status(f"Uploading to {push_to_hub}"):
-            print(f"Uploaded: {_pushed(output, push_to_hub, private)}")
+            print(f"Uploaded: {_upload(output, push_to_hub, private)}")
     return Path(output)
 
 
-def _is_model(source: Path) -> bool:
-    """Whether it is a model's folder rather than a checkpoint."""
+def _is_model_folder(source: Path) -> bool:
+    """Tell a model's folder (True) from a checkpoint.
+
+    Raises:
+        ValueError: If the source is a folder of another kind.
+    """
     if any((source / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return True
     if source.is_dir() and not is_checkpoint_folder(source):
@@ -111,8 +119,8 @@ def _is_model(source: Path) -> bool:
 def _write_model(exported: Export, output: str, max_shard_size: str, form: HeadFormat) -> None:
     if not exported.scalar and form != "transformers":
         raise ValueError(
-            f"format: expected transformers for a language model, which {form} users load as it "
-            f"is, got {form!r}; a scalar model is named by --network critic or reward"
+            "format: expected transformers for a language model, which all programs load, got "
+            f"{form!r}; --network critic or reward exports a scalar model"
         )
     save_model_folder(
         plain_model(exported.model, exported.dtype),
@@ -129,7 +137,9 @@ def _write_model(exported: Export, output: str, max_shard_size: str, form: HeadF
 
 def _write_adapters(exported: Export, output: str, form: HeadFormat) -> None:
     if not isinstance(exported.model, PeftModel):
-        raise ValueError(f"merge_lora: expected true, as the {exported.name} has no adapters")
+        raise ValueError(
+            f"merge_lora: expected true, got false for the {exported.name}, which has no adapters"
+        )
     if form != "transformers":
         raise ValueError(f"format: expected transformers for adapters, got {form!r}")
     save_adapter_folder(
@@ -141,11 +151,10 @@ def _write_adapters(exported: Export, output: str, form: HeadFormat) -> None:
     )
 
 
-def _check_free(output: Path, overwrite: bool) -> None:
-    taken = output.is_dir() and any(output.iterdir())
-    if taken and not overwrite:
+def _check_output(output: Path, overwrite: bool) -> None:
+    if output.is_dir() and any(output.iterdir()) and not overwrite:
         raise ValueError(
-            f"output: expected a free name or an empty folder, got {output}, which has files; "
+            f"output: expected a new or empty folder, got {output}, which has files; "
             "--overwrite true replaces a model"
         )
 
@@ -157,7 +166,7 @@ def _summary(folder: Path) -> str:
 
 
 def _check_can_push(repository: str) -> None:
-    """Find what would stop the upload before anything is done."""
+    """Refuse an upload that cannot succeed before a model is read and written."""
     validate_repo_id(repository)
     if huggingface_hub.get_token() is None:
         raise ValueError(
@@ -166,20 +175,22 @@ def _check_can_push(repository: str) -> None:
         )
 
 
-def _pushed(folder: str, repository: str, private: bool) -> str:
-    """Upload the folder; returns the repository's address."""
+def _upload(folder: str, repository: str, private: bool) -> str:
+    """Upload the folder and return the address of the repository."""
     api = huggingface_hub.HfApi()
     try:
-        made = api.create_repo(repository, private=private, exist_ok=True)
+        url = api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(
-            repo_id=made.repo_id, folder_path=folder, commit_message=f"Upload with {PROG}"
+            repo_id=url.repo_id, folder_path=folder, commit_message=f"Upload with {PROG}"
         )
-    except Exception as error:  # of many types: refused, not reached, cut off
+    # The hub's client raises errors of its own, of httpx and of the system. Whatever stopped the
+    # upload, the model on disk must not be lost behind a traceback.
+    except Exception as error:
         raise ValueError(
-            f"push_to_hub: the hub did not take {repository}: {error}. The model is in {folder}; "
+            f"push_to_hub: uploading to {repository} failed: {error}. The model is in {folder}; "
             f"`hf upload {repository} {folder}` tries again"
         ) from error
-    return str(made)
+    return str(url)
 
 
 def main(argv: Sequence[str]) -> Path:

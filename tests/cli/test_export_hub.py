@@ -92,6 +92,6 @@ class TestHub:
         Hub(monkeypatch, refuses=True)
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
         said = refused(*self.arguments(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
-        assert "the hub did not take someone/model: cut off" in said
+        assert "uploading to someone/model failed: cut off" in said
         assert "hf upload someone/model" in said
         assert_same_model(tmp_path / "m", runs("sft").finished)
