@@ -13,12 +13,20 @@ from peft import PeftModel
 from rich.console import Console
 
 from lit_rlhf.cli.command import run_command
-from lit_rlhf.export.checkpoint import Export, NetworkName, export_checkpoint
-from lit_rlhf.export.folder import export_folder, with_template
-from lit_rlhf.models import save_model_folder
-from lit_rlhf.models.assembly import ADAPTER_CONFIG, plain_model
-from lit_rlhf.models.exchange import HeadFormat
-from lit_rlhf.models.saving import save_adapter_folder
+from lit_rlhf.export import (
+    Export,
+    NetworkName,
+    export_checkpoint,
+    export_folder,
+    with_template,
+)
+from lit_rlhf.models import (
+    ADAPTER_CONFIG,
+    HeadFormat,
+    plain_model,
+    save_adapter_folder,
+    save_model_folder,
+)
 from lit_rlhf.strategies import is_checkpoint_folder
 
 PROG = "lit_rlhf export"
