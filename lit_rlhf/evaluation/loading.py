@@ -119,8 +119,7 @@ def load_encoder(
     if limit is None and TextContract.find(path) is None:
         limit = DEFAULT_PROMPT_LENGTH if room is None else room
     encoder = load_shared_encoder([path], chat_template, limit, model_options)
-    # The contract's max_length is of prompt and response together in training; what the model's
-    # positions leave may be less.
+    # as long as in training, unless the model's positions leave less beside the response
     encoder.max_prompt_length = min(encoder.max_length, room or encoder.max_length)
     return encoder
 

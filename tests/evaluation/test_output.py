@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from lit_rlhf.evaluation import write_json_lines, write_text
+from lit_rlhf.evaluation import print_text, write_json_lines, write_text
+from lit_rlhf.evaluation.output import remove_control_characters
 
 
 def test_lines_are_json_in_utf_8(tmp_path: Path) -> None:
@@ -50,3 +53,17 @@ def test_a_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
     assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [
         ("records.jsonl", "old\n")
     ]
+
+
+def test_text_is_printed_as_it_is() -> None:
+    console = Console(file=io.StringIO(), width=20)
+    text = "[bold]x[/bold] :smile: 3.5 and 铁、铜"
+
+    print_text(console, text)
+
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == f"{text}\n"
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    assert remove_control_characters("a\x1b[2Jb\x07\r\x9b31mc\n\td") == "a[2Jb31mc\n\td"

@@ -84,14 +84,18 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         read_prompts(DataSource(path))
 
 
-def test_prompts_that_do_not_fit_are_counted(tmp_path: Path) -> None:
+def test_prompts_that_do_not_fit_are_counted() -> None:
     encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length=16)
-    path = write_prompts(tmp_path / "prompts.jsonl", ["a", "name three metals, please, and more"])
+    long = "name three metals, please, and more"
+    texts = ["a", long, f"\n\nHuman: hi\n\nAssistant: ho\n\nHuman: {long}"]
 
-    prompts = encode_prompt_records(read_prompts(DataSource(path)), encoder)
+    prompts = encode_prompt_records(parse_prompts(texts), encoder)
 
-    assert prompts.shortened == 1
-    assert len(prompts.examples[1].input_ids) == 16
+    assert [len(example.input_ids) < 16 for example in prompts.examples] == [True, False, False]
+    both = prompts.examples[2]
+    assert both.dropped_turns > 0
+    assert both.cut_tokens > 0
+    assert prompts.shortened == 2  # a prompt that lost turns and its beginning counts once
 
 
 def test_responses_to_one_prompt_lie_side_by_side(

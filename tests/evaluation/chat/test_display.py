@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from lit_rlhf.evaluation.chat.display import Replier, ShowText, show_replies
-from lit_rlhf.evaluation.output import print_text, remove_control_characters
 
 _ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
@@ -92,17 +91,3 @@ def test_of_a_long_response_the_end_is_seen_while_it_grows_and_all_of_it_afterwa
     assert all(len(frame.splitlines()) < 12 for frame in growing)
     assert any("line 29" in frame and "line 00" not in frame for frame in growing)
     assert re.findall(r"line \d\d", last) == lines
-
-
-def test_text_is_printed_as_it_is() -> None:
-    console = Console(file=io.StringIO(), width=20)
-    text = "[bold]x[/bold] :smile: 3.5 and 铁、铜"
-
-    print_text(console, text)
-
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == f"{text}\n"
-
-
-def test_a_model_cannot_steer_the_terminal() -> None:
-    assert remove_control_characters("a\x1b[2Jb\x07\r\x9b31mc\n\td") == "a[2Jb31mc\n\td"
