@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lit_rlhf.forward.chunked_logits import CHUNK
+from lit_rlhf.forward import CHUNK_SIZE
 
 WEIGHT_BYTES = 2
 """Of a weight in bfloat16."""
@@ -125,10 +125,10 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         buckets=2 * WEIGHT_BYTES * min(shape.parameters, BUCKET_WEIGHTS),
         frozen=0 if sizes.offload_frozen else 2 * weights,
         rollout=2 * WEIGHT_BYTES * shape.layers * shape.kv_width * tokens * sizes.rollouts,
-        scoring=SCORED_LOGIT_BYTES * min(sizes.rollouts * logits, CHUNK)
+        scoring=SCORED_LOGIT_BYTES * min(sizes.rollouts * logits, CHUNK_SIZE)
         + (weights if sizes.offload_frozen else 0),
         update=sizes.rows * tokens * layer_activations(shape, sizes)
-        + LEARNED_LOGIT_BYTES * min(sizes.rows * logits, CHUNK),
+        + LEARNED_LOGIT_BYTES * min(sizes.rows * logits, CHUNK_SIZE),
         cpu=sum(cpu for _, cpu in states)
         + (2 * weights * sizes.gpus if sizes.offload_frozen else 0),
     )

@@ -1,19 +1,42 @@
-"""The forward passes of policy, reference, critic and reward model."""
+"""The forward pass of policy, reference, critic and reward model.
 
-from lit_rlhf.forward.chunked_logits import (
-    head_logits,
-    map_state_logits,
-    map_target_logits,
-    supports_chunked_logits,
+`optimize_forward` decides once, after loading, how a network computes its forward: packed, with the
+sequences back to back, or padded; logits for the scored tokens only, or for all. The functions that
+return hidden states, log-probs, values and scores follow that decision.
+"""
+
+from lit_rlhf.forward.attention import (
+    AttentionInputs,
+    AttentionLayout,
+    cached_attention,
+    layout_arguments,
 )
+from lit_rlhf.forward.chunked_logits import (
+    CHUNK_SIZE,
+    LogitsFunction,
+    logits_from_hidden,
+    map_target_logits,
+    target_logprobs,
+    target_logprobs_from_hidden,
+)
+from lit_rlhf.forward.cpu import PadToMultiple, give_back_freed_memory, keep_freed_memory
 from lit_rlhf.forward.networks import (
+    ForwardPlan,
     LanguageModel,
+    ModuleT,
+    Offloaded,
     disable_dropout,
     eval_mode,
+    forward_plan,
     freeze,
+    on_device,
+    scalar_head_of,
+    supports_chunked_logits,
+    supports_packing,
+    trunk_of,
     unwrap_model,
 )
-from lit_rlhf.forward.offload import Offloaded, on_device
+from lit_rlhf.forward.optimize import head_matches_logits, optimize_forward
 from lit_rlhf.forward.outputs import (
     hidden_states,
     position_ids_from_mask,
@@ -24,27 +47,45 @@ from lit_rlhf.forward.outputs import (
     token_logits,
     token_values,
 )
-from lit_rlhf.forward.packing import supports_packing
+from lit_rlhf.forward.packing import PackedLayout
 
 __all__ = [
+    "CHUNK_SIZE",
+    "AttentionInputs",
+    "AttentionLayout",
+    "ForwardPlan",
     "LanguageModel",
+    "LogitsFunction",
+    "ModuleT",
     "Offloaded",
+    "PackedLayout",
+    "PadToMultiple",
+    "cached_attention",
     "disable_dropout",
     "eval_mode",
+    "forward_plan",
     "freeze",
-    "head_logits",
+    "give_back_freed_memory",
+    "head_matches_logits",
     "hidden_states",
-    "map_state_logits",
+    "keep_freed_memory",
+    "layout_arguments",
+    "logits_from_hidden",
     "map_target_logits",
     "on_device",
+    "optimize_forward",
     "position_ids_from_mask",
     "response_logits",
     "response_values",
+    "scalar_head_of",
     "scores_from_hidden",
     "sequence_scores",
     "supports_chunked_logits",
     "supports_packing",
+    "target_logprobs",
+    "target_logprobs_from_hidden",
     "token_logits",
     "token_values",
+    "trunk_of",
     "unwrap_model",
 ]

@@ -1,37 +1,46 @@
-"""Attention that is told where a sequence begins and ends, behind transformers' own interface.
+"""Attention over tokens in any layout, behind transformers' own interface.
 
-A decoder whose attention goes through transformers' `AttentionInterface` hands extra keyword
-arguments of its forward down to it. An `AttentionLayout` travels that way: it says how the tokens
-in a forward belong together, so that they need not lie in a padded rectangle.
+A decoder whose attention goes through transformers' `AttentionInterface` passes extra keyword
+arguments of its forward down to the attention function. An `AttentionLayout` travels that way: it
+says which tokens attend to each other, so that they need not lie in a padded rectangle.
+
+The second half of the file computes attention over rows of tokens, in the fastest way for their
+device, dtype and length. Notation: `S` rows of `N` queries and `C` keys, `A` heads of size `D`, `K`
+heads of keys and values (`A` is a multiple of `K`).
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-NAME = "lit_rlhf"
-"""transformers' name of this attention."""
+ATTENTION_NAME = "lit_rlhf"
+"""The name under which transformers knows this attention."""
 
-BASE = "sdpa"
-"""The attention that it is without a layout, and that it takes the place of."""
+BASE_ATTENTION = "sdpa"
+"""The attention implementation that it replaces, and that it calls where there is no layout."""
+
+MAX_BATCHED_LENGTH = 128
+"""Longest rows on a CPU that go through two batched matmuls instead of torch's own attention."""
 
 
 class AttentionInputs(NamedTuple):
-    """What attention is computed from.
+    """Queries, keys and values of one attention layer, with its settings.
 
     Attributes:
-        query: `[S, A, N, D]`: `S` rows of `N` tokens, `A` heads of size `D`.
-        key: `[S, K, N, D]`; `A` is a multiple of `K`.
-        value: As `key`.
-        scale: Of the scores; `None`: `1 / sqrt(D)`.
-        dropout: Probability.
-        window: A token sees itself and this many tokens less one before it; `None`: all.
+        query: `[S, A, N, D]`.
+        key: `[S, K, C, D]`.
+        value: `[S, K, C, D]`.
+        scale: Factor of the scores; `None` is `1 / sqrt(D)`.
+        dropout: Dropout probability of the attention weights.
+        window: A token attends to itself and to `window - 1` tokens before it; `None` is all.
     """
 
     query: Tensor
@@ -46,7 +55,7 @@ class AttentionLayout(Protocol):
     """How the tokens of a forward attend to each other."""
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
-        """What the attention layer `module` yields, `[S, N, A, D]`."""
+        """The output of the attention layer `module`, `[S, N, A, D]`."""
         ...
 
 
@@ -62,11 +71,15 @@ def attention(
     layout: AttentionLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers: the layout's where one is given, `BASE` elsewhere."""
+    """Attention function in transformers' signature.
+
+    With a layout, the layout computes attention. Without one, for instance in `generate`, it is
+    `BASE_ATTENTION`.
+    """
     if layout is not None:
         inputs = AttentionInputs(query, key, value, scaling, dropout, sliding_window)
-        return _attended(layout, module, inputs), None
-    output, _ = ALL_ATTENTION_FUNCTIONS[BASE](
+        return _attend(layout, module, inputs), None
+    output, _ = ALL_ATTENTION_FUNCTIONS[BASE_ATTENTION](
         module,
         query,
         key,
@@ -80,24 +93,150 @@ def attention(
     return output, None
 
 
+# Sizes in a layout differ from batch to batch: torch.compile would compile for each of them.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attended(layout: AttentionLayout, module: nn.Module, inputs: AttentionInputs) -> Tensor:
-    """What a layout yields; its sizes differ from batch to batch, so it is not compiled."""
+def _attend(layout: AttentionLayout, module: nn.Module, inputs: AttentionInputs) -> Tensor:
     return layout.attend(module, inputs)
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[BASE])
+AttentionInterface.register(ATTENTION_NAME, attention)
+# without a layout, masks are those of the base implementation
+AttentionMaskInterface.register(ATTENTION_NAME, ALL_MASK_ATTENTION_FUNCTIONS[BASE_ATTENTION])
 
 
-def takes_layouts(model: PreTrainedModel) -> bool:
-    """Whether layouts reach the attention of `model`, by what it says of itself."""
-    # private, but how transformers marks models whose attention goes through its interface
+def supports_layouts(model: PreTrainedModel) -> bool:
+    """Whether keyword arguments of the forward reach the attention function of `model`."""
+    # A private name of transformers 5, but the only mark of models that use its interface.
     return bool(getattr(model, "_supports_attention_backend", False))
 
 
+def attention_implementation(model: PreTrainedModel) -> str | None:
+    """The name of the attention implementation of `model`."""
+    # A private name of transformers 5: there is no public way to read what was chosen.
+    name: str | None = model.config._attn_implementation
+    return name
+
+
 def layout_arguments(layout: AttentionLayout, device: torch.device) -> dict[str, Any]:
-    """Arguments of a model's forward that hand on a layout and keep it from building a mask."""
-    # a mask with four dimensions is taken as ready made; the layout does not look at it
+    """Keyword arguments of a decoder's forward that pass `layout` on to its attention layers."""
+    # transformers takes a mask of four dimensions as ready made. The layout does not read it; it
+    # only keeps the decoder from building a quadratic mask.
     ready_made = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
     return {"attention_mask": ready_made, "layout": layout, "use_cache": False}
+
+
+def causal_attention(inputs: AttentionInputs) -> Tensor:
+    """Causal attention within rows that are padded on the right.
+
+    No mask is needed for the padding: tokens before it do not attend to it, and its own output is
+    not read.
+
+    Args:
+        inputs: `C` equals `N`.
+
+    Returns:
+        `[S, A, N, D]`, in the dtype of the values.
+    """
+    query, key, value, scale, dropout, window = inputs
+    length, dtype = query.shape[2], value.dtype  # under autocast, the others come in float32
+    on_cpu, full_precision = query.device.type == "cpu", dtype.itemsize >= 4
+    if on_cpu and full_precision and length <= MAX_BATCHED_LENGTH and not dropout:
+        bias = causal_bias(length, window or length, dtype)
+        return batched_attention(query, key, value, bias, scale)
+    # On a CPU, the backward of scaled_dot_product_attention is several times slower in bfloat16
+    # than in float32.
+    upcast = on_cpu and not full_precision and torch.is_grad_enabled()
+    compute_dtype = torch.float32 if upcast else dtype
+    mask = None
+    if window is not None and window < length:
+        mask = causal_mask(length, window, query.device)
+    with torch.autocast(query.device.type, enabled=False):
+        output = functional.scaled_dot_product_attention(
+            query.to(compute_dtype),
+            key.to(compute_dtype),
+            value.to(compute_dtype),
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+    return output.to(dtype)
+
+
+def cached_attention(inputs: AttentionInputs, mask: Tensor) -> Tensor:
+    """Attention of one new token in each row to the keys of a cache, without gradients.
+
+    Args:
+        inputs: `N` is 1.
+        mask: True where a token attends to a key, at least once in each row, `[S, 1, 1, C]` bool.
+
+    Returns:
+        `[S, A, 1, D]`, in the dtype of the values.
+    """
+    query, key, value, scale, dropout, _ = inputs
+    if query.device.type == "cpu" and key.shape[2] <= MAX_BATCHED_LENGTH:
+        bias = attention_bias(mask, torch.promote_types(value.dtype, torch.float32))
+        return batched_attention(query, key, value, bias, scale)
+    # The heads that share a key become the queries of one head, so that keys and values are not
+    # copied for each of them.
+    grouped = query.reshape(len(query), key.shape[1], -1, query.shape[3])
+    output = functional.scaled_dot_product_attention(
+        grouped.to(value.dtype), key, value, attn_mask=mask, dropout_p=dropout, scale=scale
+    )
+    return output.view(query.shape)
+
+
+def batched_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None
+) -> Tensor:
+    """softmax(q k^T scale + bias) v as two batched matmuls over all rows and heads.
+
+    torch's own attention on a CPU multiplies one head of one row at a time, which is slow for short
+    rows. Computes in float32 or better.
+
+    Args:
+        query: `[S, A, N, D]`.
+        key: `[S, K, C, D]`.
+        value: `[S, K, C, D]`.
+        bias: Added to the scores, `[S or 1, 1, N, C]`, float32 or better.
+        scale: Factor of the scores; `None` is `1 / sqrt(D)`.
+
+    Returns:
+        `[S, A, N, D]`, in the dtype of `value`.
+    """
+    n_rows, n_heads, n_queries, size = query.shape
+    n_key_heads, n_keys = key.shape[1:3]
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    n_shared = n_heads // n_key_heads
+    shape = (n_rows, n_key_heads, n_shared * n_queries, n_keys)
+    with torch.autocast(query.device.type, enabled=False):
+        scores = torch.baddbmm(
+            bias.repeat(1, 1, n_shared, 1).expand(shape).flatten(0, 1),
+            query.to(dtype).reshape(n_rows * n_key_heads, n_shared * n_queries, size),
+            key.to(dtype).flatten(0, 1).transpose(1, 2),
+            alpha=size**-0.5 if scale is None else scale,
+        )
+        output = scores.softmax(-1).bmm(value.to(dtype).flatten(0, 1))
+    return output.view(query.shape).to(value.dtype)
+
+
+def attention_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `mask` is True, and minus infinity elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
+
+
+# every layer of every forward needs the bias of its rows' length
+@lru_cache(maxsize=MAX_BATCHED_LENGTH)
+def causal_bias(length: int, window: int, dtype: torch.dtype) -> Tensor:
+    """The bias of causal attention within a window on a CPU, `[1, 1, length, length]`."""
+    # A tensor made in inference mode cannot be saved for a backward, and this one is cached.
+    with torch.inference_mode(False):
+        return attention_bias(causal_mask(length, window, torch.device("cpu")), dtype)[None, None]
+
+
+def causal_mask(length: int, window: int, device: torch.device) -> Tensor:
+    """True where a token attends to itself or an earlier one in its window, `[length, length]`."""
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions[None, :]
+    return (distance >= 0) & (distance < window)

@@ -1,8 +1,9 @@
-"""Logits of the tokens that are asked about, and of no others, a bounded number at a time.
+"""Chunked (selective) log-probs: logits for the target tokens only, a chunk at a time.
 
-The logits of a sequence are larger than anything else in a language model: `L x V` numbers. So they
-are computed where a token is scored, in chunks, and each chunk is reduced to what is read from it.
-Notation: `B` rows, `L` columns, `n` targets, `H` hidden size, `V` vocabulary.
+The logits of a sequence, `L x V` numbers, are larger than anything else in a language model. So
+they are computed for the tokens to predict only, in chunks, and each chunk is reduced to a few
+numbers per token before the next one is computed. Notation: `B` rows, `L` columns, `n` target
+tokens, `H` hidden size, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -12,31 +13,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
-from lit_rlhf.forward.networks import LanguageModel, trunk_of, unwrap_model
-from lit_rlhf.forward.outputs import before, hidden_states, token_logits
-from lit_rlhf.forward.packing import supports_packing
-from lit_rlhf.forward.probe import same_outputs, trying_out
+from lit_rlhf.forward.networks import LanguageModel, supports_chunked_logits, unwrap_model
+from lit_rlhf.forward.outputs import hidden_states, shift_to_predictors, token_logits
+from lit_rlhf.functional import token_logprobs
 
-CHUNK = 2**24
-"""Logits that exist at once: 64 MiB in float32."""
+CHUNK_SIZE = 2**24
+"""Number of logits that exist at once: 64 MiB in float32."""
 
-CPU_CHUNK = 2**20
-"""The same without gradients on a CPU: what its caches hold."""
+CPU_CHUNK_SIZE = 2**20
+"""The same on a CPU without gradients: a chunk that fits into the processor's caches."""
 
 LogitsFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""From logits `[1, n, V]` and the tokens that they are of, `[1, n]`, to tensors `[1, n]`."""
+"""Maps logits `[1, n, V]` and the tokens they predict, `[1, n]`, to tensors `[1, n]`."""
 
 
-def head_logits(model: LanguageModel, lm_head: nn.Module, hidden: Tensor) -> Tensor:
-    """Next-token logits of `lm_head` on a trunk's hidden states.
+def logits_from_hidden(model: LanguageModel, lm_head: nn.Module, hidden: Tensor) -> Tensor:
+    """Next-token logits of an output layer on hidden states that are there already.
 
     Args:
-        model: The model whose trunk gave `hidden`; its config says what follows the output layer
-            (soft-capping in Gemma 2, scaling in Cohere and Granite).
+        model: The model whose trunk computed `hidden`. Its config says what follows the output
+            layer: soft-capping in Gemma 2, scaling in Cohere and Granite.
         lm_head: Output layer, see `load_lm_head`.
-        hidden: `[..., H]`.
+        hidden: Final hidden states, `[..., H]`.
 
     Returns:
         `[..., V]`.
@@ -56,116 +55,148 @@ def head_logits(model: LanguageModel, lm_head: nn.Module, hidden: Tensor) -> Ten
 
 
 def map_target_logits(
-    model: LanguageModel, input_ids: Tensor, mask: Tensor, targets: Tensor, read: LogitsFunction
+    model: LanguageModel,
+    input_ids: Tensor,
+    mask: Tensor,
+    target_mask: Tensor,
+    function: LogitsFunction,
 ) -> tuple[Tensor, ...]:
-    """What is read from the logits that predict the target tokens.
+    """Apply a function to the logits that predict the target tokens.
 
     Args:
         model: A causal language model.
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool.
-        targets: Which tokens to predict, `[B, L]` bool; each follows a real token, so none is in
+        target_mask: Tokens to predict, `[B, L]` bool. Each follows a real token, so none is in
             column 0.
-        read: What to read, token by token. It is called once for each chunk.
+        function: What to compute for each token. It is called once for each chunk, and in training
+            again in the backward.
 
     Returns:
-        Each reading as `[B, L]`, 0 where there is no target.
+        Each output of `function` as `[B, L]`, 0 outside the target mask.
 
     Raises:
         ValueError: If shapes or dtypes do not fit, or a target follows no real token.
     """
-    _check_targets(mask, targets)
+    _check_targets(mask, target_mask)
     if supports_chunked_logits(model):
-        head = unwrap_model(model).get_output_embeddings()  # type: ignore[no-untyped-call]
-        states = hidden_states(model, input_ids, mask)
-        return map_state_logits(model, head, states, input_ids, targets, read)
-    logits = token_logits(model, input_ids, mask)[before(targets)]
-    return _spread(_flat(read(logits.unsqueeze(0), input_ids[targets].unsqueeze(0))), targets)
+        lm_head = unwrap_model(model).get_output_embeddings()  # type: ignore[no-untyped-call]
+        hidden = hidden_states(model, input_ids, mask)
+        return _map_in_chunks(model, lm_head, hidden, input_ids, target_mask, function)
+    # all logits exist here: a model whose plan has no chunked logits may change them in its forward
+    logits = token_logits(model, input_ids, mask)[shift_to_predictors(target_mask)]
+    outputs = function(logits.unsqueeze(0), input_ids[target_mask].unsqueeze(0))
+    return _to_rectangle(_drop_batch(outputs), target_mask)
 
 
-def map_state_logits(
+def target_logprobs(
     model: LanguageModel,
-    head: nn.Module,
-    states: Tensor,
     input_ids: Tensor,
-    targets: Tensor,
-    read: LogitsFunction,
-) -> tuple[Tensor, ...]:
-    """`map_target_logits` by an output layer on hidden states that are there already.
-
-    The logits exist one chunk at a time. In training a chunk's are computed again in the backward,
-    unless there is only one.
+    mask: Tensor,
+    target_mask: Tensor,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Log-probs of the target tokens under a language model.
 
     Args:
-        model: The model whose trunk gave `states`, see `head_logits`.
-        head: Output layer.
-        states: Hidden states, `[B, L, H]`.
+        model: A causal language model.
         input_ids: Token ids, `[B, L]` long.
-        targets: Which tokens to predict, `[B, L]` bool, none in column 0.
-        read: What to read.
+        mask: Real tokens, `[B, L]` bool.
+        target_mask: Tokens to predict, `[B, L]` bool; each follows a real token.
+        temperature: Divides the logits.
 
     Returns:
-        Each reading as `[B, L]`, 0 where there is no target.
+        `[B, L]` float32, nats, 0 outside the target mask.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit, or a target follows no real token.
     """
+    (logprobs,) = map_target_logits(
+        model,
+        input_ids,
+        mask,
+        target_mask,
+        lambda logits, ids: (token_logprobs(logits, ids, temperature),),
+    )
+    return logprobs
 
-    def readings(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        logits = head_logits(model, head, states.unsqueeze(0))
-        return _flat(read(logits, tokens.unsqueeze(0)))
 
-    tokens, states = input_ids[targets], states[before(targets)]
-    again = torch.is_grad_enabled()
-    chunk = CHUNK if again or states.device.type != "cpu" else CPU_CHUNK
-    size = max(chunk // unwrap_model(model).config.vocab_size, 1)
+def target_logprobs_from_hidden(
+    model: LanguageModel,
+    lm_head: nn.Module,
+    hidden: Tensor,
+    input_ids: Tensor,
+    target_mask: Tensor,
+) -> Tensor:
+    """Log-probs of the target tokens from hidden states that are there already.
+
+    Args:
+        model: The model whose trunk computed `hidden`, see `logits_from_hidden`.
+        lm_head: Output layer.
+        hidden: Final hidden states, `[B, L, H]`.
+        input_ids: Token ids, `[B, L]` long.
+        target_mask: Tokens to predict, `[B, L]` bool, none in column 0.
+
+    Returns:
+        `[B, L]` float32, nats, 0 outside the target mask.
+    """
+    (logprobs,) = _map_in_chunks(
+        model,
+        lm_head,
+        hidden,
+        input_ids,
+        target_mask,
+        lambda logits, ids: (token_logprobs(logits, ids),),
+    )
+    return logprobs
+
+
+def _map_in_chunks(
+    model: LanguageModel,
+    lm_head: nn.Module,
+    hidden: Tensor,
+    input_ids: Tensor,
+    target_mask: Tensor,
+    function: LogitsFunction,
+) -> tuple[Tensor, ...]:
+    def map_chunk(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        logits = logits_from_hidden(model, lm_head, states.unsqueeze(0))
+        return _drop_batch(function(logits, tokens.unsqueeze(0)))
+
+    tokens, states = input_ids[target_mask], hidden[shift_to_predictors(target_mask)]
+    training = torch.is_grad_enabled()
+    on_cpu = states.device.type == "cpu"
+    n_logits = CPU_CHUNK_SIZE if on_cpu and not training else CHUNK_SIZE
+    size = max(n_logits // unwrap_model(model).config.vocab_size, 1)
     if len(tokens) <= size:
-        return _spread(readings(states, tokens), targets)
-    parts = [
-        checkpoint(
-            readings,
-            states[start : start + size],
-            tokens[start : start + size],
-            use_reentrant=False,
-        )
-        if again
-        else readings(states[start : start + size], tokens[start : start + size])
-        for start in range(0, len(tokens), size)
+        return _to_rectangle(map_chunk(states, tokens), target_mask)
+    # autograd would keep the logits of every chunk for the backward, so they are recomputed there
+    chunks = [
+        checkpoint(map_chunk, *chunk, use_reentrant=False) if training else map_chunk(*chunk)
+        for chunk in zip(torch.split(states, size), torch.split(tokens, size), strict=True)
     ]
-    return _spread(tuple(torch.cat(part) for part in zip(*parts, strict=True)), targets)
+    outputs = tuple(torch.cat(parts) for parts in zip(*chunks, strict=True))
+    return _to_rectangle(outputs, target_mask)
 
 
-def supports_chunked_logits(model: LanguageModel) -> bool:
-    """Whether trunk and output layer, one after the other, are the model; tried once for each."""
-    inner = unwrap_model(model)
-    if not hasattr(inner, "_lit_rlhf_reads_apart"):
-        inner._lit_rlhf_reads_apart = _tried(inner)  # type: ignore[assignment]
-    return bool(inner._lit_rlhf_reads_apart)
-
-
-def _tried(model: PreTrainedModel) -> bool:
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if not isinstance(head, nn.Module) or not supports_packing(trunk_of(model)):
-        return False
-    ids = torch.arange(4, device=model.device).unsqueeze(0)
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    with trying_out(model, model.device):
-        expected = token_logits(model, ids, mask)
-        return same_outputs(head_logits(model, head, hidden_states(model, ids, mask)), expected)
-
-
-def _spread(readings: tuple[Tensor, ...], targets: Tensor) -> tuple[Tensor, ...]:
+def _to_rectangle(outputs: tuple[Tensor, ...], target_mask: Tensor) -> tuple[Tensor, ...]:
     return tuple(
-        reading.new_zeros(targets.shape).masked_scatter(targets, reading) for reading in readings
+        output.new_zeros(target_mask.shape).masked_scatter(target_mask, output)
+        for output in outputs
     )
 
 
-def _flat(readings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(reading.squeeze(0) for reading in readings)
+def _drop_batch(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(output.squeeze(0) for output in outputs)
 
 
-def _check_targets(mask: Tensor, targets: Tensor) -> None:
-    if targets.shape != mask.shape or targets.dtype != torch.bool:
+def _check_targets(mask: Tensor, target_mask: Tensor) -> None:
+    if target_mask.shape != mask.shape or target_mask.dtype != torch.bool:
         raise ValueError(
-            f"targets: expected the mask's shape {tuple(mask.shape)} and dtype bool, "
-            f"got {tuple(targets.shape)} and {targets.dtype}"
+            f"target_mask: expected the mask's shape {tuple(mask.shape)} and dtype bool, "
+            f"got {tuple(target_mask.shape)} and {target_mask.dtype}"
         )
-    if bool(targets[:, 0].any()) or bool((targets[:, 1:] & ~mask[:, :-1]).any()):
-        raise ValueError("targets: expected tokens that follow a real token, got one that does not")
+    if bool(target_mask[:, 0].any()) or bool((target_mask[:, 1:] & ~mask[:, :-1]).any()):
+        raise ValueError(
+            "target_mask: expected tokens that follow a real token, got one that does not"
+        )

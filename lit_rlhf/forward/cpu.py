@@ -1,84 +1,148 @@
-"""Float32 products by oneDNN, where torch's own leave half of a processor unused.
+"""Speed on CPUs: oneDNN matmul, sizes padded to multiples, and freed memory that is kept.
 
-torch multiplies float32 matrices by MKL, which uses AVX-512 on Intel's processors alone: on an AMD
-EPYC of 2024, 190 GFLOP/s on two cores, where oneDNN reaches 400 (`docs/speed.md`).
+Nothing here changes a result by more than rounding. `optimize_forward` decides what a network uses;
+`docs/speed.md` has the measurements.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.forward.networks import ModuleT
+MIN_MULTIPLICATIONS = 2**24
+"""Smallest matmul, in multiplications, for which oneDNN repays the conversion of its tensors."""
 
-LEAST = 2**24
-"""Multiplications from which on a product gains more than it costs to hand its tensors over."""
+TOKEN_MULTIPLE = 64
+"""Packed forwards read a multiple of this many tokens where oneDNN multiplies."""
 
-TOKENS = 64
-"""Where oneDNN multiplies, a network and its last MLP read a multiple of this many tokens.
-
-It compiles a product for its sizes, which takes half a millisecond, and keeps about a thousand.
-"""
-
-ROWS = 8
-"""The same for the rows of a decode step."""
+ROW_MULTIPLE = 8
+"""Decoding steps read a multiple of this many rows where oneDNN multiplies."""
 
 
-class FastLinear(nn.Linear):
-    """A linear layer that hands large float32 products on a CPU over to oneDNN."""
+class OneDNNLinear(nn.Linear):
+    """A linear layer that hands large float32 matmuls on a CPU to oneDNN.
+
+    torch multiplies float32 matrices with MKL, which uses AVX-512 on Intel processors only: 190
+    GFLOP/s on two cores of an AMD EPYC of 2024, where oneDNN reaches 400.
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # the name that nn.Linear gave it
-        """As `nn.Linear`, up to rounding."""
+        """Same as `nn.Linear.forward`, up to rounding."""
         if (
             input.is_cpu
             and input.dtype == self.weight.dtype == torch.float32
-            and input.numel() * len(self.weight) >= LEAST
+            and input.numel() * len(self.weight) >= MIN_MULTIPLICATIONS
             and not torch.is_autocast_enabled("cpu")
             and not torch.compiler.is_compiling()
         ):
-            # an input in oneDNN's layout is what tells torch whose product to take
+            # torch has no switch for the matmul library, but it uses oneDNN for an input in
+            # oneDNN's memory layout
             return super().forward(input.to_mkldnn()).to_dense()
         return super().forward(input)
 
 
-def with_fast_products(network: ModuleT) -> ModuleT:
-    """`network` with `FastLinear` in place of plain linear layers, if MKL is slow here.
-
-    Args:
-        network: Changed in place; weights and their names stay.
-    """
-    if mkl_is_slow():
-        for module in network.modules():
-            if type(module) is nn.Linear:
-                module.__class__ = FastLinear  # adapters and wrappers hold this very object
-    return network
+def use_onednn_matmul(network: nn.Module) -> None:
+    """Turn the plain linear layers of `network` into `OneDNNLinear`; weights and names stay."""
+    for module in network.modules():
+        if type(module) is nn.Linear:
+            # Replacing the module would break references that adapters and wrappers hold, and
+            # overriding `forward` on the instance would not survive a deep copy.
+            module.__class__ = OneDNNLinear
 
 
 @cache
 def mkl_is_slow() -> bool:
-    """Whether this is a processor with AVX-512 on which MKL does without it."""
-    # torch 2.11 does not tell yet
+    """Whether this is an AMD processor with AVX-512, which MKL does not use there."""
+    # torch 2.11 has no get_capabilities yet
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     by_amd = "AMD" in str(capabilities.get("cpu_name"))
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return by_amd and available and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def filling(network: nn.Module, n_tokens: int, multiple: int) -> int:
-    """How many tokens of no use to read with `n_tokens`, so that sizes of products come back.
+@dataclass(frozen=True)
+class PadToMultiple:
+    """Pads the size of a forward to a multiple where oneDNN multiplies, so that sizes recur.
 
-    Args:
-        network: Reads them, in its own precision or under autocast.
-        n_tokens: Of use.
-        multiple: What both together are a multiple of, if oneDNN multiplies.
+    oneDNN compiles a kernel for each shape of a matmul, which takes half a millisecond, and caches
+    about a thousand of them. It multiplies on CPUs in less than float32, and in float32 in
+    networks that `use_onednn_matmul`.
+
+    Attributes:
+        multiple: What sizes are padded to a multiple of; 1 pads nothing.
+        min_float32_size: Smallest size for which float32 matmuls use oneDNN; `None`: they never do.
     """
-    weight = next(network.parameters())
-    if weight.device.type != "cpu":
-        return 0
-    compiled = torch.is_autocast_enabled("cpu") or weight.dtype.itemsize < 4
-    if not compiled and mkl_is_slow():
-        layers = (layer for layer in network.modules() if isinstance(layer, nn.Linear))
-        compiled = n_tokens * max((layer.weight.numel() for layer in layers), default=0) >= LEAST
-    return -n_tokens % multiple if compiled else 0
+
+    multiple: int = 1
+    min_float32_size: int | None = None
+
+    @classmethod
+    def for_network(cls, network: nn.Module, multiple: int) -> PadToMultiple:
+        """The padding for the largest linear layer of `network`, after `use_onednn_matmul`."""
+        layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+        uses_onednn = any(isinstance(layer, OneDNNLinear) for layer in layers)
+        largest = max((layer.weight.numel() for layer in layers), default=0)
+        if not uses_onednn or not largest:
+            return cls(multiple)
+        return cls(multiple, min_float32_size=-(-MIN_MULTIPLICATIONS // largest))
+
+    def n_padding(self, size: int, weight: Tensor) -> int:
+        """Number of rows or tokens to add to `size`.
+
+        The device, the dtype and autocast are looked at in each forward, as a network may move and
+        a DeepSpeed engine casts it after loading.
+
+        Args:
+            size: Number of rows or tokens.
+            weight: Any weight of the network.
+        """
+        if weight.device.type != "cpu":
+            return 0
+        uses_onednn = torch.is_autocast_enabled("cpu") or weight.dtype.itemsize < 4
+        if not uses_onednn and self.min_float32_size is not None:
+            uses_onednn = size >= self.min_float32_size
+        return -size % self.multiple if uses_onednn else 0
+
+
+NO_PADDING = PadToMultiple()
+
+
+# A large tensor's memory comes from the operating system page by page as it is touched, and glibc
+# returns it as soon as the tensor is freed. During training, the next tensor pays for it again.
+
+# parameters of mallopt(3)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEEP_BYTES, DEFAULT_BYTES = 2**30, 128 * 2**10
+MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+
+
+def keep_freed_memory() -> bool:
+    """Have glibc keep freed blocks of up to 1 GiB for the next allocations.
+
+    Nothing changes under another C library, or if the user has set glibc's environment variables.
+
+    Returns:
+        Whether freed memory is kept from now on.
+    """
+    if any(name in os.environ for name in MALLOC_VARIABLES):
+        return False
+    return _set_malloc_thresholds(KEEP_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """Return kept memory to the operating system, and undo `keep_freed_memory`."""
+    if _set_malloc_thresholds(DEFAULT_BYTES):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _set_malloc_thresholds(n_bytes: int) -> bool:
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all(mallopt(option, n_bytes) for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD))

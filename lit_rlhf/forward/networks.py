@@ -1,20 +1,35 @@
-"""Getting at the parts of a network, whether or not LoRA adapters wrap it, and setting its mode."""
+"""Networks: their parts with and without LoRA adapters, their mode, their device and their plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+import torch
 from peft import PeftModel
-from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lit_rlhf.forward.cpu import NO_PADDING, PadToMultiple
+
 LanguageModel: TypeAlias = PreTrainedModel | PeftModel
-"""A causal language model or a trunk with a scalar head, as it is or inside LoRA adapters."""
+"""A causal language model or a trunk with a scalar head, with or without LoRA adapters."""
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+DROPOUT_LAYERS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+
+PLAN_ATTRIBUTE = "_lit_rlhf_forward_plan"
+"""Where a network keeps its `ForwardPlan`; deep copies and pickles keep it too."""
 
 
 def unwrap_model(model: nn.Module) -> PreTrainedModel:
@@ -33,10 +48,10 @@ def unwrap_model(model: nn.Module) -> PreTrainedModel:
 
 
 def trunk_of(model: nn.Module) -> PreTrainedModel:
-    """The network below the head: token ids in, hidden states out.
+    """The network below the head, from token ids to hidden states.
 
     Raises:
-        ValueError: If the architecture does not keep its trunk apart from its head.
+        ValueError: If the architecture does not separate its trunk from its head.
     """
     inner = unwrap_model(model)
     trunk = inner.base_model
@@ -62,21 +77,21 @@ def scalar_head_of(model: nn.Module) -> nn.Module:
 
 
 def freeze(model: ModuleT) -> ModuleT:
-    """`model` in evaluation mode and without gradients: a reference or reward model."""
+    """Put `model` into evaluation mode without gradients, as a reference or reward model."""
     return model.eval().requires_grad_(False)
 
 
 def disable_dropout(model: ModuleT) -> ModuleT:
-    """`model`, from now on without dropout in training mode too.
+    """Switch dropout off in training mode too.
 
-    PPO needs it: log-probs of rollout and update must come from the same network, yet gradient
+    PPO needs this: log-probs of rollout and update must come from the same network, yet gradient
     checkpointing acts in training mode only. The model's config, and so what is saved, keeps its
     probabilities.
     """
     for module in model.modules():
-        if isinstance(module, _DropoutNd):
+        if isinstance(module, DROPOUT_LAYERS):
             module.p = 0.0
-        # attention and layer dropout are plain numbers in many transformers modules
+        # attention and layer dropout are plain floats in many transformers modules
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
@@ -85,7 +100,7 @@ def disable_dropout(model: ModuleT) -> ModuleT:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the context; after it every submodule has the mode it had before."""
+    """Evaluation mode inside the context; after it every submodule is in its own mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -93,3 +108,92 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """How a network computes its forward pass, as `optimize_forward` decided.
+
+    The default is the padded forward that any transformers model supports.
+
+    Attributes:
+        packed: Sequences lie back to back, so that padding costs nothing.
+        chunked_logits: Logits are computed for the scored tokens only, a chunk at a time, by the
+            trunk and the output layer one after the other.
+        reason: Why the forward is padded; empty if it is packed.
+        onednn_matmul: Large float32 matmuls go to oneDNN on CPUs.
+        token_padding: What packed forwards pad their number of tokens to.
+        row_padding: What decoding steps pad their number of rows to.
+    """
+
+    packed: bool = False
+    chunked_logits: bool = False
+    reason: str = "`optimize_forward` was not called"
+    onednn_matmul: bool = False
+    token_padding: PadToMultiple = NO_PADDING
+    row_padding: PadToMultiple = NO_PADDING
+
+
+def forward_plan(model: LanguageModel) -> ForwardPlan:
+    """The plan of `model`; the default plan if it never went through `optimize_forward`."""
+    plan = getattr(unwrap_model(model), PLAN_ATTRIBUTE, None)
+    return plan if isinstance(plan, ForwardPlan) else ForwardPlan()
+
+
+def supports_packing(model: LanguageModel) -> bool:
+    """Whether the plan of `model` is the packed forward."""
+    return forward_plan(model).packed
+
+
+def supports_chunked_logits(model: LanguageModel) -> bool:
+    """Whether the plan of `model` has chunked logits."""
+    return forward_plan(model).chunked_logits
+
+
+class Offloaded:
+    """A frozen network that stays in CPU memory; `on_device` copies it to a device for its uses.
+
+    It is not an `nn.Module`, so a LightningModule that holds one neither moves, casts, wraps nor
+    saves its weights.
+
+    Args:
+        network: A reference or reward model; it is frozen.
+    """
+
+    def __init__(self, network: LanguageModel) -> None:
+        self.network = freeze(network).cpu()
+
+    @contextmanager
+    def visiting(self, device: torch.device) -> Iterator[LanguageModel]:
+        """The network, on `device` inside the context."""
+        tensors = [*self.network.parameters(), *self.network.buffers()]
+        homes = [tensor.data for tensor in tensors]
+        try:
+            for tensor in tensors:
+                tensor.data = copy_to_device(tensor.data, device)
+            yield self.network
+        finally:
+            # the network is frozen, so the tensors in CPU memory are still right: nothing is copied
+            # back
+            for tensor, home in zip(tensors, homes, strict=True):
+                tensor.data = home
+
+
+@contextmanager
+def on_device(network: LanguageModel | Offloaded, device: torch.device) -> Iterator[LanguageModel]:
+    """A network to use inside the context; one that is not offloaded stays where it is.
+
+    Args:
+        network: Any network, offloaded or not.
+        device: Where an offloaded one goes.
+    """
+    if isinstance(network, Offloaded):
+        with network.visiting(device) as visitor:
+            yield visitor
+    else:
+        yield network
+
+
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`: itself if it is there already."""
+    return tensor.to(device)

@@ -1,8 +1,8 @@
-"""One masked forward for policy, reference, critic and reward model.
+"""Hidden states, logits, values and scores of policy, reference, critic and reward model.
 
-Padding may be on either side or on both: position ids come from the mask, so a token's position is
-its place among the real tokens. Notation: `B` batch, `P` prompt tokens, `T` response tokens, `L`
-sequence tokens, `V` vocabulary, `H` hidden size.
+Padding may be on either side or on both: position ids come from the mask, so the position of a
+token is its place among the real tokens. Notation: `B` batch, `P` prompt tokens, `T` response
+tokens, `L` sequence tokens, `V` vocabulary, `H` hidden size.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lit_rlhf.forward.networks import LanguageModel, scalar_head_of, trunk_of, unwrap_model
-from lit_rlhf.forward.packing import packed_states, supports_packing
+from lit_rlhf.forward.networks import (
+    LanguageModel,
+    forward_plan,
+    scalar_head_of,
+    trunk_of,
+    unwrap_model,
+)
+from lit_rlhf.forward.packing import packed_states
 
 
 def position_ids_from_mask(mask: Tensor) -> Tensor:
-    """Position of each token among the real ones, `cumsum(mask) - 1`, at least 0.
+    """Position of each token among the real tokens, `cumsum(mask) - 1`, at least 0.
 
     Args:
         mask: Real tokens, `[B, L]` bool.
@@ -42,8 +48,8 @@ def token_logits(
         model: The language model.
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool.
-        last: Compute the logits of the last positions only; the vocabulary-sized activations then
-            take `last / L` of the memory. `None` computes all.
+        last: Number of positions at the end to compute logits for, which takes `last / L` of the
+            memory; `None` computes all.
 
     Returns:
         `[B, L, V]`, or `[B, last, V]`, in the model's dtype.
@@ -57,7 +63,7 @@ def token_logits(
         raise ValueError(f"last: expected a number from 1 to {length}, got {last}")
     inner = unwrap_model(model)
     arguments = _arguments(inner, input_ids, mask)
-    # the model's own cut before its head is exact for soft-capped and scaled logits too
+    # the model drops the other positions before its head, so that soft-capping and scaling apply
     if last is not None and _accepts(inner, "logits_to_keep"):
         arguments["logits_to_keep"] = last
     logits: Tensor = inner(**arguments).logits
@@ -67,7 +73,7 @@ def token_logits(
 def response_logits(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, response_length: int
 ) -> Tensor:
-    """Logits that predict each of the last `T` tokens: those read at the position before it.
+    """Logits that predict each of the last `T` tokens, read at the position before it.
 
     Args:
         model: The language model.
@@ -87,7 +93,7 @@ def response_logits(
 
 
 def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Final hidden states of the trunk; packed where the trunk supports it.
+    """Final hidden states of the trunk, by the packed forward where the model's plan says so.
 
     Args:
         model: A causal language model or a scalar model.
@@ -101,15 +107,15 @@ def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tens
         ValueError: If shapes or dtypes do not fit.
     """
     _check_tokens(input_ids, mask)
-    trunk = trunk_of(model)
-    if supports_packing(trunk):
-        return packed_states(trunk, input_ids, mask)
+    trunk, plan = trunk_of(model), forward_plan(model)
+    if plan.packed:
+        return packed_states(trunk, input_ids, mask, plan.token_padding)
     states: Tensor = trunk(**_arguments(trunk, input_ids, mask)).last_hidden_state
     return states
 
 
 def token_values(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """The scalar head's reading at every token: V of the state that ends with this token.
+    """The scalar head's output at every token, which is V of the state that ends with this token.
 
     Args:
         model: A scalar model (critic).
@@ -130,9 +136,9 @@ def token_values(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tenso
 def response_values(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, response_length: int
 ) -> Tensor:
-    """V(s_t) for each of the last `T` tokens, read before the token, as its logits are.
+    """V(s_t) for each of the last `T` tokens, read at the position before it, as its logits are.
 
-    V(s_{T+1}), the state after the response, is in `token_values` at the response's last token.
+    V(s_{T+1}), of the state after the response, is in `token_values` at the response's last token.
 
     Args:
         model: A scalar model (critic).
@@ -153,7 +159,7 @@ def response_values(
 
 
 def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Tensor:
-    """The scalar head's reading at the last real token.
+    """Score of each sequence from hidden states that are there already, see `sequence_scores`.
 
     Args:
         model: A scalar model (reward model).
@@ -178,7 +184,7 @@ def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Te
 
 
 def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Score of each sequence: the scalar head's reading at the last real token.
+    """Score of each sequence, the scalar head's output at its last real token.
 
     Args:
         model: A scalar model (reward model).
@@ -213,9 +219,13 @@ def last_positions(mask: Tensor) -> Tensor:
     return (columns * mask).argmax(dim=1)
 
 
-def before(targets: Tensor) -> Tensor:
-    """The token before each target, whose state predicts it, `[B, L]` bool; none in column 0."""
-    return functional.pad(targets[:, 1:], (0, 1))
+def shift_to_predictors(target_mask: Tensor) -> Tensor:
+    """The mask of the tokens whose hidden states predict the targets, `[B, L]` bool.
+
+    Args:
+        target_mask: Tokens to predict, `[B, L]` bool, none in column 0.
+    """
+    return functional.pad(target_mask[:, 1:], (0, 1))
 
 
 def _accepts(module: nn.Module, argument: str) -> bool:
@@ -225,7 +235,7 @@ def _accepts(module: nn.Module, argument: str) -> bool:
 def _arguments(
     module: nn.Module, input_ids: Tensor, mask: Tensor
 ) -> dict[str, Tensor | int | bool]:
-    """What a transformers decoder takes; one without `position_ids` counts by the mask itself."""
+    """Arguments of a padded forward; decoders without `position_ids` count them by the mask."""
     arguments: dict[str, Tensor | int | bool] = {
         "input_ids": input_ids,
         "attention_mask": mask.long(),

@@ -1,42 +1,33 @@
-"""Forwards whose work grows with the real tokens: sequences back to back instead of padded.
+"""Packed forwards: sequences lie back to back, so that the work grows with the real tokens only.
 
-Everything but attention works token by token, so the padding of a batch is left out there, and
-attention goes over groups of rows of similar length. Notation: `B` rows, `L` columns, `N` real
-tokens, `H` hidden size.
+Everything but attention works token by token, so padding is left out there. Attention goes over
+groups of rows of similar length. Notation: `B` rows, `L` columns, `N` real tokens, `P` places in
+the padded groups, `H` hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_rlhf.forward.attention import (
-    BASE,
-    NAME,
-    AttentionInputs,
-    layout_arguments,
-    takes_layouts,
-)
-from lit_rlhf.forward.cpu import TOKENS, filling
-from lit_rlhf.forward.probe import same_outputs, trying_out
-from lit_rlhf.forward.row_attention import causal_attention
-from lit_rlhf.forward.selection import selected, spread
+from lit_rlhf.forward.attention import AttentionInputs, causal_attention, layout_arguments
+from lit_rlhf.forward.cpu import PadToMultiple
 
-SIMILAR = 0.75
-"""Rows of a group are at least this long, compared with its longest."""
+MIN_LENGTH_RATIO = 0.75
+"""Rows of a group are at least this long, relative to the longest row of the group."""
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows that attention takes together.
 
     Attributes:
-        n_rows: How many.
-        width: Length of the longest.
+        n_rows: Number of rows.
+        width: Length of the longest row.
     """
 
     n_rows: int
@@ -45,136 +36,188 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """`N` tokens of rows that lie back to back.
+    """`N` tokens of rows that lie back to back, and their groups for attention.
 
     Attributes:
-        groups: How rows are taken together; `P` places in all, of which `N` are real.
-        places: Which token lies at each place, `[P]` long; padding repeats a row's last token.
-        tokens: The place of each token, `[N]` long.
-        position_ids: Place of each token in its row, `[1, N]` long.
+        groups: Groups of rows, with `P` tokens in all once each is padded to its width.
+        gather_indices: Token at each place of the padded groups, `[P]` long. Padding repeats the
+            last token of its row.
+        token_places: Place of each token in the padded groups, `[N]` long.
+        position_ids: Position of each token in its row, `[1, N]` long.
     """
 
-    groups: list[Group]
-    places: Tensor
-    tokens: Tensor
+    groups: list[RowGroup]
+    gather_indices: Tensor
+    token_places: Tensor
     position_ids: Tensor
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> PackedLayout:
+    def from_lengths(cls, lengths: Sequence[int], device: torch.device) -> PackedLayout:
         """The layout of rows of these lengths, one after the other, on `device`."""
         order = sorted((row for row, n in enumerate(lengths) if n), key=lambda row: -lengths[row])
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         n_tokens = int(sizes.sum())
-        tokens = torch.empty(n_tokens, dtype=torch.long)
-        groups: list[Group] = []
-        parts: list[Tensor] = []
-        total = 0
-        for rows in _similar(order, lengths):
+        token_places = torch.empty(n_tokens, dtype=torch.long)
+        groups: list[RowGroup] = []
+        gathered: list[Tensor] = []
+        n_places = 0
+        for rows in _group_by_length(order, lengths):
             width = lengths[rows[0]]
             columns = torch.arange(width)
             size = sizes[rows].unsqueeze(1)
-            places = starts[rows].unsqueeze(1) + columns.minimum(size - 1)
+            indices = starts[rows].unsqueeze(1) + columns.minimum(size - 1)
             real = columns < size
-            numbers = torch.arange(total, total + places.numel()).view_as(places)
-            tokens[places[real]] = numbers[real]
-            groups.append(Group(len(rows), width))
-            parts.append(places.flatten())
-            total += places.numel()
-        positions = torch.arange(n_tokens) - starts.repeat_interleave(sizes)
-        # one transfer for all three
-        packed = torch.cat([*parts, tokens, positions]).to(device, non_blocking=True)
-        places, tokens, positions = packed.tensor_split([total, total + n_tokens])
-        return cls(groups, places, tokens, positions.unsqueeze(0))
+            places = torch.arange(n_places, n_places + indices.numel()).view_as(indices)
+            token_places[indices[real]] = places[real]
+            groups.append(RowGroup(len(rows), width))
+            gathered.append(indices.flatten())
+            n_places += indices.numel()
+        position_ids = torch.arange(n_tokens) - starts.repeat_interleave(sizes)
+        # one transfer to the device for all three
+        joined = torch.cat([*gathered, token_places, position_ids]).to(device, non_blocking=True)
+        gather_indices, token_places, position_ids = joined.tensor_split(
+            [n_places, n_places + n_tokens]
+        )
+        return cls(groups, gather_indices, token_places, position_ids.unsqueeze(0))
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
-        """Attention of each row among its own tokens, see `AttentionLayout`; `S` is 1."""
+        """Attention of each row within itself, see `AttentionLayout`; `S` is 1."""
         sizes = [n_rows * width for n_rows, width in self.groups]
-        # a split's backward is one concatenation, where each slice's fills the whole with zeros
+        # The backward of `split` is one concatenation; that of a slice fills a tensor of the full
+        # size with zeros, once for each group.
         parts = zip(
-            *(torch.split(self._spread(states), sizes) for states in inputs[:3]), strict=True
+            *(torch.split(self._pad_groups(states), sizes) for states in inputs[:3]), strict=True
         )
         outputs = []
         for group, part in zip(self.groups, parts, strict=True):
             query, key, value = (states.unflatten(0, group).transpose(1, 2) for states in part)
-            grouped = inputs._replace(query=query, key=key, value=value)
-            output = causal_attention(grouped)
+            output = causal_attention(inputs._replace(query=query, key=key, value=value))
             outputs.append(output.transpose(1, 2).flatten(0, 1))
-        joined = selected(torch.cat(outputs).flatten(1), self.tokens)
-        return joined.view(1, len(self.tokens), *inputs.query.shape[1::2])
+        packed = gather_rows(torch.cat(outputs).flatten(1), self.token_places)
+        return packed.view(1, len(self.token_places), *inputs.query.shape[1::2])
 
-    def _spread(self, states: Tensor) -> Tensor:
-        """The states `[1, A, N, D]` at every place, `[P, A, D]`."""
+    def _pad_groups(self, states: Tensor) -> Tensor:
+        """The states `[1, A, N, D]` at every place of the padded groups, `[P, A, D]`."""
         by_token = states.transpose(1, 2).flatten(0, 1)
-        everywhere = spread(by_token.flatten(1), self.places, self.tokens)
-        return everywhere.view(-1, *by_token.shape[1:])
+        padded = gather_padded_rows(by_token.flatten(1), self.gather_indices, self.token_places)
+        return padded.view(-1, *by_token.shape[1:])
 
 
-def packed_states(trunk: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """What the trunk hands to its head, computed for real tokens only.
+def packed_states(
+    trunk: PreTrainedModel, input_ids: Tensor, mask: Tensor, padding: PadToMultiple | None = None
+) -> Tensor:
+    """Final hidden states of a trunk, computed for the real tokens only.
 
     Args:
-        trunk: One that `supports_packing`.
+        trunk: A trunk whose attention takes layouts, see `optimize_forward`.
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool, next to each other in each row.
+        padding: What the number of tokens is padded to; `None` pads nothing.
 
     Returns:
         `[B, L, H]`, 0 at padding.
     """
     device = input_ids.device
-    real = mask.cpu()
-    at = real.flatten().nonzero().squeeze(1)
-    lengths, n_tokens = real.sum(1).tolist(), len(at)
-    n_filling = filling(trunk, n_tokens, TOKENS)  # one more row, of any token
-    read = torch.cat([at, at[:1].expand(n_filling)]).to(device, non_blocking=True)
-    layout = PackedLayout.of([*lengths, n_filling], device)
+    real = mask.cpu()  # the only wait for the device
+    indices = real.flatten().nonzero().squeeze(1)
+    lengths, n_tokens = real.sum(1).tolist(), len(indices)
+    # the padding is one more row, of any token
+    n_padding = padding.n_padding(n_tokens, next(trunk.parameters())) if padding else 0
+    indices = torch.cat([indices, indices[:1].expand(n_padding)]).to(device, non_blocking=True)
+    layout = PackedLayout.from_lengths([*lengths, n_padding], device)
     states: Tensor = trunk(
-        input_ids=input_ids.flatten().index_select(0, read).unsqueeze(0),
+        input_ids=input_ids.flatten().index_select(0, indices).unsqueeze(0),
         position_ids=layout.position_ids,
         **layout_arguments(layout, device),
     ).last_hidden_state[0, :n_tokens]
-    # the size of what is padding in the result costs little: it is not computed with
-    padded = states.new_zeros((mask.numel(), states.shape[1]))
-    return padded.index_copy(0, read[:n_tokens], states).view(*mask.shape, -1)
+    # Back to the rectangle that callers index: it takes memory, but nothing is computed with it.
+    rectangle = states.new_zeros((mask.numel(), states.shape[1]))
+    return rectangle.index_copy(0, indices[:n_tokens], states).view(*mask.shape, -1)
 
 
-def supports_packing(trunk: PreTrainedModel) -> bool:
-    """Whether `packed_states` gives what the trunk gives on padded rows.
-
-    Tried once for each network, on rows of random tokens: what a model does with its tokens beside
-    attention (recurrences, for instance) cannot be seen from outside.
-    """
-    if not hasattr(trunk, "_lit_rlhf_packs"):
-        trunk._lit_rlhf_packs = _tried(trunk)  # type: ignore[assignment]
-    return bool(trunk._lit_rlhf_packs)
-
-
-def _tried(trunk: PreTrainedModel) -> bool:
-    chosen = trunk.config._attn_implementation  # private, but there is no public reading of it
-    if chosen != BASE or not takes_layouts(trunk):
-        return False
-    weight = trunk.get_input_embeddings().weight
-    assert isinstance(weight, Tensor)
-    device, n_tokens = weight.device, len(weight)
-    mask = torch.arange(12) < torch.tensor([[12], [7], [9]])
-    ids = torch.randint(n_tokens, mask.shape, generator=torch.Generator().manual_seed(0))
-    ids, mask = ids.to(device), mask.to(device)
-    with trying_out(trunk, device):
-        padded = trunk(input_ids=ids, attention_mask=mask.long(), use_cache=False)
-        expected = padded.last_hidden_state
-        trunk.set_attn_implementation(NAME)
-        same = same_outputs(packed_states(trunk, ids, mask)[mask], expected[mask])
-        if not same:
-            trunk.set_attn_implementation(chosen)
-    return same
-
-
-def _similar(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Rows from long to short, cut where they become too short for the group."""
+def _group_by_length(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Rows from long to short, cut where they become too short for their group."""
     groups: list[list[int]] = []
     for row in order:
-        if groups and lengths[row] >= SIMILAR * lengths[groups[-1][0]]:
+        if groups and lengths[row] >= MIN_LENGTH_RATIO * lengths[groups[-1][0]]:
             groups[-1].append(row)
         else:
             groups.append([row])
     return groups
+
+
+def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
+    """Rows at distinct indices.
+
+    Args:
+        states: `[N, ...]`.
+        indices: `[M]` long, no number twice.
+
+    Returns:
+        `[M, ...]`.
+    """
+    rows: Tensor = _GatherRows.apply(states, indices)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def gather_padded_rows(states: Tensor, indices: Tensor, token_places: Tensor) -> Tensor:
+    """Rows at indices some of which repeat as padding; no gradient flows from the padding.
+
+    Args:
+        states: `[N, ...]`.
+        indices: Row at each place, `[P]` long.
+        token_places: The one place of each row that is no padding, `[N]` long.
+
+    Returns:
+        `[P, ...]`.
+    """
+    rows: Tensor = _GatherPaddedRows.apply(  # type: ignore[no-untyped-call]
+        states, indices, token_places
+    )
+    return rows
+
+
+class _GatherRows(torch.autograd.Function):
+    """`index_select` with a backward that copies.
+
+    torch's own backward adds gradients up (`index_add`), as it cannot know that the indices are
+    distinct. That costs more, and on a GPU it adds in no fixed order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, indices: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(indices)
+        ctx.n_rows = len(states)
+        return states.index_select(0, indices)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:  # noqa: ANN401
+        (indices,) = ctx.saved_tensors
+        (gradient,) = gradients
+        # rows that were not gathered have no part in the output: their gradient is 0
+        full = gradient.new_zeros((ctx.n_rows, *gradient.shape[1:]))
+        return full.index_copy_(0, indices, gradient), None
+
+
+class _GatherPaddedRows(torch.autograd.Function):
+    """`index_select` with a backward that selects.
+
+    Every row has exactly one place that counts. The other places are padding, whose output nobody
+    reads, so their gradient is 0 and need not be added: the backward is a gather at `token_places`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        states: Tensor,
+        indices: Tensor,
+        token_places: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(token_places)
+        return states.index_select(0, indices)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        (token_places,) = ctx.saved_tensors
+        return gradients[0].index_select(0, token_places), None, None

@@ -11,8 +11,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from lit_rlhf.forward.cpu import with_fast_products
-from lit_rlhf.forward.networks import LanguageModel
+from lit_rlhf.forward import LanguageModel, optimize_forward
 from lit_rlhf.models.kernels import compiled, with_fused_kernels
 from lit_rlhf.models.options import ModelOptions
 
@@ -20,21 +19,26 @@ from lit_rlhf.models.options import ModelOptions
 def prepared(
     model: PreTrainedModel, options: ModelOptions, task: TaskType, seed: int
 ) -> LanguageModel:
-    """Kernels, gradient checkpointing, adapters and compilation, as the options say."""
+    """Gradient checkpointing, adapters, the fastest forward, kernels and compilation."""
     model.train()
-    if options.fused_kernels:
-        with_fused_kernels(model)
     if options.gradient_checkpointing:
         model.activation_checkpointing_enable()
-    adapted = model if options.lora_rank == 0 else _adapted(model, options, task, seed)
+    adapted = optimize_forward(with_adapters(model, options, task, seed))
+    # Last, as fused kernels need a GPU and a compiled trunk would compile for the comparison of
+    # forwards.
+    if options.fused_kernels:
+        with_fused_kernels(adapted)
     if options.torch_compile is not None:
         compiled(adapted, options.torch_compile)
-    return with_fast_products(adapted)
+    return adapted
 
 
-def _adapted(
+def with_adapters(
     model: PreTrainedModel, options: ModelOptions, task: TaskType, seed: int
 ) -> LanguageModel:
+    """LoRA adapters on `model` as the options say; `model` itself if their rank is 0."""
+    if options.lora_rank == 0:
+        return model
     config = LoraConfig(
         task_type=task,
         r=options.lora_rank,

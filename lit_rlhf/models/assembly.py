@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from lit_rlhf.forward.networks import LanguageModel, unwrap_model
-from lit_rlhf.models.adapters import prepared, without_peft_warning
+from lit_rlhf.forward import LanguageModel, unwrap_model
+from lit_rlhf.models.adapters import with_adapters, without_peft_warning
 from lit_rlhf.models.configs import read_config
 from lit_rlhf.models.exchange import stored_head
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model
@@ -55,7 +54,7 @@ def model_with_weights(
     with torch.device("meta"):
         inner = auto.from_config(config, trust_remote_code=options.trust_remote_code)
         _with_bias_like(inner, weights)
-        model = prepared(inner, replace(options, gradient_checkpointing=False), task, seed=0)
+        model = with_adapters(inner, options, task, seed=0)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:

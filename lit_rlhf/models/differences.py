@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from lit_rlhf.forward.networks import trunk_of
+from lit_rlhf.forward import trunk_of
 
 PUBLISHED = ("LlamaRewardModel", "Llama")  # classes that their configs name
 LARGEST = 1e-2  # a norm's mean weight is about 0.3 in LLaMA, and under 1e-3 in a difference

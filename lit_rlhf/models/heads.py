@@ -11,9 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from lit_rlhf.forward.chunked_logits import head_logits
-from lit_rlhf.forward.outputs import hidden_states, token_logits
-from lit_rlhf.forward.probe import same_outputs, trying_out
+from lit_rlhf.forward import head_matches_logits
 
 LM_HEAD_FILE = "lm_head.safetensors"
 """Where a reward model's folder keeps the output layer of Eq. 2; transformers passes over it."""
@@ -77,7 +75,7 @@ def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
     """A copy of the output layer of `causal_lm`, with weights of its own even if it ties them.
 
     Raises:
-        ValueError: If `head_logits` with this layer does not give the model's own logits.
+        ValueError: If `logits_from_hidden` with this layer does not give the model's own logits.
     """
     layer = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(layer, nn.Linear):
@@ -93,15 +91,11 @@ def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
         dtype=layer.weight.dtype,
     )
     head.load_state_dict(layer.state_dict())
-    ids = torch.arange(4, device=causal_lm.device).unsqueeze(0)
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    with trying_out(causal_lm, causal_lm.device):
-        logits = head_logits(causal_lm, head, hidden_states(causal_lm, ids, mask))
-        if not same_outputs(logits, token_logits(causal_lm, ids, mask)):
-            raise ValueError(
-                f"path: {type(causal_lm).__name__} changes its logits in a way that is not known "
-                "here, so reward modelling cannot use its language-model loss; set lm_coef to 0"
-            )
+    if not head_matches_logits(causal_lm, head):
+        raise ValueError(
+            f"path: {type(causal_lm).__name__} changes its logits in a way that is not known "
+            "here, so reward modelling cannot use its language-model loss; set lm_coef to 0"
+        )
     return head
 
 

@@ -8,8 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from lit_rlhf.forward.networks import trunk_of, unwrap_model
-from lit_rlhf.forward.packing import supports_packing
+from lit_rlhf.forward import trunk_of, unwrap_model
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -30,9 +29,7 @@ def compiled(model: ModuleT, backend: str) -> ModuleT:
     known = torch.compiler.list_backends(exclude_tags=())
     if backend not in known:
         raise ValueError(f"torch_compile: expected one of {', '.join(known)}, got {backend!r}")
-    trunk = trunk_of(model)
-    supports_packing(trunk)  # tries the trunk out, which is not worth compiling for
-    trunk.compile(dynamic=True, backend=backend)
+    trunk_of(model).compile(dynamic=True, backend=backend)
     return model
 
 

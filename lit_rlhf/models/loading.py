@@ -21,8 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from lit_rlhf.forward.cpu import with_fast_products
-from lit_rlhf.forward.networks import LanguageModel
+from lit_rlhf.forward import LanguageModel, optimize_forward
 from lit_rlhf.models.adapters import prepared, private_rng
 from lit_rlhf.models.configs import (
     check_folder,
@@ -161,19 +160,19 @@ def load_lm_head(path: str | Path, options: ModelOptions | None = None) -> nn.Li
     """The output layer of a causal language model, for the language-model loss of Eq. 2.
 
     Its weights are its own, also when the model ties them to its embedding. Use it with
-    `head_logits`. It is frozen when `options` asks for LoRA.
+    `logits_from_hidden`. It is frozen when `options` asks for LoRA.
 
     Args:
         path: Folder or hub id of the causal language model.
         options: How it is loaded; `None` takes the defaults.
 
     Raises:
-        ValueError: As `load_causal_lm`, and for an architecture whose logits `head_logits` does not
-            know how to make.
+        ValueError: As `load_causal_lm`, and for an architecture whose logits `logits_from_hidden`
+            does not reproduce.
     """
     options = options or ModelOptions()
     head = copy_lm_head(_causal_lm(path, options)).requires_grad_(options.lora_rank == 0)
-    return with_fast_products(head)
+    return optimize_forward(head)
 
 
 def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -15,7 +15,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.forward.networks import LanguageModel, unwrap_model
+from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models.cards import ModelCardInfo, model_card
 from lit_rlhf.models.exchange import HeadFormat, with_value_head
 from lit_rlhf.models.generation import saved_generation_config, using_generation_config

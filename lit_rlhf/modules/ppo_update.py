@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from lit_rlhf.data import TokenBatch
-from lit_rlhf.forward import LanguageModel, map_target_logits, response_values
+from lit_rlhf.forward import LanguageModel, map_target_logits, response_values, target_logprobs
 from lit_rlhf.functional import (
     PolicyLoss,
     entropy_loss,
@@ -286,11 +286,7 @@ class PPOUpdate(StageModule):
 
     def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
         """Share of a micro-batch in the language-model loss over `tokens` (Eq. 17)."""
-        (logprobs,) = map_target_logits(
-            self.policy,
-            batch.input_ids,
-            batch.attention_mask,
-            batch.completion_mask,
-            lambda logits, ids: (token_logprobs(logits, ids),),
+        logprobs = target_logprobs(
+            self.policy, batch.input_ids, batch.attention_mask, batch.completion_mask
         )
         return language_model_loss(logprobs, batch.completion_mask, tokens)

@@ -15,16 +15,15 @@ from lit_rlhf.data import PreferenceBatch
 from lit_rlhf.forward import (
     LanguageModel,
     hidden_states,
-    map_state_logits,
     scores_from_hidden,
     sequence_scores,
+    target_logprobs_from_hidden,
 )
 from lit_rlhf.functional import (
     language_model_loss,
     pairwise_reward_loss,
     preference_probability,
     reward_model_loss,
-    token_logprobs,
 )
 from lit_rlhf.models import load_lm_head, load_scalar_model
 from lit_rlhf.modules.micro_batches import accumulate, weighted
@@ -128,13 +127,12 @@ class RewardModule(StageModule):
         }
         lm_loss = hidden.new_zeros((), dtype=torch.float32)
         if self.lm_head is not None:
-            (logprobs,) = map_state_logits(
+            logprobs = target_logprobs_from_hidden(
                 self.model,
                 self.lm_head,
                 hidden[:n_rows, :length],
                 chosen.input_ids,
                 chosen.completion_mask,
-                lambda logits, ids: (token_logprobs(logits, ids),),
             )
             lm_loss = language_model_loss(logprobs, chosen.completion_mask, tokens)
             metrics["reward/lm_loss"] = lm_loss

@@ -22,8 +22,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_callbacks import count_resumed_epoch
 from lit_rlhf.data import DialogueEncoder
-from lit_rlhf.forward import LanguageModel
-from lit_rlhf.forward.host_memory import give_back_freed_memory, keep_freed_memory
+from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_memory
 from lit_rlhf.models import ModelCardInfo, ModelOptions, load_tokenizer, save_model_folder
 from lit_rlhf.modules.guarded_step import SkippedUpdates, last_known_checkpoint
 from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, micro_batches

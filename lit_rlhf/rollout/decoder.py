@@ -16,12 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lit_rlhf.forward import LanguageModel, eval_mode, head_logits, unwrap_model
-from lit_rlhf.forward.attention import AttentionInputs, AttentionLayout, layout_arguments
-from lit_rlhf.forward.cpu import ROWS, filling
-from lit_rlhf.forward.networks import trunk_of
-from lit_rlhf.forward.packing import PackedLayout
-from lit_rlhf.forward.row_attention import next_attention
+from lit_rlhf.forward import (
+    AttentionInputs,
+    AttentionLayout,
+    LanguageModel,
+    PackedLayout,
+    cached_attention,
+    eval_mode,
+    forward_plan,
+    layout_arguments,
+    logits_from_hidden,
+    trunk_of,
+    unwrap_model,
+)
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, default_tokens_per_forward, split_by_tokens
 from lit_rlhf.rollout.sampling import SamplingOptions, sample_tokens
@@ -100,7 +107,7 @@ class Decoder:
         self.n_slots = min(n_slots, n_samples)
         capacity = max(len(prompt) for prompt in self.prompts) + max_length
         # slots beyond n_slots take the rows that a step is padded with
-        n_padding = filling(self.model, self.n_slots, ROWS)
+        n_padding = self._n_padding(self.n_slots)
         self.cache = KVCache(self.n_slots + n_padding, capacity, device)
         self.waiting = list(range(n_samples))
         self.n_steps = 0
@@ -152,7 +159,7 @@ class Decoder:
         """Process the last token of every sequence in progress, and sample the next."""
         # matrix products may be faster for a multiple of rows: rows of token 0 at position 0 go to
         # the free slots after the last sequence, where the next prompt overwrites them
-        n_padding = filling(self.model, len(self.host_lengths), ROWS)
+        n_padding = self._n_padding(len(self.host_lengths))
         last_tokens, lengths = (
             functional.pad(numbers, (0, n_padding)) for numbers in (self.last_tokens, self.lengths)
         )
@@ -176,7 +183,7 @@ class Decoder:
         """
         samples, places = self.samples[first_slot:], self.n_sampled[first_slot:]
         # the head multiplies the padding too, for the same reason as the trunk
-        logits = head_logits(self.model, self.head, hidden)[: len(samples)]
+        logits = logits_from_hidden(self.model, self.head, hidden)[: len(samples)]
         # the repetition penalty alone looks at the tokens so far; else spare the gather
         penalized = self.options.repetition_penalty != 1
         seen = self.sequences[samples if penalized else samples[:0]]
@@ -236,6 +243,11 @@ class Decoder:
         self.last_tokens = torch.cat([self.last_tokens, torch.zeros_like(samples)])
         self.ended = torch.cat([self.ended, torch.zeros_like(samples, dtype=torch.bool)])
         self.sample(hidden[0, layout.last_tokens], first_slot)
+
+    def _n_padding(self, n_rows: int) -> int:
+        """Number of rows to pad a step of `n_rows` with."""
+        padding, weight = forward_plan(self.model).row_padding, next(self.model.parameters())
+        return padding.n_padding(n_rows, weight)
 
     def _run_trunk(
         self, input_ids: Tensor, position_ids: Tensor, layout: AttentionLayout
@@ -318,7 +330,7 @@ class PrefillLayout:
 
     def __init__(self, cache: KVCache, lengths: list[int], first_slot: int) -> None:
         self.cache = cache
-        self.packed = PackedLayout.of(lengths, cache.device)
+        self.packed = PackedLayout.from_lengths(lengths, cache.device)
         sizes = torch.tensor(lengths, device=cache.device)
         slots = torch.arange(first_slot, first_slot + len(lengths), device=cache.device)
         # given its size, repeat_interleave does not wait for the device
@@ -355,7 +367,7 @@ class DecodeLayout:
         layer = self.cache.write(module, key, value, self.slots, self.columns)
         keys, values = (buffer[: len(self.slots), :, : self.width] for buffer in layer)
         cached = inputs._replace(key=keys, value=values)
-        return next_attention(cached, self._attention_mask(inputs.window)).transpose(1, 2)
+        return cached_attention(cached, self._attention_mask(inputs.window)).transpose(1, 2)
 
     def _attention_mask(self, window: int | None) -> Tensor:
         """Keys that each token attends to, `[n, 1, 1, width]` bool; computed once for all layers.

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from lit_rlhf.forward import (
     LanguageModel,
+    LogitsFunction,
     Offloaded,
     eval_mode,
     map_target_logits,
     on_device,
     token_values,
 )
-from lit_rlhf.forward.chunked_logits import LogitsFunction
 from lit_rlhf.functional import token_logprobs, token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 

@@ -17,8 +17,7 @@ from lit_rlhf.doctor.zero2_memory import (
     ppo_memory,
     zero2_model_states,
 )
-from lit_rlhf.forward import map_target_logits
-from lit_rlhf.forward.chunked_logits import CHUNK
+from lit_rlhf.forward import CHUNK_SIZE, map_target_logits, optimize_forward, target_logprobs
 from lit_rlhf.functional import token_entropy, token_logprobs
 from tests.support.live_memory import LiveTensors
 
@@ -79,7 +78,7 @@ def test_a_size_of_zero_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("vocabulary", "hidden", "layers", "checkpointing"),
-    [(288, 128, 4, True), (288, 128, 4, False), (4096, 64, 2, True)],
+    [(288, 128, 4, True), (288, 128, 4, False), (4096, 32, 2, True)],
 )
 def test_activations_next_to_the_tensors_of_a_llama(
     vocabulary: int,
@@ -96,6 +95,7 @@ def test_activations_next_to_the_tensors_of_a_llama(
         num_attention_heads=hidden // 32,
     )
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()  # type: ignore[no-untyped-call]
+    optimize_forward(model)
     if checkpointing:
         model.activation_checkpointing_enable()
     ids = torch.randint(4, 280, (ROWS, 2 * TOKENS))
@@ -119,13 +119,9 @@ def test_activations_next_to_the_tensors_of_a_llama(
             )
 
     def update() -> None:
-        (logprobs,) = map_target_logits(
-            model, ids, mask, targets, lambda *logits_and_ids: (token_logprobs(*logits_and_ids),)
-        )
-        logprobs.sum().backward()
+        target_logprobs(model, ids, mask, targets).sum().backward()
 
-    logprobs_and_entropy()  # the model is tried out at its first use
-    monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CPU_CHUNK", CHUNK)
+    monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CPU_CHUNK_SIZE", CHUNK_SIZE)
 
     sizes = PPOSizes(1, TOKENS, TOKENS, ROWS, ROWS, gradient_checkpointing=checkpointing)
     expected = ppo_memory(NetworkShape(1, layers, hidden, hidden, vocabulary), sizes)

@@ -6,10 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.forward import map_target_logits, supports_chunked_logits, token_logits
-from lit_rlhf.forward.outputs import before
+from lit_rlhf.forward import (
+    hidden_states,
+    map_target_logits,
+    supports_chunked_logits,
+    target_logprobs,
+    target_logprobs_from_hidden,
+    token_logits,
+)
+from lit_rlhf.forward.outputs import shift_to_predictors
 from lit_rlhf.functional import token_entropy, token_logprobs
-from tests.support.tiny_models import FAMILIES, tiny_causal_lm
+from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -32,8 +39,8 @@ def test_readings_and_gradients_are_those_of_all_logits(
     family: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunk is not None:
-        monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK", chunk)
-    model, plain = tiny_causal_lm(family), tiny_causal_lm(family)
+        monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK_SIZE", chunk)
+    model, plain = optimized_causal_lm(family), tiny_causal_lm(family)
     assert supports_chunked_logits(model) == (family != "gemma2")
     ids, mask, targets = batch()
     logits = token_logits(plain, ids, mask)[:, :-1]
@@ -53,10 +60,9 @@ def test_readings_and_gradients_are_those_of_all_logits(
 
 
 def test_no_more_logits_exist_at_once_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK", 288 * 4)
-    model = tiny_causal_lm()
+    monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK_SIZE", 288 * 4)
+    model = optimized_causal_lm()
     ids, mask, targets = batch()
-    map_target_logits(model, ids, mask, targets, read)
     sizes: list[int] = []
     model.lm_head.register_forward_hook(lambda _, __, output: sizes.append(output.shape[1]))
     (logprobs, _) = map_target_logits(model, ids, mask, targets, read)
@@ -67,12 +73,33 @@ def test_no_more_logits_exist_at_once_than_a_chunk(monkeypatch: pytest.MonkeyPat
     assert sum(sizes) == 2 * n_targets
 
 
-def test_without_targets_there_is_a_zero_with_a_graph() -> None:
-    model = tiny_causal_lm()
+@pytest.mark.parametrize("chunk", [None, 288 * 5])
+def test_logprobs_of_targets_are_those_of_the_models_own_logits(
+    chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chunk is not None:
+        monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK_SIZE", chunk)
+    model, plain = optimized_causal_lm(), tiny_causal_lm()
     ids, mask, targets = batch()
-    (logprobs,) = map_target_logits(
-        model, ids, mask, torch.zeros_like(targets), lambda a, b: (token_logprobs(a, b),)
+    by_token = (token_logits(plain, ids, mask).double() / 0.7).log_softmax(-1)
+    expected = by_token[:, :-1].gather(-1, ids[:, 1:, None])[..., 0] * targets[:, 1:]
+    for network in (model, plain):
+        actual = target_logprobs(network, ids, mask, targets, temperature=0.7)[:, 1:]
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        target_logprobs_from_hidden(
+            model, model.lm_head, hidden_states(model, ids, mask), ids, targets
+        ),
+        target_logprobs(plain, ids, mask, targets),
+        rtol=1e-4,
+        atol=1e-5,
     )
+
+
+def test_without_targets_there_is_a_zero_with_a_graph() -> None:
+    model = optimized_causal_lm()
+    ids, mask, targets = batch()
+    logprobs = target_logprobs(model, ids, mask, torch.zeros_like(targets))
     assert float(logprobs.sum().detach()) == 0.0
     logprobs.sum().backward()
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
@@ -82,16 +109,16 @@ def test_without_targets_there_is_a_zero_with_a_graph() -> None:
 def test_a_target_follows_a_real_token(row: int, column: int) -> None:
     ids, mask, targets = batch()
     targets[row, column] = True
-    with pytest.raises(ValueError, match="targets: expected tokens that follow a real token"):
+    with pytest.raises(ValueError, match="target_mask: expected tokens that follow a real token"):
         map_target_logits(tiny_causal_lm(), ids, mask, targets, read)
 
 
 def test_targets_have_the_masks_shape() -> None:
     ids, mask, targets = batch()
-    with pytest.raises(ValueError, match=r"targets: expected the mask's shape \(3, 24\)"):
+    with pytest.raises(ValueError, match=r"target_mask: expected the mask's shape \(3, 24\)"):
         map_target_logits(tiny_causal_lm(), ids, mask, targets[:, 1:], read)
 
 
 def test_a_target_is_predicted_by_the_token_before_it() -> None:
     targets = torch.tensor([[False, True, False, True], [False, False, False, False]])
-    assert before(targets).tolist() == [[True, False, True, False], [False] * 4]
+    assert shift_to_predictors(targets).tolist() == [[True, False, True, False], [False] * 4]

@@ -1,25 +1,36 @@
-"""Products by oneDNN are the cpu, of the layers and the sizes that gain by it."""
+"""oneDNN matmul, padding to multiples, and freed memory that is kept."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.forward import cpu, map_target_logits
-from lit_rlhf.forward.cpu import filling, mkl_is_slow, with_fast_products
-from lit_rlhf.functional import token_logprobs
-from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head
-from lit_rlhf.models.loading import load_scalar_model
+from lit_rlhf.forward import (
+    PadToMultiple,
+    cpu,
+    forward_plan,
+    give_back_freed_memory,
+    keep_freed_memory,
+    optimize_forward,
+    target_logprobs,
+)
+from lit_rlhf.forward.cpu import mkl_is_slow, use_onednn_matmul
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
+from lit_rlhf.modules import SFTModule, stage
 from lit_rlhf.rollout import SamplingOptions, generate_responses
+from tests.modules.stages import demonstrations, fitted
 from tests.rollout.test_decoder import EOS, by_transformers, prompts
 from tests.support.tiny_models import FAMILIES, PAD_ID, tiny_causal_lm
 
-pytestmark = pytest.mark.skipif(
+onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
     reason="expected a torch with oneDNN",
 )
@@ -27,14 +38,14 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def slow_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that leaves every product to oneDNN."""
-    monkeypatch.setattr(cpu, "mkl_is_slow", lambda: True)
-    monkeypatch.setattr(cpu, "LEAST", 1)
+    """A machine where every float32 matmul goes to oneDNN."""
+    monkeypatch.setattr("lit_rlhf.forward.optimize.mkl_is_slow", lambda: True)
+    monkeypatch.setattr(cpu, "MIN_MULTIPLICATIONS", 1)
 
 
 @pytest.fixture
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens of every product that oneDNN is left."""
+    """The number of rows of every matmul that oneDNN gets."""
     rows: list[int] = []
     linear = nn.functional.linear
 
@@ -47,22 +58,20 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
+@onednn
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(600,), (2, 300)])
 def test_values_and_gradients_are_those_of_float64(
-    shape: tuple[int, ...],
-    bias: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    handed_over: list[int],
+    shape: tuple[int, ...], bias: bool, handed_over: list[int]
 ) -> None:
-    monkeypatch.setattr(cpu, "mkl_is_slow", lambda: True)
     generator = torch.Generator().manual_seed(0)
     layer = nn.Linear(160, 200, bias=bias)
     exact = copy.deepcopy(layer).double()
+    use_onednn_matmul(layer)
     states = torch.randn((*shape, 160), generator=generator)
     weights = torch.randn((*shape, 200), generator=generator)
     results = []
-    for one, dtype in ((with_fast_products(layer), torch.float32), (exact, torch.float64)):
+    for one, dtype in ((layer, torch.float32), (exact, torch.float64)):
         leaf = states.clone().to(dtype).requires_grad_()
         output = one(leaf)
         (output * weights.to(dtype)).sum().backward()
@@ -73,13 +82,11 @@ def test_values_and_gradients_are_those_of_float64(
         torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-4)
 
 
-def test_what_gains_nothing_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, handed_over: list[int]
-) -> None:
+@onednn
+def test_what_gains_nothing_is_left_alone(handed_over: list[int]) -> None:
     states = torch.zeros(600, 160)
-    with_fast_products(nn.Linear(160, 200))(states) if not mkl_is_slow() else None
-    monkeypatch.setattr(cpu, "mkl_is_slow", lambda: True)
-    layer = with_fast_products(nn.Linear(160, 200))
+    layer = nn.Linear(160, 200)
+    use_onednn_matmul(layer)
     layer(states[:524])  # 16.8 million multiplications are 2**24
     with torch.autocast("cpu", dtype=torch.bfloat16):
         layer(states)
@@ -89,6 +96,17 @@ def test_what_gains_nothing_is_left_alone(
     assert handed_over == [525]
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_layers_change_only_where_mkl_is_slow(
+    slow: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_rlhf.forward.optimize.mkl_is_slow", lambda: slow)
+    model = load_causal_lm(folder)
+    assert forward_plan(model).onednn_matmul is slow
+    assert isinstance(model.get_submodule("lm_head"), cpu.OneDNNLinear) is slow
+
+
+@onednn
 @pytest.mark.parametrize(
     ("name", "capability", "slow"),
     [
@@ -98,7 +116,7 @@ def test_what_gains_nothing_is_left_alone(
         (None, "AVX512", False),
     ],
 )
-def test_amd_with_avx512_is_what_mkl_is_slow_on(
+def test_mkl_is_slow_on_amd_processors_with_avx512(
     name: str | None, capability: str, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {} if name is None else {"cpu_name": name}
@@ -109,13 +127,14 @@ def test_amd_with_avx512_is_what_mkl_is_slow_on(
     assert not mkl_is_slow.__wrapped__()
 
 
+@onednn
 @pytest.mark.usefixtures("slow_mkl")
 @pytest.mark.parametrize(
     "options",
     [ModelOptions(), ModelOptions(gradient_checkpointing=True), ModelOptions(lora_rank=2)],
     ids=["plain", "checkpointing", "lora"],
 )
-def test_a_network_that_is_loaded_multiplies_so(
+def test_loaded_networks_use_onednn_in_forward_and_backward(
     options: ModelOptions, folder: Path, handed_over: list[int]
 ) -> None:
     ids = torch.randint(4, 288, (3, 20), generator=torch.Generator().manual_seed(0))
@@ -126,9 +145,7 @@ def test_a_network_that_is_loaded_multiplies_so(
     readings = []
     for network in (model, plain):
         n_before = len(handed_over)
-        (logprobs,) = map_target_logits(
-            network, ids, mask, targets, lambda a, b: (token_logprobs(a, b),)
-        )
+        logprobs = target_logprobs(network, ids, mask, targets)
         logprobs.sum().backward()
         readings.append(logprobs)
         assert (len(handed_over) > n_before) == (network is model)
@@ -138,22 +155,25 @@ def test_a_network_that_is_loaded_multiplies_so(
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
 
 
+@onednn
 @pytest.mark.usefixtures("slow_mkl")
-def test_heads_and_copies_multiply_so_too(folder: Path, handed_over: list[int]) -> None:
+def test_heads_and_copies_use_onednn_too(folder: Path, handed_over: list[int]) -> None:
     head, scalar = load_lm_head(folder), load_scalar_model(folder)
     states = torch.ones(5, head.in_features)
+    del handed_over[:]  # of the forwards that are compared after loading
     for layer in (head, scalar.score, copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
         layer(states)
     assert handed_over == [5] * 4
 
 
+@onednn
 @pytest.mark.usefixtures("slow_mkl")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_that_fill_up_a_decode_step_change_nothing(family: str) -> None:
+def test_padding_rows_of_a_decoding_step_change_nothing(family: str) -> None:
     ids, mask = prompts((20, 13, 5, 17, 2, 9))
     expected = by_transformers(tiny_causal_lm(family), ids, mask)
     greedy = SamplingOptions(max_new_tokens=30, do_sample=False)
-    model = with_fast_products(tiny_causal_lm(family))
+    model = optimize_forward(tiny_causal_lm(family))
     read: list[int] = []
     model.get_input_embeddings().register_forward_hook(  # type: ignore[no-untyped-call]
         lambda _, inputs, __: read.extend([len(inputs[0])] if inputs[0].shape[1] == 1 else [])
@@ -165,14 +185,91 @@ def test_rows_that_fill_up_a_decode_step_change_nothing(family: str) -> None:
     assert set(read) == {8}
 
 
-def test_sizes_come_back_where_they_are_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_padded_where_onednn_multiplies() -> None:
     network = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2**15, bias=False))
-    for slow, n_tokens, expected in ((False, 130, 0), (True, 127, 0), (True, 130, 62)):
-        monkeypatch.setattr(cpu, "mkl_is_slow", lambda slow=slow: slow)
-        assert filling(network, n_tokens, 64) == expected  # 128 * 4 * 2**15 are 2**24
-    assert filling(nn.LayerNorm(3), 130, 64) == 0
-    monkeypatch.setattr(cpu, "mkl_is_slow", lambda: False)
+    weight = network[0].weight
+    plain = PadToMultiple.for_network(network, 64)
+    use_onednn_matmul(network)
+    padding = PadToMultiple.for_network(network, 64)
+    assert [rule.n_padding(130, weight) for rule in (plain, padding)] == [0, 62]
+    assert padding.n_padding(127, weight) == 0  # 128 * 4 * 2**15 are 2**24
+    assert PadToMultiple.for_network(nn.LayerNorm(3), 64).n_padding(130, weight) == 0
+    assert PadToMultiple().n_padding(13, weight.bfloat16()) == 0
+    by_eights = PadToMultiple(8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert [filling(network, n, 8) for n in (1, 8, 13)] == [7, 0, 3]
-    assert filling(network.bfloat16(), 13, 8) == 3
-    assert filling(network.to("meta"), 13, 8) == 0
+        assert [by_eights.n_padding(n, weight) for n in (1, 8, 13)] == [7, 0, 3]
+    assert by_eights.n_padding(13, weight.bfloat16()) == 3
+    assert by_eights.n_padding(13, weight.bfloat16().to("meta")) == 0
+
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone has mallopt")
+PAGES = """
+import resource, sys, torch
+from lit_rlhf.forward import give_back_freed_memory, keep_freed_memory
+def pages():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def fetched():
+    before = pages()
+    for _ in range(4):
+        for size in (2**24, 2**22):
+            torch.ones(size)
+    return (pages() - before) * resource.getpagesize()
+kept = keep_freed_memory()
+torch.ones(2**24), torch.ones(2**24)
+once = fetched()
+give_back_freed_memory()
+print(kept, once, fetched())
+"""
+BYTES = 4 * 4 * (2**24 + 2**22)
+
+
+def run(**environment: str) -> tuple[str, int, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", PAGES],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", **environment},
+    )
+    kept, once, after = done.stdout.split()
+    return kept, int(once), int(after)
+
+
+@glibc
+def test_what_was_freed_is_used_again_until_it_is_given_back() -> None:
+    kept, once, after = run()
+    assert kept == "True"
+    assert once < 0.05 * BYTES
+    assert after > 0.5 * BYTES
+
+
+@glibc
+@pytest.mark.parametrize("name", cpu.MALLOC_VARIABLES)
+def test_the_users_own_settings_stay(name: str) -> None:
+    kept, once, _ = run(**{name: "4096"})
+    assert kept == "False"
+    assert once > 0.5 * BYTES
+
+
+def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(cpu.ctypes, "CDLL", None)
+    assert not keep_freed_memory()
+    give_back_freed_memory()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_training_on_a_cpu_keeps_memory_and_gives_it_back(
+    keeps: bool, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def keep() -> bool:
+        calls.append("keep")
+        return keeps
+
+    monkeypatch.setattr(stage, "keep_freed_memory", keep)
+    monkeypatch.setattr(stage, "give_back_freed_memory", lambda: calls.append("give back"))
+    module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "model"))
+    fitted(module, demonstrations(root), tmp_path, max_steps=1)
+    assert calls == (["keep", "give back"] if keeps else ["keep"])

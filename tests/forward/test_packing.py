@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lit_rlhf.forward import (
+    PackedLayout,
     disable_dropout,
     hidden_states,
-    supports_chunked_logits,
+    optimize_forward,
     supports_packing,
 )
-from lit_rlhf.forward.attention import NAME, takes_layouts
-from lit_rlhf.forward.cpu import TOKENS
-from lit_rlhf.forward.packing import PackedLayout
+from lit_rlhf.forward.cpu import TOKEN_MULTIPLE
 from lit_rlhf.models import ModelOptions, load_causal_lm
-from tests.support.tiny_models import FAMILIES, tiny_causal_lm
+from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
 
 LENGTHS = (40, 7, 0, 21, 33, 40, 1)
 
@@ -45,8 +42,8 @@ def padded(trunk: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_and_gradients_are_those_of_the_padded_rectangle(family: str, left: bool) -> None:
-    model, plain = tiny_causal_lm(family), tiny_causal_lm(family)
-    assert supports_packing(model.base_model)
+    model, plain = optimized_causal_lm(family), tiny_causal_lm(family)
+    assert supports_packing(model)
     ids, mask = ragged(left)
     rows = mask.any(1)  # transformers has no say of a row without tokens
     states, expected = hidden_states(model, ids, mask), padded(plain.base_model, ids, mask)
@@ -63,9 +60,8 @@ def test_states_and_gradients_are_those_of_the_padded_rectangle(family: str, lef
 
 
 def test_padding_is_not_computed_with() -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     ids, mask = ragged()
-    supports_packing(model.base_model)
     seen: list[torch.Size] = []
     model.base_model.layers[0].mlp.register_forward_hook(
         lambda _, inputs, output: seen.append(output.shape)
@@ -75,20 +71,19 @@ def test_padding_is_not_computed_with() -> None:
 
 
 def test_groups_hold_rows_of_similar_length_and_every_token_once() -> None:
-    layout = PackedLayout.of([8, 2, 7, 6, 0, 5], torch.device("cpu"))
+    layout = PackedLayout.from_lengths([8, 2, 7, 6, 0, 5], torch.device("cpu"))
     assert [(group.n_rows, group.width) for group in layout.groups] == [(3, 8), (1, 5), (1, 2)]
-    assert len(layout.places) == 3 * 8 + 5 + 2
-    assert layout.places[layout.tokens].tolist() == list(range(28))
+    assert len(layout.gather_indices) == 3 * 8 + 5 + 2
+    assert layout.gather_indices[layout.token_places].tolist() == list(range(28))
     # row 0 stands first, then row 2 (tokens 10 to 16) with its last token repeated
-    assert layout.places[8:16].tolist() == [10, 11, 12, 13, 14, 15, 16, 16]
+    assert layout.gather_indices[8:16].tolist() == [10, 11, 12, 13, 14, 15, 16, 16]
     assert layout.position_ids[0, :12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_tokens_are_padded_to_a_multiple_where_matmuls_are_compiled(autocast: bool) -> None:
-    model = tiny_causal_lm() if autocast else tiny_causal_lm().to(torch.bfloat16)
+    model = optimized_causal_lm() if autocast else optimized_causal_lm().to(torch.bfloat16)
     ids, mask = ragged()
-    assert supports_packing(model.base_model)
     seen: list[int] = []
     model.base_model.layers[0].mlp.register_forward_hook(
         lambda _, inputs, output: seen.append(output.shape[1])
@@ -98,7 +93,7 @@ def test_tokens_are_padded_to_a_multiple_where_matmuls_are_compiled(autocast: bo
         del seen[:]
         states = hidden_states(model, ids, mask)[mask].float()
         hidden_states(model, ids[6:], mask[6:])  # a row of one token
-    assert seen == [n + -n % TOKENS for n in (int(mask.sum()), 1)]
+    assert seen == [n + -n % TOKEN_MULTIPLE for n in (int(mask.sum()), 1)]
     assert float((states - expected).norm() / expected.norm()) < 0.03
 
 
@@ -107,7 +102,7 @@ def test_gradient_checkpointing_recomputes_the_same(family: str) -> None:
     ids, mask = ragged()
     gradients = []
     for checkpointing in (False, True):
-        model = disable_dropout(tiny_causal_lm(family)).train()
+        model = disable_dropout(optimized_causal_lm(family)).train()
         if checkpointing:
             model.activation_checkpointing_enable()
         # the backward reaches the first forward after the second one has run
@@ -134,63 +129,9 @@ def test_adapters_stay_in_effect(tmp_path: object) -> None:
     assert (hidden_states(model, ids, mask) - before)[mask].abs().max() > 0.1
 
 
-def test_a_model_that_does_not_fit_is_left_as_it_is() -> None:
-    capped = tiny_causal_lm("gemma2")  # eager attention, which caps its scores
-    assert not supports_packing(capped.base_model)
-    assert capped.config._attn_implementation == "eager"
-    mixing = tiny_causal_lm("llama")
-
-    class Leaking(torch.nn.Module):
-        """A layer whose tokens see the ones before them, as a recurrent one's do."""
-
-        def __init__(self, inner: torch.nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, states: Tensor) -> Tensor:
-            output: Tensor = self.inner(states)
-            return output + states.cumsum(1)
-
-    mixing.base_model.layers[0].mlp = Leaking(mixing.base_model.layers[0].mlp)
-    plain = copy.deepcopy(mixing)
-    assert not supports_packing(mixing.base_model)
-    assert mixing.config._attn_implementation == "sdpa"
-    ids, mask = ragged()
-    ids, mask = ids[:2], mask[:2]
-    expected = padded(plain.base_model, ids, mask)
-    torch.testing.assert_close(hidden_states(mixing, ids, mask)[mask], expected[mask])
-
-
-def test_a_model_is_tried_out_in_the_precision_of_its_weights() -> None:
-    # autocast rounds by more than two ways may differ
-    model = tiny_causal_lm()
-    seen: list[bool] = []
-    model.base_model.register_forward_hook(
-        lambda *_: seen.append(torch.is_autocast_enabled("cpu") or torch.is_grad_enabled())
-    )
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert supports_chunked_logits(model)
-    assert seen == [False] * 4
-
-
-def test_the_attention_is_not_saved(tmp_path: object) -> None:
-    model = tiny_causal_lm()
-    assert supports_packing(model.base_model)
-    assert model.config._attn_implementation == NAME
-    model.save_pretrained(f"{tmp_path}/saved")
-    with open(f"{tmp_path}/saved/config.json", encoding="utf-8") as file:
-        assert NAME not in file.read()
-
-
-def test_transformers_still_marks_models_by_the_private_names_that_are_read() -> None:
-    model = tiny_causal_lm()
-    assert takes_layouts(model.base_model)
-    assert model.base_model.config._attn_implementation == "sdpa"
-
-
 def test_bfloat16_is_close_to_float32() -> None:
-    model, half = tiny_causal_lm(), tiny_causal_lm().to(torch.bfloat16)
-    assert supports_packing(half.base_model)
+    model, half = optimized_causal_lm(), optimize_forward(tiny_causal_lm().to(torch.bfloat16))
+    assert supports_packing(half)
     ids, mask = ragged()
     with torch.no_grad():
         exact, rounded = (hidden_states(network, ids, mask)[mask] for network in (model, half))

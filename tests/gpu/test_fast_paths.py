@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_rlhf.forward import map_target_logits
-from lit_rlhf.functional import token_logprobs
+from lit_rlhf.forward import target_logprobs
 from lit_rlhf.models.kernels import with_fused_kernels
 from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
-from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
+from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, optimized_causal_lm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,8 +28,10 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
 def test_responses_are_those_of_the_cpu(family: str, n_slots: int) -> None:
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30, do_sample=False)
-    expected = generate_responses(tiny_causal_lm(family), ids, mask, options, EOS, PAD_ID, 0, 6)
-    model = tiny_causal_lm(family).cuda()
+    expected = generate_responses(
+        optimized_causal_lm(family), ids, mask, options, EOS, PAD_ID, 0, 6
+    )
+    model = optimized_causal_lm(family).cuda()
     rollouts = generate_responses(model, ids.cuda(), mask.cuda(), options, EOS, PAD_ID, 0, n_slots)
     assert torch.equal(rollouts.response_ids.cpu(), expected.response_ids)
     assert rollouts.statistics is not None
@@ -43,16 +44,10 @@ def test_logprobs_and_gradients_are_those_of_the_cpu(family: str) -> None:
     ids, mask = (tensor.flip(1) for tensor in prompts())
     targets = mask.clone()
     targets[:, 0] = False
-    cpu, gpu = tiny_causal_lm(family), tiny_causal_lm(family).cuda()
+    cpu, gpu = optimized_causal_lm(family), optimized_causal_lm(family).cuda()
     readings = []
     for model, device in ((cpu, "cpu"), (gpu, "cuda")):
-        (logprobs,) = map_target_logits(
-            model,
-            ids.to(device),
-            mask.to(device),
-            targets.to(device),
-            lambda logits, tokens: (token_logprobs(logits, tokens),),
-        )
+        logprobs = target_logprobs(model, ids.to(device), mask.to(device), targets.to(device))
         logprobs.sum().backward()
         readings.append(logprobs.detach().cpu())
     torch.testing.assert_close(readings[0], readings[1], rtol=1e-4, atol=1e-4)
@@ -68,9 +63,6 @@ def test_fused_kernels_change_nothing_but_the_speed() -> None:
     ids, mask = (tensor.flip(1).cuda() for tensor in prompts())
     targets = mask.clone()
     targets[:, 0] = False
-    plain, fused = tiny_causal_lm().cuda(), with_fused_kernels(tiny_causal_lm()).cuda()
-    one, other = (
-        map_target_logits(model, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))[0]
-        for model in (plain, fused)
-    )
+    plain, fused = optimized_causal_lm().cuda(), with_fused_kernels(optimized_causal_lm()).cuda()
+    one, other = (target_logprobs(model, ids, mask, targets) for model in (plain, fused))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.forward import head_logits, hidden_states, token_logits
+from lit_rlhf.forward import hidden_states, logits_from_hidden, token_logits
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model, save_model_folder
 from lit_rlhf.models.heads import copy_lm_head
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
@@ -23,7 +23,7 @@ def test_a_scalar_model_with_the_lm_head_is_the_language_model(
 ) -> None:
     scalar = load_scalar_model(causal_folder(family)).eval()
     lm_head = load_lm_head(causal_folder(family))
-    logits = head_logits(scalar, lm_head, hidden_states(scalar, IDS, MASK))
+    logits = logits_from_hidden(scalar, lm_head, hidden_states(scalar, IDS, MASK))
     torch.testing.assert_close(logits, token_logits(tiny_causal_lm(family), IDS, MASK))
 
 
@@ -31,7 +31,9 @@ def test_a_scalar_model_with_the_lm_head_is_the_language_model(
 def test_soft_capping_is_kept(tmp_path: Path) -> None:
     model = tiny_causal_lm("gemma2")
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
-    logits = head_logits(model, load_lm_head(tmp_path / "m"), hidden_states(model, IDS, MASK))
+    logits = logits_from_hidden(
+        model, load_lm_head(tmp_path / "m"), hidden_states(model, IDS, MASK)
+    )
     torch.testing.assert_close(logits, token_logits(model, IDS, MASK))
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_rlhf.forward import map_target_logits
-from lit_rlhf.functional import token_logprobs
+from lit_rlhf.forward import target_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 from tests.support.tiny_models import EOS_ID, PAD_ID
@@ -41,10 +40,7 @@ def test_a_compiled_model_is_the_same_model(folder: Path, backend: str) -> None:
         ids, mask = batch(length)
         targets = mask.clone()
         targets[:, 0] = False
-        readings = [
-            map_target_logits(network, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))[0]
-            for network in (plain, model)
-        ]
+        readings = [target_logprobs(network, ids, mask, targets) for network in (plain, model)]
         torch.testing.assert_close(readings[0], readings[1], rtol=1e-5, atol=1e-5)
         for network, reading in zip((plain, model), readings, strict=True):
             network.zero_grad()
@@ -67,8 +63,7 @@ def test_adapters_are_compiled_too(folder: Path) -> None:
     ids, mask = batch(12)
     targets = mask.clone()
     targets[:, 0] = False
-    (logprobs,) = map_target_logits(model, ids, mask, targets, lambda a, b: (token_logprobs(a, b),))
-    logprobs.sum().backward()
+    target_logprobs(model, ids, mask, targets).sum().backward()
     assert any(p.grad is not None for name, p in model.named_parameters() if "lora_B" in name)
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from lit_rlhf.forward import disable_dropout, token_logits, token_values
-from lit_rlhf.forward.networks import scalar_head_of, trunk_of
+from lit_rlhf.forward import disable_dropout, scalar_head_of, token_logits, token_values, trunk_of
 from lit_rlhf.models import (
     ModelOptions,
     load_causal_lm,

@@ -10,8 +10,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from lit_rlhf.forward import LanguageModel, sequence_scores, token_logits
-from lit_rlhf.forward.networks import scalar_head_of
+from lit_rlhf.forward import LanguageModel, scalar_head_of, sequence_scores, token_logits
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, save_model_folder
 from lit_rlhf.models.saving import merged_state_dict
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer

@@ -58,7 +58,7 @@ def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
 def test_values_are_read_before_the_token_in_rollout_and_update(
     root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def positions(model: object, ids: Tensor, mask: Tensor, asked: Tensor) -> Tensor:
+    def positions(model: object, ids: Tensor, mask: Tensor) -> Tensor:
         return position_ids_from_mask(mask).float()
 
     monkeypatch.setattr("lit_rlhf.rollout.scoring.token_values", positions)

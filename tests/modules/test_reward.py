@@ -97,7 +97,6 @@ def test_imitation_learns_from_chosen_tokens_alone(root: Path) -> None:
         seen.append(output)
 
     assert model.lm_head is not None
-    shares(model, batch)  # the trunk is tried out at its first use
     model.lm_head.register_forward_hook(keep)
     metrics = shares(model, batch)
     metrics["reward/loss"].backward()
@@ -155,7 +154,6 @@ def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -
         return hook
 
     assert model.lm_head is not None
-    shares(model, batch)  # the trunk is tried out at its first use
     model.model.get_input_embeddings().register_forward_hook(keep("embedded"))
     model.lm_head.register_forward_hook(keep("logits"))
     shares(model, batch)["reward/loss"].backward()

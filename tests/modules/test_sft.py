@@ -90,7 +90,6 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
         seen.append(output)
 
     tokens = batch.completion_mask.sum()
-    model(batch, tokens)  # the trunk is tried out at its first use
     model.model.lm_head.register_forward_hook(keep)
     model(batch, tokens)["sft/loss"].backward()
     gradient = seen[0].grad

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lit_callbacks import Phase, PhaseReport
-from lit_rlhf.forward.host_memory import give_back_freed_memory
+from lit_rlhf.forward import give_back_freed_memory
 from lit_rlhf.modules import PPOModule, hints, timing
 from lit_rlhf.modules.timing import GIB, PhaseTimer
 from tests.modules.stages import fitted, ppo_options, prompts

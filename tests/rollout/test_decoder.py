@@ -18,7 +18,7 @@ from lit_rlhf.rollout import (
     generate_responses,
 )
 from lit_rlhf.rollout.decoder import KVCache
-from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, tiny_causal_lm
+from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, optimized_causal_lm, tiny_causal_lm
 
 EOS = [EOS_ID, 17, 44, 150, 200]  # so that some responses end early
 LENGTHS = (20, 13, 5, 17, 1, 9)
@@ -54,7 +54,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
     greedy = SamplingOptions(max_new_tokens=30, do_sample=False, **options)
     for n_slots in (6, 2):
         rollouts = generate_responses(
-            tiny_causal_lm(family), ids, mask, greedy, EOS, PAD_ID, 0, n_slots
+            optimized_causal_lm(family), ids, mask, greedy, EOS, PAD_ID, 0, n_slots
         )
         width = rollouts.response_ids.shape[1]
         assert torch.equal(rollouts.response_ids, expected[:, :width])
@@ -62,7 +62,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 def test_a_row_depends_on_its_prompt_place_and_seed_alone(family: str) -> None:
-    model, options = tiny_causal_lm(family), SamplingOptions(max_new_tokens=30)
+    model, options = optimized_causal_lm(family), SamplingOptions(max_new_tokens=30)
     ids, mask = prompts()
     one, other = (
         generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, n_slots) for n_slots in (6, 2)
@@ -80,7 +80,7 @@ def test_a_row_depends_on_its_prompt_place_and_seed_alone(family: str) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_what_generation_knows_is_what_scoring_finds(temperature: float) -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30, temperature=temperature, top_k=40)
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
@@ -92,20 +92,19 @@ def test_what_generation_knows_is_what_scoring_finds(temperature: float) -> None
 
 
 def test_in_bfloat16_generation_is_not_believed() -> None:
-    model = tiny_causal_lm().to(torch.bfloat16)
+    model = optimized_causal_lm().to(torch.bfloat16)
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=10)
     assert generate_responses(model, ids, mask, options, EOS, PAD_ID, 0).statistics is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = generate_responses(tiny_causal_lm(), ids, mask, options, EOS, PAD_ID, 0)
+        mixed = generate_responses(optimized_causal_lm(), ids, mask, options, EOS, PAD_ID, 0)
     assert mixed.statistics is None
 
 
 def test_who_has_ended_is_not_computed_with() -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30)
-    generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 2)  # tries the model out
     read: list[tuple[int, int]] = []
     model.get_input_embeddings().register_forward_hook(  # type: ignore[no-untyped-call]
         lambda _, inputs, __: read.append(tuple(inputs[0].shape))
@@ -120,10 +119,9 @@ def test_who_has_ended_is_not_computed_with() -> None:
 
 
 def test_logits_are_computed_for_the_last_token_of_a_prompt_only() -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=1)
-    generate_responses(model, ids, mask, options, [], PAD_ID, 0)  # tries the model out
     seen: list[int] = []
     model.lm_head.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     generate_responses(model, ids, mask, options, [], PAD_ID, 0)
@@ -134,7 +132,7 @@ def test_sequences_that_go_on_until_their_release_change_no_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # up to the last of 128 learned positions, which the steps after the end must not exceed
-    model, options = tiny_causal_lm("gpt2"), SamplingOptions(max_new_tokens=28)
+    model, options = optimized_causal_lm("gpt2"), SamplingOptions(max_new_tokens=28)
     mask = torch.arange(100) >= 100 - torch.tensor([100, 40, 99])[:, None]
     ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(1))
     expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 2)
@@ -150,7 +148,7 @@ def test_sequences_that_go_on_until_their_release_change_no_response(
 def test_no_more_tokens_are_read_at_once_than_scoring_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30)
     expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3)
@@ -166,7 +164,7 @@ def test_no_more_tokens_are_read_at_once_than_scoring_reads(
 
 
 def test_weights_that_changed_are_seen_under_autocast() -> None:
-    model = tiny_causal_lm().requires_grad_(True)
+    model = optimized_causal_lm().requires_grad_(True)
     ids, mask = prompts()
     greedy = SamplingOptions(max_new_tokens=10, do_sample=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -182,7 +180,7 @@ def test_weights_that_changed_are_seen_under_autocast() -> None:
 
 
 def test_the_cache_is_freed_with_the_rollout() -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     ids, mask = prompts()
     rollouts = generate_responses(
         model, ids, mask, SamplingOptions(max_new_tokens=5), EOS, PAD_ID, 0, 2

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.forward import eval_mode
+from lit_rlhf.forward import eval_mode, optimize_forward
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from tests.support.tiny_models import (
     EOS_ID,
     FAMILIES,
     PAD_ID,
     VOCAB_SIZE,
+    optimized_causal_lm,
     tiny_causal_lm,
     tiny_config,
 )
@@ -34,7 +35,7 @@ def prompts() -> tuple[Tensor, Tensor]:
 
 def with_eos_logit(bias: float, family: str = "llama") -> PreTrainedModel:
     """A model whose logit of EOS is raised by `bias`."""
-    model = tiny_causal_lm(family)
+    model = optimized_causal_lm(family)
     weight = model.get_parameter("lm_head.weight").detach()
     head = nn.Linear(weight.shape[1], weight.shape[0])
     head.weight = nn.Parameter(weight)
@@ -66,21 +67,21 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 def test_the_same_seed_gives_the_same_tokens(family: str) -> None:
-    model = tiny_causal_lm(family)
+    model = optimized_causal_lm(family)
     first, second = sampled(model, seed=3), sampled(model, seed=3)
     for a, b in zip(first[:FIELDS], second[:FIELDS], strict=True):
         assert torch.equal(a, b)
 
 
 def test_another_seed_gives_other_tokens(family: str) -> None:
-    model = tiny_causal_lm(family)
+    model = optimized_causal_lm(family)
     assert (
         sampled(model, seed=3).response_ids.tolist() != sampled(model, seed=4).response_ids.tolist()
     )
 
 
 def test_the_global_generator_is_untouched_and_unused() -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     first = sampled(model, seed=3)
@@ -91,7 +92,7 @@ def test_the_global_generator_is_untouched_and_unused() -> None:
 
 def test_prompts_come_back_as_given() -> None:
     ids, mask = prompts()
-    rollouts = sampled(tiny_causal_lm())
+    rollouts = sampled(optimized_causal_lm())
     assert torch.equal(rollouts.prompt_ids, ids)
     assert torch.equal(rollouts.prompt_mask, mask)
     assert torch.equal(rollouts.sequence_ids[:, :9], ids)
@@ -182,7 +183,7 @@ def greedy(model: PreTrainedModel, prompt: Tensor, n_tokens: int) -> list[int]:
 def test_padding_and_micro_batches_change_no_greedy_response(
     family: str, batch_size: int | None
 ) -> None:
-    model = tiny_causal_lm(family)
+    model = optimized_causal_lm(family)
     options = replace(OPTIONS, do_sample=False)
     rollouts = sampled(model, options, eos=(), batch_size=batch_size)
     ids, mask = prompts()
@@ -193,11 +194,11 @@ def test_padding_and_micro_batches_change_no_greedy_response(
 def test_dropout_is_off_and_modes_come_back() -> None:
     config = tiny_config("gpt2")
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
-    noisy = type(tiny_causal_lm("gpt2"))(config)
+    noisy = optimize_forward(type(tiny_causal_lm("gpt2"))(config))
     noisy.load_state_dict(tiny_causal_lm("gpt2").state_dict())
     noisy.train()
     noisy.get_submodule("transformer.h.0").eval()
-    expected = sampled(tiny_causal_lm("gpt2"), seed=5)
+    expected = sampled(optimized_causal_lm("gpt2"), seed=5)
     assert torch.equal(sampled(noisy, seed=5).response_ids, expected.response_ids)
     assert noisy.training
     assert noisy.get_submodule("transformer.h.1").training
@@ -205,7 +206,7 @@ def test_dropout_is_off_and_modes_come_back() -> None:
 
 
 def test_the_models_generation_config_comes_back() -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     before = GenerationConfig(top_k=2)  # type: ignore[no-untyped-call]
     model.generation_config = before
     sampled(model)
@@ -213,7 +214,7 @@ def test_the_models_generation_config_comes_back() -> None:
 
 
 def test_gradient_checkpointing_does_not_change_rollouts() -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     expected = sampled(model)
     model.activation_checkpointing_enable()
     model.train()
@@ -245,17 +246,17 @@ IDS, MASK = prompts()
 )
 def test_wrong_prompts_are_named(ids: Tensor, mask: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        generate_responses(tiny_causal_lm(), ids, mask, OPTIONS, [EOS_ID], PAD_ID, seed=0)
+        generate_responses(optimized_causal_lm(), ids, mask, OPTIONS, [EOS_ID], PAD_ID, seed=0)
 
 
 def test_responses_beyond_the_models_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="expected prompt and response within the model's 128"):
-        sampled(tiny_causal_lm("gpt2"), replace(OPTIONS, max_new_tokens=120))
+        sampled(optimized_causal_lm("gpt2"), replace(OPTIONS, max_new_tokens=120))
 
 
 def test_micro_batches_have_at_least_one_sample() -> None:
     with pytest.raises(ValueError, match="batch_size: expected an integer >= 1, got 0"):
-        sampled(tiny_causal_lm(), batch_size=0)
+        sampled(optimized_causal_lm(), batch_size=0)
 
 
 LEFTOVERS = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -298,7 +299,7 @@ def next_token_probabilities(vocab_size: int, ids: list[int], temperature: float
 
 
 def samples(vocab_size: int, temperature: float, n_tokens: int, n_samples: int) -> Tensor:
-    model = tiny_causal_lm("llama", vocab_size)
+    model = optimized_causal_lm("llama", vocab_size)
     model.generation_config = LEFTOVERS
     prompt = torch.tensor([[5, 6]]).expand(n_samples, 2)
     options = SamplingOptions(max_new_tokens=n_tokens, temperature=temperature)
@@ -334,7 +335,7 @@ def test_the_test_tells_a_wrong_temperature(wrong: float) -> None:
 
 
 def test_top_k_is_used_where_asked_for() -> None:
-    model = tiny_causal_lm("llama", 8)
+    model = optimized_causal_lm("llama", 8)
     prompt = torch.tensor([[5, 6]]).expand(500, 2)
     options = SamplingOptions(max_new_tokens=1, top_k=2)
     rollouts = generate_responses(

@@ -15,7 +15,7 @@ from lit_rlhf.rollout import (
     generate_responses,
     rollout_metrics,
 )
-from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm
+from tests.support.tiny_models import EOS_ID, PAD_ID, optimized_causal_lm
 
 LENGTHS = (4, 1, 2)
 LOGPROBS = ((-1.0, -2.0, -0.5, -3.0), (-0.25,), (-1.5, -2.5))
@@ -72,7 +72,7 @@ def test_metrics_come_from_masked_tokens_alone() -> None:
 
 
 def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
-    model = tiny_causal_lm()
+    model = optimized_causal_lm()
     ids = torch.randint(4, 280, (6, 5))
     rollouts = generate_responses(
         model,

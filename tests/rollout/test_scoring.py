@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lit_rlhf.forward import optimize_forward
 from lit_rlhf.models import (
     ModelOptions,
     build_scalar_model,
@@ -29,6 +30,7 @@ from tests.support.tiny_models import (
     FAMILIES,
     PAD_ID,
     VOCAB_SIZE,
+    optimized_causal_lm,
     tiny_causal_lm,
     tiny_config,
     tiny_tokenizer,
@@ -74,7 +76,7 @@ def distributions(model: PreTrainedModel, rollouts: RolloutBatch, row: int, t: i
 def test_logprobs_and_entropy_are_those_of_each_step_alone(
     family: str, pad: int, max_tokens: int | None
 ) -> None:
-    model = tiny_causal_lm(family)
+    model = optimized_causal_lm(family)
     rollouts = rollouts_of(model, pad)
     statistics = compute_policy_statistics(model, rollouts, TEMPERATURE, max_tokens)
     logprobs, entropy = torch.zeros(4, 8), torch.zeros(4, 8)
@@ -92,12 +94,13 @@ def test_logprobs_and_entropy_are_those_of_each_step_alone(
 def test_dropout_and_gradients_are_off() -> None:
     config = tiny_config("gpt2")
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
-    noisy = type(tiny_causal_lm("gpt2"))(config)
+    noisy = optimize_forward(type(tiny_causal_lm("gpt2"))(config))
     noisy.load_state_dict(tiny_causal_lm("gpt2").state_dict())
     noisy.train()
     rollouts = rollouts_of(noisy)
     logprobs = compute_logprobs(noisy, rollouts, TEMPERATURE)
-    assert torch.equal(logprobs, compute_logprobs(tiny_causal_lm("gpt2"), rollouts, TEMPERATURE))
+    expected = compute_logprobs(optimized_causal_lm("gpt2"), rollouts, TEMPERATURE)
+    assert torch.equal(logprobs, expected)
     assert not logprobs.requires_grad
     assert noisy.training
 
@@ -111,7 +114,7 @@ class PositionHead(nn.Module):
 
 @pytest.mark.parametrize("max_tokens", [None, 3])
 def test_values_are_read_before_each_token_and_after_the_last(max_tokens: int | None) -> None:
-    policy = tiny_causal_lm()
+    policy = optimized_causal_lm()
     rollouts = rollouts_of(policy)
     critic = build_scalar_model(policy)
     critic.score = PositionHead()
@@ -128,8 +131,8 @@ def test_values_are_read_before_each_token_and_after_the_last(max_tokens: int | 
 
 @torch.no_grad()
 def test_values_are_those_of_each_state_alone(family: str) -> None:
-    rollouts = rollouts_of(tiny_causal_lm(family))
-    critic = build_scalar_model(tiny_causal_lm(family)).train(False)
+    rollouts = rollouts_of(optimized_causal_lm(family))
+    critic = optimize_forward(build_scalar_model(tiny_causal_lm(family))).train(False)
     values = compute_values(critic, rollouts)
     for row, length in enumerate(rollouts.lengths.tolist()):
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
@@ -163,7 +166,7 @@ def rollouts() -> RolloutBatch:
 
 
 def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> None:
-    policy, reference = tiny_causal_lm(seed=1), tiny_causal_lm(seed=2)
+    policy, reference = optimized_causal_lm(seed=1), optimized_causal_lm(seed=2)
     critic = load_scalar_model(folder, head_seed=3)
     estimates = score_rollouts(policy, reference, critic, rollouts, temperature=0.7)
     statistics = compute_policy_statistics(policy, rollouts, 0.7)
@@ -193,11 +196,11 @@ def test_the_reference_of_a_policy_with_adapters_is_the_policy_without_them(
 
 def test_a_policy_without_adapters_needs_a_reference(rollouts: RolloutBatch) -> None:
     with pytest.raises(ValueError, match="reference: expected a model, or None for a policy"):
-        compute_reference_logprobs(tiny_causal_lm(), None, rollouts)
+        compute_reference_logprobs(optimized_causal_lm(), None, rollouts)
 
 
 def test_parts_of_a_rollout_give_what_the_whole_gives(folder: Path, rollouts: RolloutBatch) -> None:
-    critic, policy = load_scalar_model(folder), tiny_causal_lm()
+    critic, policy = load_scalar_model(folder), optimized_causal_lm()
     whole = score_rollouts(policy, policy, critic, rollouts)
     parts = score_rollouts(policy, policy, critic, rollouts, max_tokens_per_forward=1)
     for one, other in zip(whole, parts, strict=True):

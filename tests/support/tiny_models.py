@@ -22,6 +22,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from lit_rlhf.forward import optimize_forward
+
 FAMILIES = ("llama", "qwen3", "mistral", "gpt2", "gpt_neox", "opt", "gemma")
 VOCAB_SIZE = 288
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -90,6 +92,13 @@ def tiny_causal_lm(
         )
     model.train(False)
     return model
+
+
+def optimized_causal_lm(
+    family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0
+) -> PreTrainedModel:
+    """`tiny_causal_lm` with the forward that loading functions choose."""
+    return optimize_forward(tiny_causal_lm(family, vocab_size, seed))
 
 
 def tiny_tokenizer(

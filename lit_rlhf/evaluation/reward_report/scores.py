@@ -32,13 +32,12 @@ from lit_rlhf.evaluation.sampling import batch_by_length
 from lit_rlhf.forward import (
     LanguageModel,
     freeze,
-    head_logits,
     hidden_states,
     scores_from_hidden,
     sequence_scores,
+    target_logprobs_from_hidden,
     unwrap_model,
 )
-from lit_rlhf.functional import token_logprobs
 from lit_rlhf.models import (
     ModelOptions,
     is_classifier,
@@ -257,12 +256,11 @@ def _score(
 
 
 def _response_logprobs(head: _LanguageHead, hidden: Tensor, batch: TokenBatch) -> list[float]:
-    """Sum of each response's log-probs, row by row, as the logits of a whole batch are large."""
-    sums = []
-    for row, target_mask in enumerate(batch.completion_mask[:, 1:]):
-        logits = head_logits(head.trunk, head.lm_head, hidden[row, :-1][target_mask])
-        tokens = batch.input_ids[row, 1:][target_mask]
-        sums.append(float(token_logprobs(logits.unsqueeze(0), tokens.unsqueeze(0)).double().sum()))
+    """Sum of each response's log-probs in nats."""
+    logprobs = target_logprobs_from_hidden(
+        head.trunk, head.lm_head, hidden, batch.input_ids, batch.completion_mask
+    )
+    sums: list[float] = logprobs.double().sum(dim=1).tolist()
     return sums
 
 

@@ -1,4 +1,4 @@
-"""Attention of short rows, all at once, by a float64 loop and by torch's own."""
+"""Attention within rows, next to a float64 loop and to torch's own."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lit_rlhf.forward import row_attention
-from lit_rlhf.forward.attention import AttentionInputs
-from lit_rlhf.forward.row_attention import (
-    SHORT,
-    as_bias,
-    at_once,
-    band,
+from lit_rlhf.forward.attention import (
+    MAX_BATCHED_LENGTH,
+    AttentionInputs,
+    attention_bias,
+    attention_implementation,
+    batched_attention,
+    cached_attention,
     causal_attention,
-    next_attention,
+    causal_mask,
+    supports_layouts,
 )
+from tests.support.tiny_models import tiny_causal_lm
 
 
 def states(
@@ -58,8 +60,8 @@ def test_each_query_takes_the_mean_of_what_it_sees(
     query, key, value = states(3, 4, n_groups, 2, 5, dtype)
     seen = torch.rand((3, 1, 2, 5), generator=torch.Generator().manual_seed(1)) < 0.5
     seen[..., 2] = True
-    bias = as_bias(seen, torch.promote_types(dtype, torch.float32))
-    output = at_once(query, key, value, bias, scale)
+    bias = attention_bias(seen, torch.promote_types(dtype, torch.float32))
+    output = batched_attention(query, key, value, bias, scale)
     assert output.dtype == dtype
     expected = by_loop(query, key, value, seen, 0.5 if scale is None else scale)
     torch.testing.assert_close(output.double(), expected, rtol=close, atol=close)
@@ -71,8 +73,8 @@ def test_short_and_long_rows_agree_with_their_gradients(
     n_groups: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = []
-    for short in (SHORT, 0):
-        monkeypatch.setattr(row_attention, "SHORT", short)
+    for short in (MAX_BATCHED_LENGTH, 0):
+        monkeypatch.setattr("lit_rlhf.forward.attention.MAX_BATCHED_LENGTH", short)
         leaves = [x.requires_grad_() for x in states(3, 4, n_groups, 9, 9, torch.float32)]
         output = causal_attention(AttentionInputs(*leaves, None, 0.0, window))
         output.pow(3).sum().backward()
@@ -95,7 +97,7 @@ def test_the_next_token_attends_to_a_part_of_a_cache(n_groups: int, dtype: torch
     query, keys, values = states(5, 4, n_groups, 1, 12, dtype)
     key, value = keys[:3, :, :7], values[:3, :, :7]
     seen = (torch.arange(7) < torch.tensor([[7], [2], [5]]))[:, None, None]
-    output = next_attention(AttentionInputs(query[:3], key, value, None, 0.0, None), seen)
+    output = cached_attention(AttentionInputs(query[:3], key, value, None, 0.0, None), seen)
     expected = functional.scaled_dot_product_attention(
         query[:3].float(), key.float(), value.float(), attn_mask=seen, enable_gqa=True
     )
@@ -104,4 +106,14 @@ def test_the_next_token_attends_to_a_part_of_a_cache(n_groups: int, dtype: torch
 
 
 def test_a_window_of_two_sees_a_token_and_the_one_before_it() -> None:
-    assert band(3, 2, torch.device("cpu")).int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert causal_mask(3, 2, torch.device("cpu")).int().tolist() == [
+        [1, 0, 0],
+        [1, 1, 0],
+        [0, 1, 1],
+    ]
+
+
+def test_transformers_still_has_the_private_names_that_are_read() -> None:
+    model = tiny_causal_lm()
+    assert supports_layouts(model.base_model)
+    assert attention_implementation(model.base_model) == "sdpa"

@@ -1,0 +1,188 @@
+"""Choosing the fastest forward of a network that gives the same outputs, once, after loading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lit_rlhf.forward.attention import (
+    ATTENTION_NAME,
+    BASE_ATTENTION,
+    attention_implementation,
+    supports_layouts,
+)
+from lit_rlhf.forward.chunked_logits import logits_from_hidden
+from lit_rlhf.forward.cpu import (
+    ROW_MULTIPLE,
+    TOKEN_MULTIPLE,
+    PadToMultiple,
+    mkl_is_slow,
+    use_onednn_matmul,
+)
+from lit_rlhf.forward.networks import (
+    PLAN_ATTRIBUTE,
+    ForwardPlan,
+    LanguageModel,
+    ModuleT,
+    eval_mode,
+    trunk_of,
+    unwrap_model,
+)
+from lit_rlhf.forward.outputs import hidden_states, token_logits
+from lit_rlhf.forward.packing import packed_states
+
+PROBE_LENGTHS = (12, 7, 9)
+"""Tokens in the rows that the packed forward is compared with the padded one on."""
+
+
+class _Packing(NamedTuple):
+    supported: bool
+    reason: str
+
+
+def optimize_forward(model: ModuleT) -> ModuleT:
+    """Choose how `model` computes its forward, and change it in place accordingly.
+
+    All of this project's loading functions call it. A network that never went through it, for
+    instance a plain transformers model, computes padded forwards and whole logits: call it to make
+    that network as fast. Weights and their names stay as they are.
+
+    - Packed forward: chosen if the trunk uses transformers' `sdpa` attention and its padded and
+      packed outputs agree on a few random tokens. Its attention implementation becomes this
+      project's, which is `sdpa` wherever no packed tokens come in.
+    - Chunked logits: chosen if the forward is packed and the trunk followed by the output layer
+      gives the model's own logits.
+    - oneDNN matmul: chosen on CPUs where MKL is slow.
+
+    Call it after adapters are added and before torch.compile and kernels that need a GPU: the
+    comparison runs where the weights are, which is the CPU after loading. The decision holds for
+    any device and dtype that the network has later. A second call changes nothing.
+
+    Args:
+        model: A causal language model or scalar model, with or without LoRA adapters; or a layer
+            on its own, such as an output layer, which gets oneDNN matmul only.
+
+    Returns:
+        `model`, whose decision `forward_plan` returns.
+    """
+    onednn_matmul = mkl_is_slow()
+    if onednn_matmul:
+        use_onednn_matmul(model)
+    if isinstance(model, nn.Linear):
+        return model
+    inner = unwrap_model(model)
+    if hasattr(inner, PLAN_ATTRIBUTE):
+        return model
+    packing = _install_packing(inner)
+    plan = ForwardPlan(
+        packed=packing.supported,
+        chunked_logits=packing.supported and _head_is_separate(inner),
+        reason=packing.reason,
+        onednn_matmul=onednn_matmul,
+        token_padding=PadToMultiple.for_network(inner.base_model, TOKEN_MULTIPLE),
+        row_padding=PadToMultiple.for_network(inner, ROW_MULTIPLE),
+    )
+    setattr(inner, PLAN_ATTRIBUTE, plan)
+    source = f" from {inner.name_or_path}" if inner.name_or_path else ""
+    rank_zero_info(f"{type(inner).__name__}{source}: {_describe(plan)}")
+    return model
+
+
+def head_matches_logits(model: LanguageModel, lm_head: nn.Module) -> bool:
+    """Whether `logits_from_hidden` with this output layer gives the model's own logits.
+
+    Compares them on a few tokens.
+    """
+    inner = unwrap_model(model)
+    ids = torch.arange(4, device=inner.device).unsqueeze(0)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    with _probe_mode(inner, inner.device):
+        expected = token_logits(inner, ids, mask)
+        actual = logits_from_hidden(inner, lm_head, hidden_states(inner, ids, mask))
+        return _outputs_agree(actual, expected)
+
+
+def _install_packing(model: PreTrainedModel) -> _Packing:
+    """Switch the trunk's attention to this project's if packed outputs are the padded ones."""
+    try:
+        trunk = trunk_of(model)
+    except ValueError:
+        return _Packing(False, "its trunk is not separate from its head")
+    implementation = attention_implementation(trunk)
+    # the trunk of an optimized model has the attention already, for instance under a new head
+    if implementation not in (BASE_ATTENTION, ATTENTION_NAME):
+        return _Packing(
+            False,
+            f"its attention implementation is {implementation!r} and packing needs "
+            f"{BASE_ATTENTION!r}",
+        )
+    if not supports_layouts(trunk):
+        return _Packing(False, "its attention does not use transformers' attention interface")
+    trunk.set_attn_implementation(ATTENTION_NAME)
+    try:
+        agree = _packed_outputs_agree(trunk)
+        reason = "" if agree else "its packed and padded outputs differ"
+    # Whatever the model's own code raises on packed tokens: the padded forward is the one it knows.
+    except Exception as error:
+        agree, reason = False, f"its packed forward raised {error!r}"
+    if not agree:
+        trunk.set_attn_implementation(BASE_ATTENTION)
+    return _Packing(agree, reason)
+
+
+def _packed_outputs_agree(trunk: PreTrainedModel) -> bool:
+    """Compare packed with padded outputs on rows of random tokens.
+
+    What a model does with its tokens beside attention, recurrences for instance, cannot be told
+    from its config.
+    """
+    embedding = trunk.get_input_embeddings().weight
+    assert isinstance(embedding, Tensor)
+    device = embedding.device
+    mask = torch.arange(max(PROBE_LENGTHS)) < torch.tensor(PROBE_LENGTHS).unsqueeze(1)
+    # a generator of its own: the caller's random state stays as it was
+    ids = torch.randint(len(embedding), mask.shape, generator=torch.Generator().manual_seed(0))
+    ids, mask = ids.to(device), mask.to(device)
+    with _probe_mode(trunk, device):
+        padded: Tensor = trunk(
+            input_ids=ids, attention_mask=mask.long(), use_cache=False
+        ).last_hidden_state
+        return _outputs_agree(packed_states(trunk, ids, mask)[mask], padded[mask])
+
+
+def _head_is_separate(model: PreTrainedModel) -> bool:
+    lm_head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return isinstance(lm_head, nn.Module) and head_matches_logits(model, lm_head)
+
+
+@contextmanager
+def _probe_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Evaluation mode without gradients and autocast, which rounds by more than forwards differ."""
+    with eval_mode(model), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def _outputs_agree(actual: Tensor, expected: Tensor) -> bool:
+    """Whether two outputs in the model's dtype are equal up to rounding."""
+    error = (actual.float() - expected.float()).norm() / expected.float().norm()
+    # bfloat16 rounds by 0.4 % in every layer, which adds up to about 2 %, and float32 by 1e-5. A
+    # token that attends to a wrong one, or has a wrong position, is off by far more than either.
+    half_precision = expected.dtype in (torch.bfloat16, torch.float16)
+    return bool(error < (0.05 if half_precision else 1e-3))
+
+
+def _describe(plan: ForwardPlan) -> str:
+    if not plan.packed:
+        return f"padded forward, because {plan.reason}"
+    parts = ["packed forward"]
+    if plan.chunked_logits:
+        parts.append("chunked logits")
+    if plan.onednn_matmul:
+        parts.append("oneDNN matmul on the CPU")
+    return ", ".join(parts)

@@ -1,0 +1,207 @@
+"""What `optimize_forward` decides for a network, keeps with it, and says about it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+from lit_rlhf.forward import (
+    ForwardPlan,
+    forward_plan,
+    head_matches_logits,
+    hidden_states,
+    optimize_forward,
+    supports_chunked_logits,
+    supports_packing,
+    unwrap_model,
+)
+from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
+from lit_rlhf.forward.cpu import ROW_MULTIPLE, TOKEN_MULTIPLE
+from lit_rlhf.models import (
+    ModelOptions,
+    build_scalar_model,
+    load_causal_lm,
+    load_scalar_model,
+    random_scalar_model,
+)
+from tests.forward.test_packing import padded, ragged
+from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
+
+
+class Leaking(nn.Module):
+    """A layer whose tokens see the ones before them, as a recurrent one's do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: Tensor) -> Tensor:
+        output: Tensor = self.inner(states)
+        return output + states.cumsum(1)
+
+
+class Refusing(nn.Module):
+    """A layer that takes the rows of the comparison in a rectangle only."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        if len(states) == 1:
+            raise RuntimeError("expected a batch")
+        return states
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_decoders_of_transformers_are_packed_with_chunked_logits(family: str) -> None:
+    model = tiny_causal_lm(family)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert optimize_forward(model) is model
+    plan = forward_plan(model)
+    assert (plan.packed, plan.chunked_logits, plan.reason) == (True, True, "")
+    multiples = (plan.token_padding.multiple, plan.row_padding.multiple)
+    assert multiples == (TOKEN_MULTIPLE, ROW_MULTIPLE)
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_plain_model_is_padded_and_asking_changes_nothing() -> None:
+    model = tiny_causal_lm()
+    model.base_model.register_forward_hook(lambda *_: pytest.fail("a query ran a forward"))
+    assert forward_plan(model) == ForwardPlan()
+    assert not supports_packing(model)
+    assert not supports_chunked_logits(model)
+    assert attention_implementation(model) == "sdpa"
+    assert not [name for name in vars(model) if "lit_rlhf" in name]
+
+
+def test_all_loading_functions_optimize(folder: Path) -> None:
+    for options in (ModelOptions(), ModelOptions(lora_rank=2), ModelOptions(dtype="bfloat16")):
+        for load in (load_causal_lm, load_scalar_model, random_scalar_model):
+            model = load(folder, options)
+            assert supports_packing(model)
+            assert supports_chunked_logits(model) == (load is load_causal_lm)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (None, "its attention implementation is 'eager' and packing needs 'sdpa'"),
+        (Leaking, "its packed and padded outputs differ"),
+        (lambda _: Refusing(), "its packed forward raised RuntimeError('expected a batch')"),
+    ],
+)
+def test_other_models_stay_padded_and_say_why(
+    change: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_causal_lm("llama" if change else "gemma2")  # Gemma 2 caps its scores, by eager
+    if change:
+        layer = model.base_model.layers[0]
+        layer.mlp = change(layer.mlp)
+    plain = copy.deepcopy(model)
+    implementation = attention_implementation(model)
+    with caplog.at_level(logging.INFO):
+        optimize_forward(model)
+    assert forward_plan(model).reason == reason
+    assert f"padded forward, because {reason}" in caplog.text
+    assert not supports_packing(model)
+    assert not supports_chunked_logits(model)
+    assert attention_implementation(model) == implementation
+    ids, mask = ragged()
+    ids, mask = ids[:2], mask[:2]
+    expected = padded(plain.base_model, ids, mask)
+    torch.testing.assert_close(hidden_states(model, ids, mask)[mask], expected[mask])
+
+
+def test_interfaces_without_layouts_stay_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_causal_lm()
+    monkeypatch.setattr(type(model.base_model), "_supports_attention_backend", False)
+    assert "attention interface" in forward_plan(optimize_forward(model)).reason
+
+
+class Doubling(LlamaForCausalLM):  # type: ignore[misc]
+    """A model that changes its logits after the output layer, in a way that no config tells."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = 2 * output.logits
+        return output
+
+
+def test_logits_that_the_output_layer_does_not_give_are_not_chunked() -> None:
+    model = tiny_causal_lm()
+    assert head_matches_logits(model, model.lm_head)
+    model.__class__ = Doubling
+    assert not head_matches_logits(model, model.lm_head)
+    optimize_forward(model)
+    assert supports_packing(model)
+    assert not supports_chunked_logits(model)
+
+
+def test_the_decision_is_logged_once_for_each_network(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_causal_lm()
+    forwards: list[bool] = []
+    model.base_model.register_forward_hook(lambda *_: forwards.append(True))
+    with caplog.at_level(logging.INFO):
+        optimize_forward(model)
+        n_forwards = len(forwards)
+        optimize_forward(model)
+    assert caplog.text.count("packed forward, chunked logits") == 1
+    assert len(forwards) == n_forwards
+
+
+def test_networks_are_compared_in_the_precision_of_their_weights() -> None:
+    # autocast rounds by more than two ways may differ
+    model = tiny_causal_lm().train()
+    seen: list[bool] = []
+    model.base_model.register_forward_hook(
+        lambda module, *_: seen.append(
+            torch.is_autocast_enabled("cpu") or torch.is_grad_enabled() or module.training
+        )
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        optimize_forward(model)
+    assert supports_chunked_logits(model)
+    assert seen == [False] * 4
+    assert model.training
+
+
+def test_the_decision_holds_in_copies_and_after_a_cast() -> None:
+    model = optimized_causal_lm()
+    ids, mask = ragged()
+    expected = hidden_states(model, ids, mask)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert forward_plan(twin) == forward_plan(model)
+        torch.testing.assert_close(hidden_states(twin, ids, mask), expected)
+    with torch.no_grad():
+        rounded = hidden_states(copy.deepcopy(model).to(torch.bfloat16), ids, mask)[mask]
+        assert float((rounded - expected[mask]).norm() / expected[mask].norm()) < 0.05
+
+
+def test_a_new_head_on_an_optimized_trunk_is_a_network_of_its_own() -> None:
+    scalar = build_scalar_model(optimized_causal_lm())
+    assert not supports_packing(scalar)
+    assert supports_packing(optimize_forward(scalar))
+    assert not supports_chunked_logits(scalar)
+
+
+def test_the_attention_is_not_saved(tmp_path: Path) -> None:
+    model = optimized_causal_lm()
+    assert attention_implementation(model) == ATTENTION_NAME
+    model.save_pretrained(tmp_path)
+    assert ATTENTION_NAME not in (tmp_path / "config.json").read_text("utf-8")
+
+
+def test_adapters_do_not_hide_the_decision(folder: Path) -> None:
+    model = load_causal_lm(folder, ModelOptions(lora_rank=2))
+    assert forward_plan(model) is forward_plan(unwrap_model(model))
+
+
+def test_what_is_no_network_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected a transformers PreTrainedModel.*ReLU"):
+        optimize_forward(nn.ReLU())
