@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.forward import Offloaded, offload
+from lit_rlhf.forward import Offloaded
 from lit_rlhf.modules import PPOModule
 from tests.modules.stages import copied, fitted, ppo_options, prompts
 
@@ -33,7 +33,7 @@ def test_offloading_changes_nothing_but_the_place(
         visits.append(tensor)
         return tensor.to(device, copy=True)
 
-    monkeypatch.setattr(offload, "copied_to", copy)
+    monkeypatch.setattr("lit_rlhf.forward.networks.copy_to_device", copy)
     here, expected = trained(root, tmp_path / "here")
     assert visits == []
     away, logged = trained(root, tmp_path / "away", offload_frozen=True)
