@@ -105,21 +105,21 @@ def course(folder: Path, key: str) -> dict[int, float]:
 
 
 def first_collapse(folder: Path, monitors: list[Monitor], votes: int = 2) -> int | None:
-    """Iteration at which a detector calls a collapse in a run; None if it calls none."""
+    """Iteration at which a detector flags a collapse in a run; `None` if it flags none."""
     verdicts = replay_steps(steps_of(str(folder)), monitors, votes)
     return next((step for step, verdict in verdicts if verdict.level is Level.COLLAPSED), None)
 
 
-def watched(folder: Path, called: int | None, line: float) -> dict[str, Any]:
+def watched(folder: Path, called: int | None, bound: float) -> dict[str, Any]:
     """One run under a detector that only watches.
 
     Args:
         folder: The run's logs.
         called: Iteration of the verdict; None without one.
-        line: Gold reward below which harm is done.
+        bound: Gold reward below which harm is done.
     """
     gold = course(folder, "rollout/gold")
-    harmed = next((step for step, value in gold.items() if value < line), None)
+    harmed = next((step for step, value in gold.items() if value < bound), None)
     return {
         "called": called,
         "gold_then": None if called is None else gold[called],
@@ -139,15 +139,15 @@ def seed_row(root: Path, seed: int) -> dict[str, Any]:
         name.rpartition("/")[2]: report["rewards"]["gold_reward"]
         for name, report in policies.items()
     }
-    line = gold["sft"]["mean"] - HARM * gold["sft"]["std"]
+    bound = gold["sft"]["mean"] - HARM * gold["sft"]["std"]
     logs = {name: folder / "logs" / name for name in RUNS}
     return {
         "seed": seed,
         "sft_gold": gold["sft"]["mean"],
         "sft_gold_std": gold["sft"]["std"],
-        "line": line,
+        "line": bound,
         **{
-            name: watched(logs[name], first_collapse(logs[name], default_monitors()), line)
+            name: watched(logs[name], first_collapse(logs[name], default_monitors()), bound)
             for name in ("ppo_vanilla", "ppo_max")
         },
         "final_gold": {name: gold[name]["mean"] for name in RUNS},
@@ -187,10 +187,10 @@ def tables(rows: list[dict[str, Any]]) -> str:
     kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
     lines += [
         "",
-        f"Of {len(rows)} vanilla runs the detector calls a collapse in {called}, in {in_time} of "
-        f"them before harm; of {len(rows)} PPO-max runs it calls one in {false}.",
+        f"Of {len(rows)} vanilla runs the detector flags {called} as collapsed, {in_time} of "
+        f"them before harm; of {len(rows)} PPO-max runs it flags {false}.",
         "",
-        "| seed | final gold: SFT | vanilla | vanilla, roll-back | PPO-max | collapses called |",
+        "| seed | final gold: SFT | vanilla | vanilla, roll-back | PPO-max | collapses flagged |",
         "|---|---|---|---|---|---|",
         *(
             f"| {row['seed']} | {row['sft_gold']:.2f} | "
@@ -209,7 +209,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
 
 
 def scaled(monitor: Monitor, factor: float) -> Monitor:
-    """The monitor with every line moved `factor` times as far from the baseline."""
+    """The monitor with every threshold moved `factor` times as far from the baseline."""
     if monitor.high is not None:
         monitor.high *= factor
     if monitor.high_ratio is not None:
@@ -227,7 +227,7 @@ FACTORS = tuple(1.15**power for power in range(-14, 15))
 def rates(
     root: Path, rows: list[dict[str, Any]], monitors: Callable[[], list[Monitor]], votes: int
 ) -> list[dict[str, float]]:
-    """False alarms and collapses called in time, as shares of the runs, for every factor."""
+    """False alarms and collapses flagged in time, as shares of the runs, for every factor."""
     points = []
     for factor in FACTORS:
         hits = alarms = 0
@@ -253,7 +253,7 @@ def of_signal(signal: str) -> Callable[[], list[Monitor]]:
 
 
 def roc_figure(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
-    """Draw false alarms against collapses called in time, one line for each detector."""
+    """Draw false alarms against collapses flagged in time, one line for each detector."""
     figure = Figure(figsize=(7.5, 5.0), layout="constrained")
     axes = figure.add_subplot()
     for name, points in curves.items():
@@ -270,7 +270,7 @@ def roc_figure(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
         )
     axes.set(
         xlabel="PPO-max runs with a false alarm, share",
-        ylabel="vanilla runs called before harm, share",
+        ylabel="vanilla runs flagged before harm, share",
         xlim=(-0.03, 1.03),
         ylim=(-0.03, 1.03),
     )
@@ -280,7 +280,7 @@ def roc_figure(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
 
 
 PANELS = {
-    "rollout/gold": "gold reward (no monitor sees it)",
+    "rollout/gold": "gold reward (no monitor reads it)",
     "rollout/kl_per_token": "KL to the SFT policy, nats per token",
     "rollout/response_length": "response length, tokens",
     "rollout/perplexity": "perplexity",
@@ -290,7 +290,7 @@ PANELS = {
 
 
 def monitors_figure(folder: Path, output: Path) -> None:
-    """Draw one seed's signals with the monitors' lines, and where the verdict came.
+    """Draw one seed's signals with the monitors' thresholds and the step of the verdict.
 
     Args:
         folder: The seed's folder.
@@ -311,9 +311,9 @@ def monitors_figure(folder: Path, output: Path) -> None:
             axes.axvline(called, color="black", linestyle=":", label="verdict: collapsed")
         if key in monitors:
             drawn = axes.get_ylim()
-            for line in monitors[key].lines():
-                if math.isfinite(line):
-                    axes.axhline(line, color="gray", linestyle="--", label="line")
+            for threshold in monitors[key].thresholds():
+                if math.isfinite(threshold):
+                    axes.axhline(threshold, color="gray", linestyle="--", label="threshold")
             axes.set_ylim(min(drawn[0], axes.get_ylim()[0]), max(drawn))
         if key == "rollout/kl_per_token":
             axes.set_yscale("symlog", linthresh=0.1)

@@ -1,4 +1,4 @@
-"""`lit_rlhf plot`: how PPO runs went, as one figure."""
+"""`lit_rlhf plot`: a figure of the course of PPO runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def plot(
     keys: list[str] | None = None,
     baseline: dict[str, float] | None = None,
 ) -> None:
-    """Draw score, KL, length, perplexity and so on of PPO runs over their iterations.
+    """Draw metrics of PPO runs over their iterations: score, KL, length, perplexity and so on.
 
     Args:
         runs: Runs as NAME=FOLDER.
-        output: Where the figure goes; its suffix is its format, for instance .png or .svg.
-        keys: Metrics to draw, for instance [rollout/score, ppo/policy_loss]. Default: the six that
-            tell a collapse, as far as the runs have them.
-        baseline: Level of the SFT policy by metric, drawn as a dashed line, for instance
+        output: Path of the figure; its suffix is the format, for example .png or .svg.
+        keys: Metrics to draw, for example [rollout/score, ppo/policy_loss]. Default: the six that
+            show a collapse, as far as the runs have them.
+        baseline: Value of the SFT policy by metric, drawn as a dashed line, for example
             {rollout/gold: 0.66}.
     """
     from lit_rlhf.evaluation import run_figure, save_figure
@@ -50,5 +50,5 @@ def parse_runs(runs: Sequence[str]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Entry point of `lit_rlhf plot`."""
+    """Run `lit_rlhf plot`."""
     run_command(plot, argv, "lit_rlhf plot", lists={"runs": RUNS_HELP})

@@ -25,7 +25,7 @@ PREFERENCES_HELP = (
 )
 
 
-def reward(
+def report_reward_model(
     model: str,
     preferences: list[str],
     output: str = "reward_report",
@@ -46,24 +46,24 @@ def reward(
 
     Args:
         model: Folder or hub id of the reward model.
-        preferences: Where the pairs come from. Take pairs that the model was not trained on.
+        preferences: Sources of the pairs. Use pairs that the model was not trained on.
         output: Folder for report.html and report.json.
         language_model: Folder or hub id of the language model that the reward model started from.
-            Its perplexity is reported beside the reward model's, and it lends its output layer to a
-            reward model's folder without lm_head.safetensors, which has no perplexity otherwise.
-        mistakes: How many mistakes to show, the most confident first.
-        split: Of a dataset on the hub, for instance test or test[:200]; not used for files.
-        max_pairs: Use only this many of the first pairs of each source. Default: all.
-        max_length: Longest dialogue in tokens; longer ones lose their oldest turns. Default: what
-            the model was trained with, or 512.
-        on_bad_record: error stops at the first record that cannot be used and names its line, skip
+            Its perplexity is reported too. Its output layer is used if the reward model's folder
+            has no lm_head.safetensors; without either, the reward model has no perplexity.
+        mistakes: Number of mistakes to show, the most confident first.
+        split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
+        max_pairs: Number of first pairs to use of each source. Default: all.
+        max_length: Longest dialogue in tokens; longer ones lose their oldest turns. Default: that
+            of the model's training, or 512.
+        on_bad_record: error stops at the first record that cannot be used and names its line; skip
             counts such records on the page.
         chat_template: tokenizer for the template in the model's folder, or hh, paper-en, paper-zh.
-        batch_size: Pairs that are scored together.
-        seed: Of the bootstrap.
+        batch_size: Number of pairs that are scored together.
+        seed: Seed of the bootstrap.
         device: auto, cpu, cuda, cuda:1 and so on.
-        dtype: Of all weights: float32, bfloat16 or float16.
-        trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+        dtype: Data type of all weights: float32, bfloat16 or float16.
+        trust_remote_code: Run code that comes with a model. Leave it off unless you have read it.
     """
     sources = [parse_source(word, split) for word in preferences]
     try:
@@ -97,7 +97,7 @@ def reward(
 
 
 def parse_source(word: str, split: str) -> DataSource:
-    """A source from PATH or NAME=PATH; a path may itself contain a `=`.
+    """Parse a source given as PATH or NAME=PATH; a path may itself contain a `=`.
 
     Raises:
         ValueError: If the name or the path is empty.
@@ -111,12 +111,12 @@ def parse_source(word: str, split: str) -> DataSource:
 
 
 COMMANDS: dict[str, tuple[Callable[..., RewardReport], dict[str, str]]] = {
-    "reward": (reward, {"preferences": PREFERENCES_HELP})
+    "reward": (report_reward_model, {"preferences": PREFERENCES_HELP})
 }
 
 
 def main(argv: Sequence[str]) -> RewardReport | None:
-    """Entry point of `lit_rlhf report`."""
+    """Run `lit_rlhf report`."""
     if argv and argv[0] in COMMANDS:
         command, lists = COMMANDS[argv[0]]
         return run_command(command, argv[1:], f"lit_rlhf report {argv[0]}", lists)

@@ -73,6 +73,7 @@ for name in {ABSENT!r}:
     assert run(site, program, tmp_path).split() == list(ABSENT)
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported(site: Path, tmp_path: Path) -> None:
     program = """
 import importlib, pkgutil, lit_callbacks
@@ -86,7 +87,14 @@ for module in pkgutil.walk_packages(lit_callbacks.__path__, "lit_callbacks."):
     assert {"lit_callbacks.detector", "lit_callbacks.rollback"} <= set(imported)
 
 
-def test_the_example_stops_a_classifier_that_goes_wrong(site: Path, tmp_path: Path) -> None:
+def test_the_example_stops_a_classifier_that_goes_wrong() -> None:
+    verdict = runpy.run_path(str(EXAMPLE))["train"](growth=1.05).verdict
+    assert verdict.level is Level.COLLAPSED
+    assert 40 < verdict.step < 300
+
+
+@pytest.mark.slow
+def test_the_example_says_why_it_stops(site: Path, tmp_path: Path) -> None:
     program = f"import runpy; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
     (line,) = run(site, program, tmp_path).splitlines()
     told = re.fullmatch(r"collapsed at batch (\d+): (.+)", line)
