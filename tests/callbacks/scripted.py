@@ -1,4 +1,4 @@
-"""A module that logs a script, and what is needed to watch it under a real Trainer."""
+"""A module that logs a script, and helpers to watch it under a real Trainer."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class Watch(Action):
         return None
 
 
-def above(line: float, key: str = "kl", **options: Any) -> Monitor:
-    """A monitor that collapses at the second reading in a row above `line`, not before it."""
-    return Monitor(key, **{"high": line, "patience": 2, "horizon": 0, **options})
+def above(threshold: float, key: str = "kl", **options: Any) -> Monitor:
+    """A monitor that collapses at the second reading in a row above `threshold`."""
+    return Monitor(key, **{"high": threshold, "patience": 2, "horizon": 0, **options})
 
 
 class Loader(DataLoader[Any]):

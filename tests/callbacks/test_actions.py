@@ -1,4 +1,4 @@
-"""What a detector does about its verdict."""
+"""The actions of a detector on its verdict."""
 
 from __future__ import annotations
 

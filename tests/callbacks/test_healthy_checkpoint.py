@@ -123,22 +123,22 @@ def test_what_is_not_finite_never_becomes_best(bad: float, tmp_path: Path) -> No
     assert kept(tmp_path / "min", Scripted((bad, 1.0, bad)), mode="min") == 2
 
 
-def line(key: str, high: float) -> Monitor:
+def threshold(key: str, high: float) -> Monitor:
     """Collapsed as soon as one value is too high."""
     return Monitor(key, high=high, baseline_steps=1, patience=1, horizon=0)
 
 
 def test_a_collapse_never_becomes_best(tmp_path: Path) -> None:
     """It is out at the very batch that crosses the threshold: the detector has judged it before."""
-    detector = CollapseDetector([line("kl", 5.0)], actions=[], votes=1)
+    detector = CollapseDetector([threshold("kl", 5.0)], actions=[], votes=1)
     assert kept(tmp_path, Scripted(SCORES, KLS), detector) == 2
     assert kept(tmp_path / "without", Scripted(SCORES, KLS)) == 5
 
 
 def test_a_suspicion_is_enough(tmp_path: Path) -> None:
     """One signal of two is beyond its threshold."""
-    lines = [line("kl", 5.0), line("score", 100.0)]
-    detector = CollapseDetector(lines, actions=[], votes=2)
+    monitors = [threshold("kl", 5.0), threshold("score", 100.0)]
+    detector = CollapseDetector(monitors, actions=[], votes=2)
     assert kept(tmp_path, Scripted(SCORES, KLS), detector) == 2
     assert detector.verdict.level.word == "suspicious"
 

@@ -1,4 +1,4 @@
-"""What LiveView draws on a terminal through a real fit, and that it leaves the terminal clean."""
+"""LiveView on a terminal through a real fit: the drawing, and a clean terminal afterwards."""
 
 from __future__ import annotations
 

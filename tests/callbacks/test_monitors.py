@@ -350,9 +350,9 @@ def test_a_noisy_healthy_series_is_never_a_collapse(seed: int, memory: float) ->
     ],
 )
 def test_a_bad_argument_is_named(options: dict[str, Any], message: str) -> None:
-    line = {"high": 1.0} if options and not {"high", "low"} & options.keys() else {}
+    threshold = {"high": 1.0} if options and not {"high", "low"} & options.keys() else {}
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Monitor("x", **line, **options)
+        Monitor("x", **threshold, **options)
 
 
 # --- sentences

@@ -1,4 +1,4 @@
-"""Where the time of a fit went: numbers by hand, a table for 80 columns, hints of the caller."""
+"""PhaseSummary: numbers by hand, a table within 80 columns, hints of the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replayed run gets the verdicts that the detector gave it while it ran."""
+"""A replayed run gets the same verdicts as the detector gave during the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ResumeCheckpoint: which checkpoints there are when, and what SIGTERM does at each moment."""
+"""ResumeCheckpoint: the checkpoints over a run, and SIGTERM at each moment of it."""
 
 from __future__ import annotations
 

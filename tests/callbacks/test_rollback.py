@@ -1,4 +1,4 @@
-"""RollBack: what comes back, what goes on, and which checkpoint it is."""
+"""RollBack: the restored state, the state that moves on, and the choice of the checkpoint."""
 
 from __future__ import annotations
 

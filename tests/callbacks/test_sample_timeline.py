@@ -1,4 +1,4 @@
-"""SampleTimeline: when it samples, what it writes, and that training does not notice it."""
+"""SampleTimeline: when it samples, what it writes, and that training is unaffected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lit_callbacks with nothing but what it declares: Lightning, torch and what these need."""
+"""lit_callbacks with its declared requirements only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of monitors share."""
+"""Helpers of the tests of monitors."""
 
 from __future__ import annotations
 

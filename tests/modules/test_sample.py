@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_callbacks.sample_timeline import SampleTimeline
+from lit_callbacks import SampleTimeline
 from lit_rlhf.data import DialogueEncoder, RecordDataModule, encode_prompts
 from lit_rlhf.modules import PPOModule
 from tests.modules.stages import (
