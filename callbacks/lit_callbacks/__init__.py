@@ -1,7 +1,7 @@
 """Lightning callbacks that show and watch training, and act when it goes wrong.
 
-They depend on Lightning and torch only, and know a module by the keys that it logs. The page about
-training runs is in `lit_callbacks.report`.
+They depend on Lightning, torch and Jinja2 only, and know a module by the keys that it logs. The
+page about training runs is in `lit_callbacks.report`.
 """
 
 from lit_callbacks.actions import (

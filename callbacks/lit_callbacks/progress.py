@@ -219,10 +219,11 @@ class StageProgressBar(ProgressBar):
                 accumulated = trainer.accumulate_grad_batches
                 totals.append((_batches_for(trainer.max_steps, per_epoch, accumulated), False))
             elif trainer.global_step > 0:
+                # How many optimizer steps a batch makes is only known from the batches so far.
                 missing = max(0, trainer.max_steps - trainer.global_step)
                 totals.append((done + math.ceil(missing * done / trainer.global_step), True))
             else:
-                totals = []
+                totals = []  # `max_steps` may end the fit before `max_epochs` does
         total, estimated = min(totals, default=(math.inf, False))
         self._fit.total = max(int(total), done) if math.isfinite(total) else None
         self._fit.estimated = estimated

@@ -150,8 +150,10 @@ def length_buckets(differences: Floats, length_differences: Integers) -> list[Le
     """
     sizes = np.abs(length_differences[length_differences != 0])
     near, far = np.quantile(sizes, [1 / 3, 2 / 3]).astype(int) if len(sizes) else (1, 1)
+    # Of few different sizes both terciles may be equal: the bucket between them is then empty.
     tops = [int(near), max(int(far), int(near))]
     positive = [(1, tops[0]), (tops[0] + 1, tops[1]), (tops[1] + 1, None)]
+    # The same sizes on the other side: one rule for both, whichever side has more pairs.
     negative = [(None if high is None else -high, -low) for low, high in reversed(positive)]
     buckets = []
     for low, high in [*negative, (0, 0), *positive]:
@@ -177,6 +179,7 @@ def reliability(differences: Floats) -> list[ReliabilityBin]:
     """
     confidence = _confidence(differences)
     right = differences > 0
+    # A confidence of 1 belongs to the last bin.
     place = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
     bins = []
     for number in np.unique(place):
@@ -215,7 +218,7 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
     width = nice_step(2 * reach / HISTOGRAM_BARS)
     bars = int(np.ceil(reach / width))
     edges = np.arange(-bars, bars + 1) * width
-    inside = np.clip(differences, edges[0], np.nextafter(edges[-1], 0.0))
+    inside = np.clip(differences, edges[0], edges[-1])  # numpy's last bar includes its upper edge
     names = np.array(sources)
     return Histogram(
         edges=[float(f"{edge:.10g}") for edge in edges],
@@ -234,6 +237,7 @@ def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> Correlation:
         b: The other quantity, `[N]`.
     """
     x, y = (torch.from_numpy(np.asarray(values, dtype=np.float64)) for values in (a, b))
+    # torchmetrics warns of constant input and returns NaN.
     if len(x) < 2 or bool((x == x[0]).all()) or bool((y == y[0]).all()):
         return Correlation(None, None)
     return Correlation(float(pearson_corrcoef(x, y)), float(spearman_corrcoef(x, y)))

@@ -168,6 +168,7 @@ def measure_reward_model(
     by_name = np.array(names)
     whole = accuracy(differences, lengths)
     longer = longer_is_right(lengths)
+    # The model must beat the better of the two length rules to have learned more than length.
     shorter_wins = whole.longer < 0.5
     rule = 1.0 - longer if shorter_wins else longer
     loss = pairwise_reward_loss(torch.from_numpy(pairs.chosen), torch.from_numpy(pairs.rejected))
@@ -240,7 +241,7 @@ def _mistakes(pairs: ScoredPairs, differences: NDArray[np.float64], limit: int) 
             probability=float(preference_probability(torch.tensor(-differences[row]))),
         )
         for row in worst
-        if differences[row] < 0
+        if differences[row] < 0  # a tie is a miss, but not a preference for the rejected response
     ]
 
 
