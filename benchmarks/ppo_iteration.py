@@ -2,14 +2,17 @@
 
     python -m benchmarks.ppo_iteration --peer_python runs/peer_trl/bin/python
     python -m benchmarks.ppo_iteration --precisions '[fp32,bf16-mixed]'
+    python -m benchmarks.ppo_iteration --size 135m --peer false
+    python -m benchmarks.ppo_iteration --trees '[../before,.]' --peer false --output runs/trees
     python -m benchmarks.ppo_iteration --device cuda --size 1b --precisions '[bf16-true]'
 
-Same prompts in the same order, same networks, one epoch, four optimizer steps each of policy and
-critic. Every round measures the machine's ceilings, then every mode, precision and side in a
-process of its own, and waits for quiet before each. Updates with foreign load are recorded and not
-used. Without `--peer_python` TRL's environment is made in `runs/peer_trl`.
+All sides get the same prompts in the same order and networks of the same shape and weights, and
+take the same number of optimizer steps of policy and critic in one epoch. Every round measures the
+machine's ceilings, then every mode, precision and side in a process of its own, after waiting for
+quiet. Updates with foreign load are recorded and not used. Without `--peer_python` TRL's
+environment is made in `runs/peer_trl`.
 
-Prints a table and writes it, with every update, to `benchmarks/results/ppo_iteration.{md,json}`.
+Prints tables and writes them, and every update, to `benchmarks/results/ppo_iteration.{md,json}`.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from typing import Literal
 
 from jsonargparse import auto_cli
 
-from benchmarks.speed.comparison import RESULTS, compare, publish
+from benchmarks.speed.comparison import compare_sides, our_sides, peer_side, write_comparison
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
-from benchmarks.speed.turns import Labels, Side, peer_interpreter
+from benchmarks.speed.report import RESULTS, Labels
 from benchmarks.speed.workload import SIZES, Mode, Precision, Size, Workload
 
 
@@ -39,26 +42,29 @@ def ppo_iteration(
     wait: float = 600.0,
     quiet_cores: float = QUIET_CORES,
     peer: bool = True,
+    trees: tuple[str, ...] = (),
 ) -> None:
-    """Measure both sides in turn, print the tables and write the results.
+    """Measure all sides in turn, print the tables and write the results.
 
     Args:
         output: Path of the results, without `.md` and `.json`.
         peer_python: Interpreter of an environment with TRL 1.12.
-        size: Of the networks.
-        device: Where both sides run.
-        precisions: Measured on both sides.
-        modes: Responses that end at random, and responses that do not.
-        rounds: Turns of every side.
-        updates: Timed updates of a turn; two more come before them.
-        threads: Of every process.
+        size: Networks, batch and lengths.
+        device: Device of all sides.
+        precisions: Precisions to measure.
+        modes: `ragged` for responses that end at random, `full` for responses that do not end.
+        rounds: Number of turns of every side.
+        updates: Timed updates of a turn. Two more come before them.
+        threads: Number of threads of every process.
         wait: Seconds to wait for a quiet machine before a turn, at most.
         quiet_cores: Foreign load, in cores, that an update is used with.
         peer: Measure TRL too.
+        trees: Source trees of lit_rlhf (clones or worktrees) to measure in turn, each with its own
+            `benchmarks.speed.ours`; none for this one.
     """
-    sides = [Side("lit_rlhf", "benchmarks.speed.ours")]
+    sides = our_sides("benchmarks.speed.ours", trees)
     if peer:
-        sides.append(Side("TRL", "benchmarks.speed.peer_trl", peer_interpreter(peer_python)))
+        sides.append(peer_side("benchmarks.speed.peer_trl", peer_python))
     jobs: dict[Labels, Job] = {
         (mode, precision): Job(
             Workload(mode=mode, **SIZES[size]),
@@ -69,7 +75,8 @@ def ppo_iteration(
         )
         for mode, precision in product(modes, precisions)
     }
-    publish(compare(jobs, sides, rounds, wait, quiet_cores) | {"size": size}, output)
+    result = compare_sides(jobs, sides, rounds, wait, quiet_cores)
+    write_comparison(result | {"size": size}, output)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
     python -m benchmarks.scaling
 
-Changes one size at a time and fits a line by least squares: seconds against real tokens where the
-number of tokens changes, against useful operations where the network does. Responses are ragged,
-with an expected length of half the limit. Writes `benchmarks/results/scaling.{md,json,png}`.
+One size changes at a time, and a line is fitted by least squares: seconds against real tokens where
+the number of tokens changes, against useful operations where the network does. Responses are
+ragged, with an expected length of half the limit.
+
+Writes `benchmarks/results/scaling.{md,json,png}`.
 """
 
 from __future__ import annotations
@@ -24,56 +26,58 @@ from rich.console import Console
 from rich.markdown import Markdown
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.speed.comparison import RESULTS
+from benchmarks.speed.comparison import our_sides, run_in_turns
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
-from benchmarks.speed.summary import labelled, summary
-from benchmarks.speed.tables import scaling_tables
-from benchmarks.speed.turns import Labels, Side, alternate
+from benchmarks.speed.report import RESULTS, Labels, label_run, scaling_tables, summarize
 from benchmarks.speed.workload import Precision, Workload, save_networks
 from lit_rlhf.evaluation import write_text
 
-OURS = Side("lit_rlhf", "benchmarks.speed.ours")
-
 
 class Line(NamedTuple):
-    """A least-squares line `seconds = fixed + slope * x` and the share of variance it explains."""
+    """A least-squares line `seconds = fixed + slope * x`.
+
+    Attributes:
+        fixed: Seconds at 0.
+        slope: Seconds per unit of `x`.
+        r_squared: Share of the variance that the line explains.
+    """
 
     fixed: float
     slope: float
     r_squared: float
 
 
-def line(x: Sequence[float], seconds: Sequence[float]) -> Line:
-    """Fit a line.
+def fit_line(x: Sequence[float], seconds: Sequence[float]) -> Line:
+    """Fit a line by least squares.
 
     Raises:
-        ValueError: With fewer than three points, which say nothing of a line.
+        ValueError: If there are fewer than three points, through which a line may fit by chance.
     """
     if len(x) < 3:
         raise ValueError(f"x: expected at least 3 points, got {len(x)}")
     xs, ys = np.asarray(x, dtype=float), np.asarray(seconds, dtype=float)
     slope, fixed = np.polyfit(xs, ys, 1)
-    left = ((ys - fixed - slope * xs) ** 2).sum()
-    return Line(float(fixed), float(slope), float(1 - left / ((ys - ys.mean()) ** 2).sum()))
+    unexplained = ((ys - fixed - slope * xs) ** 2).sum()
+    return Line(float(fixed), float(slope), float(1 - unexplained / ((ys - ys.mean()) ** 2).sum()))
 
 
-def changed(work: Workload, size: str, value: int) -> Workload:
-    """The workload with one size changed, and what has to go with it."""
+def resize(work: Workload, size: str, value: int) -> Workload:
+    """The workload with one size changed, and others with it where they have to."""
     if size == "response":
         return replace(work, response=value, eos_probability=2 / value)
     if size == "hidden":
-        # heads stay 32 wide; the MLP keeps its ratio of 688 to 256, in multiples of 16
+        # heads stay 32 wide, and the MLP keeps its ratio of 688 to 256, in multiples of 16
         heads = value // 32
         intermediate = round(value * 688 / 256 / 16) * 16
         return replace(work, hidden=value, heads=heads, kv_heads=heads, intermediate=intermediate)
     return replace(work, **{size: value})
 
 
-def sweep(
+def sweep_result(
     size: str, values: Sequence[int], rows: dict[tuple[str, int], dict[str, Any]]
 ) -> dict[str, Any]:
-    """One size's points and their line.
+    """The points of one size, and their line.
 
     Args:
         size: Field of `Workload`.
@@ -93,12 +97,12 @@ def sweep(
         for value in values
     ]
     against = "real_tokens" if in_tokens else "useful_gflop"
-    fit = line([p[against] for p in points], [p["seconds"] for p in points])
+    fit = fit_line([p[against] for p in points], [p["seconds"] for p in points])
     return {"size": size, "against": against, "points": points, **fit._asdict()}
 
 
-def figure(sweeps: Sequence[dict[str, Any]], output: Path) -> None:
-    """Draw every sweep's points and line."""
+def draw_sweeps(sweeps: Sequence[dict[str, Any]], output: Path) -> None:
+    """Draw the points and the line of each sweep."""
     drawing = Figure(figsize=(9, 6.5), layout="constrained")
     for axes, one in zip(drawing.subplots(2, 2).flat, sweeps, strict=True):
         x = [point[one["against"]] for point in one["points"]]
@@ -139,35 +143,37 @@ def scaling(
     Args:
         output: Path of the results, without `.md`, `.json` and `.png`.
         batch: Prompts per iteration.
-        response: Longest responses, in tokens; the expected length is about half.
-        hidden: Hidden sizes, of heads 32 wide.
-        vocab: Vocabularies.
-        precision: Of weights and computation.
-        rounds: Turns of every size.
-        updates: Timed iterations of a turn; two more come before them.
-        threads: Of the process.
+        response: Longest responses, in tokens. The expected length is about half.
+        hidden: Hidden sizes, with heads 32 wide.
+        vocab: Sizes of the vocabulary.
+        precision: Precision of weights and computation.
+        rounds: Number of turns of every size.
+        updates: Timed iterations of a turn. Two more come before them.
+        threads: Number of threads of the process.
         wait: Seconds to wait for a quiet machine before a turn, at most.
         quiet_cores: Foreign load, in cores, that an iteration is used with.
     """
     values = {"batch": batch, "response": response, "hidden": hidden, "vocab": vocab}
     works = {
-        (size, value): changed(Workload(), size, value)
+        (size, value): resize(Workload(), size, value)
         for size, of_size in values.items()
         for value in of_size
     }
     disable_progress_bar()  # of saving the networks
     with TemporaryDirectory(prefix="speed_") as folder:
         jobs: dict[Labels, Job] = {}
-        # the size that all sweeps share is measured once
+        # the default, which all sweeps share, is measured once
         for number, work in enumerate(dict.fromkeys(works.values())):
             job = Job(work, precision=precision, updates=updates, threads=threads)
-            jobs[str(number), precision] = job.placed(Path(folder) / str(number))
+            jobs[str(number), precision] = job.in_folder(Path(folder) / str(number))
             save_networks(work, Path(folder) / str(number), precision)
-        ceilings, turns = alternate(jobs, [OURS], rounds, wait, quiet_cores)
+        ceilings, turns = run_in_turns(
+            jobs, our_sides("benchmarks.speed.ours"), rounds, wait, quiet_cores
+        )
     of_work: dict[Workload, dict[str, Any]] = {}
     for labels, runs in turns.items():
         job = jobs[labels[:2]]
-        row = summary([labelled(run, labels, job) for run in runs], ceilings, quiet_cores)
+        row = summarize([label_run(run, labels, job) for run in runs], ceilings, quiet_cores)
         row["useful_gflop"] = row["useful_gflops"] * row["seconds"]
         of_work[job.work] = row
     rows = {key: of_work[work] for key, work in works.items()}
@@ -175,11 +181,11 @@ def scaling(
         "machine": {**ceilings, "cores": os.cpu_count(), "threads": threads},
         "precision": precision,
         "versions": next(iter(turns.values()))[0]["versions"],
-        "sweeps": [sweep(size, of_size, rows) for size, of_size in values.items()],
+        "sweeps": [sweep_result(size, of_size, rows) for size, of_size in values.items()],
     }
     write_text(f"{output}.json", json.dumps(result, indent=1) + "\n")
     write_text(f"{output}.md", scaling_tables(result))
-    figure(result["sweeps"], Path(f"{output}.png"))
+    draw_sweeps(result["sweeps"], Path(f"{output}.png"))
     Console().print(Markdown(scaling_tables(result)))
 
 

@@ -1,23 +1,25 @@
 """SFT and reward modelling of lit_rlhf and of TRL 1.12: the same steps, in turn, in one run.
 
     python -m benchmarks.sft_reward --peer_python runs/peer_trl/bin/python
+    python -m benchmarks.sft_reward --size 135m --peer false
 
-Both sides step on the same batches: 32 prompts with a ragged response each, or with two for the
-reward model, whose loss is the pairwise one alone. Rounds, quiet and results are as in
-`ppo_iteration.py`; results go to `benchmarks/results/sft_reward.{md,json}`.
+All sides step on the same batches: prompts with a ragged response each, or with two for the reward
+model, whose loss is the pairwise one alone. Rounds, source trees and waiting for quiet are as in
+`ppo_iteration.py`. Results go to `benchmarks/results/sft_reward.{md,json}`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Literal
 
 from jsonargparse import auto_cli
 
-from benchmarks.speed.comparison import RESULTS, compare, publish
+from benchmarks.speed.comparison import compare_sides, our_sides, peer_side, write_comparison
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
-from benchmarks.speed.turns import Labels, Side, peer_interpreter
+from benchmarks.speed.report import RESULTS, Labels
 from benchmarks.speed.workload import SIZES, Precision, Size, Workload
 
 
@@ -28,36 +30,42 @@ def sft_reward(
     device: Literal["cpu", "cuda"] = "cpu",
     precisions: tuple[Precision, ...] = ("fp32",),
     stages: tuple[Literal["sft", "reward"], ...] = ("sft", "reward"),
-    batch: int = 32,
+    batch: int | None = None,
     rounds: int = 3,
     updates: int = 8,
     threads: int = 2,
     wait: float = 600.0,
     quiet_cores: float = QUIET_CORES,
+    peer: bool = True,
+    trees: tuple[str, ...] = (),
 ) -> None:
-    """Measure both sides in turn, print the tables and write the results.
+    """Measure all sides in turn, print the tables and write the results.
 
     Args:
         output: Path of the results, without `.md` and `.json`.
         peer_python: Interpreter of an environment with TRL 1.12.
-        size: Of the networks.
-        device: Where both sides run.
-        precisions: Measured on both sides.
-        stages: What is trained.
-        batch: Sequences, or pairs, of an optimizer step.
-        rounds: Turns of every side.
-        updates: Timed steps of a turn; two more come before them.
-        threads: Of every process.
+        size: Networks and lengths.
+        device: Device of all sides.
+        precisions: Precisions to measure.
+        stages: Stages to measure.
+        batch: Sequences, or pairs, of an optimizer step; `None` for the size's minibatch.
+        rounds: Number of turns of every side.
+        updates: Timed steps of a turn. Two more come before them.
+        threads: Number of threads of every process.
         wait: Seconds to wait for a quiet machine before a turn, at most.
         quiet_cores: Foreign load, in cores, that a step is used with.
+        peer: Measure TRL too.
+        trees: Source trees of lit_rlhf (clones or worktrees) to measure in turn, each with its own
+            `benchmarks.speed.ours_supervised`; none for this one.
     """
-    sides = [
-        Side("lit_rlhf", "benchmarks.speed.ours_supervised"),
-        Side("TRL", "benchmarks.speed.peer_supervised", peer_interpreter(peer_python)),
-    ]
+    sides = our_sides("benchmarks.speed.ours_supervised", trees)
+    if peer:
+        sides.append(peer_side("benchmarks.speed.peer_supervised", peer_python))
+    work = Workload(**SIZES[size])
+    work = replace(work, batch=batch or work.minibatch)
     jobs: dict[Labels, Job] = {
         (stage, precision): Job(
-            Workload(**SIZES[size] | {"batch": batch}),
+            work,
             stage=stage,
             precision=precision,
             device=device,
@@ -66,7 +74,8 @@ def sft_reward(
         )
         for stage, precision in product(stages, precisions)
     }
-    publish(compare(jobs, sides, rounds, wait, quiet_cores) | {"size": size}, output)
+    result = compare_sides(jobs, sides, rounds, wait, quiet_cores)
+    write_comparison(result | {"size": size}, output)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,4 @@
-"""What the speed benchmarks share; `workload`, `machine` and `peer_*` need no lit_rlhf."""
+"""What the speed benchmarks share.
+
+TRL's environment, which lacks lit_rlhf, imports `workload`, `job`, `machine` and `peer_*` alone.
+"""

@@ -1,4 +1,4 @@
-"""Rates that this machine can reach, measured in a process of its own.
+"""Measures the rates that this machine can reach, in a process of its own.
 
 python -m benchmarks.speed.ceilings JOB.json RESULT.json
 """
@@ -16,7 +16,7 @@ from benchmarks.speed.machine import bf16_peak, device_name, matmul_ceiling, mem
 
 
 def main(job_file: str, result_file: str) -> None:
-    """Measure on the job's device, with the job's threads."""
+    """Measure on the job's device, with the job's threads, and write the result."""
     job = Job.load(Path(job_file))
     name = device_name(job.device)
     result = {

@@ -1,10 +1,19 @@
-"""What `ppo_iteration.py` and `sft_reward.py` do alike: both sides in turn, tables, results."""
+"""Runs the sides of a benchmark in turn, each in a process of its own.
+
+Every round measures the machine's ceilings, then every case on every side, so that a change of the
+machine hits all sides. Before each turn the script waits until other processes use little, and an
+update during which they did not is recorded and left out of the figures.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,42 +22,224 @@ from rich.console import Console
 from rich.markdown import Markdown
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.speed.job import Job
-from benchmarks.speed.summary import labelled, ratios, summary
-from benchmarks.speed.tables import comparison_tables
-from benchmarks.speed.turns import Labels, Side, alternate
+from benchmarks.speed.job import Job, environment
+from benchmarks.speed.machine import QUIET_CORES, wait_until_quiet
+from benchmarks.speed.report import (
+    OURS,
+    PEER,
+    Labels,
+    comparison_tables,
+    is_quiet,
+    label_run,
+    ratios,
+    summarize,
+)
 from benchmarks.speed.workload import save_networks
-from lit_rlhf.evaluation import write_text
+from lit_rlhf.evaluation import progress_bar, write_text
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+ROOT = Path(__file__).resolve().parents[2]
+PEER_PACKAGES = ("torch==2.13.0", "trl==1.12.0", "transformers==5.23.0")
+"""The last release of TRL with a PPOTrainer, and the versions that it is measured with."""
+PEER_FOLDER = ROOT / "runs" / "peer_trl"
+ATTEMPTS = 3
 
 
-def compare(
-    jobs: Mapping[Labels, Job], sides: list[Side], rounds: int, wait: float, quiet_cores: float
-) -> dict[str, Any]:
-    """Run all jobs on all sides in turn.
+@dataclass(frozen=True)
+class Side:
+    """A program that runs jobs.
+
+    Attributes:
+        name: Name in tables.
+        module: What its process runs.
+        python: Interpreter of its environment.
+        tree: Source tree that its process imports from.
+    """
+
+    name: str
+    module: str
+    python: str = sys.executable
+    tree: Path = ROOT
+
+
+CEILINGS = Side("ceilings", "benchmarks.speed.ceilings")
+
+
+def our_sides(module: str, trees: Sequence[str] = ()) -> list[Side]:
+    """The sides that run lit_rlhf: this source tree, or the given ones.
 
     Args:
-        jobs: By case and precision; their folders are set here.
-        sides: Who does them.
-        rounds: Turns of every side.
+        module: What their processes run, each tree its own.
+        trees: Source trees (clones or worktrees of this repository); none for this one.
+
+    Raises:
+        ValueError: If a tree does not have the module, or two trees have one name.
+    """
+    if not trees:
+        return [Side(OURS, module)]
+    sides = []
+    for tree in (Path(path).resolve() for path in trees):
+        if not (tree / (module.replace(".", "/") + ".py")).is_file():
+            raise ValueError(f"trees: expected source trees with {module}, got {str(tree)!r}")
+        sides.append(Side(f"{OURS} {tree.name}", module, tree=tree))
+    if len({side.name for side in sides}) < len(sides):
+        raise ValueError(f"trees: expected folders with different names, got {list(trees)}")
+    return sides
+
+
+def peer_side(module: str, python: str | None) -> Side:
+    """TRL, in an environment of its own.
+
+    Args:
+        module: What its process runs.
+        python: Interpreter of an environment with TRL; `None` takes that of `runs/peer_trl`, which
+            is made if it is missing, by `python -m venv runs/peer_trl` and `runs/peer_trl/bin/pip
+            install torch==2.13.0 trl==1.12.0 transformers==5.23.0`.
+
+    Raises:
+        ValueError: If `python` is not a file.
+    """
+    if python is not None:
+        if not Path(python).is_file():
+            raise ValueError(f"peer_python: expected a Python interpreter, got {python!r}")
+        return Side(PEER, module, python)
+    python = str(PEER_FOLDER / "bin" / "python")
+    if not (PEER_FOLDER / "installed").is_file():
+        subprocess.run([sys.executable, "-m", "venv", str(PEER_FOLDER)], check=True)
+        subprocess.run([python, "-m", "pip", "install", *PEER_PACKAGES], check=True)
+        (PEER_FOLDER / "installed").touch()
+    return Side(PEER, module, python)
+
+
+def run_job(side: Side, job: Job) -> dict[str, Any]:
+    """Run a job in the side's process and return what the process writes.
+
+    Raises:
+        RuntimeError: If the process fails, with the end of its output.
+    """
+    folder = Path(job.folder)
+    job_file, result = folder / "job.json", folder / "result.json"
+    job.save(job_file)
+    # An environment of its own has everything but `benchmarks`, which is in the working directory.
+    own_packages = side.python != sys.executable
+    paths = [] if own_packages else [str(side.tree), str(side.tree / "callbacks")]
+    done = subprocess.run(
+        [side.python, "-m", side.module, str(job_file), str(result)],
+        cwd=side.tree,
+        env=environment(job.threads) | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{side.name}: {side.module} failed:\n{done.stdout[-4000:]}")
+    values: dict[str, Any] = json.loads(result.read_text("utf-8"))
+    result.unlink()
+    if side.name.startswith(OURS):
+        values["versions"]["commit"] = commit_of(side.tree)
+    return values
+
+
+def commit_of(tree: Path) -> str:
+    """Abbreviated commit of a source tree, with `-dirty` for uncommitted changes."""
+    command = ["git", "-C", str(tree), "describe", "--always", "--dirty", "--exclude", "*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def take_turn(side: Side, job: Job, wait: float, cores: float = QUIET_CORES) -> dict[str, Any]:
+    """Run a job on a quiet machine, again if something else ran during each of its updates.
+
+    Args:
+        side: Who runs it.
+        job: What to run.
+        wait: Seconds to wait for quiet, at most.
+        cores: Foreign load that an update is used with.
+
+    Returns:
+        What the last process wrote.
+    """
+    result: dict[str, Any] = {}
+    for _ in range(ATTEMPTS):
+        wait_until_quiet(wait)
+        result = run_job(side, job)
+        if any(is_quiet(update, cores) for update in result["updates"]):
+            break
+    return result
+
+
+def run_in_turns(
+    cases: Mapping[Labels, Job],
+    sides: Sequence[Side],
+    rounds: int,
+    wait: float,
+    cores: float = QUIET_CORES,
+) -> tuple[dict[str, Any], dict[Labels, list[dict[str, Any]]]]:
+    """Run every case on every side, one after the other, and all of it again in each round.
+
+    Args:
+        cases: Jobs by case and precision.
+        sides: Who runs them.
+        rounds: Number of turns of every case and side.
+        wait: Seconds to wait for quiet before a turn, at most.
+        cores: Foreign load that an update is used with.
+
+    Returns:
+        The machine's ceilings, the best of all rounds; and the turns' results by case, precision
+        and side.
+    """
+    ceilings: dict[str, Any] = {}
+    runs: dict[Labels, list[dict[str, Any]]] = {}
+    with progress_bar("turns", rounds * len(cases) * len(sides)) as advance:
+        for _ in range(rounds):
+            wait_until_quiet(wait)
+            ceilings = best_ceilings(ceilings, run_job(CEILINGS, next(iter(cases.values()))))
+            for (labels, job), side in product(cases.items(), sides):
+                runs.setdefault((*labels, side.name), []).append(take_turn(side, job, wait, cores))
+                advance(1)
+    return ceilings, runs
+
+
+def best_ceilings(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The higher of two measurements of each ceiling. Other entries are the same in both."""
+    return {
+        key: max(value, first.get(key, value)) if isinstance(value, float) else value
+        for key, value in second.items()
+    }
+
+
+def compare_sides(
+    jobs: Mapping[Labels, Job],
+    sides: Sequence[Side],
+    rounds: int,
+    wait: float,
+    quiet_cores: float,
+) -> dict[str, Any]:
+    """Run all jobs on all sides in turns.
+
+    Args:
+        jobs: By case and precision. Their folders are set here.
+        sides: Who runs them.
+        rounds: Number of turns of every side.
         wait: Seconds to wait for quiet before a turn, at most.
         quiet_cores: Foreign load that an update is used with.
 
     Returns:
-        What is written as JSON.
+        The content of the benchmark's JSON file.
     """
     disable_progress_bar()  # of saving the networks
     with TemporaryDirectory(prefix="speed_") as folder:
-        placed = {labels: job.placed(Path(folder) / job.precision) for labels, job in jobs.items()}
+        placed = {
+            labels: job.in_folder(Path(folder) / job.precision) for labels, job in jobs.items()
+        }
         for job in {job.precision: job for job in placed.values()}.values():
             save_networks(job.work, Path(job.folder), job.precision)
-        ceilings, turns = alternate(placed, sides, rounds, wait, quiet_cores)
+        ceilings, turns = run_in_turns(placed, sides, rounds, wait, quiet_cores)
     runs = [
-        [labelled(run, labels, jobs[labels[:2]]) for run in of_side]
+        [label_run(run, labels, jobs[labels[:2]]) for run in of_side]
         for labels, of_side in turns.items()
     ]
-    rows = [summary(of_side, ceilings, quiet_cores) for of_side in runs]
+    rows = [summarize(of_side, ceilings, quiet_cores) for of_side in runs]
     threads = next(iter(jobs.values())).threads
     return {
         "machine": {**ceilings, "cores": os.cpu_count(), "threads": threads},
@@ -58,7 +249,7 @@ def compare(
     }
 
 
-def publish(result: dict[str, Any], output: str) -> None:
+def write_comparison(result: dict[str, Any], output: str) -> None:
     """Write a comparison to `<output>.json` and `<output>.md`, and print its tables."""
     write_text(f"{output}.json", json.dumps(result, indent=1) + "\n")
     write_text(f"{output}.md", comparison_tables(result))

@@ -18,7 +18,7 @@ class Flops(NamedTuple):
     """Operations of an update by phase.
 
     Attributes:
-        rollout: Generation.
+        rollout: Sampling by the policy.
         score: Forward passes of reference, critic and reward model.
         update: Forward and backward passes of policy and critic.
     """
@@ -29,19 +29,19 @@ class Flops(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All phases."""
+        """Operations of all phases."""
         return sum(self)
 
 
 def layer_weights(work: Workload) -> int:
-    """Weights of the layers' matrices: each is one multiplication and addition per token."""
+    """Number of weights in the layers' matrices: one multiplication and addition each per token."""
     kv_width = work.hidden // work.heads * work.kv_heads
     attention = 2 * work.hidden * work.hidden + 2 * work.hidden * kv_width
     return work.layers * (attention + 3 * work.hidden * work.intermediate)
 
 
 def trunk_flops(work: Workload, tokens: int) -> float:
-    """Forward pass of the layers over one sequence."""
+    """Operations of the layers' forward pass over one sequence."""
     pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
     return 2 * layer_weights(work) * tokens + 4 * work.hidden * work.layers * pairs
 
@@ -50,9 +50,9 @@ def update_flops(work: Workload, prompts: Sequence[int], responses: Sequence[int
     """Operations of one PPO update.
 
     Args:
-        work: The networks' shape; one epoch.
-        prompts: Tokens of every prompt.
-        responses: Tokens of every response, EOS included.
+        work: The networks' shape.
+        prompts: Number of tokens of each prompt.
+        responses: Number of tokens of each response, EOS included.
     """
     policy = critic = reward = 0.0
     for prompt, response in zip(prompts, responses, strict=True):
@@ -66,15 +66,15 @@ def update_flops(work: Workload, prompts: Sequence[int], responses: Sequence[int
 def generation_bytes(
     work: Workload, prompts: Sequence[int], responses: Sequence[int], value_bytes: int
 ) -> float:
-    """Memory that generation cannot but read if all responses are sampled side by side.
+    """Bytes that generation must at least read if all responses are sampled side by side.
 
-    Every step reads all weights of the policy once, and for every response that has not ended the
-    keys and values of the tokens before.
+    Every step reads all weights of the policy once, and the keys and values of the tokens so far of
+    every response that has not ended.
 
     Args:
         work: The policy's shape.
-        prompts: Tokens of every prompt.
-        responses: Tokens of every response, EOS included.
+        prompts: Number of tokens of each prompt.
+        responses: Number of tokens of each response, EOS included.
         value_bytes: Bytes of a weight, a key or a value.
     """
     weights = layer_weights(work) + work.hidden * work.vocab
@@ -92,11 +92,11 @@ def stage_flops(
     """Operations of one update of a stage.
 
     Args:
-        stage: `ppo`: see `update_flops`; `sft`: a language model on its responses' tokens;
-            `reward`: a scalar model on whole sequences, both of every pair.
+        stage: `ppo` as in `update_flops`; `sft` for a language model on its responses' tokens;
+            `reward` for a scalar model on both sequences of each pair.
         work: The networks' shape.
-        prompts: Tokens of every sequence's prompt.
-        responses: Tokens of every sequence's response.
+        prompts: Number of tokens of each sequence's prompt.
+        responses: Number of tokens of each sequence's response.
     """
     if stage == "ppo":
         return update_flops(work, prompts, responses)

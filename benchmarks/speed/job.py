@@ -1,4 +1,4 @@
-"""What a benchmark asks of a process of its own, and what that process answers, as JSON files."""
+"""Jobs for the processes of a benchmark and what these processes write, as JSON files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from benchmarks.speed.machine import (
-    Reading,
+    Clocks,
     foreign_cores,
     peak_memory_mib,
-    reading,
+    read_clocks,
     synchronize,
     versions,
 )
@@ -27,14 +27,14 @@ class Job:
     """Updates to run and time.
 
     Attributes:
-        work: One update's work.
+        work: The work of an update.
         stage: What is trained.
-        folder: Where `save_networks` put the networks.
-        precision: Of weights and computation.
+        folder: Folder that `save_networks` wrote the networks to.
+        precision: Precision of weights and computation.
         device: `cpu` or `cuda`.
-        warmup: Updates before the timed ones; memory is still being fetched in the second.
-        updates: Timed updates.
-        threads: Of torch on a CPU.
+        warmup: Updates before the timed ones. The process's memory still grows in the second.
+        updates: Number of timed updates.
+        threads: torch's threads on a CPU.
     """
 
     work: Workload
@@ -48,11 +48,11 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """All updates."""
+        """Number of updates, the untimed ones included."""
         return self.warmup + self.updates
 
-    def placed(self, folder: Path) -> Job:
-        """The same job with its networks in another folder."""
+    def in_folder(self, folder: Path) -> Job:
+        """The same job with the networks of another folder."""
         return replace(self, folder=str(folder))
 
     def save(self, path: Path) -> None:
@@ -61,7 +61,7 @@ class Job:
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        """Read a job and set torch up for it."""
+        """Read a job, and set torch's threads and seed for it."""
         values = json.loads(path.read_text("utf-8"))
         job = cls(**values | {"work": Workload(**values["work"])})
         torch.set_num_threads(job.threads)
@@ -70,7 +70,7 @@ class Job:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Environment variables of a measured process: threads, and nothing from the network."""
+    """Environment variables of a measured process: its threads, and no use of the network."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
@@ -82,17 +82,23 @@ def environment(threads: int) -> dict[str, str]:
 
 @dataclass
 class Laps:
-    """Wall-clock seconds, foreign load and work of one update after the other."""
+    """Records seconds, foreign load and work of one update after the other.
+
+    Attributes:
+        device: `cpu` or `cuda`.
+        records: One for each update so far.
+        memory_before_mib: Peak memory before the first update.
+    """
 
     device: str
     records: list[dict[str, Any]] = field(default_factory=list)
     memory_before_mib: float = 0.0
-    _last: Reading | None = None
+    _last: Clocks | None = None
 
     def start(self) -> None:
-        """Begin the first update."""
+        """Start the clocks of the first update."""
         self.memory_before_mib = peak_memory_mib(self.device)
-        self._last = reading()
+        self._last = read_clocks()
 
     @property
     def started(self) -> bool:
@@ -102,20 +108,20 @@ class Laps:
     def lap(
         self, phases: Mapping[str, float], prompts: Sequence[int], responses: Sequence[int]
     ) -> None:
-        """End an update and begin the next.
+        """Record an update, and start the clocks of the next one.
 
         Args:
-            phases: Its seconds by phase; what is missing to its total is `other`.
-            prompts: Tokens of its prompts.
-            responses: Tokens of its responses.
+            phases: Seconds by phase. The rest of the update's seconds is recorded as `other`.
+            prompts: Number of tokens of each prompt.
+            responses: Number of tokens of each response.
 
         Raises:
             RuntimeError: Before `start`.
         """
         if self._last is None:
-            raise RuntimeError("lap: expected a call of start before")
+            raise RuntimeError("lap: expected a call of start first")
         synchronize()
-        now = reading()
+        now = read_clocks()
         seconds = now.wall - self._last.wall
         self.records.append(
             {
@@ -126,10 +132,10 @@ class Laps:
                 "responses": list(responses),
             }
         )
-        self._last = reading()
+        self._last = read_clocks()
 
     def save(self, path: Path, job: Job, packages: Sequence[str], **more: object) -> None:
-        """Write the timed updates with memory and versions."""
+        """Write the timed updates, the process's memory and the packages' versions."""
         result = {
             "precision": job.precision,
             "versions": versions(packages),

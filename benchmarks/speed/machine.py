@@ -1,4 +1,4 @@
-"""The machine: its ceilings, its memory, and what else runs on it. Linux only, by /proc."""
+"""The machine: its ceilings, its memory and the load of other processes. Linux only (/proc)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 QUIET_CORES = 0.05
-"""A lap with more foreign load than this is not used."""
+"""An update with more foreign load than this, in cores, is left out of the figures."""
 CPU_SHAPES = ((2048, 256, 688), (2048, 1024, 1024), (2048, 2048, 2048))
 GPU_SHAPES = ((8192, 8192, 8192),)
 BF16_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -23,7 +23,7 @@ BF16_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
 def busy_seconds(stat: str) -> float:
-    """Processor time that the whole machine has used.
+    """Processor time that all processes of the machine have used.
 
     Args:
         stat: Text of `/proc/stat`.
@@ -41,48 +41,54 @@ def busy_seconds(stat: str) -> float:
     return (sum(ticks[:3]) + sum(ticks[5:8])) / TICKS_PER_SECOND
 
 
-class Reading(NamedTuple):
-    """Three clocks at one moment, in seconds: wall, this process, the whole machine."""
+class Clocks(NamedTuple):
+    """Three clocks at one moment, in seconds.
+
+    Attributes:
+        wall: Wall-clock time.
+        own: Processor time of this process.
+        machine: Processor time of all processes.
+    """
 
     wall: float
     own: float
     machine: float
 
 
-def reading() -> Reading:
+def read_clocks() -> Clocks:
     """The clocks now."""
     stat = Path("/proc/stat").read_text("ascii")
-    return Reading(time.perf_counter(), time.process_time(), busy_seconds(stat))
+    return Clocks(time.perf_counter(), time.process_time(), busy_seconds(stat))
 
 
-def foreign_cores(start: Reading, end: Reading) -> float:
-    """Cores that other processes used between two readings, on average."""
+def foreign_cores(start: Clocks, end: Clocks) -> float:
+    """Cores that other processes used between two moments, on average."""
     own, machine = end.own - start.own, end.machine - start.machine
     return (machine - own) / (end.wall - start.wall)
 
 
 def wait_until_quiet(limit: float, window: float = 4.0, cores: float = 0.1) -> float:
-    """Wait until other processes use little for a while.
+    """Wait until other processes use little.
 
     Args:
         limit: Seconds to wait at most.
-        window: Seconds that are looked at together.
-        cores: What counts as little.
+        window: Seconds over which the load is averaged.
+        cores: Load that counts as little.
 
     Returns:
-        Cores that others used in the last window.
+        Load in the last window, in cores.
     """
     end = time.perf_counter() + limit
     while True:
-        start = reading()
+        start = read_clocks()
         time.sleep(window)
-        load = foreign_cores(start, reading())
+        load = foreign_cores(start, read_clocks())
         if load < cores or time.perf_counter() > end:
             return load
 
 
 def peak_memory_mib(device: str) -> float:
-    """Largest resident set of this process so far; on a GPU, largest allocation there."""
+    """Largest resident set of this process so far; on a GPU, the largest allocation there."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return status_kib(Path("/proc/self/status").read_text("ascii"), "VmHWM") / 1024
@@ -92,7 +98,7 @@ def status_kib(status: str, field: str) -> int:
     """A field of `/proc/<pid>/status`, in KiB.
 
     Raises:
-        ValueError: If it is not there.
+        ValueError: If there is no such field.
     """
     for line in status.splitlines():
         name, _, value = line.partition(":")
@@ -102,19 +108,19 @@ def status_kib(status: str, field: str) -> int:
 
 
 def median_seconds(work: Callable[[], Any], blocks: int = 7, block: float = 0.2) -> float:
-    """Median time of a call over blocks of calls, after a warm-up."""
+    """Median seconds of a call over blocks of calls, after a warm-up."""
     for _ in range(3):
         work()
     synchronize()
-    calls, elapsed = 1, timed(work, 1)
+    calls, elapsed = 1, time_calls(work, 1)
     while elapsed < block / 4:
         calls *= 2
-        elapsed = timed(work, calls)
+        elapsed = time_calls(work, calls)
     calls = max(1, round(calls * block / elapsed))
-    return statistics.median(timed(work, calls) / calls for _ in range(blocks))
+    return statistics.median(time_calls(work, calls) / calls for _ in range(blocks))
 
 
-def timed(work: Callable[[], Any], calls: int) -> float:
+def time_calls(work: Callable[[], Any], calls: int) -> float:
     """Seconds that `calls` calls take."""
     start = time.perf_counter()
     for _ in range(calls):
@@ -123,7 +129,7 @@ def timed(work: Callable[[], Any], calls: int) -> float:
 
 
 def synchronize() -> float:
-    """Wait for the GPU, if there is one; returns the time, in seconds."""
+    """Wait for the GPU, if there is one, and return the time in seconds."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -134,9 +140,9 @@ def matmul_ceiling(dtype: torch.dtype, device: str, onednn: bool = False) -> flo
     """Operations per second of the fastest of a few matrix products.
 
     Args:
-        dtype: Of the matrices.
+        dtype: Type of the matrices.
         device: `cpu` or `cuda`.
-        onednn: Leave the product to oneDNN, whatever torch would choose; on a CPU.
+        onednn: Multiply with oneDNN, whatever torch would choose; on a CPU alone.
     """
     rates = []
     for rows, inner, columns in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
@@ -144,28 +150,28 @@ def matmul_ceiling(dtype: torch.dtype, device: str, onednn: bool = False) -> flo
         weight = torch.randn(columns, inner, device=device).to(dtype)
         left = left.to_mkldnn() if onednn else left
 
-        def product(left: torch.Tensor = left, weight: torch.Tensor = weight) -> torch.Tensor:
+        def multiply(left: torch.Tensor = left, weight: torch.Tensor = weight) -> torch.Tensor:
             return torch.nn.functional.linear(left, weight)
 
-        rates.append(2 * rows * inner * columns / median_seconds(product))
+        rates.append(2 * rows * inner * columns / median_seconds(multiply))
     return max(rates)
 
 
 @torch.no_grad()
 def memory_bandwidth(device: str) -> float:
-    """Bytes per second of reading a large tensor."""
+    """Bytes per second at which a large tensor is read."""
     values = torch.ones(2**28 if device == "cuda" else 2**27, device=device)
     return values.numel() * values.element_size() / median_seconds(values.sum)
 
 
 def bf16_peak(device_name: str) -> float | None:
-    """Peak of a GPU in dense bf16 by its name; None where it is not in the table."""
+    """A GPU's peak in dense bf16 operations per second; `None` if it is not in `BF16_PEAKS`."""
     peaks = (peak for part, peak in BF16_PEAKS.items() if part in device_name)
     return next(peaks, None)
 
 
 def device_name(device: str) -> str:
-    """Model of the processor or GPU."""
+    """Model name of the processor or GPU."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
@@ -175,5 +181,5 @@ def device_name(device: str) -> str:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Installed versions, with Python's."""
+    """Installed versions of `packages`, and Python's."""
     return {"python": platform.python_version()} | {name: version(name) for name in packages}

@@ -2,8 +2,8 @@
 
     TRL_PYTHON -m benchmarks.speed.peer_supervised JOB.json RESULT.json
 
-TRL's defaults (for SFT, logits of completions alone), but for what would cost it time: gradient
-checkpointing, printed logs and checkpoints are off.
+TRL has its defaults (SFT computes logits of completions alone), except that gradient checkpointing,
+printed logs and checkpoints are off, which would cost it time.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from benchmarks.speed.workload import DTYPES, completions, prompts
 Lengths = tuple[list[int], list[int]]
 
 
-class Watch(TrainerCallback):
-    """Tells `laps` of every step."""
+class LapCallback(TrainerCallback):
+    """Records every step in `laps`."""
 
     def __init__(self, laps: Laps, lengths: list[Lengths]) -> None:
         self.laps = laps
         self.lengths = iter(lengths)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Begin, at the first step."""
+        """Start the clocks at the first step."""
         if not self.laps.started:
             self.laps.start()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Note a step's lengths."""
+        """Record a step's lengths."""
         self.laps.lap({}, *next(self.lengths))
 
 
@@ -69,7 +69,7 @@ def arguments(job: Job) -> dict[str, Any]:
 
 
 def sft(job: Job, laps: Laps) -> SFTTrainer:
-    """A trainer on prompts with a response each."""
+    """TRL's SFT trainer on prompts with a response each."""
     rows, lengths = [], []
     data = zip(prompts(job.work, job.steps), completions(job.work, job.steps, 1), strict=True)
     for questions, answers in data:
@@ -87,12 +87,12 @@ def sft(job: Job, laps: Laps) -> SFTTrainer:
         SFTConfig(**arguments(job), completion_only_loss=True),
         train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(folder),
-        callbacks=[Watch(laps, lengths)],
+        callbacks=[LapCallback(laps, lengths)],
     )
 
 
 def reward(job: Job, laps: Laps) -> RewardTrainer:
-    """A trainer on pairs of responses."""
+    """TRL's reward trainer on pairs of responses."""
     rows, lengths = [], []
     data = zip(prompts(job.work, job.steps), completions(job.work, job.steps, 2), strict=True)
     for questions, pairs in data:
@@ -115,7 +115,7 @@ def reward(job: Job, laps: Laps) -> RewardTrainer:
         RewardConfig(**arguments(job)),
         train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(folder),
-        callbacks=[Watch(laps, lengths)],
+        callbacks=[LapCallback(laps, lengths)],
     )
 
 

@@ -2,9 +2,9 @@
 
     TRL_PYTHON -m benchmarks.speed.peer_trl JOB.json RESULT.json
 
-TRL's defaults, but for what would cost it time: gradient checkpointing, sample generations, printed
-logs and checkpoints are off. 128 rollouts per device in 4 minibatches make 4 optimizer steps; had
-they come as 4 accumulated batches of 32, accelerate would step once.
+TRL has its defaults, except that gradient checkpointing, sample generations, printed logs and
+checkpoints are off, which would cost it time. All rollouts are one batch per device, cut into
+minibatches with an optimizer step each; in several accumulated batches, accelerate would step once.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ PACKAGES = ("trl", "torch", "transformers", "accelerate", "datasets")
 ROLLOUTS_AT_ONCE = 32
 
 
-class Watch(TrainerCallback):
-    """Tells `laps` of every update and cuts it into phases.
+class LapCallback(TrainerCallback):
+    """Records every update in `laps`, cut into phases.
 
-    Generation is `batch_generation`, the update begins with the first forward pass of policy and
-    critic together, and what lies between is scoring.
+    Generation is TRL's `batch_generation`, the update begins with the first forward pass of policy
+    and critic together, and the time between them is scoring.
     """
 
     def __init__(self, laps: Laps, work: Workload) -> None:
@@ -73,16 +73,16 @@ class Watch(TrainerCallback):
         return sequences, scores
 
     def before_forward(self, *_: object) -> None:
-        """Note the update's beginning."""
+        """Record when the update begins."""
         if "update" not in self.moments:
             self.moments["update"] = synchronize()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Begin."""
+        """Start the clocks."""
         self.laps.start()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Note an update's phases and lengths."""
+        """Record an update's phases and lengths."""
         at, end = self.moments, synchronize()
         phases = {
             "rollout": at["scoring"] - at["generation"],
@@ -131,8 +131,8 @@ def run(job: Job) -> Laps:
     value = scalar_network(work, dtype)
     batches = prompts(work, job.steps)
     laps = Laps(job.device)
-    watch = Watch(laps, work)
-    ppo.batch_generation = watch.batch_generation
+    callback = LapCallback(laps, work)
+    ppo.batch_generation = callback.batch_generation
     if job.precision == "bf16-mixed":
         os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"  # its Accelerator is not told of `bf16`
     trainer = PPOTrainer(
@@ -143,12 +143,12 @@ def run(job: Job) -> Laps:
         reward_model=reward,
         value_model=value,
         train_dataset=Dataset.from_dict({"input_ids": [r.tolist() for b in batches for r in b]}),
-        callbacks=[watch],
+        callbacks=[callback],
     )
-    # the same prompts in the same order as ours: TRL would shuffle them
+    # the same prompts in the same order as on the other sides: TRL would shuffle them
     trainer.dataloader = [{"input_ids": left_padded(rows)} for rows in batches]
     trainer.log = lambda *_, **__: None
-    trainer.model.register_forward_pre_hook(watch.before_forward)
+    trainer.model.register_forward_pre_hook(callback.before_forward)
     trainer.train()
     return laps
 

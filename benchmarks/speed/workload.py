@@ -1,7 +1,7 @@
-"""The work that both sides do: networks, prompts, and how likely a response is to end.
+"""The work of a benchmark, alike for all sides: networks, prompts and lengths of responses.
 
-The peer's process reads this module too, in an environment without lit_rlhf, so it needs torch,
-transformers and tokenizers only.
+TRL's process imports this module too, in an environment without lit_rlhf, so it needs torch,
+transformers and tokenizers alone.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ Mode = Literal["ragged", "full"]
 Stage = Literal["ppo", "sft", "reward"]
 Precision = Literal["fp32", "bf16-mixed", "bf16-true"]
 DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}
-"""Type of the weights; `bf16-mixed` keeps them in float32 and computes in bfloat16."""
+"""Type of the weights. `bf16-mixed` keeps them in float32 and computes in bfloat16."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One PPO iteration; prompts have uniform lengths.
+    """One PPO iteration. The lengths of prompts are uniformly distributed.
 
     Attributes:
-        mode: `ragged`: a response ends with probability `eos_probability` at every step; `full`:
-            none ends before `response` tokens.
+        mode: With `ragged` a response ends with probability `eos_probability` at every token, with
+            `full` none ends before `response` tokens.
         batch: Prompts per iteration.
         minibatch: Rollouts per optimizer step of policy and critic.
         response: Longest response, in tokens.
         prompt_min: Shortest prompt, in tokens.
-        prompt_max: Longest prompt.
+        prompt_max: Longest prompt, in tokens.
         hidden: Hidden size of all four networks.
-        layers: Their layers.
-        heads: Their attention heads.
-        kv_heads: Their heads of keys and values.
-        intermediate: Width of their MLPs.
-        vocab: Their tokens; embedding and output layer are not tied.
+        layers: Number of layers.
+        heads: Number of attention heads.
+        kv_heads: Number of key and value heads.
+        intermediate: Width of the MLPs.
+        vocab: Size of the vocabulary. Embedding and output layer are not tied.
         eos_probability: See `mode`.
-        seed: Of weights, prompts and rollouts.
+        seed: Seed of weights, prompts and rollouts.
     """
 
     mode: Mode = "ragged"
@@ -71,13 +71,17 @@ class Workload:
     seed: int = 1
 
 
-Size = Literal["tiny", "5m", "1b", "3b"]
+Size = Literal["tiny", "5m", "135m", "1b", "3b"]
 SIZES: dict[Size, dict[str, int]] = {
     "tiny": {
         **{"batch": 8, "minibatch": 4, "response": 8, "prompt_min": 2, "prompt_max": 6},
         **{"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 48, "vocab": 64},
     },
     "5m": {},
+    "135m": {
+        **{"batch": 16, "minibatch": 8, "hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3},
+        **{"intermediate": 1536, "vocab": 49152},
+    },
     "1b": {
         "hidden": 2048,
         "layers": 16,
@@ -95,12 +99,14 @@ SIZES: dict[Size, dict[str, int]] = {
         "vocab": 32768,
     },
 }
-"""What differs from `Workload` by name: to try a script in seconds, the CPU's size, and the shapes
-of Llama 3.2's two smaller models with a smaller vocabulary."""
+"""What differs from the defaults of `Workload`: `tiny` to try a script in seconds, `5m` for a CPU,
+`135m` with SmolLM2-135M's shape (163 million weights, as its output layer is not tied here), whose
+iteration takes less than a minute and 12 GiB on two cores, and `1b` and `3b` with the shapes of
+Llama 3.2's two smaller models and a smaller vocabulary."""
 
 
 def llama_config(work: Workload, **changes: Any) -> LlamaConfig:
-    """The networks' shape."""
+    """The networks' config."""
     return LlamaConfig(
         vocab_size=work.vocab,
         hidden_size=work.hidden,
@@ -118,7 +124,7 @@ def llama_config(work: Workload, **changes: Any) -> LlamaConfig:
 
 
 def tokenizer(work: Workload) -> PreTrainedTokenizerFast:
-    """A tokenizer whose words are `w0`, `w1` and so on, one for each id."""
+    """A tokenizer with the words `w0`, `w1` and so on, one for each id."""
     words = {f"w{index}": index for index in range(work.vocab)}
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer(WordLevel(words, unk_token=f"w{work.vocab - 1}")),
@@ -154,10 +160,10 @@ def save_networks(work: Workload, folder: Path, precision: Precision = "fp32") -
 
 
 def eos_bias(work: Workload) -> float:
-    """Bias of EOS's logit that makes `eos_probability` its probability at the start of training.
+    """Bias of EOS's logit that gives EOS the probability `eos_probability` before training.
 
     The last hidden states have a root mean square of 1 and the output layer's weights a standard
-    deviation of 0.02, so the other logits are normal with variance `0.02^2 * hidden`; the mean of
+    deviation of 0.02, so the other logits are normal with variance `0.02^2 * hidden`. The mean of
     their exponentials is that of a log-normal variable.
     """
     if work.mode == "full":
@@ -167,9 +173,9 @@ def eos_bias(work: Workload) -> float:
 
 
 def bias_lm_head(model: nn.Module, work: Workload) -> None:
-    """Give a Llama's output layer a bias that rules PAD and BOS out and sets EOS's probability.
+    """Give a Llama's output layer a bias that excludes PAD and BOS and sets EOS's probability.
 
-    Random weights alone would end a response once in `vocab` tokens.
+    With random weights alone a response would end once in `vocab` tokens.
     """
     head: Any = model.lm_head
     bias = head.weight.new_zeros(head.out_features)
@@ -178,7 +184,7 @@ def bias_lm_head(model: nn.Module, work: Workload) -> None:
 
 
 def prompts(work: Workload, iterations: int) -> list[list[torch.Tensor]]:
-    """The prompts of each iteration: ids of words, drawn from the workload's seed."""
+    """The prompts of each iteration: random ids of words, by the workload's seed."""
     generator = torch.Generator().manual_seed(work.seed + 1)
     lengths = torch.randint(
         work.prompt_min, work.prompt_max + 1, (iterations, work.batch), generator=generator
@@ -193,15 +199,15 @@ def prompts(work: Workload, iterations: int) -> list[list[torch.Tensor]]:
 
 
 def completions(work: Workload, steps: int, per_prompt: int) -> list[list[list[torch.Tensor]]]:
-    """Responses for SFT and reward modelling: words, then EOS, of the lengths that PPO's have.
+    """Responses for SFT and reward modelling: random words, then EOS, as long as PPO's.
 
     Args:
-        work: Prompts, lengths and seed; a response that runs to the limit has no EOS.
-        steps: Optimizer steps.
-        per_prompt: Responses to every prompt.
+        work: The batch, the lengths and the seed. A response of full length has no EOS.
+        steps: Number of optimizer steps.
+        per_prompt: Number of responses to each prompt.
 
     Returns:
-        By step, prompt and response, `[tokens]` long.
+        Ids by step, prompt and response.
     """
     generator = torch.Generator().manual_seed(work.seed + 2)
     longest = 1.0 if work.mode == "full" else 0.0
@@ -221,14 +227,14 @@ def completions(work: Workload, steps: int, per_prompt: int) -> list[list[list[t
 
 
 def left_padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows of ids as one matrix, with PAD on the left."""
+    """Rows of ids as one matrix with PAD on the left."""
     return nn.utils.rnn.pad_sequence(
         list(rows), batch_first=True, padding_value=PAD, padding_side="left"
     )
 
 
 def response_lengths(responses: torch.Tensor, ends: bool) -> list[int]:
-    """Tokens of each response `[B, T]`, EOS included; `ends`: whether EOS ends one."""
+    """Number of tokens of each response `[B, T]`, EOS included; without `ends`, EOS ends none."""
     is_eos = responses.eq(EOS) & ends
     first = torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, responses.shape[1])
     return [int(length) for length in first]

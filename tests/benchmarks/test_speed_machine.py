@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.speed import machine, turns
+from benchmarks.speed import machine
 from benchmarks.speed.machine import (
     TICKS_PER_SECOND,
-    Reading,
+    Clocks,
     bf16_peak,
     busy_seconds,
     foreign_cores,
     status_kib,
 )
+from benchmarks.speed.report import quiet_updates
 
 #        user nice system idle iowait irq softirq steal guest guest_nice
 STAT = "cpu  100 20 30 4000 500 6 7 8 90 10\ncpu0 1 1 1 1 1 1 1 1 1 1\nintr 1\n"
@@ -30,22 +31,22 @@ def test_another_text_is_refused(text: str) -> None:
 
 def test_foreign_load_is_what_this_process_did_not_use() -> None:
     # ten seconds: the machine was busy for 17, of which this process used 14
-    start, end = Reading(100.0, 5.0, 1000.0), Reading(110.0, 19.0, 1017.0)
+    start, end = Clocks(100.0, 5.0, 1000.0), Clocks(110.0, 19.0, 1017.0)
 
     assert foreign_cores(start, end) == pytest.approx(0.3)
 
 
 def test_waiting_ends_with_the_first_quiet_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([Reading(0, 0, 0), Reading(4, 0, 6), Reading(4, 0, 6), Reading(8, 0, 6.2)])
-    monkeypatch.setattr(machine, "reading", lambda: next(moments))
+    moments = iter([Clocks(0, 0, 0), Clocks(4, 0, 6), Clocks(4, 0, 6), Clocks(8, 0, 6.2)])
+    monkeypatch.setattr(machine, "read_clocks", lambda: next(moments))
     monkeypatch.setattr(machine.time, "sleep", lambda _: None)
 
     assert machine.wait_until_quiet(limit=60) == pytest.approx(0.05)
 
 
 def test_waiting_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([Reading(0, 0, 0), Reading(4, 0, 6)])
-    monkeypatch.setattr(machine, "reading", lambda: next(moments))
+    moments = iter([Clocks(0, 0, 0), Clocks(4, 0, 6)])
+    monkeypatch.setattr(machine, "read_clocks", lambda: next(moments))
     monkeypatch.setattr(machine.time, "sleep", lambda _: None)
 
     assert machine.wait_until_quiet(limit=-1) == pytest.approx(1.5)
@@ -71,11 +72,11 @@ def run_with(*loads: float) -> dict[str, object]:
 
 
 def test_updates_with_foreign_load_are_dropped() -> None:
-    used = turns.quiet_updates([run_with(0.0, 0.2), run_with(0.05, 0.051)], "case")
+    used = quiet_updates([run_with(0.0, 0.2), run_with(0.05, 0.051)], "case")
 
     assert [update["foreign_cores"] for update in used] == [0.0, 0.05]
 
 
 def test_a_case_without_a_quiet_update_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"TRL, full: expected .* 0.05 .* got 0.20 at least"):
-        turns.quiet_updates([run_with(0.4, 0.2)], "TRL, full")
+        quiet_updates([run_with(0.4, 0.2)], "TRL, full")

@@ -11,14 +11,23 @@ import pytest
 import torch
 
 from benchmarks import scaling as scaling_script
-from benchmarks.scaling import changed, line
-from benchmarks.speed import turns
+from benchmarks.scaling import fit_line, resize
+from benchmarks.speed import comparison
+from benchmarks.speed.comparison import Side, best_ceilings, our_sides, peer_side
 from benchmarks.speed.job import Job
 from benchmarks.speed.ours_supervised import batches, lengths
-from benchmarks.speed.page import PAGE, PLACE, RESULTS, filled
-from benchmarks.speed.summary import counted, labelled, ratios, summary
-from benchmarks.speed.tables import comparison_tables, scaling_tables
-from benchmarks.speed.turns import highest, peer_interpreter
+from benchmarks.speed.report import (
+    PAGE,
+    RESULTS,
+    TABLE,
+    comparison_tables,
+    count_work,
+    fill_page,
+    label_run,
+    ratios,
+    scaling_tables,
+    summarize,
+)
 from benchmarks.speed.workload import (
     EOS,
     SIZES,
@@ -64,7 +73,7 @@ def run_of(side: str, *seconds: float, foreign: float = 0.0, memory: float = 100
 def test_a_summary_takes_medians_over_quiet_updates() -> None:
     runs = [run_of("TRL", 2.0, 4.0), run_of("TRL", 100.0, foreign=1.0), run_of("TRL", 3.0)]
 
-    row = summary(runs, CEILINGS, quiet_cores=0.05)
+    row = summarize(runs, CEILINGS, quiet_cores=0.05)
 
     assert (row["seconds"], row["seconds_min"], row["seconds_max"]) == (3.0, 2.0, 4.0)
     assert (row["updates"], row["updates_dropped"]) == (3, 1)
@@ -77,14 +86,14 @@ def test_a_summary_takes_medians_over_quiet_updates() -> None:
 def test_bf16_is_measured_against_its_own_ceiling() -> None:
     run = run_of("TRL", 3.0) | {"precision": "bf16-mixed"}
 
-    assert summary([run], CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
+    assert summarize([run], CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
 
 
 def test_on_a_gpu_utilization_and_bandwidth_are_reported() -> None:
     run = run_of("TRL", 4.0)
     run["updates"][0]["generation_bytes"] = 1e9
 
-    row = summary([run], CEILINGS | {"peak_bf16": 1e6}, 0.05)
+    row = summarize([run], CEILINGS | {"peak_bf16": 1e6}, 0.05)
 
     assert row["training_mfu"] == pytest.approx(3e5 / 1.0 / 1e6)
     assert row["generation_tokens_per_second"] == 35
@@ -93,8 +102,8 @@ def test_on_a_gpu_utilization_and_bandwidth_are_reported() -> None:
 
 def test_ratios_compare_seconds_work_and_memory() -> None:
     rows = [
-        summary([run_of("lit_rlhf", 2.0, memory=50.0)], CEILINGS, 0.05),
-        summary([run_of("TRL", 6.0)], CEILINGS, 0.05),
+        summarize([run_of("lit_rlhf", 2.0, memory=50.0)], CEILINGS, 0.05),
+        summarize([run_of("TRL", 6.0)], CEILINGS, 0.05),
     ]
 
     [ratio] = ratios(rows)
@@ -102,6 +111,62 @@ def test_ratios_compare_seconds_work_and_memory() -> None:
     assert ratio["speed"] == 3
     assert ratio["speed_at_equal_work"] == pytest.approx(3)
     assert ratio["memory"] == 0.5
+
+
+def test_a_later_tree_is_compared_with_the_first_and_both_with_the_peer() -> None:
+    seconds = {"lit_rlhf a": 2.0, "lit_rlhf b": 1.0, "TRL": 6.0}
+    runs = [
+        run_of(side, value) | {"precision": precision}
+        for precision in ("fp32", "bf16-mixed")
+        for side, value in seconds.items()
+    ]
+
+    found = ratios([summarize([run], CEILINGS, 0.05) for run in runs])
+
+    trees = [r for r in found if r["other"] == "lit_rlhf a"]
+    assert [(r["side"], r["precision"], r["other_precision"], r["speed"]) for r in trees] == [
+        ("lit_rlhf b", precision, precision, 2.0) for precision in ("fp32", "bf16-mixed")
+    ]
+    peers = [r for r in found if r["other"] == "TRL"]
+    assert len(peers) == 2 * 2 * 2  # trees times precisions of either side
+    assert len(found) == len(trees) + len(peers)
+
+
+def source_tree(folder: Path, seconds: float) -> Path:
+    """A source tree whose own benchmark says what it imported."""
+    module = folder / "benchmarks" / "speed" / "ours.py"
+    module.parent.mkdir(parents=True)
+    for package in (folder / "benchmarks", module.parent):
+        (package / "__init__.py").touch()
+    (folder / "lit_rlhf.py").write_text(f"SECONDS = {seconds}")
+    module.write_text(
+        "import json, sys, lit_rlhf\n"
+        "result = {'versions': {}, 'updates': [{'seconds': lit_rlhf.SECONDS}]}\n"
+        "open(sys.argv[2], 'w').write(json.dumps(result))\n"
+    )
+    return folder
+
+
+def test_every_tree_runs_its_own_code(tmp_path: Path) -> None:
+    trees = [str(source_tree(tmp_path / name, value)) for name, value in (("a", 2.0), ("b", 1.0))]
+    (tmp_path / "job").mkdir()
+    job = Job(TINY, str(tmp_path / "job"))
+
+    sides = our_sides("benchmarks.speed.ours", trees)
+    results = [comparison.run_job(side, job) for side in sides]
+
+    assert [side.name for side in sides] == ["lit_rlhf a", "lit_rlhf b"]
+    assert [result["updates"][0]["seconds"] for result in results] == [2.0, 1.0]
+    assert [result["versions"] for result in results] == [{"commit": "unknown"}] * 2
+    assert our_sides("benchmarks.speed.ours") == [Side("lit_rlhf", "benchmarks.speed.ours")]
+
+
+def test_folders_that_are_not_two_source_trees_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trees: expected source trees with benchmarks\.speed"):
+        our_sides("benchmarks.speed.ours", [str(tmp_path)])
+    trees = [str(source_tree(tmp_path / name / "x", 1.0)) for name in ("a", "b")]
+    with pytest.raises(ValueError, match="trees: expected folders with different names"):
+        our_sides("benchmarks.speed.ours", trees)
 
 
 def test_an_update_keeps_its_work_and_not_its_lengths() -> None:
@@ -113,7 +178,7 @@ def test_an_update_keeps_its_work_and_not_its_lengths() -> None:
         "responses": [4, 1],
     }
 
-    result = counted(update, Job(TINY))
+    result = count_work(update, Job(TINY))
 
     assert (result["prompt_tokens"], result["response_tokens"]) == (5, 5)
     assert "prompts" not in result
@@ -121,7 +186,7 @@ def test_an_update_keeps_its_work_and_not_its_lengths() -> None:
 
 
 def test_a_turn_gets_its_case_and_side() -> None:
-    run = labelled({"updates": [], "precision": "fp32"}, ("full", "fp32", "TRL"), Job(TINY))
+    run = label_run({"updates": [], "precision": "fp32"}, ("full", "fp32", "TRL"), Job(TINY))
 
     assert run == {"case": "full", "side": "TRL", "updates": [], "precision": "fp32"}
 
@@ -129,34 +194,34 @@ def test_a_turn_gets_its_case_and_side() -> None:
 def test_the_highest_of_two_ceilings() -> None:
     low = CEILINGS | {"flops_fp32": 5e5, "flops_bf16": 3e6}
 
-    best = highest(highest({}, CEILINGS), low)
+    best = best_ceilings(best_ceilings({}, CEILINGS), low)
 
     assert (best["flops_fp32"], best["flops_bf16"]) == (1e6, 3e6)
     assert best["device"] == "a processor"
 
 
 def test_a_line_through_points_on_one() -> None:
-    fit = line([1.0, 2.0, 5.0], [5.0, 7.0, 13.0])
+    fit = fit_line([1.0, 2.0, 5.0], [5.0, 7.0, 13.0])
 
     assert fit == pytest.approx((3.0, 2.0, 1.0))
 
 
 def test_a_line_through_other_points() -> None:
     # mean (2, 2): slope 1/2, residuals -1/2, 1, -1/2: 1 - 1.5 / 2
-    assert line([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx((1.0, 0.5, 0.25))
+    assert fit_line([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx((1.0, 0.5, 0.25))
 
 
 def test_two_points_are_no_line() -> None:
     with pytest.raises(ValueError, match="at least 3 points, got 2"):
-        line([1.0, 2.0], [1.0, 2.0])
+        fit_line([1.0, 2.0], [1.0, 2.0])
 
 
 def test_a_changed_size_takes_what_belongs_to_it() -> None:
-    assert changed(Workload(), "hidden", 256) == Workload()
-    assert changed(Workload(), "hidden", 512).heads == 16
-    assert changed(Workload(), "response", 64) == Workload()
-    assert changed(Workload(), "response", 128).eos_probability == 1 / 64
-    assert changed(Workload(), "vocab", 1024) == replace(Workload(), vocab=1024)
+    assert resize(Workload(), "hidden", 256) == Workload()
+    assert resize(Workload(), "hidden", 512).heads == 16
+    assert resize(Workload(), "response", 64) == Workload()
+    assert resize(Workload(), "response", 128).eos_probability == 1 / 64
+    assert resize(Workload(), "vocab", 1024) == replace(Workload(), vocab=1024)
 
 
 def test_lengths_of_the_peers_responses() -> None:
@@ -194,7 +259,7 @@ def test_supervised_batches_hold_the_tokens_that_the_peer_gets(stage: Any) -> No
 
 def test_an_interpreter_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="peer_python: expected a Python interpreter"):
-        peer_interpreter(str(tmp_path / "python"))
+        peer_side("peer", str(tmp_path / "python"))
 
 
 def test_without_an_interpreter_the_peers_environment_is_made_once(
@@ -208,38 +273,38 @@ def test_without_an_interpreter_the_peers_environment_is_made_once(
         commands.append(command)
         folder.mkdir(exist_ok=True)
 
-    monkeypatch.setattr(turns, "PEER_FOLDER", folder)
-    monkeypatch.setattr(turns.subprocess, "run", ran)
+    monkeypatch.setattr(comparison, "PEER_FOLDER", folder)
+    monkeypatch.setattr(comparison.subprocess, "run", ran)
 
-    first, second = peer_interpreter(None), peer_interpreter(None)
+    first, second = (peer_side("peer", None).python for _ in range(2))
 
     python = str(folder / "bin" / "python")
     assert (first, second) == (python, python)
     assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
     assert commands[1][0] == python
-    assert commands[1][3:] == ["install", *turns.PEER]
+    assert commands[1][3:] == ["install", *comparison.PEER_PACKAGES]
 
 
 def test_a_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([run_of("TRL", 9.0, foreign=1.0), run_of("TRL", 3.0), run_of("TRL", 4.0)])
-    monkeypatch.setattr(turns, "wait_until_quiet", lambda _: 0.0)
-    monkeypatch.setattr(turns, "answer", lambda *_: next(answers))
+    monkeypatch.setattr(comparison, "wait_until_quiet", lambda _: 0.0)
+    monkeypatch.setattr(comparison, "run_job", lambda *_: next(answers))
 
-    result = turns.turn(turns.Side("TRL", "peer"), Job(TINY), wait=0.0)
+    result = comparison.take_turn(comparison.Side("TRL", "peer"), Job(TINY), wait=0.0)
 
     assert result["updates"][0]["seconds"] == 3.0
 
 
 def test_a_process_that_fails_is_shown(tmp_path: Path) -> None:
-    side = turns.Side("nobody", "benchmarks.speed.nobody")
+    side = comparison.Side("nobody", "benchmarks.speed.nobody")
 
     with pytest.raises(RuntimeError, match=r"(?s)nobody: .* failed.*No module named"):
-        turns.answer(side, Job(TINY, str(tmp_path)))
+        comparison.run_job(side, Job(TINY, str(tmp_path)))
 
 
 def test_tables_of_a_comparison() -> None:
     runs = [run_of("lit_rlhf", 2.0, memory=50.0), run_of("TRL", 6.0)]
-    rows = [summary([run], CEILINGS, 0.05) for run in runs]
+    rows = [summarize([run], CEILINGS, 0.05) for run in runs]
     result = {
         "machine": {**CEILINGS, "cores": 2, "threads": 2},
         "summary": rows,
@@ -250,7 +315,7 @@ def test_tables_of_a_comparison() -> None:
     text = comparison_tables(result)
 
     assert "| ragged | fp32 | TRL | 6.00 (6.00-6.00) | 0 | 10% | 100 (50) | 1 of 1 |" in text
-    assert "| ragged | fp32 / fp32 | 3.00 | 3.00 | 0.50 |" in text
+    assert "| ragged | lit_rlhf / TRL | fp32 / fp32 | 3.00 | 3.00 | 0.50 |" in text
     assert "a processor, 2 cores, 2 threads" in text
     assert "TRL: torch 2.13.0" in text
 
@@ -280,14 +345,14 @@ def test_tables_of_scaling() -> None:
 def test_the_page_quotes_the_results() -> None:
     page = PAGE.read_text("utf-8")
 
-    assert len(PLACE.findall(page)) >= 1
-    assert filled(page, RESULTS) == page, "run python -m benchmarks.speed.page"
+    assert len(TABLE.findall(page)) >= 1
+    assert fill_page(page, RESULTS) == page, "run python -m benchmarks.speed.report"
 
 
 def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[Workload] = []
 
-    def alternate(jobs: Any, sides: Any, *_: Any) -> Any:
+    def run_in_turns(jobs: Any, sides: Any, *_: Any) -> Any:
         """Costs 1 s, 1 ms per response token and 1 ns per 100 operations of the update."""
         [side] = sides
         results = {}
@@ -300,7 +365,7 @@ def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.M
                 "foreign_cores": 0.0,
                 "phases": {},
             }
-            flops = sum(counted(update | {"seconds": 1.0}, job)["flops"].values())
+            flops = sum(count_work(update | {"seconds": 1.0}, job)["flops"].values())
             update["seconds"] = 1.0 + flops * 1e-11
             run = {
                 "precision": "fp32",
@@ -312,7 +377,7 @@ def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.M
             results[(*labels, side.name)] = [run]
         return CEILINGS, results
 
-    monkeypatch.setattr(scaling_script, "alternate", alternate)
+    monkeypatch.setattr(scaling_script, "run_in_turns", run_in_turns)
     monkeypatch.setattr(scaling_script, "save_networks", lambda *_: None)
 
     scaling_script.scaling(str(tmp_path / "scaling"))

@@ -1,0 +1,357 @@
+"""From timed updates to figures, tables, and the page `docs/speed.md`.
+
+    python -m benchmarks.speed.report
+
+puts the tables of the result files into the page. A table stands there between `<!-- results: NAME
+-->` and `<!-- end -->`, where NAME is that of the JSON file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.speed.flops import generation_bytes, stage_flops
+from benchmarks.speed.job import Job
+from benchmarks.speed.machine import QUIET_CORES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "speed.md"
+RESULTS = ROOT / "benchmarks" / "results"
+TABLE = re.compile(r"<!-- results: (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
+PHASES = ("rollout", "score", "update", "other")
+OURS, PEER = "lit_rlhf", "TRL"
+Labels = tuple[str, ...]
+"""Case (of PPO a mode, else a stage), precision, and where it is known the side."""
+
+
+# Figures
+
+
+def count_work(update: dict[str, Any], job: Job) -> dict[str, Any]:
+    """An update with its useful work in place of the lengths of its prompts and responses."""
+    prompts, responses = update["prompts"], update["responses"]
+    result = {
+        **{key: update[key] for key in ("seconds", "foreign_cores", "phases")},
+        "prompt_tokens": sum(prompts),
+        "response_tokens": sum(responses),
+        "flops": stage_flops(job.stage, job.work, prompts, responses)._asdict(),
+    }
+    if job.stage == "ppo":
+        value_bytes = 4 if job.precision == "fp32" else 2
+        result["generation_bytes"] = generation_bytes(job.work, prompts, responses, value_bytes)
+    return result
+
+
+def label_run(run: dict[str, Any], labels: Labels, job: Job) -> dict[str, Any]:
+    """A turn's result with its case and side, and with the work of its updates counted."""
+    case, _, side = labels
+    updates = [count_work(update, job) for update in run["updates"]]
+    return {"case": case, "side": side, **run, "updates": updates}
+
+
+def is_quiet(update: dict[str, Any], cores: float = QUIET_CORES) -> bool:
+    """Whether other processes used at most that many cores during an update."""
+    return bool(update["foreign_cores"] <= cores)
+
+
+def quiet_updates(
+    runs: Sequence[dict[str, Any]], what: str, cores: float = QUIET_CORES
+) -> list[dict[str, Any]]:
+    """The updates of several turns during which nothing else ran.
+
+    Args:
+        runs: Results of one side and job.
+        what: Side and job in words, for the error.
+        cores: Foreign load that an update is used with.
+
+    Raises:
+        RuntimeError: If there is none.
+    """
+    updates = [update for run in runs for update in run["updates"]]
+    quiet = [update for update in updates if is_quiet(update, cores)]
+    if not quiet:
+        least = min((update["foreign_cores"] for update in updates), default=float("nan"))
+        raise RuntimeError(
+            f"{what}: expected an update with at most {cores} cores of foreign load, "
+            f"got {least:.2f} at least. Stop what else runs and try again, or raise --quiet_cores"
+        )
+    return quiet
+
+
+def summarize(
+    runs: list[dict[str, Any]], ceilings: dict[str, Any], quiet_cores: float
+) -> dict[str, Any]:
+    """One side's figures in one case and precision: medians over its quiet updates.
+
+    Args:
+        runs: Its turns.
+        ceilings: What the machine can reach.
+        quiet_cores: Foreign load that an update is used with.
+
+    Raises:
+        RuntimeError: If no update was quiet.
+    """
+    first = runs[0]
+    used = quiet_updates(
+        runs, f"{first['side']}, {first['case']}, {first['precision']}", quiet_cores
+    )
+    seconds = [update["seconds"] for update in used]
+    rate = median(sum(u["flops"].values()) / u["seconds"] for u in used)
+    ceiling = ceilings["flops_fp32" if first["precision"] == "fp32" else "flops_bf16"]
+    row = {
+        **{key: first[key] for key in ("side", "case", "precision")},
+        "updates": len(used),
+        "updates_dropped": sum(len(run["updates"]) for run in runs) - len(used),
+        "seconds": median(seconds),
+        "seconds_min": min(seconds),
+        "seconds_max": max(seconds),
+        "phases": {
+            phase: median(u["phases"][phase] for u in used)
+            for phase in PHASES
+            if phase in used[0]["phases"]
+        },
+        "response_tokens": fmean(u["response_tokens"] for u in used),
+        "real_tokens": fmean(u["prompt_tokens"] + u["response_tokens"] for u in used),
+        "useful_gflops": rate / 1e9,
+        "ceiling_fraction": rate / ceiling,
+        "peak_memory_mib": max(run["peak_memory_mib"] for run in runs),
+        "memory_before_mib": max(run["memory_before_mib"] for run in runs),
+    }
+    if ceilings["peak_bf16"] is not None:
+        row |= gpu_figures(used, ceilings)
+    return row
+
+
+def gpu_figures(used: list[dict[str, Any]], ceilings: dict[str, Any]) -> dict[str, float]:
+    """Model FLOP utilization of training, and generation against the memory's bandwidth."""
+    update_seconds = [u["phases"].get("update", u["seconds"]) for u in used]
+    row = {
+        "training_mfu": median(
+            u["flops"]["update"] / seconds / ceilings["peak_bf16"]
+            for u, seconds in zip(used, update_seconds, strict=True)
+        )
+    }
+    if "generation_bytes" in used[0]:
+        bandwidth = ceilings["bytes_per_second"]
+        row["generation_tokens_per_second"] = median(
+            u["response_tokens"] / u["phases"]["rollout"] for u in used
+        )
+        row["generation_bound_fraction"] = median(
+            u["generation_bytes"] / bandwidth / u["phases"]["rollout"] for u in used
+        )
+    return row
+
+
+def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How many times as fast a side is as another, and its share of the other's memory.
+
+    Each of our sides is compared with TRL, in all combinations of precisions, and each source tree
+    after the first with the first, in the same precision. `speed_at_equal_work` divides useful
+    operations per second instead of seconds: where responses end at random the sides may have
+    sampled others, and one had more to do.
+    """
+    first = rows[0]["side"]
+    return [
+        {
+            "case": a["case"],
+            "side": a["side"],
+            "other": b["side"],
+            "precision": a["precision"],
+            "other_precision": b["precision"],
+            "speed": b["seconds"] / a["seconds"],
+            "speed_at_equal_work": a["useful_gflops"] / b["useful_gflops"],
+            "memory": a["peak_memory_mib"] / b["peak_memory_mib"],
+        }
+        for a, b in product(rows, rows)
+        if a["case"] == b["case"]
+        and a["side"] not in (PEER, b["side"])
+        and (b["side"] == PEER or (b["side"] == first and a["precision"] == b["precision"]))
+    ]
+
+
+# Tables
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def comparison_tables(result: dict[str, Any]) -> str:
+    """The tables of `ppo_iteration.py` and `sft_reward.py`.
+
+    Args:
+        result: Content of the benchmark's JSON file.
+    """
+    rows = result["summary"]
+    phases = list(rows[0]["phases"])
+    names = ("case", "precision", "side")
+    parts = [
+        table(
+            [
+                *(*names, "seconds per update (min-max)", "useful GFLOP/s", "of torch.mm"),
+                *("peak memory (before), MiB", "updates"),
+            ],
+            (
+                [
+                    *(row[name] for name in names),
+                    f"{row['seconds']:.2f} ({row['seconds_min']:.2f}-{row['seconds_max']:.2f})",
+                    *(f"{row['useful_gflops']:.0f}", f"{row['ceiling_fraction']:.0%}"),
+                    f"{row['peak_memory_mib']:.0f} ({row['memory_before_mib']:.0f})",
+                    f"{row['updates']} of {row['updates'] + row['updates_dropped']}",
+                ]
+                for row in rows
+            ),
+        )
+    ]
+    if len(phases) > 1:
+        parts.append(
+            table(
+                [*names, *(f"{phase}, s" for phase in phases), "response tokens", "tokens/s"],
+                (
+                    [
+                        *(row[name] for name in names),
+                        *(f"{row['phases'][phase]:.2f}" for phase in phases),
+                        f"{row['response_tokens']:.0f}",
+                        f"{row['real_tokens'] / row['seconds']:.0f}",
+                    ]
+                    for row in rows
+                ),
+            )
+        )
+    if result["ratios"]:
+        parts.append(
+            table(
+                [
+                    *("case", "side / other", "precisions", "times as fast"),
+                    *("at equal useful work", "peak memory / other's"),
+                ],
+                (
+                    [
+                        *(r["case"], f"{r['side']} / {r['other']}"),
+                        f"{r['precision']} / {r['other_precision']}",
+                        f"{r['speed']:.2f}",
+                        f"{r['speed_at_equal_work']:.2f}",
+                        f"{r['memory']:.2f}",
+                    ]
+                    for r in result["ratios"]
+                ),
+            )
+        )
+    if "training_mfu" in rows[0]:
+        parts.append(
+            table(
+                ["case", "side", "MFU of training", "tokens/s of generation", "of the bound"],
+                (
+                    [
+                        *(r["case"], r["side"], f"{r['training_mfu']:.1%}"),
+                        *generation_cells(r),
+                    ]
+                    for r in rows
+                ),
+            )
+        )
+    versions = {run["side"]: run["versions"] for run in result["runs"]}
+    return "\n".join([*parts, machine_sentences(result["machine"], versions)])
+
+
+def generation_cells(row: dict[str, Any]) -> tuple[str, str]:
+    """A row's cells on generation; stages without it have none."""
+    if "generation_tokens_per_second" not in row:
+        return "-", "-"
+    tokens, share = row["generation_tokens_per_second"], row["generation_bound_fraction"]
+    return f"{tokens:.0f}", f"{share:.1%}"
+
+
+def scaling_tables(result: dict[str, Any]) -> str:
+    """The tables of `scaling.py`: the points, then the lines through them.
+
+    Args:
+        result: Content of the benchmark's JSON file.
+    """
+    points = table(
+        [
+            *("size", "value", "real tokens", "useful GFLOP", "seconds"),
+            *("of torch.mm", "peak memory, MiB"),
+        ],
+        (
+            [
+                *(sweep["size"], str(point["value"]), f"{point['real_tokens']:.0f}"),
+                *(f"{point['useful_gflop']:.0f}", f"{point['seconds']:.2f}"),
+                f"{point['ceiling_fraction']:.0%}",
+                f"{point['peak_memory_mib']:.0f}",
+            ]
+            for sweep in result["sweeps"]
+            for point in sweep["points"]
+        ),
+    )
+    units = {"real_tokens": ("1,000 real tokens", 1000), "useful_gflop": ("100 useful GFLOP", 100)}
+    lines = table(
+        ["size", "fixed, s", "slope, s", "R²"],
+        (
+            [
+                *(sweep["size"], f"{sweep['fixed']:.2f}"),
+                f"{sweep['slope'] * units[sweep['against']][1]:.2f} "
+                f"per {units[sweep['against']][0]}",
+                f"{sweep['r_squared']:.3f}",
+            ]
+            for sweep in result["sweeps"]
+        ),
+    )
+    return "\n".join(
+        [points, lines, machine_sentences(result["machine"], {OURS: result["versions"]})]
+    )
+
+
+def machine_sentences(machine: dict[str, Any], versions: dict[str, dict[str, str]]) -> str:
+    """Machine, ceilings and versions, in a sentence each.
+
+    Args:
+        machine: The ceilings with cores and threads.
+        versions: Versions of packages by side.
+    """
+    stated = "; ".join(
+        f"{side}: " + ", ".join(f"{name} {number}" for name, number in of_side.items())
+        for side, of_side in versions.items()
+    )
+    onednn = machine.get("flops_fp32_onednn")  # older results lack it
+    return (
+        f"Machine: {machine['device']}, {machine['cores']} cores, {machine['threads']} threads. "
+        f"Fastest torch.mm: {machine['flops_fp32'] / 1e9:.0f} GFLOP/s in fp32"
+        + (f" (by oneDNN: {onednn / 1e9:.0f})" if onednn is not None else "")
+        + f", {machine['flops_bf16'] / 1e9:.0f} in bf16; reading memory: "
+        f"{machine['bytes_per_second'] / 1e9:.0f} GB/s. {stated}.\n"
+    )
+
+
+# The page
+
+
+def fill_page(page: str, results: Path) -> str:
+    """The page with all tables as the results say; a result file may be missing.
+
+    Args:
+        page: Markdown.
+        results: Folder of the JSON files.
+    """
+
+    def fill_table(found: re.Match[str]) -> str:
+        file = results / f"{found['name']}.json"
+        text = f"Not measured yet: run `python -m benchmarks.{found['name']}`.\n"
+        if file.is_file():
+            result = json.loads(file.read_text("utf-8"))
+            text = scaling_tables(result) if "sweeps" in result else comparison_tables(result)
+        return f"<!-- results: {found['name']} -->\n\n{text}\n<!-- end -->"
+
+    return TABLE.sub(fill_table, page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill_page(PAGE.read_text("utf-8"), RESULTS), "utf-8")
