@@ -16,21 +16,17 @@ from torch.utils.data import DataLoader
 from benchmarks.speed.job import Job, Laps
 from benchmarks.speed.workload import PAD, Precision, Workload, bias_lm_head, prompts
 from lit_rlhf.data import PromptBatch, PromptExample, collate_prompts
-from lit_rlhf.modules import PPOModule
+from lit_rlhf.models import ModelOptions
+from lit_rlhf.modules import MinibatchOptions, OptimizerOptions, PPOModule, RewardShapingOptions
+from lit_rlhf.rollout import SamplingOptions
 
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers")
 MODULE_ARGUMENTS: dict[str, Any] = {
-    "micro_batch_size": 16,
     # the peer's mathematics
     "critic_init": "random",
-    "kl_coef": 0.05,
-    "policy_lr": 3e-6,
-    "critic_lr": 3e-6,
-    "lr_scheduler": "constant",
-    "policy_grad_clip": None,
-    "critic_grad_clip": None,
-    "reward_normalization": False,
-    "reward_clip": None,
+    "reward_shaping": RewardShapingOptions(kl_coef=0.05, normalization=False, clip=None),
+    "policy_optimizer": OptimizerOptions(3e-6, lr_scheduler="constant", grad_clip=None),
+    "critic_optimizer": OptimizerOptions(3e-6, lr_scheduler="constant", grad_clip=None),
 }
 """Arguments of `PPOModule` beside those that the workload gives."""
 PRECISIONS: dict[Precision, dict[str, Any]] = {
@@ -59,9 +55,9 @@ def built_module(job: Job) -> PPOModule:
         str(folder / "policy"),
         {str(folder / "reward"): 1.0},
         output_dir=str(folder / "trained"),
-        dtype="bfloat16" if job.precision == "bf16-true" else "float32",
-        max_new_tokens=work.response,
-        minibatch_size=work.minibatch,
+        network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
+        sampling=SamplingOptions(max_new_tokens=work.response),
+        minibatches=MinibatchOptions(minibatch_size=work.minibatch, micro_batch_size=16),
         seed=work.seed,
         **MODULE_ARGUMENTS,
     )

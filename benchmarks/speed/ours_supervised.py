@@ -18,12 +18,13 @@ from benchmarks.speed.job import Job, Laps
 from benchmarks.speed.ours import PACKAGES, quiet_trainer
 from benchmarks.speed.workload import PAD, completions, prompts
 from lit_rlhf.data import PreferenceBatch, TokenBatch, TokenExample, collate_tokens
-from lit_rlhf.modules import RewardModule, SFTModule
+from lit_rlhf.models import ModelOptions
+from lit_rlhf.modules import OptimizerOptions, RewardModule, SFTModule
 
-COMMON: dict[str, Any] = {"lr_scheduler": "constant", "learning_rate": 1e-5, "grad_clip": 1.0}
+COMMON: dict[str, Any] = {"optimizer": OptimizerOptions(1e-5, lr_scheduler="constant")}
 MODULE_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "sft": {**COMMON, "micro_batch_size": None},
-    "reward": {**COMMON, "micro_batch_size": None, "lm_coef": 0.0},
+    "sft": COMMON,
+    "reward": {**COMMON, "lm_coef": 0.0},
 }
 """Arguments of `SFTModule` and `RewardModule`: TRL's steps, and its loss (Eq. 1 alone)."""
 
@@ -97,7 +98,7 @@ def run(job: Job) -> Laps:
     module = stage(
         str(Path(job.folder) / "policy"),
         output_dir=str(Path(job.folder) / "trained"),
-        dtype="bfloat16" if job.precision == "bf16-true" else "float32",
+        network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
         **MODULE_ARGUMENTS[job.stage],
     )
     data = cast(Any, batches(job))

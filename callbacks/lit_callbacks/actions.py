@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, MutableMapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -112,8 +113,9 @@ class AdjustCoefficient(Action):
     is part of the checkpoint, and any other number is set again when training starts.
 
     Args:
-        name: Attribute of the module (a number, or a tensor with one element such as a buffer), or
-            one of its hyper-parameters.
+        name: Attribute of the module (a number, or a tensor with one element such as a buffer), one
+            of its hyper-parameters, or, with a dot, a field of a dataclass of options that is an
+            attribute of the module, for instance `loss.entropy_coef`.
         factor: Factor that it is multiplied by, above 1 to raise it.
         lower: Lower bound of the result. With a factor above 1, this is how a coefficient of 0 is
             raised at all.
@@ -270,8 +272,12 @@ def read_coefficient(module: LightningModule, name: str) -> float:
         ValueError: If there is none of that name (the error lists those there are), or it is not a
             number.
     """
-    hparams = _hparams_with(module, name)
-    value = getattr(module, name) if hparams is None else hparams[name]
+    group, _, field = name.partition(".")
+    if _has_field(module, group, field):
+        value = getattr(getattr(module, group), field)
+    else:
+        hparams = _hparams_with(module, name)
+        value = getattr(module, name) if hparams is None else hparams[name]
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -285,6 +291,11 @@ def write_coefficient(module: LightningModule, name: str, value: float) -> None:
     Raises:
         ValueError: If there is none of that name.
     """
+    group, _, field = name.partition(".")
+    if _has_field(module, group, field):
+        # Options are frozen: the module gets a new group.
+        setattr(module, group, replace(getattr(module, group), **{field: value}))
+        return
     hparams = _hparams_with(module, name)
     if hparams is not None:
         hparams[name] = value
@@ -309,9 +320,20 @@ def _hparams_with(module: LightningModule, name: str) -> MutableMapping[str, Any
     if name in hparams:
         return hparams
     own = {k: v for k, v in vars(module).items() if not k.startswith("_")}
+    for group, options in list(own.items()):
+        if is_dataclass(options):
+            own |= {
+                f"{group}.{field.name}": getattr(options, field.name) for field in fields(options)
+            }
     numbers = {k for k, v in {**hparams, **own}.items() if isinstance(v, float)}
     numbers |= {k for k, v in module.named_buffers(recurse=False) if v.numel() == 1}
     raise ValueError(
         f"name: expected a coefficient of {type(module).__name__}, got {name!r}; "
         f"it has {', '.join(sorted(numbers)) or 'none'}"
     )
+
+
+def _has_field(module: LightningModule, group: str, field: str) -> bool:
+    """Whether the attribute `group` of the module is a dataclass with that field."""
+    options = getattr(module, group, None)
+    return is_dataclass(options) and field in {f.name for f in fields(options)}

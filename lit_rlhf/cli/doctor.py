@@ -29,7 +29,7 @@ from lit_rlhf.modules import PPOModule
 PROG = "lit_rlhf doctor"
 USAGE = """\
 lit_rlhf doctor --config CONFIG [--config OVERLAY ...] [--output REPORT]
-                       [any flag of `lit_rlhf fit`, e.g. --model.policy_lr 1e-5]"""
+                       [any flag of `lit_rlhf fit`, e.g. --model.seed 1]"""
 HELP = """\
 usage: {usage}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import pydoc
+import re
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -33,6 +35,67 @@ TOOLS = {
     "quickstart": "train and compare all stages on the built-in world",
     "report": "one HTML page about a reward model",
 }
+
+
+# jsonargparse's messages about an option of a class that there is not: of a file, of a group of a
+# file, of a flag for a group
+UNKNOWN_OPTION = re.compile(
+    r"class_path '(?P<class>[\w.]+)':\s+"
+    r"(?:Option '(?P<option>[^']+)' is not accepted"
+    r"|Group '(?P<group>[^']+)' does not accept option '(?P<field>[^']+)'"
+    r"|unrecognized arguments: --(?P<flag>[^=\s]+))"
+)
+
+
+# a flag for a field of a group of options
+GROUP_FIELD = re.compile(r"(?P<group>--(?:model|data)(?:\.init_args)?\.\w+)\.(?P<field>\w+)")
+
+
+class RLHFArgumentParser(LightningArgumentParser):
+    """A parser that names the option which a wrong name of a module's option was meant to be."""
+
+    def parse_args(  # type: ignore[override]  # jsonargparse's own names the others
+        self, args: Sequence[str] | None = None, *others: Any, **options: Any
+    ) -> Namespace:
+        """Parse, also `null` for a field of a group of options."""
+        given = group_null_flags(sys.argv[1:] if args is None else args)
+        return super().parse_args(given, *others, **options)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End with a usage error."""
+        super().error(explain_unknown_options(message), ex)
+
+
+def group_null_flags(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with `--model.group.field null` as `--model.group {field: null}`.
+
+    jsonargparse 4.53 hands such a `null` on to the parser of the class as the text `None`.
+    """
+    grouped = list(arguments)
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        field = GROUP_FIELD.fullmatch(name)
+        if field is None or (value if equals else next(iter(arguments[index + 1 :]), "")) != "null":
+            continue
+        mapping = f"{{{field['field']}: null}}"
+        if equals:
+            grouped[index] = f"{field['group']}={mapping}"
+        else:
+            grouped[index : index + 2] = [field["group"], mapping]
+    return grouped
+
+
+def explain_unknown_options(message: str) -> str:
+    """A parser's error message; about options of a module, one that names the right option."""
+    from lit_rlhf.modules import StageModule, explain_unknown_option
+
+    found = UNKNOWN_OPTION.search(message)
+    module = found and pydoc.locate(found["class"])
+    if found is None or not (isinstance(module, type) and issubclass(module, StageModule)):
+        return message
+    group = f"{found['group']}." if found["group"] else ""
+    name = group + (found["option"] or found["field"] or found["flag"])
+    return f"model.init_args.{name}: {explain_unknown_option(module, name)}"
 
 
 class RLHFCLI(LightningCLI):
@@ -153,6 +216,7 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
         "seed_everything_default": 0,
         "save_config_kwargs": {"overwrite": True},
         "auto_configure_optimizers": False,
+        "parser_class": RLHFArgumentParser,
         "parser_kwargs": {"description": __doc__, "prog": "lit_rlhf"},
     }
     return cli(LightningModule, LightningDataModule, args=args, **(usual | options))

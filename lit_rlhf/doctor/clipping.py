@@ -13,7 +13,7 @@ def clipping(case: Case) -> Finding:
     strategy = type(case.trainer.strategy).__name__
     parts = []
     for network in NETWORKS:
-        setting = f"model.{network}_grad_clip"
+        setting = f"model.{network}_optimizer.grad_clip"
         steps = [update.steps[network] for update in case.updates]
         if steps[0].bound is None:
             return warning(

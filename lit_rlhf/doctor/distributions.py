@@ -37,7 +37,7 @@ def kl_to_reference(case: Case) -> Finding:
         f"KL(policy, reference) is {kl:.2g} nats per token before the first step, expected 0 (at "
         f"most {limit:g}): they are not the same model.",
         "Policy and reference both come from model.model_path: see what changes one of them after "
-        "loading, and set model.frozen_dtype to model.dtype.",
+        "loading, and leave model.memory.frozen_dtype null.",
     )
 
 
@@ -51,13 +51,13 @@ def ratio(case: Case) -> Finding:
     changes = {
         "rollout": "The update must compute log-probs as `estimate` does: look for dropout that is "
         "active in training mode, another temperature, or an overridden experience().",
-        "reference": "With model.old_policy: reference it is taken against the reference, see the "
-        "KL to it; the default is rollout.",
+        "reference": "With model.loss.old_policy: reference it is taken against the reference, see "
+        "the KL to it; the default is rollout.",
     }
     return failure(
         f"The ratio is {first:.4f} before the first step (KL of old to new policy {kl:.2g} nats "
         "per token), expected 1.",
-        changes[case.module.hparams["old_policy"]],
+        changes[case.module.loss.old_policy],
     )
 
 
@@ -83,7 +83,7 @@ def padding(case: Case) -> Finding:
         f"The same responses with and without padding differ: {told} on average (at most {limit:g} "
         "is rounding).",
         "That model attends to padding or counts positions from it. Use one that takes "
-        "attention_mask and position_ids (model.attn_implementation: eager to try).",
+        "attention_mask and position_ids (model.network.attn_implementation: eager to try).",
     )
 
 
@@ -101,7 +101,7 @@ def sampling(case: Case) -> Finding:
             f"{', '.join(options)} make samples differ from the policy that is scored: their "
             f"log-probs are {excess:+.3f} nats per token off what its entropy says. PPO's ratio "
             "and KL are biased.",
-            "Leave model.top_p at 1.0, model.top_k at 0 and model.repetition_penalty at 1.0.",
+            "Leave these options of model.sampling at their defaults.",
         )
     temperature = case.module.sampling.temperature
     if abs(errors) > FAR:
@@ -109,8 +109,8 @@ def sampling(case: Case) -> Finding:
             f"The rollouts do not come from the distribution that they are scored with: their "
             f"log-probs are {excess:+.3f} nats per token off what its entropy says "
             f"({abs(errors):.0f} standard errors).",
-            f"rollout() must sample with softmax(logits / {temperature:g}) (model.temperature), "
-            "all tokens allowed, as estimate() scores.",
+            f"rollout() must sample with softmax(logits / {temperature:g}), see "
+            "model.sampling.temperature, all tokens allowed, as estimate() scores.",
         )
     mask = case.rollouts.response_mask
     known = case.rollouts.statistics_at(case.module.sampling.temperature)
@@ -125,7 +125,7 @@ def sampling(case: Case) -> Finding:
             f"Generation gives its own tokens other log-probs than scoring does: {gap:.2g} nats "
             f"per token apart on average (at most {limit:g} is rounding).",
             "The model's forward with its cache differs from the one without: try "
-            "model.attn_implementation: eager, or another transformers version.",
+            "model.network.attn_implementation: eager, or another transformers version.",
         )
     return ok(
         f"At temperature {temperature:g} generation's log-probs and the scored ones are "

@@ -52,7 +52,7 @@ def duration(case: Case) -> Finding:
 def updates_per_iteration(case: Case) -> int:
     """Optimizer steps of one network in an iteration."""
     assert case.experience is not None
-    return case.ppo_epochs * (len(case.experience) // int(case.module.hparams["minibatch_size"]))
+    return case.ppo_epochs * (len(case.experience) // case.module.minibatches.minibatch_size)
 
 
 def iteration_seconds(case: Case) -> dict[str, float]:

@@ -93,12 +93,15 @@ def _reached(case: Case) -> Finding:
                 f"({tokenizer_of(case).eos_token!r}), or set the tokenizer's eos_token to what "
                 "they ended with.",
             )
-        return warning(found, f"Raise model.max_new_tokens (now {limit}), or train SFT longer.")
+        return warning(
+            found, f"Raise model.sampling.max_new_tokens (now {limit}), or train SFT longer."
+        )
     share = f"{cut / count:.0%} of {count} responses were cut off at {limit} tokens"
     if cut / count > MOSTLY:
         return warning(
             f"{share}: scores of half sentences, and an EOS that is seldom learned from.",
-            f"Raise model.max_new_tokens (now {limit}), or set model.missing_eos_penalty.",
+            f"Raise model.sampling.max_new_tokens (now {limit}), or set "
+            "model.reward_shaping.missing_eos_penalty.",
         )
     ends = _end_logprobs(case)
     text = f"{share}; EOS is learned from, with probability {ends:.2f} where responses end"

@@ -103,7 +103,7 @@ class Examination:
     def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Run the checks on one batch and end the fit."""
         self.case.batch = batch
-        self.case.ppo_epochs = int(self.case.module.hparams["ppo_epochs"])
+        self.case.ppo_epochs = self.case.module.minibatches.ppo_epochs
         for check in DURING:
             self.perform(check)
         self.case.trainer.should_stop = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import starmap
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.doctor.case import Case, NetworkStep, OneUpdate
 from lit_rlhf.doctor.findings import Finding, failure, ok
-from lit_rlhf.modules import PPOModule
+from lit_rlhf.modules import OptimizerOptions, PPOModule
 from lit_rlhf.modules.ppo import ROLLOUT_MEMORY, SCORING_MEMORY, UPDATE_MEMORY
 from lit_rlhf.modules.timing import PhaseTimer
 from lit_rlhf.rollout import Experience, iterate_minibatches
@@ -40,8 +41,8 @@ def one_iteration(case: Case) -> Finding:
     if strange:
         return failure(
             f"Not finite in {len(scores)} rollouts: {', '.join(strange)}.",
-            "Look at the model or reward function that they come from; float32 (model.dtype) "
-            "helps where numbers overflow.",
+            "Look at the model or reward function that they come from; float32 "
+            "(model.network.dtype) helps where numbers overflow.",
         )
     rewards = module.shape_rewards(rollouts, scores, estimates)
     case.experience = experience = module.experience(rollouts, rewards, estimates)
@@ -51,7 +52,8 @@ def one_iteration(case: Case) -> Finding:
     if strange:
         return failure(
             f"An optimizer step was skipped as a number was not finite: {', '.join(strange)}.",
-            "Lower model.policy_lr or model.critic_lr, or set model.dtype: float32.",
+            "Lower learning_rate of model.policy_optimizer or model.critic_optimizer, or set "
+            "model.network.dtype: float32.",
         )
     case.updates = updates
     return ok(
@@ -73,17 +75,18 @@ def two_updates(
     Each gradient norm is above its bound in one of them at least: where it is not in the first,
     the second has half the norm for a bound.
     """
-    hparams = module.hparams
-    index = next(iterate_minibatches(len(experience), hparams["minibatch_size"], draws))
+    size = module.minibatches.minibatch_size
+    index = next(iterate_minibatches(len(experience), size, draws))
     minibatch = experience.select(index)
     rows = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
     module.pretraining_done.fill_(True)  # both networks learn
-    with_one_epoch = {"ppo_epochs": 1}
-    hparams.update(with_one_epoch)
+    module.minibatches = replace(module.minibatches, ppo_epochs=1)
     first = one_update(module, minibatch, rows, draws)
     for network, step in first.steps.items():
         if step.bound is not None and not step.before > step.bound:
-            hparams[f"{network}_grad_clip"] = step.before / 2 or step.bound
+            lowered = step.before / 2 or step.bound
+            options = replace(optimizer_options(module, network), grad_clip=lowered)
+            setattr(module, f"{network}_optimizer", options)
     with timer("update"):
         second = one_update(module, minibatch, rows, draws)
     return [first, second]
@@ -93,7 +96,7 @@ def one_update(
     module: PPOModule, minibatch: Experience, ptx: TokenBatch | None, draws: torch.Generator
 ) -> OneUpdate:
     """One step of each network on all of `minibatch`."""
-    bounds = {network: module.hparams[f"{network}_grad_clip"] for network in NETWORKS}
+    bounds = {network: optimizer_options(module, network).grad_clip for network in NETWORKS}
     optimizers = [optimizer for optimizer, _ in module.networks_in_training()]
     for optimizer in optimizers:
         for moment, _ in first_moments(optimizer):
@@ -106,6 +109,11 @@ def one_update(
         for network, optimizer in zip(NETWORKS, optimizers, strict=True)
     }
     return OneUpdate(metrics, steps)
+
+
+def optimizer_options(module: PPOModule, network: str) -> OptimizerOptions:
+    """Options of the optimizer of `policy` or `critic`."""
+    return module.policy_optimizer if network == "policy" else module.critic_optimizer
 
 
 def first_moments(optimizer: LightningOptimizer) -> list[tuple[Tensor, float]]:

@@ -19,7 +19,8 @@ from lit_rlhf.doctor.zero2_memory import (
     zero2_model_states,
 )
 from lit_rlhf.forward import LanguageModel, Offloaded, unwrap_model
-from lit_rlhf.modules.out_of_memory import change
+from lit_rlhf.modules.out_of_memory import suggest_change
+from lit_rlhf.modules.ppo import ROLLOUT_MEMORY, UPDATE_MEMORY
 
 GIB = 2**30
 TIGHT = 0.9  # share of the memory from which on fragmentation may be too much
@@ -72,7 +73,7 @@ def memory(case: Case) -> Finding:
     if case.plan.on_gpu and needs.host > (host := host_memory()):
         return failure(
             f"About {gib(needs.host)} GiB of CPU memory, {gib(host)} GiB are there.",
-            "Take trainer.strategy without _offload, or model.offload_frozen: false.",
+            "Take trainer.strategy without _offload, or model.memory.offload_frozen: false.",
         )
     if needs.peak > TIGHT * free:
         return warning(
@@ -89,16 +90,19 @@ def gib(count: int) -> str:
 
 def what_helps(case: Case, needs: Needs) -> str:
     """Settings that lower what takes the most."""
-    hparams = case.module.hparams
     states = needs.trained + needs.frozen
     if states > needs.peak - states:
-        parts = [change("offload_frozen", hparams), "set model.frozen_dtype: bfloat16"]
-        parts += ["set model.lora_rank: 16", "take multi_deepspeed_stage_2_offload on GPUs"]
+        names = ["memory.offload_frozen"]
+        more = [
+            "set memory.frozen_dtype: bfloat16",
+            "set network.lora_rank: 16",
+            "take multi_deepspeed_stage_2_offload on GPUs",
+        ]
     elif needs.update >= max(needs.rollout, needs.scoring):
-        parts = [change("micro_batch_size", hparams), change("gradient_checkpointing", hparams)]
-        parts += [change("max_new_tokens", hparams)]
+        names, more = [*UPDATE_MEMORY], []
     else:
-        parts = [change("rollout_batch_size", hparams), change("max_new_tokens", hparams)]
+        names, more = [*ROLLOUT_MEMORY], []
+    parts = [*(suggest_change(name, case.module) for name in names), *more]
     return f"What helps: {'; '.join(filter(None, parts))}."
 
 
@@ -108,7 +112,7 @@ def estimated_needs(case: Case) -> Needs:
     Phases are estimated for bfloat16 and doubled where float32 is computed in.
     """
     module, plan = case.module, case.plan
-    wide = case.trainer.precision in ("32-true", "64-true") and module.hparams["dtype"] == "float32"
+    wide = case.trainer.precision in ("32-true", "64-true") and module.network.dtype == "float32"
     factor = 2 if wide else 1
     estimate = ppo_memory(shape_of(module.policy), sizes_of(case))
     trained = [states(network, case) for network in (module.policy, module.critic)]
@@ -164,16 +168,17 @@ def shape_of(policy: LanguageModel) -> NetworkShape:
 
 def sizes_of(case: Case) -> PPOSizes:
     """The sizes of the run that decide its memory, at the longest prompts and responses."""
-    hparams, encoder = case.module.hparams, case.module.encoder
-    batch = int(getattr(case.data, "batch_size", hparams["minibatch_size"]))
+    module, encoder = case.module, case.module.encoder
+    minibatches = module.minibatches
+    batch = int(getattr(case.data, "batch_size", minibatches.minibatch_size))
     limit = getattr(unwrap_model(case.module.policy).config, "max_position_embeddings", 2048)
     return PPOSizes(
         gpus=case.plan.ranks,
         prompt_tokens=limit if encoder is None else encoder.max_prompt_length,
-        response_tokens=hparams["max_new_tokens"],
-        rollouts=min(hparams["rollout_batch_size"] or batch, batch),
-        rows=min(hparams["micro_batch_size"] or hparams["minibatch_size"], batch),
-        gradient_checkpointing=hparams["gradient_checkpointing"],
+        response_tokens=module.sampling.max_new_tokens,
+        rollouts=min(module.memory.rollout_batch_size or batch, batch),
+        rows=min(minibatches.micro_batch_size or minibatches.minibatch_size, batch),
+        gradient_checkpointing=module.network.gradient_checkpointing,
         offload_optimizer=case.plan.offload_optimizer,
         offload_frozen=isinstance(case.module.reference, Offloaded),
     )

@@ -16,9 +16,17 @@ from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelCardInfo, ModelOptions, load_tokenizer
 from lit_rlhf.models.assembly import model_with_weights
 from lit_rlhf.models.configs import check_path
-from lit_rlhf.modules.ppo_models import critic_source
-from lit_rlhf.modules.ppo_options import generation_settings
-from lit_rlhf.modules.stage import CONTRACT_KEY
+from lit_rlhf.modules import (
+    CONTRACT_KEY,
+    PPOModule,
+    RewardModule,
+    SFTModule,
+    StageModule,
+    check_names,
+    critic_source,
+    dotted_arguments,
+    generation_settings,
+)
 from lit_rlhf.rewards import parse_rewards
 from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 
@@ -42,8 +50,11 @@ class Network(NamedTuple):
 # by stage, the one to export by default first
 NETWORKS: dict[str, dict[NetworkName, Network]] = {
     "ppo": {"policy": Network("policy", "", False), "critic": Network("critic", "", True)},
-    "reward": {"reward": Network("network", "model.", True)},
+    "reward": {"reward": Network("networks", "model.", True)},
     "sft": {"model": Network("model", "", False)},
+}
+MODULES: dict[str, type[StageModule]] = {
+    module.stage: module for module in (SFTModule, RewardModule, PPOModule)
 }
 
 
@@ -103,6 +114,7 @@ def export_checkpoint(
     saved = read_checkpoint(path)
     hparams = saved.content.get("hyper_parameters", {})
     stage = _stage(saved, hparams)
+    check_names(MODULES[stage], hparams, others_allowed=True)
     choices = NETWORKS[stage]
     if network is not None and network not in choices:
         raise ValueError(
@@ -124,10 +136,11 @@ def export_checkpoint(
                 f"checkpoint {path}: the run started from {model}; where that is another place "
                 f"now, give it as --base ({error})"
             ) from error
+    loaded: Mapping[str, Any] = hparams["network"]
     options = ModelOptions(
-        dtype=dtype or hparams["dtype"],
+        dtype=dtype or loaded["dtype"],
         trust_remote_code=trust_remote_code,
-        **{key: hparams[key] for key in hparams if key.startswith("lora_")},
+        **{key: value for key, value in loaded.items() if key.startswith("lora_")},
     )
     weights = saved.state_dict(place.attribute)
     lm_head = {
@@ -147,8 +160,12 @@ def export_checkpoint(
         scalar=place.scalar,
         dtype=options.torch_dtype,
         contract=_contract(saved, tokenizer, source),
-        card=ModelCardInfo(stage, hparams["model_path"], dict(hparams), progress, command),
-        generation=generation_settings(hparams) if chosen == "policy" else None,
+        card=ModelCardInfo(
+            stage, hparams["model_path"], dotted_arguments(hparams), progress, command
+        ),
+        generation=(
+            generation_settings(hparams["sampling"]["temperature"]) if chosen == "policy" else None
+        ),
         lm_head=lm_head if stage == "reward" else {},
     )
 

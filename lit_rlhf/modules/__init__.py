@@ -1,9 +1,36 @@
-"""The LightningModules of the three stages."""
+"""The LightningModules of the three stages, and the groups of their options."""
 
-from lit_rlhf.modules.ppo import PPOModule
-from lit_rlhf.modules.ppo_update import PPOUpdate
+from lit_rlhf.modules.option_names import check_names, dotted_arguments, explain_unknown_option
+from lit_rlhf.modules.options import (
+    AdvantageOptions,
+    CriticPretrainingOptions,
+    MemoryOptions,
+    MinibatchOptions,
+    OptimizerOptions,
+    PPOLossOptions,
+    RewardShapingOptions,
+)
+from lit_rlhf.modules.ppo import PPOModule, critic_source, generation_settings
 from lit_rlhf.modules.reward import RewardModule
 from lit_rlhf.modules.sft import SFTModule
-from lit_rlhf.modules.stage import StageModule
+from lit_rlhf.modules.stage import CONTRACT_KEY, StageModule
 
-__all__ = ["PPOModule", "PPOUpdate", "RewardModule", "SFTModule", "StageModule"]
+__all__ = [
+    "CONTRACT_KEY",
+    "AdvantageOptions",
+    "CriticPretrainingOptions",
+    "MemoryOptions",
+    "MinibatchOptions",
+    "OptimizerOptions",
+    "PPOLossOptions",
+    "PPOModule",
+    "RewardModule",
+    "RewardShapingOptions",
+    "SFTModule",
+    "StageModule",
+    "check_names",
+    "critic_source",
+    "dotted_arguments",
+    "explain_unknown_option",
+    "generation_settings",
+]

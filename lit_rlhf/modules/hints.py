@@ -6,6 +6,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_callbacks import OTHER_PHASE, VALIDATION_PHASE, PhaseHint, PhaseReport
+from lit_rlhf.modules.ppo import PPOModule
+from lit_rlhf.modules.reward import RewardModule
+from lit_rlhf.modules.sft import SFTModule
+from lit_rlhf.modules.stage import StageModule
 from lit_rlhf.modules.timing import GIB
 from lit_rlhf.rewards import WeightedReward
 
@@ -35,12 +39,12 @@ def long_responses(report: PhaseReport, trainer: Trainer, module: LightningModul
     """Rollouts take most of the time, and many run to their limit."""
     cut = float(trainer.callback_metrics.get("rollout/truncation_rate", 0.0))
     share = report.share("rollout")
-    if share < MOST or cut < CUT_OFF:
+    if not isinstance(module, PPOModule) or share < MOST or cut < CUT_OFF:
         return None
     return (
         f"rollout takes {share:.0%} of the time, and {cut:.0%} of the responses run to "
-        f"max_new_tokens ({module.hparams['max_new_tokens']}): lower it, or raise "
-        "missing_eos_penalty so that responses end"
+        f"sampling.max_new_tokens ({module.sampling.max_new_tokens}): lower it, or raise "
+        "reward_shaping.missing_eos_penalty so that responses end"
     )
 
 
@@ -48,11 +52,16 @@ def small_rollout_batches(
     report: PhaseReport, trainer: Trainer, module: LightningModule
 ) -> str | None:
     """Rollouts take most of the time in batches that could be larger."""
-    size, left = module.hparams.get("rollout_batch_size"), room(report, module)
+    if not isinstance(module, PPOModule):
+        return None
+    size, left = module.memory.rollout_batch_size, room(report, module)
     share = report.share("rollout")
     if share < MOST or size is None or left is None:
         return None
-    return f"rollout takes {share:.0%} of the time: raise rollout_batch_size (now {size}); {left}"
+    return (
+        f"rollout takes {share:.0%} of the time: raise memory.rollout_batch_size (now {size}); "
+        f"{left}"
+    )
 
 
 def slow_functions(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
@@ -73,7 +82,9 @@ def slow_functions(report: PhaseReport, trainer: Trainer, module: LightningModul
 
 def float32(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
     """A GPU computes in float32."""
-    plain = trainer.precision == "32-true" and module.hparams.get("dtype") == "float32"
+    if not isinstance(module, StageModule):
+        return None
+    plain = trainer.precision == "32-true" and module.network.dtype == "float32"
     if not plain or device_memory(module.device) is None:
         return None
     return "everything is computed in float32: add configs/overlays/bf16.yaml"
@@ -84,11 +95,13 @@ def needless_checkpointing(
 ) -> str | None:
     """Activations are recomputed though there is room for them."""
     left = room(report, module)
-    if not module.hparams.get("gradient_checkpointing") or left is None:
+    if not isinstance(module, StageModule) or left is None:
+        return None
+    if not module.network.gradient_checkpointing:
         return None
     return (
-        "gradient_checkpointing costs about a third of the update: try without it "
-        f"(gradient_checkpointing: false); {left}"
+        "gradient checkpointing costs about a third of the update: try without it "
+        f"(network.gradient_checkpointing: false); {left}"
     )
 
 
@@ -96,11 +109,17 @@ def small_micro_batches(
     report: PhaseReport, trainer: Trainer, module: LightningModule
 ) -> str | None:
     """The update goes in small parts though there is room."""
-    size, left = module.hparams.get("micro_batch_size"), room(report, module)
-    share = report.share("update")
+    match module:
+        case PPOModule():
+            name, size = "minibatches.micro_batch_size", module.minibatches.micro_batch_size
+        case SFTModule() | RewardModule():
+            name, size = "micro_batch_size", module.micro_batch_size
+        case _:
+            return None
+    left, share = room(report, module), report.share("update")
     if share < LARGE or size is None or left is None:
         return None
-    return f"update takes {share:.0%} of the time: raise micro_batch_size (now {size}); {left}"
+    return f"update takes {share:.0%} of the time: raise {name} (now {size}); {left}"
 
 
 def long_validation(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:

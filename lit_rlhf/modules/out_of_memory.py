@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -44,11 +44,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(phrase in str(error) for phrase in PHRASES)
 
 
-def change(name: str, settings: Mapping[str, Any]) -> str:
-    """What to do with the setting `name` to save memory, in words; empty if it is done already."""
-    if name not in settings:
+def suggest_change(name: str, options: object) -> str:
+    """What to do with a setting to save memory, in words; empty if it is done already.
+
+    Args:
+        name: Dotted name of an option, or of a setting elsewhere.
+        options: Whose attribute it is, a module's; a setting elsewhere has no value there.
+    """
+    try:
+        value = attrgetter(name)(options)
+    except AttributeError:
         return f"lower {name}"
-    value = settings[name]
     if isinstance(value, bool):
         return "" if value else f"set {name}: true"
     return f"set {name} (now None)" if value is None else f"lower {name} (now {value})"

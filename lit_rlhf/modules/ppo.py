@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from lit_rlhf.data import PromptBatch, encode_prompts
-from lit_rlhf.forward import disable_dropout
+from lit_rlhf.data import PromptBatch, TokenBatch, encode_prompts
+from lit_rlhf.forward import (
+    LanguageModel,
+    Offloaded,
+    disable_dropout,
+    freeze,
+    map_target_logits,
+    response_values,
+    target_logprobs,
+)
 from lit_rlhf.functional import (
-    KLEstimator,
+    PolicyLoss,
     adaptive_kl_coef,
     clipped_advantages,
     clipped_scores,
+    entropy_loss,
     explained_variance,
     gae,
+    kl_penalty_loss,
+    language_model_loss,
     masked_whiten,
     normalized_scores,
+    policy_gradient_loss,
     scaled_scores,
+    surrogate_loss,
+    token_logprobs,
+    token_logprobs_and_entropy,
     token_rewards,
+    value_loss,
 )
-from lit_rlhf.models import load_causal_lm
-from lit_rlhf.modules.ppo_models import CriticInit, initial_critic, reference_policy
-from lit_rlhf.modules.ppo_options import check_options, generation_settings
-from lit_rlhf.modules.ppo_update import PPOUpdate
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, random_scalar_model
+from lit_rlhf.modules.micro_batches import accumulate, micro_batches
+from lit_rlhf.modules.option_names import merge_options
+from lit_rlhf.modules.options import (
+    AdvantageOptions,
+    CriticInit,
+    CriticPretrainingOptions,
+    MemoryOptions,
+    MinibatchOptions,
+    OptimizerOptions,
+    PPOLossOptions,
+    RewardShapingOptions,
+    check_choice,
+)
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
 from lit_rlhf.modules.timing import PhaseTimer
-from lit_rlhf.rewards import FunctionReward, WeightedReward
+from lit_rlhf.rewards import FunctionReward, ModelReward, WeightedReward
 from lit_rlhf.rollout import (
     Experience,
     RolloutBatch,
@@ -36,21 +67,25 @@ from lit_rlhf.rollout import (
     build_response_records,
     format_sample_table,
     generate_responses,
+    iterate_minibatches,
     rollout_metrics,
     score_rollouts,
 )
 from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments
+from lit_rlhf.strategies import backward
 
-Truncation = Literal["terminal", "bootstrap", "mask"]
-OldPolicy = Literal["rollout", "reference"]
 FROZEN = ("reference.", "reward.functions.")  # keys of the state dict that checkpoints leave out
 # what to change when a phase needs too much memory
-ROLLOUT_MEMORY = ("rollout_batch_size", "max_new_tokens")
-SCORING_MEMORY = ("scoring_tokens", "max_new_tokens")
-UPDATE_MEMORY = ("micro_batch_size", "max_new_tokens", "gradient_checkpointing")
+ROLLOUT_MEMORY = ("memory.rollout_batch_size", "sampling.max_new_tokens")
+SCORING_MEMORY = ("memory.max_tokens_per_forward", "sampling.max_new_tokens")
+UPDATE_MEMORY = (
+    "minibatches.micro_batch_size",
+    "sampling.max_new_tokens",
+    "network.gradient_checkpointing",
+)
 
 
-class PPOModule(FixedDtypeBuffers, PPOUpdate):
+class PPOModule(FixedDtypeBuffers, StageModule):
     """One iteration of PPO-max per `training_step`: rollout, score, estimate, shape, update.
 
     Each phase is a method of that name; override one to change it. The defaults are PPO-max with
@@ -64,44 +99,34 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
         reward_timeout: Seconds that a reward function may take for an iteration's responses;
             `None`: as long as it likes.
         critic_init: The critic's start: the first reward model, the policy, or random weights.
-        max_new_tokens: Longest response, in tokens.
-        temperature: Of sampling, and so of every log-prob.
-        top_p: Nucleus sampling's mass. Below 1 the samples are off-policy.
-        top_k: Sample among this many tokens only; 0 is all. Above 0 the samples are off-policy.
-        repetition_penalty: transformers' penalty. Other than 1 the samples are off-policy.
-        rollout_batch_size: Most rollouts in progress at a time: one that ends makes room for the
-            next prompt. `None` takes all.
-        scoring_tokens: Real tokens that reference, reward models and critic read at once; `None`:
-            2048 on a CPU and 16384 on a GPU.
-        reward_scaling: Divide scores by their running standard deviation.
-        reward_normalization: Subtract their running mean and divide by it (Eq. 18).
-        reward_clip: Bound on the size of the score after that; `None`: no clipping.
-        kl_coef: Weight of the per-token KL penalty (Eqs. 3, 19).
-        kl_estimator: How a token's KL is estimated.
-        kl_target: KL (nats per response) that an adaptive coefficient aims at; `None`: fixed.
-        kl_horizon: Rollouts over which the adaptive coefficient adapts.
-        missing_eos_penalty: Subtracted from the reward of a response that was cut off.
-        truncation: Value after the last token of a response that was cut off: zero
-            (`terminal`), the critic's (`bootstrap`), or do not learn from it (`mask`).
-        gamma: Discount.
-        lam: lambda of GAE (Eqs. 7-12).
-        advantage_normalization: Whiten advantages over all ranks' tokens.
-        advantage_clip: Bound on the size of an advantage; `None`: no clipping.
-        old_policy: What the ratio is taken against: the policy that sampled, or the reference
-            (Section 5.3.2).
-        frozen_dtype: Type of the weights of reference and reward models; `None`: `dtype`.
-        offload_frozen: Keep reference and reward models in CPU memory between uses.
+        sampling: How responses are sampled.
+        reward_shaping: From scores to the rewards of tokens.
+        advantages: Generalized advantage estimation.
+        loss: The losses of policy and critic.
+        minibatches: How an iteration's rollouts become optimizer steps.
+        policy_optimizer: The policy's optimizer and schedule.
+        critic_optimizer: The critic's.
+        critic_pretraining: The phase at the start that trains the critic alone.
+        memory: What bounds the memory outside the update.
+        network: How policy and critic are loaded, and the others where `memory` does not differ.
+        output_dir: Folder for the finished policy, with the critic in `critic/`; `None` means
+            `model/` in the run's log folder.
         sampled_texts: Held-out prompts whose responses are logged as text at validation.
         seed: Of rollouts and minibatches. The draws of an iteration depend on it, the iteration and
             the rank alone, so a resumed run repeats them.
-        **update_options: Arguments of `PPOUpdate` and `StageModule`.
+        max_skipped_in_a_row: Updates of a network in a row that may be skipped, as a number is not
+            finite, until training stops.
 
     Raises:
-        ValueError: For options that are out of range.
+        ValueError: If an option is out of its range.
+        TypeError: If a keyword argument is no option.
     """
 
     stage = "ppo"
     kl_coef: Tensor
+    iteration: Tensor
+    ppo_step: Tensor
+    pretraining_done: Tensor
 
     def __init__(
         self,
@@ -110,56 +135,57 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
         gold_reward: str | None = None,
         reward_timeout: float | None = None,
         critic_init: CriticInit = "reward",
-        max_new_tokens: int = 256,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        repetition_penalty: float = 1.0,
-        rollout_batch_size: int | None = None,
-        scoring_tokens: int | None = None,
-        reward_scaling: bool = False,
-        reward_normalization: bool = True,
-        reward_clip: float | None = 0.8,
-        kl_coef: float = 0.05,
-        kl_estimator: KLEstimator = "k1",
-        kl_target: float | None = None,
-        kl_horizon: int = 10000,
-        missing_eos_penalty: float = 0.0,
-        truncation: Truncation = "terminal",
-        gamma: float = 1.0,
-        lam: float = 0.95,
-        advantage_normalization: bool = True,
-        advantage_clip: float | None = None,
-        old_policy: OldPolicy = "rollout",
-        frozen_dtype: str | None = None,
-        offload_frozen: bool = False,
+        sampling: SamplingOptions = SamplingOptions(max_new_tokens=256),
+        reward_shaping: RewardShapingOptions = RewardShapingOptions(),
+        advantages: AdvantageOptions = AdvantageOptions(),
+        loss: PPOLossOptions = PPOLossOptions(),
+        minibatches: MinibatchOptions = MinibatchOptions(),
+        policy_optimizer: OptimizerOptions = OptimizerOptions(5e-7),
+        critic_optimizer: OptimizerOptions = OptimizerOptions(1.65e-6),
+        critic_pretraining: CriticPretrainingOptions = CriticPretrainingOptions(),
+        memory: MemoryOptions = MemoryOptions(),
+        network: ModelOptions = ModelOptions(),
+        output_dir: str | None = None,
         sampled_texts: int = 4,
         seed: int = 0,
-        **update_options: Any,
+        max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
     ) -> None:
-        super().__init__(model_path, temperature=temperature, **update_options)
-        check_options(self.hparams)
-        self.sampling = SamplingOptions(
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            repetition_penalty=repetition_penalty,
-        )
-        self.policy = disable_dropout(load_causal_lm(model_path, self.options))
-        frozen = replace(self.options, dtype=frozen_dtype or self.options.dtype)
-        self.reference = reference_policy(model_path, frozen, offload_frozen)
-        self.reward = WeightedReward(
-            rewards, frozen, self.tokenizer, reward_timeout, offload_frozen
-        )
+        if sampled_texts < 0:
+            raise ValueError(f"sampled_texts: expected a value >= 0, got {sampled_texts}")
+        if reward_timeout is not None and not reward_timeout > 0:
+            raise ValueError(f"reward_timeout: expected a value > 0, got {reward_timeout}")
+        super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
+        cls = type(self)
+        self.sampling = merge_options(cls, "sampling", sampling)
+        self.reward_shaping = merge_options(cls, "reward_shaping", reward_shaping)
+        self.advantages = merge_options(cls, "advantages", advantages)
+        self.loss = merge_options(cls, "loss", loss)
+        self.minibatches = merge_options(cls, "minibatches", minibatches)
+        self.policy_optimizer = merge_options(cls, "policy_optimizer", policy_optimizer)
+        self.critic_optimizer = merge_options(cls, "critic_optimizer", critic_optimizer)
+        self.critic_pretraining = merge_options(cls, "critic_pretraining", critic_pretraining)
+        self.memory = merge_options(cls, "memory", memory)
+        check_sampling(self.sampling)
+        self.sampled_texts = sampled_texts
+        self.seed = seed
+        self.policy = disable_dropout(load_causal_lm(model_path, self.network))
+        frozen = replace(self.network, dtype=self.memory.frozen_dtype or self.network.dtype)
+        offload = self.memory.offload_frozen
+        self.reference = reference_policy(model_path, frozen, offload)
+        self.reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload)
         self.critic = disable_dropout(
-            initial_critic(critic_init, model_path, self.reward.models, self.options, seed)
+            initial_critic(critic_init, model_path, self.reward.models, self.network, seed)
         )
         self.gold = None
         if gold_reward is not None:
             self.gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
         self.score_moments = RunningMoments()
-        self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
+        kl_coef = torch.tensor(self.reward_shaping.kl_coef, dtype=torch.float64)
+        self.register_buffer("kl_coef", kl_coef)
+        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
+        self.register_buffer("ppo_step", torch.zeros((), dtype=torch.long))
+        no_pretraining = torch.tensor(self.critic_pretraining.iterations == 0)
+        self.register_buffer("pretraining_done", no_pretraining)
 
     def setup(self, stage: str) -> None:
         """Check that the reward models read text as the policy writes it."""
@@ -231,7 +257,7 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
 
     def generator(self) -> torch.Generator:
         """Random draws of this iteration on this rank."""
-        seed = torch.tensor([self.hparams["seed"], int(self.iteration), self.global_rank])
+        seed = torch.tensor([self.seed, int(self.iteration), self.global_rank])
         # Three small numbers to one: large primes keep neighbouring iterations and ranks apart.
         mixed = int((seed * torch.tensor([1_000_003, 7_919, 104_729])).sum())
         return torch.Generator().manual_seed(mixed)
@@ -246,12 +272,12 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
             eos_token_ids=[self.tokenizer.eos_token_id],
             pad_token_id=self.tokenizer.pad_token_id,
             seed=seed,
-            batch_size=self.hparams["rollout_batch_size"],
+            batch_size=self.memory.rollout_batch_size,
         )
 
     def score(self, rollouts: RolloutBatch, prompts: list[str]) -> Tensor:
         """Raw rewards `[B]`: the weighted sum of the sources."""
-        scores: Tensor = self.reward(rollouts, prompts, self.hparams["scoring_tokens"])
+        scores: Tensor = self.reward(rollouts, prompts, self.memory.max_tokens_per_forward)
         return scores
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
@@ -262,7 +288,7 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
             self.critic,
             rollouts,
             temperature=self.sampling.temperature,
-            max_tokens_per_forward=self.hparams["scoring_tokens"],
+            max_tokens_per_forward=self.memory.max_tokens_per_forward,
         )
 
     def rollout_summary(
@@ -286,10 +312,10 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
     def reparameterize(self, scores: Tensor) -> Tensor:
         """Scale or normalize raw scores `[B]` by the moments of all so far, and clip (Eq. 18)."""
         self.score_moments.update(scores)
-        moments, clip = self.score_moments, self.hparams["reward_clip"]
-        if self.hparams["reward_normalization"]:
+        moments, clip = self.score_moments, self.reward_shaping.clip
+        if self.reward_shaping.normalization:
             return normalized_scores(scores, moments.mean, moments.std, clip)
-        if self.hparams["reward_scaling"]:
+        if self.reward_shaping.scaling:
             scores = scaled_scores(scores, moments.std)
         return scores if clip is None else clipped_scores(scores, clip)
 
@@ -298,47 +324,236 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
     ) -> Tensor:
         """Rewards `[B, T]`: the score at the last token, minus the KL penalty at each (Eq. 19)."""
         scores = self.reparameterize(scores)
-        scores = scores - self.hparams["missing_eos_penalty"] * (~rollouts.terminated)
+        scores = scores - self.reward_shaping.missing_eos_penalty * (~rollouts.terminated)
         return token_rewards(
             scores,
             estimates.logprobs,
             estimates.ref_logprobs,
             rollouts.response_mask,
             float(self.kl_coef),
-            self.hparams["kl_estimator"],
+            self.reward_shaping.kl_estimator,
         ).rewards
 
     def experience(
         self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
     ) -> Experience:
         """Advantages and returns of the rollouts, under the truncation rule."""
-        hparams, mask = self.hparams, rollouts.response_mask
+        options, mask = self.advantages, rollouts.response_mask
         bootstrap = None
-        if hparams["truncation"] == "bootstrap":
+        if options.truncation == "bootstrap":
             bootstrap = estimates.next_values.masked_fill(rollouts.terminated, 0.0)
         advantages, returns = gae(
-            estimates.values, rewards, mask, hparams["gamma"], hparams["lam"], bootstrap
+            estimates.values, rewards, mask, options.gamma, options.lam, bootstrap
         )
-        if hparams["truncation"] == "mask":
+        if options.truncation == "mask":
             mask = mask & rollouts.terminated[:, None]
-        if hparams["advantage_normalization"]:
+        if options.normalization:
             moments = global_masked_moments(advantages, mask)
             advantages = masked_whiten(advantages, mask, moments=moments)
-        if hparams["advantage_clip"] is not None:
-            advantages = clipped_advantages(advantages, hparams["advantage_clip"])
-        from_reference = hparams["old_policy"] == "reference"
+        if options.clip is not None:
+            advantages = clipped_advantages(advantages, options.clip)
+        from_reference = self.loss.old_policy == "reference"
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
         return Experience(rollouts, old_logprobs, estimates.values, advantages, returns, mask)
 
     def adapt_kl_coef(self, kl: float, n_rollouts: int) -> None:
         """Move the KL coefficient so that `kl` (nats per response) comes closer to its target."""
-        target = self.hparams["kl_target"]
+        target, horizon = self.reward_shaping.kl_target, self.reward_shaping.kl_horizon
         if target is not None and not self.in_critic_pretraining():
             self.kl_coef.fill_(
-                adaptive_kl_coef(
-                    float(self.kl_coef), kl, target, self.hparams["kl_horizon"], n_rollouts
-                )
+                adaptive_kl_coef(float(self.kl_coef), kl, target, horizon, n_rollouts)
             )
+
+    def in_critic_pretraining(self) -> bool:
+        """Whether this iteration trains the critic alone."""
+        return not bool(self.pretraining_done)
+
+    def update(
+        self, experience: Experience, ptx: TokenBatch | None, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Train the critic and, after critic pre-training, the policy on an iteration's experience.
+
+        Args:
+            experience: `B` scored rollouts.
+            ptx: `B` sequences for the language-model loss.
+            generator: Draws the minibatches.
+
+        Returns:
+            Means over the minibatches of the `ppo/*` metrics, 0-dim; NaN where all were skipped.
+        """
+        (policy_optimizer, _), (critic_optimizer, _) = self.networks_in_training()
+        pretraining = self.in_critic_pretraining()
+        history: list[dict[str, Tensor]] = []
+        for _ in range(self.minibatches.ppo_epochs):
+            for index in iterate_minibatches(
+                len(experience), self.minibatches.minibatch_size, generator
+            ):
+                place = f"iteration {int(self.iteration) + 1}, minibatch {len(history) + 1}"
+                metrics = self.train_critic(critic_optimizer, experience, index, place)
+                if not pretraining:
+                    metrics |= self.train_policy(policy_optimizer, experience, index, ptx, place)
+                history.append(metrics)
+        self.step_schedules()
+        means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}
+        if pretraining:
+            # over all ranks: they have to agree on when the phase ends
+            self.watch_critic_pretraining(float(self.mean_over_ranks(means["ppo/value_loss"])))
+        else:
+            means["ppo/ratio_first"] = history[0]["ppo/ratio"]
+        return means
+
+    def step_schedules(self) -> None:
+        """Move the learning rates on by an iteration, the policy's after critic pre-training."""
+        (_, policy_schedule), (_, critic_schedule) = self.networks_in_training()
+        self.step_schedule(critic_schedule)
+        if not self.in_critic_pretraining():
+            self.step_schedule(policy_schedule)
+
+    def watch_critic_pretraining(self, value_loss: float) -> None:
+        """End critic pre-training after its iterations, or once the value loss is low enough."""
+        target = self.critic_pretraining.target_value_loss
+        enough = int(self.iteration) + 1 >= self.critic_pretraining.iterations
+        if enough or (target is not None and value_loss <= target):
+            self.pretraining_done.fill_(True)
+
+    def train_critic(
+        self, optimizer: LightningOptimizer, experience: Experience, index: Tensor, place: str
+    ) -> dict[str, Tensor]:
+        """One step of the critic on the rollouts at `index`; metrics are NaN if it was skipped."""
+        totals: dict[str, Tensor] = {}
+        tokens = self.rank_share(experience.loss_mask[index].sum())
+        for part in self.micro_experiences(experience, index):
+            shares = self.critic_loss(part, tokens)
+            backward(self, shares["ppo/value_loss"], optimizer)
+            accumulate(totals, shares)
+        clip = self.critic_optimizer.grad_clip
+        step = self.step_network("the critic", optimizer, clip, totals, place)
+        totals["ppo/critic_grad_norm"] = step.grad_norm
+        return totals if step.applied else dict.fromkeys(totals, torch.full_like(tokens, torch.nan))
+
+    def train_policy(
+        self,
+        optimizer: LightningOptimizer,
+        experience: Experience,
+        index: Tensor,
+        ptx: TokenBatch | None,
+        place: str,
+    ) -> dict[str, Tensor]:
+        """One step of the policy on the rollouts at `index` and their ptx sequences; alike."""
+        totals: dict[str, Tensor] = {}
+        tokens = self.rank_share(experience.loss_mask[index].sum())
+        for part in self.micro_experiences(experience, index):
+            loss, shares = self.policy_loss(part, tokens)
+            backward(self, loss, optimizer)
+            accumulate(totals, shares)
+        if ptx is not None and self.loss.ptx_coef > 0:
+            rows = TokenBatch(*(field[index] for field in ptx))
+            tokens = self.rank_share(rows.completion_mask.sum())
+            for text in micro_batches(rows, len(index), self.minibatches.micro_batch_size):
+                loss = self.ptx_loss(text, tokens)
+                backward(self, self.loss.ptx_coef * loss, optimizer)
+                accumulate(totals, {"ppo/ptx_loss": loss})
+        clip = self.policy_optimizer.grad_clip
+        step = self.step_network("the policy", optimizer, clip, totals, place)
+        totals["ppo/policy_grad_norm"] = step.grad_norm
+        self.ppo_step += int(step.applied)
+        return totals if step.applied else dict.fromkeys(totals, torch.full_like(tokens, torch.nan))
+
+    def micro_experiences(self, experience: Experience, index: Tensor) -> Iterator[Experience]:
+        """The rollouts at `index` in micro-batches, each cut to its longest prompt and response."""
+        size = self.minibatches.micro_batch_size or len(index)
+        for start in range(0, len(index), size):
+            yield experience.select(index[start : start + size])
+
+    def critic_loss(self, experience: Experience, tokens: Tensor) -> dict[str, Tensor]:
+        """Share of a micro-batch in the value loss and its clip fraction over `tokens` (Eq. 16)."""
+        rollouts, mask = experience.rollouts, experience.loss_mask
+        values = response_values(
+            self.critic, rollouts.sequence_ids, rollouts.sequence_mask, mask.shape[1]
+        )
+        loss, clip_fraction = value_loss(
+            values,
+            experience.old_values,
+            experience.returns,
+            mask,
+            self.loss.value_clip,
+            denominator=tokens,
+        )
+        return {
+            "ppo/value_loss": loss,
+            "ppo/value_clip_fraction": clip_fraction * mask.sum() / tokens,
+        }
+
+    def policy_loss(
+        self, experience: Experience, tokens: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Share of a micro-batch in the policy's loss over `tokens`, and in its metrics."""
+        rollouts, mask = experience.rollouts, experience.loss_mask
+        entropy_coef, temperature = self.loss.entropy_coef, self.sampling.temperature
+
+        def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+            if entropy_coef:
+                return token_logprobs_and_entropy(logits, ids, temperature)
+            return (token_logprobs(logits, ids, temperature),)
+
+        logprobs, *entropy = map_target_logits(
+            self.policy,
+            rollouts.sequence_ids,
+            rollouts.sequence_mask,
+            rollouts.to_sequence_mask(mask),
+            read,
+        )
+        logprobs = logprobs[:, -mask.shape[1] :]
+        terms = self.policy_objective(logprobs, experience, tokens)
+        share = mask.sum() / tokens
+        shares = {
+            "ppo/policy_loss": terms.loss,
+            "ppo/clip_fraction": terms.clip_fraction * share,
+            "ppo/approx_kl": terms.approx_kl * share,
+            "ppo/ratio": terms.ratio_mean * share,
+        }
+        loss = terms.loss
+        if entropy:
+            shares["ppo/entropy_loss"] = entropy_loss(
+                entropy[0][:, -mask.shape[1] :], mask, self.loss.entropy_clip, denominator=tokens
+            )
+            loss = loss + entropy_coef * shares["ppo/entropy_loss"]
+        return loss, shares
+
+    def policy_objective(
+        self, logprobs: Tensor, experience: Experience, tokens: Tensor
+    ) -> PolicyLoss:
+        """The objective that the options name, over `tokens`."""
+        mask = experience.loss_mask
+        surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
+        match self.loss.policy_objective:
+            case "clip":
+                return surrogate_loss(*surrogate, self.loss.ratio_clip, denominator=tokens)
+            case "unclipped":
+                return surrogate_loss(*surrogate, None, denominator=tokens)
+            case "kl_penalty":
+                return kl_penalty_loss(*surrogate, self.loss.kl_penalty_coef, denominator=tokens)
+            case "policy_gradient":
+                return policy_gradient_loss(
+                    logprobs, experience.advantages, mask, denominator=tokens
+                )
+
+    def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
+        """Share of a micro-batch in the language-model loss over `tokens` (Eq. 17)."""
+        logprobs = target_logprobs(
+            self.policy, batch.input_ids, batch.attention_mask, batch.completion_mask
+        )
+        return language_model_loss(logprobs, batch.completion_mask, tokens)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """One AdamW and schedule for the policy, one for the critic."""
+        policy = self.build_optimizer(self.policy, self.policy_optimizer)
+        critic = self.build_optimizer(self.critic, self.critic_optimizer)
+        skipped = self.critic_pretraining.iterations
+        return [policy, critic], [
+            self.build_schedule(policy, self.policy_optimizer, skipped),
+            self.build_schedule(critic, self.critic_optimizer),
+        ]
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Generate and score responses to held-out prompts, with the same draws each time."""
@@ -349,7 +564,7 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
         self._evaluation_step(batch, batch_idx, "test/")
 
     def _evaluation_step(self, batch: PromptBatch, batch_idx: int, prefix: str) -> None:
-        seed = self.hparams["seed"] + batch_idx
+        seed = self.seed + batch_idx
         rollouts, scores, estimates = self.scored_rollouts(batch, seed, PhaseTimer())
         metrics = self.rollout_summary(rollouts, batch.texts, scores, estimates)
         self.log_metrics(metrics, len(scores), prefix)
@@ -357,13 +572,13 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
         self.log("step", self.iteration.float(), batch_size=len(scores))
         if batch_idx == 0:
             records = build_response_records(rollouts, scores, estimates, self.tokenizer)
-            n_rows = self.hparams["sampled_texts"]
+            n_rows = self.sampled_texts
             table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
             self.log_text(f"{prefix}samples", table, int(self.iteration))
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """Rendered prompts with their `build_response_records`."""
-        records = self._answers(batch, seed=self.hparams["seed"] + batch_idx)
+        records = self._answers(batch, seed=self.seed + batch_idx)
         return [
             {"prompt": prompt, **record}
             for prompt, record in zip(batch.texts, records, strict=True)
@@ -384,7 +599,7 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
             raise RuntimeError("sample: the trainer has no datamodule that has set up an encoder")
         batch = encode_prompts(prompts, self.encoder)
         batch = self.transfer_batch_to_device(batch, self.device, dataloader_idx=0)
-        return self._answers(batch, seed=self.hparams["seed"])
+        return self._answers(batch, seed=self.seed)
 
     @torch.no_grad()
     def _answers(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
@@ -405,5 +620,96 @@ class PPOModule(FixedDtypeBuffers, PPOUpdate):
 
     def on_train_end(self) -> None:
         """Leave the finished policy, and the critic beside it."""
-        self.save_finished(self.policy, self.finished_dir, generation_settings(self.hparams))
+        self.save_finished(
+            self.policy, self.finished_dir, generation_settings(self.sampling.temperature)
+        )
         self.save_finished(self.critic, self.finished_dir / "critic")
+
+
+def reference_policy(
+    model_path: str, options: ModelOptions, offload: bool = False
+) -> LanguageModel | Offloaded | None:
+    """A frozen SFT model; `None` with LoRA: the policy with its adapters off is the reference.
+
+    Args:
+        model_path: The SFT model.
+        options: How it is loaded, gradient checkpointing apart.
+        offload: Keep it in CPU memory between uses.
+    """
+    if options.lora_rank > 0:
+        return None
+    model = freeze(load_causal_lm(model_path, replace(options, gradient_checkpointing=False)))
+    return Offloaded(model) if offload else model
+
+
+def initial_critic(
+    init: CriticInit,
+    model_path: str,
+    rewards: Sequence[ModelReward],
+    options: ModelOptions,
+    seed: int,
+) -> LanguageModel:
+    """The critic that PPO starts from.
+
+    Args:
+        init: `reward`: the first reward model; `policy`: the SFT model with a new head; `random`:
+            random weights of the SFT model's shape.
+        model_path: The SFT model.
+        rewards: The reward models in their order.
+        options: How the critic is loaded.
+        seed: Of new weights.
+
+    Raises:
+        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
+    """
+    source = critic_source(init, model_path, [model.path for model in rewards])
+    if init == "random":
+        return random_scalar_model(source, options, seed)
+    return load_scalar_model(source, options, head_seed=seed if init == "policy" else 0)
+
+
+def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> str:
+    """Folder or hub id of the model whose shape the critic has, see `initial_critic`.
+
+    Args:
+        init: What the critic starts from.
+        model_path: The SFT model.
+        models: Those of the reward models in their order.
+
+    Raises:
+        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
+    """
+    if init in ("random", "policy"):
+        return model_path
+    check_choice("critic_init", init, get_args(CriticInit))
+    if not models:
+        raise ValueError(
+            "critic_init: 'reward' needs a reward model among `rewards`, which holds functions and "
+            "rules only; use critic_init: policy"
+        )
+    return models[0]
+
+
+def check_sampling(sampling: SamplingOptions) -> None:
+    """Warn of options whose samples come from another distribution than the policy's.
+
+    Raises:
+        ValueError: If responses are not sampled at all.
+    """
+    if not sampling.do_sample:
+        raise ValueError(
+            "sampling.do_sample: expected true, got false: PPO learns from samples, and the most "
+            "probable token is none"
+        )
+    off_policy = [f"{name}={getattr(sampling, name)}" for name in sampling.off_policy_options]
+    if off_policy:
+        rank_zero_warn(
+            f"{', '.join(off_policy)}: rollouts are sampled from a changed distribution while "
+            "log-probs are the policy's own, so the policy gradient is biased (off-policy samples "
+            "with no correction). Leave these options of sampling at their defaults."
+        )
+
+
+def generation_settings(temperature: float) -> dict[str, Any]:
+    """Settings of a finished policy's `generation_config.json`: it samples as the rollouts did."""
+    return {"temperature": temperature, "do_sample": True}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -25,9 +25,11 @@ from lit_rlhf.functional import (
     preference_probability,
     reward_model_loss,
 )
-from lit_rlhf.models import load_lm_head, load_scalar_model
+from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
 from lit_rlhf.modules.micro_batches import accumulate, weighted
-from lit_rlhf.modules.stage import MEMORY_SETTINGS, StageModule
+from lit_rlhf.modules.option_names import merge_options
+from lit_rlhf.modules.options import OptimizerOptions
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, MEMORY_SETTINGS, StageModule
 from lit_rlhf.strategies import backward
 
 
@@ -39,19 +41,19 @@ class RewardModule(StageModule):
 
     Args:
         model_path: Folder or hub id of a causal language model, usually the SFT model.
-        learning_rate: Peak learning rate; the paper uses 5e-6 for 7B.
+        output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
         lm_coef: beta_rm of Eq. 2; 0 trains on the pairwise loss alone.
-        weight_decay: AdamW's weight decay.
-        lr_scheduler: Name of a transformers schedule.
-        warmup_ratio: Share of the steps over which the learning rate rises; 0.1 in the paper.
-        min_lr_ratio: Learning rate at the end over the peak, for schedules that have one.
-        grad_clip: Largest gradient norm (L2); `None` switches clipping off.
+        optimizer: Optimizer and schedule. The defaults are the paper's for 7B: 5e-6, after a
+            warm-up over a tenth of the steps.
         micro_batch_size: Pairs per forward and backward; `None` takes the whole batch.
         head_seed: Seed of the new scalar head's weights.
-        **stage_options: Arguments of `StageModule`.
+        network: How the network is loaded.
+        max_skipped_in_a_row: Updates in a row that may be skipped, as a number is not finite, until
+            training stops.
 
     Raises:
-        ValueError: If `lm_coef` is negative.
+        ValueError: If an option is out of its range.
+        TypeError: If a keyword argument is no option.
     """
 
     stage = "reward"
@@ -59,38 +61,38 @@ class RewardModule(StageModule):
     def __init__(
         self,
         model_path: str,
-        learning_rate: float = 5e-6,
+        output_dir: str | None = None,
         lm_coef: float = 1.0,
-        weight_decay: float = 0.0,
-        lr_scheduler: str = "constant_with_warmup",
-        warmup_ratio: float = 0.1,
-        min_lr_ratio: float = 0.1,
-        grad_clip: float | None = 1.0,
+        optimizer: OptimizerOptions = OptimizerOptions(5e-6),
         micro_batch_size: int | None = None,
         head_seed: int = 0,
-        **stage_options: Any,
+        network: ModelOptions = ModelOptions(),
+        max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
     ) -> None:
         if lm_coef < 0:
             raise ValueError(f"lm_coef: expected a value >= 0, got {lm_coef}")
-        super().__init__(model_path, **stage_options)
+        super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
+        self.lm_coef = lm_coef
+        self.optimizer = merge_options(type(self), "optimizer", optimizer)
+        self.micro_batch_size = micro_batch_size
         # One child for all that is trained: a DeepSpeed engine takes a child of this module.
-        self.network = nn.ModuleDict(
-            {"model": load_scalar_model(model_path, self.options, head_seed=head_seed)}
+        self.networks = nn.ModuleDict(
+            {"model": load_scalar_model(model_path, self.network, head_seed=head_seed)}
         )
         if lm_coef > 0:
-            self.network["lm_head"] = load_lm_head(model_path, self.options)
+            self.networks["lm_head"] = load_lm_head(model_path, self.network)
         self.pairwise_loss, self.lm_loss = MeanMetric(), MeanMetric()
         self.differences, self.sources = CatMetric(), CatMetric()
 
     @property
     def model(self) -> LanguageModel:
         """The trunk with its scalar head."""
-        return cast(LanguageModel, self.network["model"])
+        return cast(LanguageModel, self.networks["model"])
 
     @property
     def lm_head(self) -> nn.Module | None:
         """The output layer for the imitation loss; `None` if there is no such loss."""
-        return self.network["lm_head"] if self.hparams["lm_coef"] > 0 else None
+        return self.networks["lm_head"] if self.lm_coef > 0 else None
 
     def forward(
         self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor
@@ -137,7 +139,7 @@ class RewardModule(StageModule):
             lm_loss = language_model_loss(logprobs, chosen.completion_mask, tokens)
             metrics["reward/lm_loss"] = lm_loss
         metrics["reward/loss"] = reward_model_loss(
-            metrics["reward/pairwise_loss"], lm_loss, self.hparams["lm_coef"]
+            metrics["reward/pairwise_loss"], lm_loss, self.lm_coef
         )
         return metrics, (chosen_scores - rejected_scores).detach()
 
@@ -151,13 +153,13 @@ class RewardModule(StageModule):
             self.timer("update"),
             self.memory_for("update", batch.chosen.input_ids, *MEMORY_SETTINGS),
         ):
-            for part in self.micro_batches(batch, len(batch.margin)):
+            for part in self.micro_batches(batch, len(batch.margin), self.micro_batch_size):
                 metrics, _ = self(part.rows, pairs, tokens)
                 shares = weighted(metrics, part.weight)
                 backward(self, shares["reward/loss"], optimizer)
                 accumulate(totals, shares)
-            bound = self.hparams["grad_clip"]
-            step = self.step_network("the model", optimizer, bound, totals, self.place(batch_idx))
+            clip, place = self.optimizer.grad_clip, self.place(batch_idx)
+            step = self.step_network("the model", optimizer, clip, totals, place)
         self.step_schedule(schedule)
         totals["reward/grad_norm"] = step.grad_norm
         totals["reward/skipped_updates"] = self.skipped.pop_count()
@@ -190,7 +192,7 @@ class RewardModule(StageModule):
         if self.lm_head is not None:
             lm_loss = metrics["reward/lm_loss"] = self.lm_loss.compute()
         metrics["reward/loss"] = reward_model_loss(
-            metrics["reward/pairwise_loss"], lm_loss, self.hparams["lm_coef"]
+            metrics["reward/pairwise_loss"], lm_loss, self.lm_coef
         )
         # Lightning sets `trainer.datamodule` without declaring it.
         names = getattr(getattr(self.trainer, "datamodule", None), "source_names", [])
@@ -226,8 +228,8 @@ class RewardModule(StageModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW over trunk, scalar head and language-model head."""
-        optimizer = self.adamw(self.network, self.hparams["learning_rate"])
-        return [optimizer], [self.scheduled(optimizer)]
+        optimizer = self.build_optimizer(self.networks, self.optimizer)
+        return [optimizer], [self.build_schedule(optimizer, self.optimizer)]
 
     def on_train_end(self) -> None:
         """Leave the finished reward model, with its text contract, for PPO."""

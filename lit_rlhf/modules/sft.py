@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics import MeanMetric
@@ -11,9 +9,11 @@ from torchmetrics import MeanMetric
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
-from lit_rlhf.models import load_causal_lm
+from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.modules.micro_batches import accumulate, weighted
-from lit_rlhf.modules.stage import MEMORY_SETTINGS, StageModule
+from lit_rlhf.modules.option_names import merge_options
+from lit_rlhf.modules.options import OptimizerOptions
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, MEMORY_SETTINGS, StageModule
 from lit_rlhf.strategies import backward
 
 
@@ -22,14 +22,17 @@ class SFTModule(StageModule):
 
     Args:
         model_path: Folder or hub id of a causal language model.
-        learning_rate: Peak learning rate; the paper uses 9.5e-6 for 7B.
-        weight_decay: AdamW's weight decay.
-        lr_scheduler: Name of a transformers schedule.
-        warmup_ratio: Share of the steps over which the learning rate rises.
-        min_lr_ratio: Learning rate at the end over the peak; 0.1 in the paper.
-        grad_clip: Largest gradient norm (L2); `None`: no clipping.
+        output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
+        optimizer: Optimizer and schedule. The defaults are the paper's for 7B: 9.5e-6, and a cosine
+            to a tenth of it.
         micro_batch_size: Sequences per forward and backward; `None` takes the whole batch.
-        **stage_options: Arguments of `StageModule`.
+        network: How the network is loaded.
+        max_skipped_in_a_row: Updates in a row that may be skipped, as a number is not finite, until
+            training stops.
+
+    Raises:
+        ValueError: If an option is out of its range.
+        TypeError: If a keyword argument is no option.
     """
 
     stage = "sft"
@@ -37,17 +40,16 @@ class SFTModule(StageModule):
     def __init__(
         self,
         model_path: str,
-        learning_rate: float = 9.5e-6,
-        weight_decay: float = 0.0,
-        lr_scheduler: str = "cosine_with_min_lr",
-        warmup_ratio: float = 0.1,
-        min_lr_ratio: float = 0.1,
-        grad_clip: float | None = 1.0,
+        output_dir: str | None = None,
+        optimizer: OptimizerOptions = OptimizerOptions(9.5e-6, lr_scheduler="cosine_with_min_lr"),
         micro_batch_size: int | None = None,
-        **stage_options: Any,
+        network: ModelOptions = ModelOptions(),
+        max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
     ) -> None:
-        super().__init__(model_path, **stage_options)
-        self.model = load_causal_lm(model_path, self.options)
+        super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
+        self.optimizer = merge_options(type(self), "optimizer", optimizer)
+        self.micro_batch_size = micro_batch_size
+        self.model = load_causal_lm(model_path, self.network)
         self.loss_mean, self.accuracy_mean = MeanMetric(), MeanMetric()
 
     def forward(self, batch: TokenBatch, denominator: Tensor) -> dict[str, Tensor]:
@@ -80,12 +82,12 @@ class SFTModule(StageModule):
         denominator = self.rank_share(batch.completion_mask.sum())
         totals: dict[str, Tensor] = {}
         with self.timer("update"), self.memory_for("update", batch.input_ids, *MEMORY_SETTINGS):
-            for part in self.micro_batches(batch, len(batch.input_ids)):
+            for part in self.micro_batches(batch, len(batch.input_ids), self.micro_batch_size):
                 shares = weighted(self(part.rows, denominator), part.weight)
                 backward(self, shares["sft/loss"], optimizer)
                 accumulate(totals, shares)
-            bound = self.hparams["grad_clip"]
-            step = self.step_network("the model", optimizer, bound, totals, self.place(batch_idx))
+            clip, place = self.optimizer.grad_clip, self.place(batch_idx)
+            step = self.step_network("the model", optimizer, clip, totals, place)
         self.step_schedule(schedule)
         # of the loss over all ranks: a mean of perplexities would be another number
         totals["sft/perplexity"] = loss_perplexity(self.mean_over_ranks(totals["sft/loss"]))
@@ -141,8 +143,8 @@ class SFTModule(StageModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW and its schedule, stepped with it."""
-        optimizer = self.adamw(self.model, self.hparams["learning_rate"])
-        return [optimizer], [self.scheduled(optimizer)]
+        optimizer = self.build_optimizer(self.model, self.optimizer)
+        return [optimizer], [self.build_schedule(optimizer, self.optimizer)]
 
     def on_train_end(self) -> None:
         """Leave the finished model for the next stage."""

@@ -6,9 +6,9 @@ import math
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -26,7 +26,15 @@ from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_m
 from lit_rlhf.models import ModelCardInfo, ModelOptions, load_tokenizer, save_model_folder
 from lit_rlhf.modules.guarded_step import SkippedUpdates, last_known_checkpoint
 from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, micro_batches
-from lit_rlhf.modules.out_of_memory import change, explained_memory_errors
+from lit_rlhf.modules.option_names import (
+    NamedOptions,
+    check_names,
+    dotted_arguments,
+    merge_options,
+    plain_arguments,
+)
+from lit_rlhf.modules.options import OptimizerOptions
+from lit_rlhf.modules.out_of_memory import explained_memory_errors, suggest_change
 from lit_rlhf.modules.random_state import random_state, restore_random_state
 from lit_rlhf.modules.timing import PhaseTimer
 from lit_rlhf.stats import global_sum
@@ -38,32 +46,25 @@ MEMORY_SETTINGS = (
     "micro_batch_size",
     "data.tokens_per_batch",
     "data.max_length",
-    "gradient_checkpointing",
+    "network.gradient_checkpointing",
 )
+MAX_SKIPPED_IN_A_ROW = 5
 
 
-class StageModule(LightningModule):
+class StageModule(NamedOptions, LightningModule):
     """A stage that starts from a Hugging Face folder and leaves one for the next stage.
 
     Args:
         model_path: Local folder or hub id of the model that the stage starts from.
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
-        dtype: Type of the weights, for instance `float32` or `bfloat16`.
-        attn_implementation: transformers' attention, for instance `sdpa`; `None` takes its default.
-        gradient_checkpointing: Recompute activations in the backward pass to save memory.
-        lora_rank: Rank of LoRA adapters; 0 trains all weights.
-        lora_alpha: LoRA's scale is `lora_alpha / lora_rank`.
-        lora_dropout: Dropout before the adapters.
-        lora_targets: Modules that get adapters, as peft's `target_modules`.
-        trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
-        fused_kernels: Run liger-kernel's norms, rotary positions and MLPs (extra `liger`, CUDA).
-        torch_compile: Backend of torch.compile for all networks, for instance `inductor`; `None`:
-            do not compile. Pays on a GPU, after a minute or more of compiling.
+        network: How networks are loaded: type, attention, LoRA adapters, compilation.
         max_skipped_in_a_row: Updates of a network in a row that may be skipped, as a number is not
             finite, until training stops.
 
     Raises:
-        ValueError: If the model path is neither a folder nor a hub id, or an option is off.
+        ValueError: If the model path is neither a folder nor a hub id, or an option is out of its
+            range.
+        TypeError: If a keyword argument is no option of the class.
     """
 
     stage: ClassVar[str]
@@ -72,38 +73,20 @@ class StageModule(LightningModule):
         self,
         model_path: str,
         output_dir: str | None = None,
-        dtype: str = "float32",
-        attn_implementation: str | None = None,
-        gradient_checkpointing: bool = False,
-        lora_rank: int = 0,
-        lora_alpha: float = 16.0,
-        lora_dropout: float = 0.0,
-        lora_targets: str = "all-linear",
-        trust_remote_code: bool = False,
-        fused_kernels: bool = False,
-        torch_compile: str | None = None,
-        max_skipped_in_a_row: int = 5,
+        network: ModelOptions = ModelOptions(),
+        max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
     ) -> None:
         super().__init__()
         # Collects the arguments of the subclass too: it looks through the calling constructors.
         self.save_hyperparameters()
+        # Checkpoints hold plain data, so that they are read with `weights_only=True`.
+        self.save_hyperparameters(plain_arguments(type(self), self.hparams))
         # Manual in every stage: the gradient of a step that is split into micro-batches is divided
         # by the step's token count over all ranks, which `accumulate_grad_batches` cannot do.
         self.automatic_optimization = False
         self.model_path = model_path
         self.output_dir = output_dir
-        self.options = ModelOptions(
-            dtype=dtype,
-            attn_implementation=attn_implementation,
-            gradient_checkpointing=gradient_checkpointing,
-            lora_rank=lora_rank,
-            lora_alpha=lora_alpha,
-            lora_dropout=lora_dropout,
-            lora_targets=lora_targets,
-            trust_remote_code=trust_remote_code,
-            fused_kernels=fused_kernels,
-            torch_compile=torch_compile,
-        )
+        self.network = merge_options(type(self), "network", network)
         self.skipped = SkippedUpdates(max_skipped_in_a_row)
         self.timer = PhaseTimer()
         self._random_state: dict[str, Any] = {}
@@ -111,30 +94,46 @@ class StageModule(LightningModule):
         self._keeps_memory = False
         self._loader_states: list[dict[str, Any]] = []
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
-            model_path, trust_remote_code=trust_remote_code
+            model_path, trust_remote_code=self.network.trust_remote_code
         )
 
-    def adamw(self, network: nn.Module, learning_rate: float) -> Optimizer:
+    @classmethod
+    def load_from_checkpoint(cls, *arguments: Any, **options: Any) -> Self:
+        """Load a module as `LightningModule.load_from_checkpoint` does.
+
+        Args:
+            *arguments: See there.
+            **options: See there; a group of options may be its dataclass or a mapping.
+        """
+        # A checkpoint of the command line is instantiated by jsonargparse, which takes mappings.
+        plain: dict[str, Any] = {
+            name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            for name, value in options.items()
+        }
+        return super().load_from_checkpoint(*arguments, **plain)
+
+    def build_optimizer(self, network: nn.Module, options: OptimizerOptions) -> Optimizer:
         """AdamW over what is trained of a network, in one kernel for all its weights."""
         parameters = (p for p in network.parameters() if p.requires_grad)
         return torch.optim.AdamW(
-            parameters, lr=learning_rate, weight_decay=self.hparams["weight_decay"], fused=True
+            parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
         )
 
-    def scheduled(self, optimizer: Optimizer, skipped_steps: int = 0) -> LRScheduler:
-        """The learning-rate schedule that the hyper-parameters name, over the steps of the run.
+    def build_schedule(
+        self, optimizer: Optimizer, options: OptimizerOptions, skipped_steps: int = 0
+    ) -> LRScheduler:
+        """The learning-rate schedule that the options name, over the steps of the run.
 
         Args:
             optimizer: Whose learning rate it drives.
+            options: Its options.
             skipped_steps: Batches at the start of the run in which the optimizer does not step.
 
         Raises:
-            ValueError: When the schedule needs the length of an endless run, or the ratio is off.
+            ValueError: When the schedule needs the length of an endless run.
         """
-        name, warmup_ratio = self.hparams["lr_scheduler"], self.hparams["warmup_ratio"]
+        name = options.lr_scheduler
         total = self.trainer.estimated_stepping_batches - skipped_steps
-        if not 0.0 <= warmup_ratio <= 1.0:
-            raise ValueError(f"warmup_ratio: expected a value in [0, 1], got {warmup_ratio}")
         if name == "constant":
             return cast(LRScheduler, get_scheduler(name, optimizer))
         if math.isinf(total):
@@ -145,10 +144,10 @@ class StageModule(LightningModule):
         schedule = get_scheduler(
             name,
             optimizer,
-            num_warmup_steps=math.ceil(warmup_ratio * total),
+            num_warmup_steps=math.ceil(options.warmup_ratio * total),
             num_training_steps=max(int(total), 1),
             scheduler_specific_kwargs=(
-                {"min_lr_rate": self.hparams["min_lr_ratio"]} if "min_lr" in name else None
+                {"min_lr_rate": options.min_lr_ratio} if "min_lr" in name else None
             ),
         )
         return cast(LRScheduler, schedule)
@@ -167,13 +166,14 @@ class StageModule(LightningModule):
         """The mean of every rank's `value`, 0-dim, without a graph."""
         return global_sum(value) / self.trainer.world_size
 
-    def micro_batches(self, batch: BatchT, n_rows: int) -> list[MicroBatch[BatchT]]:
-        """A rank's batch in parts of `micro_batch_size` rows, equally many on every rank.
+    def micro_batches(
+        self, batch: BatchT, n_rows: int, size: int | None
+    ) -> list[MicroBatch[BatchT]]:
+        """A rank's batch in parts of `size` rows (`None`: one part), equally many on every rank.
 
         Every backward waits for the other ranks, but the dynamic batches of Section 4.2 differ in
         rows. A rank without rows left takes its first part again, with weight 0.
         """
-        size = self.hparams["micro_batch_size"]
         parts = [MicroBatch(part, 1.0) for part in micro_batches(batch, n_rows, size)]
         if size is not None:
             count = torch.tensor(len(parts), device=self.device)
@@ -240,9 +240,9 @@ class StageModule(LightningModule):
         Args:
             phase: Its name.
             ids: The sequences that it handles, `[B, L]`.
-            settings: What to change then: names of hyper-parameters, or of other settings.
+            settings: What to change then: dotted names of options, or of other settings.
         """
-        return explained_memory_errors(phase, ids, [change(s, self.hparams) for s in settings])
+        return explained_memory_errors(phase, ids, [suggest_change(s, self) for s in settings])
 
     def place(self, batch_idx: int) -> str:
         """Where in the run a training step is, in words; both count from 0."""
@@ -300,7 +300,15 @@ class StageModule(LightningModule):
             checkpoint[CONTRACT_KEY] = asdict(self.encoder.contract)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take note of the random state and of the place in the data that training goes on from."""
+        """Take note of the random state and of the place in the data that training goes on from.
+
+        Raises:
+            ValueError: If a hyper-parameter is no option of the class, as in checkpoints of other
+                versions.
+        """
+        # Lightning passes over arguments that the constructor does not take.
+        saved = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
+        check_names(type(self), (name for name in saved if not name.startswith("_")))
         self._random_state = checkpoint.get("random_state", {})
         fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
         self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
@@ -379,5 +387,8 @@ class StageModule(LightningModule):
             if torch.is_tensor(value) and value.numel() == 1 and "/" in key
         }
         return ModelCardInfo(
-            stage=self.stage, base_model=self.model_path, config=dict(self.hparams), metrics=metrics
+            stage=self.stage,
+            base_model=self.model_path,
+            config=dotted_arguments(self.hparams),
+            metrics=metrics,
         )

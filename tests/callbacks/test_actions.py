@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +41,14 @@ from lit_callbacks import (
 from tests.callbacks.scripted import Scripted, batches, fitted, script_of, trainer, watching
 
 
+@dataclass(frozen=True)
+class LossOptions:
+    """Options of a module in a group."""
+
+    entropy_coef: float = 0.5
+    epochs: int = 2
+
+
 class Coefficients(Scripted):
     """A coefficient of each kind."""
 
@@ -47,6 +56,7 @@ class Coefficients(Scripted):
         super().__init__(script_of(levels))
         self.save_hyperparameters("gamma")
         self.beta = 0.1
+        self.objective = LossOptions()
         self.count = 3
         self.name = "five"
         self.switch = True
@@ -166,6 +176,9 @@ def test_a_coefficient_is_multiplied_wherever_it_is() -> None:
     assert act(AdjustCoefficient("beta", 2.0), module) == "raised beta from 0.1 to 0.2"
     assert act(AdjustCoefficient("kl_coef", 0.5), module) == "lowered kl_coef from 0.25 to 0.125"
     assert act(AdjustCoefficient("gamma", 3.0), module) == "raised gamma from 0.5 to 1.5"
+    told = act(AdjustCoefficient("objective.entropy_coef", 0.5), module)
+    assert told == "lowered objective.entropy_coef from 0.5 to 0.25"
+    assert module.objective == LossOptions(0.25)
     assert (module.beta, module.hparams["gamma"]) == (0.2, 1.5)
     assert torch.equal(module.kl_coef, torch.tensor(0.125))
     assert module.kl_coef is module.get_buffer("kl_coef")
@@ -207,7 +220,11 @@ def test_a_buffer_at_its_bound_is_left_alone_though_it_rounds(factor: float, bou
         (
             "kl_ceof",
             "name: expected a coefficient of Coefficients, got 'kl_ceof'; it has beta, gamma, "
-            "kl_coef$",
+            "kl_coef, objective.entropy_coef$",
+        ),
+        (
+            "objective.entropy",
+            "name: expected a coefficient of Coefficients, got 'objective.entropy'",
         ),
         ("name", "name: expected 'name' to be a number, got str"),
         ("switch", "name: expected 'switch' to be a number, got bool"),
@@ -233,7 +250,10 @@ def test_a_coefficient_is_raised_again_after_each_cooldown(tmp_path: Path) -> No
 
 def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
     def actions() -> list[Action]:
-        return [AdjustCoefficient(name, 2.0) for name in ("beta", "gamma", "kl_coef")]
+        return [
+            AdjustCoefficient(name, 2.0)
+            for name in ("beta", "gamma", "kl_coef", "objective.entropy_coef")
+        ]
 
     class Adaptive(Coefficients):
         def on_train_batch_end(self, *_: Any) -> None:
@@ -245,7 +265,7 @@ def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
     module = Adaptive(levels)
     fitted(tmp_path, module, 5, watching(*actions()), done=3)
     for one in (straight, module):
-        assert (one.beta, one.hparams["gamma"]) == (0.2, 1.0)
+        assert (one.beta, one.hparams["gamma"], one.objective.entropy_coef) == (0.2, 1.0, 1.0)
     # the checkpoint of a batch is older than the module's own hook at its end
     assert float(straight.kl_coef) == 2 * 1.25 + 4
     assert float(module.kl_coef) == float(straight.kl_coef) - 1

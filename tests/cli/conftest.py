@@ -21,7 +21,7 @@ def runs(stage_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
     def of(stage: str, lora: bool = False) -> SavedRun:
         if (stage, lora) not in made:
-            options = {"lora_rank": 2} if lora else {}
+            options = {"network": {"lora_rank": 2}} if lora else {}
             folder = tmp_path_factory.mktemp(stage)
             made[stage, lora] = saved_run(stage, stage_root, folder, **options)
         return made[stage, lora]

@@ -23,7 +23,9 @@ from tests.configs.tiny_runs import (
 
 SMALL = {
     "trainer": {"default_root_dir": "somewhere"},
-    "model": {"init_args": {"minibatch_size": 4, "max_new_tokens": 60}},
+    "model": {
+        "init_args": {"minibatches": {"minibatch_size": 4}, "sampling": {"max_new_tokens": 60}}
+    },
     "data": {"init_args": {"batch_size": 8}},
 }
 
@@ -134,14 +136,14 @@ def test_an_option_that_does_not_exist_is_a_usage_error(
 
     assert doctor("--config", config, "--model.no_such_option", "3") == 2
 
-    assert "Option 'no_such_option' is not accepted" in capsys.readouterr().err
+    assert "model.init_args.no_such_option: no such option of PPOModule" in capsys.readouterr().err
 
 
 def test_gpus_that_are_not_there_are_stood_in_for(
     sound: list[str], standing: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     many = str(CONFIGS / "overlays" / "zero2_8xa100.yaml")
-    small = ("--model.rollout_batch_size", "4", "--data.batch_size", "8")
+    small = ("--model.memory.rollout_batch_size", "4", "--data.batch_size", "8")
 
     assert doctor(*sound, "--config", many, *small, "--trainer.precision", "32-true") == 0
 
@@ -160,7 +162,7 @@ def test_the_configuration_that_a_fit_has_saved_is_taken(
     assert "ckpt_path" in yaml.safe_load(saved.read_text("utf-8"))
     before = files(tmp_path)
 
-    assert doctor("--config", str(saved), "--model.max_new_tokens", "60") == 0
+    assert doctor("--config", str(saved), "--model.sampling.max_new_tokens", "60") == 0
 
     assert files(tmp_path) == before
 

@@ -111,7 +111,7 @@ def test_a_value_head_keeps_the_output_layer_that_was_trained(runs: Runs, tmp_pa
     saved = runs("reward")
     more = ["--format", "trl", "--dtype", "bfloat16"]
     main(["--checkpoint", str(saved.checkpoint), "--output", str(tmp_path / "m"), *more])
-    trained = saved.module.get_parameter("network.lm_head.weight")
+    trained = saved.module.get_parameter("networks.lm_head.weight")
     assert torch.equal(weights(tmp_path / "m")["lm_head.weight"], trained.bfloat16())
 
 

@@ -181,17 +181,18 @@ def test_configuration_and_flags_win_over_a_checkpoint_of_the_same_class(
     world: Path, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     remembered = torch.load(checkpoints["ppo"], weights_only=True)["hyper_parameters"]
-    assert (remembered["lam"], remembered["max_new_tokens"]) == (0.95, 4)
-    flags = configs("ppo", world, tmp_path, lam=0.5)
+    assert remembered["advantages"]["lam"] == 0.95
+    assert remembered["sampling"]["max_new_tokens"] == 4
+    flags = configs("ppo", world, tmp_path, advantages={"lam": 0.5})
     cli = command(
         "fit",
         *flags,
-        *("--model.max_new_tokens", 3),
+        *("--model.sampling.max_new_tokens", 3),
         *("--trainer.max_epochs", 2),
         *("--ckpt_path", checkpoints["ppo"]),
     )
-    assert (cli.model.hparams["lam"], cli.model.hparams["max_new_tokens"]) == (0.5, 3)
-    assert cli.model.sampling.max_new_tokens == 3
+    assert (cli.model.advantages.lam, cli.model.sampling.max_new_tokens) == (0.5, 3)
+    assert cli.model.hparams["advantages"]["lam"] == 0.5
     # and the run went on where the checkpoint stood
     assert int(cli.model.iteration) == 4
 
@@ -209,20 +210,27 @@ def callback_names(config: dict[str, Any]) -> list[str]:
     return [callback["class_path"].split(".")[-1] for callback in config["trainer"]["callbacks"]]
 
 
+def optimizer_of(**options: float) -> dict[str, Any]:
+    """An overlay with options of the optimizer."""
+    return {"model": {"init_args": {"optimizer": options}}}
+
+
 def test_of_several_configurations_the_last_wins_and_flags_over_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = QUICKSTART / "sft.yaml"
-    first = overlay(tmp_path, "first", {"model": {"init_args": {"weight_decay": 0.1}}})
-    rates = {"learning_rate": 0.5, "weight_decay": 0.2}
-    second = overlay(tmp_path, "second", {"model": {"init_args": rates}})
+    first = overlay(tmp_path, "first", optimizer_of(weight_decay=0.1))
+    second = overlay(tmp_path, "second", optimizer_of(learning_rate=0.5, weight_decay=0.2))
     flags = [part for path in (base, first, second) for part in ("--config", path)]
     chosen = printed_config("fit", *flags, capsys=capsys)["model"]["init_args"]
-    assert (chosen["weight_decay"], chosen["learning_rate"]) == (0.2, 0.5)
+    rates = chosen["optimizer"]
+    assert (rates["weight_decay"], rates["learning_rate"]) == (0.2, 0.5)
+    assert rates["lr_scheduler"] == "cosine_with_min_lr"  # SFT's default
     assert chosen["model_path"] == f"{RUNS}/world/base"
-    flags += ["--model.learning_rate", 0.25]
+    flags += ["--model.optimizer.learning_rate", 0.25]
     chosen = printed_config("fit", *flags, capsys=capsys)["model"]["init_args"]
-    assert (chosen["weight_decay"], chosen["learning_rate"]) == (0.2, 0.25)
+    rates = chosen["optimizer"]
+    assert (rates["weight_decay"], rates["learning_rate"]) == (0.2, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -266,15 +274,23 @@ def test_modules_explain_their_options(capsys: pytest.CaptureFixture[str], name:
         command("fit", "--model.help", name)
     assert stopped.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--model.lora_rank LORA_RANK Rank of LoRA adapters; 0 trains all weights" in shown
+    assert (
+        "--model.network.lora_rank LORA_RANK Rank of LoRA adapters; 0 trains all weights" in shown
+    )
     assert "--model.model_path MODEL_PATH" in shown
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model.no_such_option", 3], "Option 'no_such_option' is not accepted"),
-        (["--model.learning_rate", "fast"], "Expected a <class 'float'>. Got value: fast"),
+        (
+            ["--model.no_such_option", 3],
+            "model.init_args.no_such_option: no such option of SFTModule",
+        ),
+        (
+            ["--model.optimizer.learning_rate", "fast"],
+            "Expected a <class 'float'>. Got value: fast",
+        ),
         (["--trainer.max_epoch_number", 3], "unrecognized arguments: --trainer.max_epoch_number"),
         (["--model", "NoModule"], "NoModule"),
         (["--data.batch_size", "many"], "Expected a <class 'int'>. Got value: many"),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonargparse import ArgumentError
 
 from tests.configs.parsing import (
     ABLATIONS,
@@ -42,21 +41,22 @@ DATA_OPTIONS = {
     "reward": BATCHES,
     "ppo": {"batch_size", "samples_per_epoch", "ptx_sources"},
 }
+SFT = ("--model.model_path=x", "--data=DemonstrationDataModule", "--data.train_sources=[{path: x}]")
 PPO_MAX, VANILLA = QUICKSTART / "ppo_max.yaml", QUICKSTART / "ppo_vanilla.yaml"
 OFF = {
-    "kl_coef": 0.0,
-    "reward_scaling": False,
-    "reward_normalization": False,
-    "reward_clip": None,
-    "advantage_normalization": False,
-    "advantage_clip": None,
-    "critic_pretrain_iterations": 0,
-    "value_clip": None,
-    "policy_objective": "unclipped",
-    "ptx_coef": 0.0,
-    "policy_grad_clip": None,
-    "critic_grad_clip": None,
-    "entropy_coef": 0.0,
+    "reward_shaping.kl_coef": 0.0,
+    "reward_shaping.scaling": False,
+    "reward_shaping.normalization": False,
+    "reward_shaping.clip": None,
+    "advantages.normalization": False,
+    "advantages.clip": None,
+    "critic_pretraining.iterations": 0,
+    "loss.value_clip": None,
+    "loss.policy_objective": "unclipped",
+    "loss.ptx_coef": 0.0,
+    "policy_optimizer.grad_clip": None,
+    "critic_optimizer.grad_clip": None,
+    "loss.entropy_coef": 0.0,
 }
 """The tricks of Figure 5, all off."""
 STAGES_OF_OVERLAY = {
@@ -197,12 +197,104 @@ def test_the_help_of_a_datamodule_lists_what_its_bases_take_too(
     assert '--data.chat_template CHAT_TEMPLATE `"tokenizer"` for the tokenizer\'s own' in shown
 
 
-def test_a_misspelt_option_is_refused(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text("model: {init_args: {kl_coeff: 0.1}}", "utf-8")
+def overlay_of(folder: Path, name: str, **options: Any) -> Path:
+    """An overlay with options of the module."""
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"model": {"init_args": options}}), "utf-8")
+    return path
 
-    with pytest.raises((SystemExit, ArgumentError)):
-        parsed(PPO_MAX, wrong)
+
+def test_overlays_of_one_group_leave_its_other_options(tmp_path: Path) -> None:
+    cooler = overlay_of(tmp_path, "cooler", sampling={"temperature": 0.7})
+    shaped = overlay_of(tmp_path, "shaped", reward_shaping={"clip": None}, sampling={"top_k": 9})
+    before, after = parsed(PPO_MAX), parsed(PPO_MAX, cooler, shaped)
+
+    changed = {key: after[key] for key in changed_keys(before, after)}
+    assert changed == {
+        "model.init_args.sampling.temperature": 0.7,
+        "model.init_args.sampling.top_k": 9,
+        "model.init_args.reward_shaping.clip": None,
+    }
+    assert after["model.init_args.sampling.max_new_tokens"] == 48  # the configuration's
+
+
+def test_an_overlay_keeps_the_modules_own_defaults_of_a_group(tmp_path: Path) -> None:
+    path = overlay_of(tmp_path, "rates", optimizer={"weight_decay": 0.1})
+    optimizer = flat(
+        cli_parser().parse_args(["fit", "--model=SFTModule", f"--config={path}", *SFT])
+    )
+
+    assert optimizer["fit.model.init_args.optimizer.weight_decay"] == 0.1
+    assert optimizer["fit.model.init_args.optimizer.learning_rate"] == 9.5e-6
+    assert optimizer["fit.model.init_args.optimizer.lr_scheduler"] == "cosine_with_min_lr"
+
+
+@pytest.mark.parametrize(
+    ("flags", "changed"),
+    [
+        (
+            ["--model.policy_optimizer.learning_rate", "1e-5"],
+            {"policy_optimizer.learning_rate": 1e-5},
+        ),
+        (["--model.init_args.sampling.temperature", "0.7"], {"sampling.temperature": 0.7}),
+        (["--model.sampling.temperature=0.7"], {"sampling.temperature": 0.7}),
+        (["--model.loss.value_clip", "null"], {"loss.value_clip": None}),
+        (["--model.init_args.loss.value_clip=null"], {"loss.value_clip": None}),
+        (["--model.loss", "{value_clip: 0.1}"], {"loss.value_clip": 0.1}),
+        (["--model.output_dir", "null"], {"output_dir": None}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, Any]) -> None:
+    settings = cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags]).fit.as_dict()
+    before, after = parsed(PPO_MAX), flat(settings)
+
+    keys = changed_keys(before, after) - {"config"}
+    assert {key.removeprefix("model.init_args."): after[key] for key in keys} == changed
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"policy_lr": 1e-5},
+            "policy_lr: no such option; it is now policy_optimizer.learning_rate",
+        ),
+        ({"lora_rank": 8}, "lora_rank: no such option; it is now network.lora_rank"),
+        ({"kl_coeff": 0.1}, "kl_coeff: no such option; did you mean reward_shaping.kl_coef?"),
+        (
+            {"sampling": {"temprature": 0.7}},
+            "sampling.temprature: no such option; did you mean sampling.temperature?",
+        ),
+        (
+            {"advantages": {"kl_coef": 0.7}},
+            "advantages.kl_coef: no such option; it is now reward_shaping.kl_coef",
+        ),
+        ({"nothing_like_it": 1}, "nothing_like_it: no such option of PPOModule"),
+    ],
+)
+@pytest.mark.parametrize("how", ["overlay", "configuration", "flag", "long flag"])
+def test_a_wrong_option_is_refused_and_the_right_one_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
+    options: dict[str, Any],
+    told: str,
+) -> None:
+    wrong = ["--config", str(overlay_of(tmp_path, "wrong", **options))]
+    if how == "configuration":
+        content = yaml.safe_load(PPO_MAX.read_text("utf-8"))
+        content["model"]["init_args"] |= options
+        wrong = ["--config", str(tmp_path / "whole.yaml")]
+        (tmp_path / "whole.yaml").write_text(yaml.safe_dump(content), "utf-8")
+    elif how != "overlay":
+        ((name, value),) = flat(options).items()
+        prefix = "--model" if how == "flag" else "--model.init_args"
+        wrong = [f"{prefix}.{name}", str(value)]
+
+    with pytest.raises(SystemExit):
+        cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
+    assert f"error: model.init_args.{told}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("strategy", ["DDPStrategy", "MultiEngineDeepSpeedStrategy"])

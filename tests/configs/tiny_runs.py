@@ -44,10 +44,12 @@ SMALL: dict[str, dict[str, Any]] = {
         "trainer": {**TWO_STEPS, "val_check_interval": 2},
         "model": {
             "init_args": {
-                "minibatch_size": 4,
-                "max_new_tokens": 4,
-                "critic_pretrain_iterations": 1,
-                "warmup_ratio": 0.0,  # else the policy's one step would be of size 0
+                "minibatches": {"minibatch_size": 4},
+                "sampling": {"max_new_tokens": 4},
+                "critic_pretraining": {"iterations": 1},
+                # else the policy's one step would be of size 0
+                "policy_optimizer": {"warmup_ratio": 0.0},
+                "critic_optimizer": {"warmup_ratio": 0.0},
             }
         },
         "data": {"init_args": {"batch_size": 4, "samples_per_epoch": 8}},

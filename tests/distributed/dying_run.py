@@ -49,7 +49,7 @@ def main() -> None:
         else MultiEngineDeepSpeedStrategy(timeout=TIMEOUT)
     )
     root = Path(folder)
-    module = Dying(end, **ppo_options(root, minibatch_size=4, ppo_epochs=1))
+    module = Dying(end, **ppo_options(root, minibatches={"minibatch_size": 4, "ppo_epochs": 1}))
     fitted(
         module,
         prompts(root, batch_size=4),

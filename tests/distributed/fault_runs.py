@@ -19,7 +19,7 @@ SILENT = "infinite without a gradient"
 def runs(rank: int, root: Path) -> dict[str, Any]:
     """Modules and data; the fault is in the second batch of rank 1."""
     at = (1,) if rank == 1 else ()
-    ppo = {"minibatch_size": 2, "ppo_epochs": 1}
+    ppo = {"minibatches.minibatch_size": 2, "minibatches.ppo_epochs": 1}
     return {
         "sft": faulty_stage("sft", root, at, SILENT, micro_batch_size=None),
         "reward": faulty_stage("reward", root, at, "nan"),

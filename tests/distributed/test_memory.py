@@ -39,7 +39,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> tuple[int, int]:
     """The policy's parameters, and the most bytes that tensors took in two iterations."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     with LiveTensors() as live:
-        options = {"gradient_checkpointing": True, "ptx_coef": 0.0}
+        options = {"network.gradient_checkpointing": True, "loss.ptx_coef": 0.0}
         module, data = stage_run("ppo", root, ROWS, **options)
         fitted(
             module,

@@ -46,9 +46,11 @@ def logs(fresh_workspace: Path) -> Path:
 
 
 def test_all_commands_of_the_page_are_tested_here() -> None:
-    words = ("brevity.yaml", "frugal.yaml", "my_optimizers.AdafactorSFT", "sums.yaml")
+    words = ("brevity.yaml", "cooler.yaml", "frugal.yaml", "sums.yaml", "watched.yaml")
 
-    assert len(COMMANDS) == len([command_with(word) for word in (*words, "watched.yaml")])
+    assert len(COMMANDS) == len(
+        [command_with(word) for word in (*words, "my_optimizers.AdafactorSFT")]
+    )
 
 
 def test_a_function_adds_to_the_reward_models_score(
@@ -64,6 +66,18 @@ def test_a_function_adds_to_the_reward_models_score(
     # the same first responses, scored otherwise
     before = logged(quickstart / "logs" / "ppo_max")["rollout/score"]
     assert logged(logs / "ppo_max")["rollout/score"][0] != before[0]
+
+
+def test_an_overlay_and_a_flag_leave_the_other_options_of_their_groups(
+    fresh_workspace: Path, logs: Path
+) -> None:
+    run_small(command_with("cooler.yaml"), fresh_workspace)
+
+    model = settings(logs / "ppo_max")["model"]["init_args"]
+    assert model["sampling"]["temperature"] == 0.7  # type: ignore[index]
+    assert model["sampling"]["max_new_tokens"] == 4  # type: ignore[index]
+    assert model["loss"]["value_clip"] is None  # type: ignore[index]
+    assert model["loss"]["ratio_clip"] == 0.2  # type: ignore[index]
 
 
 def test_an_overridden_phase_takes_part_in_the_run(

@@ -89,18 +89,18 @@ def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
     sizes: dict[str, Any] = {
         "gpus": overlay["trainer.devices"],
         "prompt_tokens": overlay["data.init_args.max_prompt_length"],
-        "response_tokens": options["max_new_tokens"],
-        "rollouts": options["rollout_batch_size"],
-        "rows": options["micro_batch_size"],
+        "response_tokens": options["sampling.max_new_tokens"],
+        "rollouts": options["memory.rollout_batch_size"],
+        "rows": options["minibatches.micro_batch_size"],
     }
     peaks = [
         ppo_memory(shape("7B"), PPOSizes(**sizes, offload_frozen=offload)).peak / 2**30
-        for offload in (options["offload_frozen"], False)
+        for offload in (options["memory.offload_frozen"], False)
     ]
     assert peaks[0] < 72 < 80 < peaks[1]
     gpus = overlay["trainer.devices"] * overlay["trainer.num_nodes"]
     assert gpus * overlay["data.init_args.batch_size"] == 128  # the paper's
-    assert gpus * options["minibatch_size"] == 32
+    assert gpus * options["minibatches.minibatch_size"] == 32
 
 
 def launches() -> list[list[str]]:
@@ -120,7 +120,7 @@ def test_every_launch_line_parses(monkeypatch: pytest.MonkeyPatch) -> None:
         gpus = int(settings.trainer.devices) * settings.trainer.num_nodes
         assert gpus == 16
         assert gpus * settings.data.init_args.batch_size == 128
-        assert gpus * settings.model.init_args.minibatch_size == 32
+        assert gpus * settings.model.init_args.minibatches.minibatch_size == 32
 
 
 def test_torchrun_has_the_options_of_its_line() -> None:

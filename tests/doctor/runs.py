@@ -30,7 +30,7 @@ CHECKS = (
 
 def module_of(root: Path, kind: type[PPOModule] = PPOModule, **options: Any) -> PPOModule:
     """A module on the folder's models, whose responses mostly end."""
-    return kind(**ppo_options(root, max_new_tokens=24, **options))
+    return kind(**ppo_options(root, sampling={"max_new_tokens": 24}, **options))
 
 
 def findings(

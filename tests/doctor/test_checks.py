@@ -44,13 +44,17 @@ def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"lora_rank": 2},
-        {"frozen_dtype": "bfloat16"},
-        {"dtype": "bfloat16"},
-        {"offload_frozen": True, "gradient_checkpointing": True},
-        {"critic_pretrain_iterations": 3, "policy_objective": "kl_penalty"},
-        {"micro_batch_size": 2, "rollout_batch_size": 3, "truncation": "mask"},
-        {"old_policy": "reference", "critic_init": "policy", "temperature": 0.7},
+        {"network.lora_rank": 2},
+        {"memory.frozen_dtype": "bfloat16"},
+        {"network.dtype": "bfloat16"},
+        {"memory.offload_frozen": True, "network.gradient_checkpointing": True},
+        {"critic_pretraining.iterations": 3, "loss.policy_objective": "kl_penalty"},
+        {
+            "minibatches.micro_batch_size": 2,
+            "memory.rollout_batch_size": 3,
+            "advantages.truncation": "mask",
+        },
+        {"loss.old_policy": "reference", "critic_init": "policy", "sampling.temperature": 0.7},
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -135,7 +139,7 @@ def test_samples_of_another_distribution(root: Path, tmp_path: Path) -> None:
 
     assert not_ok(report) == {"sampling": "failure"}
     assert "standard errors" in report.findings["sampling"].found
-    assert "model.temperature" in report.findings["sampling"].change
+    assert "model.sampling.temperature" in report.findings["sampling"].change
 
 
 class ScoresHotter(PPOModule):
@@ -167,7 +171,7 @@ def test_generations_own_logprobs_that_are_not_the_scored_ones(root: Path, tmp_p
 
 @pytest.mark.parametrize(
     "option",
-    [{"top_p": 0.9}, {"top_k": 20}, {"repetition_penalty": 1.2}],
+    [{"sampling.top_p": 0.9}, {"sampling.top_k": 20}, {"sampling.repetition_penalty": 1.2}],
     ids=lambda o: next(iter(o)),
 )
 def test_off_policy_sampling_is_a_warning(
@@ -179,7 +183,7 @@ def test_off_policy_sampling_is_a_warning(
     report = findings(root, tmp_path, module)
 
     assert not_ok(report) == {"sampling": "warning"}
-    assert next(iter(option)) in report.findings["sampling"].found
+    assert next(iter(option)).rpartition(".")[2] in report.findings["sampling"].found
     assert not report.failed
 
 
@@ -204,10 +208,10 @@ def test_a_clip_norm_that_does_not_act(root: Path, tmp_path: Path) -> None:
 
 
 def test_no_clip_norm_is_a_warning(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, module_of(root, critic_grad_clip=None))
+    report = findings(root, tmp_path, module_of(root, critic_optimizer={"grad_clip": None}))
 
     assert not_ok(report) == {"clipping": "warning"}
-    assert "model.critic_grad_clip is null" in report.findings["clipping"].found
+    assert "model.critic_optimizer.grad_clip is null" in report.findings["clipping"].found
 
 
 def test_an_optimizer_that_does_not_tell_its_gradient(root: Path, tmp_path: Path) -> None:
@@ -263,7 +267,7 @@ def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_minibatch_that_does_not_divide_the_batch(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, module_of(root, minibatch_size=3))
+    report = findings(root, tmp_path, module_of(root, minibatches={"minibatch_size": 3}))
 
     assert "minibatch_size: expected a divisor of the 8 rollouts" in (
         report.findings["iteration"].found

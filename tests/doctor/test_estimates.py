@@ -40,7 +40,7 @@ def test_states_are_weights_gradients_and_two_moments(root: Path, tmp_path: Path
 
 
 def test_lora_trains_adapters_alone_and_has_no_reference(root: Path, tmp_path: Path) -> None:
-    case = case_of(root, tmp_path, lora_rank=2)
+    case = case_of(root, tmp_path, network={"lora_rank": 2})
     networks = (case.module.policy, case.module.critic)
     learned = sum(p.numel() for n in networks for p in n.parameters() if p.requires_grad)
     fixed = sum(map(size, networks)) - learned
@@ -64,7 +64,7 @@ def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Pat
 
 def test_offloaded_networks_take_no_room(root: Path, tmp_path: Path) -> None:
     plan = RunPlan(ranks=2, engines=True, offload_optimizer=True)
-    case = case_of(root, tmp_path, plan, offload_frozen=True)
+    case = case_of(root, tmp_path, plan, memory={"offload_frozen": True})
     policy, critic = size(case.module.policy), size(case.module.critic)
 
     needs = memory.estimated_needs(case)
@@ -90,10 +90,10 @@ def test_what_helps_is_of_what_takes_the_most(root: Path, tmp_path: Path) -> Non
     update = memory.what_helps(case, memory.Needs(**{**big, "update": 20}))
     scoring = memory.what_helps(case, memory.Needs(**{**big, "scoring": 20}))
 
-    assert "set offload_frozen: true" in states
-    assert "set micro_batch_size (now None)" in update
-    assert "set gradient_checkpointing: true" in update
-    assert "set rollout_batch_size (now None)" in scoring
+    assert "set memory.offload_frozen: true" in states
+    assert "set minibatches.micro_batch_size (now None)" in update
+    assert "set network.gradient_checkpointing: true" in update
+    assert "set memory.rollout_batch_size (now None)" in scoring
 
 
 def test_the_cpus_memory_is_what_is_available_within_the_containers_limit(

@@ -45,7 +45,7 @@ def test_most_responses_cut_off_is_a_warning(root: Path, tmp_path: Path) -> None
     report = findings(root, tmp_path, _short(root))
 
     assert not_ok(report) == {"EOS": "warning"}
-    assert "Raise model.max_new_tokens (now 2)" in report.findings["EOS"].change
+    assert "Raise model.sampling.max_new_tokens (now 2)" in report.findings["EOS"].change
 
 
 def _short(root: Path) -> PPOModule:

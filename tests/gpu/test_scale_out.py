@@ -78,14 +78,12 @@ def billion(root: Path, folder: Path, strategy: str, offload_frozen: bool) -> di
     module = PPOModule(
         **ppo_options(
             root,
-            minibatch_size=ROWS,
-            micro_batch_size=ROWS // 2,
-            max_new_tokens=RESPONSE,
-            policy_lr=1e-6,
-            critic_lr=1e-6,
-            gradient_checkpointing=True,
-            frozen_dtype="bfloat16",
-            offload_frozen=offload_frozen,
+            minibatches={"minibatch_size": ROWS, "micro_batch_size": ROWS // 2},
+            sampling={"max_new_tokens": RESPONSE},
+            policy_optimizer={"learning_rate": 1e-6},
+            critic_optimizer={"learning_rate": 1e-6},
+            network={"gradient_checkpointing": True},
+            memory={"frozen_dtype": "bfloat16", "offload_frozen": offload_frozen},
         )
     )
     logged = Logged()

@@ -24,7 +24,11 @@ LAST = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/policy_loss"}
 def small(stage: str) -> dict[str, Any]:
     """An overlay: a few steps of a stage in bf16 on one GPU."""
     model = (
-        {"minibatch_size": 8, "max_new_tokens": 12, "critic_pretrain_iterations": 1}
+        {
+            "minibatches": {"minibatch_size": 8},
+            "sampling": {"max_new_tokens": 12},
+            "critic_pretraining": {"iterations": 1},
+        }
         if stage == "ppo"
         else {}
     )

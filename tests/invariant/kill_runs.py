@@ -51,14 +51,13 @@ def write_root(folder: Path) -> None:
         root,
         rewards={str(root / "reward"): 1.0, "tests.invariant.kill_runs:noisy_reward": 0.5},
         output_dir="model",
-        minibatch_size=1,
-        ppo_epochs=1,
-        max_new_tokens=3,
-        lr_scheduler="cosine_with_min_lr",
-        critic_pretrain_iterations=1,
-        ptx_coef=0.3,
-        kl_target=0.5,
-        kl_horizon=50,
+        minibatches={"minibatch_size": 1, "ppo_epochs": 1},
+        sampling={"max_new_tokens": 3},
+        policy_optimizer={"lr_scheduler": "cosine_with_min_lr"},
+        critic_optimizer={"lr_scheduler": "cosine_with_min_lr"},
+        critic_pretraining={"iterations": 1},
+        loss={"ptx_coef": 0.3},
+        reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
     )
     keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
     config = {

@@ -21,12 +21,13 @@ PRETRAINING = 2
 PASSES = 2
 CLIPS = {"policy": 0.2, "critic": 0.5}
 OPTIONS = {
-    "critic_pretrain_iterations": PRETRAINING,
-    "ppo_epochs": PASSES,
-    "policy_lr": 3e-4,
-    "critic_lr": 1e-3,
-    "lr_scheduler": "cosine_with_min_lr",
-    "ptx_coef": 0.3,
+    "critic_pretraining.iterations": PRETRAINING,
+    "minibatches.ppo_epochs": PASSES,
+    "policy_optimizer.learning_rate": 3e-4,
+    "critic_optimizer.learning_rate": 1e-3,
+    "policy_optimizer.lr_scheduler": "cosine_with_min_lr",
+    "critic_optimizer.lr_scheduler": "cosine_with_min_lr",
+    "loss.ptx_coef": 0.3,
     **{f"{network}_grad_clip": norm for network, norm in CLIPS.items()},
 }
 

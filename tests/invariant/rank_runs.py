@@ -117,7 +117,7 @@ def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[st
     ):
         recorder, batches = StepRecorder(), Batches()
         fitted(
-            module(str(root / "policy"), micro_batch_size=1, grad_clip=None),
+            module(str(root / "policy"), micro_batch_size=1, optimizer={"grad_clip": None}),
             data,
             folder / f"dynamic {name}",
             callbacks=[recorder, batches],
@@ -137,9 +137,9 @@ def pretraining(root: Path, folder: Path, shared: dict[str, Any]) -> list[bool]:
         def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
             states.append(pl_module.in_critic_pretraining())
 
-    options = {"critic_pretrain_iterations": 3, "critic_pretrain_value_loss": 1.0}
+    phase = {"iterations": 3, "target_value_loss": 1.0}
     fitted(
-        UnlikeLosses(**ppo_options(root, **options)),
+        UnlikeLosses(**ppo_options(root, critic_pretraining=phase)),
         prompts(root, batch_size=4),
         folder / "pretraining",
         max_epochs=3,

@@ -29,8 +29,9 @@ def test_an_uneven_last_micro_batch_counts_its_own_rows(
 ) -> None:
     whole, parts = StepRecorder(), StepRecorder()
     for recorder, size in ((whole, None), (parts, 3)):
-        clip = {"grad_clip": None} if stage != "ppo" else {"critic_grad_clip": None}
-        module, data = stage_run(stage, root, micro_batch_size=size, **clip)
+        optimizer = "critic_optimizer" if stage == "ppo" else "optimizer"
+        unclipped = {optimizer: {"grad_clip": None}}
+        module, data = stage_run(stage, root, micro_batch_size=size, **unclipped)
         fitted(module, data, tmp_path / str(size), callbacks=[recorder])
     network = "critic" if stage == "ppo" else next(iter(whole.steps))
     for name, gradient in whole.steps[network][0].items():

@@ -40,24 +40,24 @@ def dropout_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sft(root: Path) -> tuple[LightningModule, LightningDataModule]:
-    module = SFTModule(str(root / "policy"), learning_rate=1e-3)
+    module = SFTModule(str(root / "policy"), optimizer={"learning_rate": 1e-3})
     return module, demonstrations(root, batch_size=BATCH)
 
 
 def reward(root: Path) -> tuple[LightningModule, LightningDataModule]:
-    module = RewardModule(str(root / "policy"), learning_rate=1e-3)
+    module = RewardModule(str(root / "policy"), optimizer={"learning_rate": 1e-3})
     return module, preferences(root, batch_size=BATCH)
 
 
 def ppo(root: Path) -> tuple[LightningModule, LightningDataModule]:
     options = ppo_options(
         root,
-        minibatch_size=1,
-        lr_scheduler="cosine_with_min_lr",
-        critic_pretrain_iterations=1,
-        ptx_coef=0.3,
-        kl_target=0.5,
-        kl_horizon=50,
+        minibatches={"minibatch_size": 1},
+        policy_optimizer={"lr_scheduler": "cosine_with_min_lr"},
+        critic_optimizer={"lr_scheduler": "cosine_with_min_lr"},
+        critic_pretraining={"iterations": 1},
+        loss={"ptx_coef": 0.3},
+        reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
     )
     return PPOModule(**options), prompts(root, ptx=True, batch_size=BATCH, samples_per_epoch=10)
 

@@ -20,6 +20,7 @@ from tests.modules.stages import (
     copied,
     demonstrations,
     fitted,
+    nested,
     ppo_options,
     preferences,
     prompts,
@@ -81,28 +82,37 @@ class Logged(Callback):
 
 
 def stage_run(
-    stage: str, root: Path, batch_size: int = SAMPLES, **options: Any
+    stage: str,
+    root: Path,
+    batch_size: int = SAMPLES,
+    micro_batch_size: int | None = None,
+    **options: Any,
 ) -> tuple[LightningModule, LightningDataModule]:
     """A module and its data; the batch size is that of one rank."""
-    model_path = str(root / "policy")
+    usual = {
+        "model_path": str(root / "policy"),
+        "optimizer": {"learning_rate": 1e-3, "warmup_ratio": 0.0},
+        "micro_batch_size": micro_batch_size,
+    }
     if stage == "sft":
-        sft = SFTModule(model_path, learning_rate=1e-3, warmup_ratio=0.0, **options)
+        sft = SFTModule(**nested(usual, options))
         return sft, demonstrations(root, batch_size=batch_size)
     if stage == "reward":
-        reward = RewardModule(model_path, learning_rate=1e-3, warmup_ratio=0.0, **options)
+        reward = RewardModule(**nested(usual, options))
         return reward, preferences(root, batch_size=batch_size)
     ppo = Scripted(
         **ppo_options(
             root,
             **{
-                "minibatch_size": batch_size,
-                "critic_pretrain_iterations": 1,
+                "minibatches.minibatch_size": batch_size,
+                "minibatches.micro_batch_size": micro_batch_size,
+                "critic_pretraining.iterations": 1,
                 "critic_init": "policy",
-                "ptx_coef": 0.3,
-                "entropy_coef": 0.01,
-                "truncation": "bootstrap",
-                "kl_target": 1.0,
-                "kl_horizon": 100,
+                "loss.ptx_coef": 0.3,
+                "loss.entropy_coef": 0.01,
+                "advantages.truncation": "bootstrap",
+                "reward_shaping.kl_target": 1.0,
+                "reward_shaping.kl_horizon": 100,
                 **options,
             },
         )

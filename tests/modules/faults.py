@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from tests.modules.stages import copied, demonstrations, preferences
+from tests.modules.stages import copied, demonstrations, nested, preferences
 
 KINDS = ("nan", "infinite without a gradient", "gradient")
 
@@ -62,15 +62,15 @@ class FaultyReward(RewardModule):
 class FaultyPPO(PPOModule):
     """A network's loss has a fault in its updates `at`, which count from 0 over the whole run."""
 
-    def __init__(self, at: Collection[int], network: str, kind: str, **options: Any) -> None:
+    def __init__(self, at: Collection[int], broken: str, kind: str, **options: Any) -> None:
         super().__init__(**options)
-        self.at, self.network, self.kind = at, network, kind
+        self.at, self.broken, self.kind = at, broken, kind
         self.updates = {"policy": 0, "critic": 0}
 
     def faulty(self, network: str, loss: Tensor) -> Tensor:
         count = self.updates[network]
         self.updates[network] += 1
-        return broken(loss, self.kind) if network == self.network and count in self.at else loss
+        return broken(loss, self.kind) if network == self.broken and count in self.at else loss
 
     def critic_loss(self, experience: Experience, tokens: Tensor) -> dict[str, Tensor]:
         shares = super().critic_loss(experience, tokens)
@@ -122,5 +122,6 @@ def faulty_stage(
         "sft": (FaultySFT, demonstrations),
         "reward": (FaultyReward, preferences),
     }[stage]
-    options = {"learning_rate": 1e-2, "lr_scheduler": "linear", "warmup_ratio": 0.25} | options
-    return module_class(str(root / "policy"), at, kind, **options), data(root, batch_size=2)
+    usual = {"optimizer": {"learning_rate": 1e-2, "lr_scheduler": "linear", "warmup_ratio": 0.25}}
+    module = module_class(str(root / "policy"), at, kind, **nested(usual, options))
+    return module, data(root, batch_size=2)

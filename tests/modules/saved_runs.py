@@ -47,11 +47,17 @@ def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
     """
     model, finished = str(root / "policy"), str(folder / stage)
     modules: dict[str, Any] = {
-        "sft": lambda: SFTModule(model, output_dir=finished, learning_rate=1e-2, **options),
-        "reward": lambda: RewardModule(model, output_dir=finished, learning_rate=1e-2, **options),
+        "sft": lambda: SFTModule(model, finished, optimizer={"learning_rate": 1e-2}, **options),
+        "reward": lambda: RewardModule(
+            model, finished, optimizer={"learning_rate": 1e-2}, **options
+        ),
         "ppo": lambda: PPOModule(
             **ppo_options(
-                root, output_dir=finished, temperature=0.7, policy_lr=1e-2, critic_lr=1e-2
+                root,
+                output_dir=finished,
+                sampling={"temperature": 0.7},
+                policy_optimizer={"learning_rate": 1e-2},
+                critic_optimizer={"learning_rate": 1e-2},
             ),
             **options,
         ),
@@ -60,7 +66,7 @@ def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
     module: LightningModule = modules[stage]()
     trainer = fitted(module, datasets[stage](root), folder)
     trainer.save_checkpoint(folder / f"{stage}.ckpt")
-    networks = {"sft": ("model",), "reward": ("network",), "ppo": ("policy", "critic")}[stage]
+    networks = {"sft": ("model",), "reward": ("networks",), "ppo": ("policy", "critic")}[stage]
     return SavedRun(folder / f"{stage}.ckpt", Path(finished), module, networks)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,19 +145,31 @@ def first_batch(data: RecordDataModule, root: Path) -> Any:
     return next(iter(data.make_loader("train", shuffle=False)))
 
 
+def nested(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a module from layers of options, the last winning, also by dotted names."""
+    arguments: dict[str, Any] = {}
+    for name, value in (item for layer in layers for item in layer.items()):
+        group, _, field = name.partition(".")
+        if field:
+            arguments.setdefault(group, {})[field] = value
+        elif isinstance(value, Mapping) and name != "rewards":
+            arguments.setdefault(name, {}).update(value)
+        else:
+            arguments[name] = value
+    return arguments
+
+
 def ppo_options(root: Path, **options: Any) -> dict[str, Any]:
     """Arguments of a small `PPOModule`: one iteration takes four steps of each network."""
-    return {
+    usual = {
         "model_path": str(root / "policy"),
         "rewards": {str(root / "reward"): 1.0},
-        "max_new_tokens": 6,
-        "policy_lr": 1e-3,
-        "critic_lr": 1e-3,
-        "lr_scheduler": "constant",
-        "minibatch_size": 4,
-        "ppo_epochs": 2,
-        **options,
+        "sampling.max_new_tokens": 6,
+        "policy_optimizer": {"learning_rate": 1e-3, "lr_scheduler": "constant"},
+        "critic_optimizer": {"learning_rate": 1e-3, "lr_scheduler": "constant"},
+        "minibatches": {"minibatch_size": 4, "ppo_epochs": 2},
     }
+    return nested(usual, options)
 
 
 def trainer(folder: Path, **arguments: Any) -> Trainer:

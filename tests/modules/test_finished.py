@@ -33,13 +33,19 @@ def chain(
 ) -> dict[str, Any]:
     """The three stages one after the other, each from the folders of those before."""
     folder = tmp_path_factory.mktemp("chain")
-    lora = {"lora_rank": 2} if request.param == "LoRA" else {}
+    lora = {"network": {"lora_rank": 2}} if request.param == "LoRA" else {}
     sft = SFTModule(
-        str(root / "policy"), output_dir=str(folder / "sft"), learning_rate=1e-2, **lora
+        str(root / "policy"),
+        output_dir=str(folder / "sft"),
+        optimizer={"learning_rate": 1e-2},
+        **lora,
     )
     fitted(sft, demonstrations(root), folder)
     reward = RewardModule(
-        str(folder / "sft"), output_dir=str(folder / "reward"), learning_rate=1e-2, **lora
+        str(folder / "sft"),
+        output_dir=str(folder / "reward"),
+        optimizer={"learning_rate": 1e-2},
+        **lora,
     )
     # its tokenizer carries the template now
     fitted(reward, preferences(root, chat_template="tokenizer"), folder)
@@ -49,8 +55,8 @@ def chain(
             model_path=str(folder / "sft"),
             rewards={str(folder / "reward"): 1.0},
             output_dir=str(folder / "ppo"),
-            temperature=0.7,
-            policy_lr=1e-2,
+            sampling={"temperature": 0.7},
+            policy_optimizer={"learning_rate": 1e-2},
             **lora,
         )
     )
@@ -115,7 +121,7 @@ def test_cards_say_how_the_model_was_made(chain: dict[str, Any]) -> None:
     card = (chain["folder"] / "ppo/README.md").read_text("utf-8")
     assert str(chain["folder"] / "sft") in card
     assert "rollout/score" in card
-    assert "policy_lr" in card
+    assert "| `policy_optimizer.learning_rate` | 0.01 |" in card
     assert "0.01" in card
 
 

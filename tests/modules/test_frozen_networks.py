@@ -36,7 +36,7 @@ def test_offloading_changes_nothing_but_the_place(
     monkeypatch.setattr("lit_rlhf.forward.networks.copy_to_device", copy)
     here, expected = trained(root, tmp_path / "here")
     assert visits == []
-    away, logged = trained(root, tmp_path / "away", offload_frozen=True)
+    away, logged = trained(root, tmp_path / "away", memory={"offload_frozen": True})
     assert logged == expected
     before = copied(here)
     assert all(torch.equal(value, before[key]) for key, value in copied(away).items())
@@ -54,7 +54,7 @@ def test_offloading_changes_nothing_but_the_place(
 
 def test_frozen_networks_in_bfloat16_beside_float32_ones(root: Path, tmp_path: Path) -> None:
     _, expected = trained(root, tmp_path / "float32")
-    module, logged = trained(root, tmp_path / "bfloat16", frozen_dtype="bfloat16")
+    module, logged = trained(root, tmp_path / "bfloat16", memory={"frozen_dtype": "bfloat16"})
     types = {
         name: {p.dtype for p in network.parameters()}
         for name, network in module.named_children()
@@ -76,4 +76,4 @@ def test_frozen_networks_in_bfloat16_beside_float32_ones(root: Path, tmp_path: P
 
 def test_an_unknown_type_is_refused(root: Path) -> None:
     with pytest.raises(ValueError, match=r"frozen_dtype: expected one of float32, .* got 'int8'"):
-        PPOModule(**ppo_options(root, frozen_dtype="int8"))
+        PPOModule(**ppo_options(root, memory={"frozen_dtype": "int8"}))

@@ -106,7 +106,9 @@ def test_the_warning_names_quantity_network_and_place(root: Path, tmp_path: Path
 
 def ppo(root: Path, at: tuple[int, ...], network: str, kind: str, **options: Any) -> FaultyPPO:
     """Two iterations of four updates of each network, with batches of four."""
-    return FaultyPPO(at, network, kind, **ppo_options(root, minibatch_size=2, **options))
+    return FaultyPPO(
+        at, network, kind, **ppo_options(root, minibatches={"minibatch_size": 2}, **options)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,7 +130,7 @@ def test_a_fault_of_one_of_ppos_networks_leaves_the_other_alone(
 
     data = {"batch_size": 4}
     clean = course(ppo(root, (), network, kind), prompts(root, **data), tmp_path / "a", None)
-    module = Watched((1,), network, kind, **ppo_options(root, minibatch_size=2))
+    module = Watched((1,), network, kind, **ppo_options(root, minibatches={"minibatch_size": 2}))
     warning = f"update of the {network} skipped at iteration 1, minibatch 2: not finite were"
     faulty = course(module, prompts(root, **data), tmp_path / "b", warning)
     assert [step["moved"] > 0 for step in steps] == [True, False] + [True] * 6
@@ -153,7 +155,12 @@ def test_a_fault_of_one_of_ppos_networks_leaves_the_other_alone(
 def test_an_estimate_that_is_not_finite_skips_the_iteration(
     root: Path, tmp_path: Path, field: str, named: str
 ) -> None:
-    options = {"kl_target": 0.5, "kl_horizon": 50, "lr_scheduler": "linear"}
+    options = {
+        "reward_shaping.kl_target": 0.5,
+        "reward_shaping.kl_horizon": 50,
+        "policy_optimizer.lr_scheduler": "linear",
+        "critic_optimizer.lr_scheduler": "linear",
+    }
     module = FaultyEstimates((1,), field, **ppo_options(root, **options))
     where = "update of policy and critic skipped at iteration 2: not finite were " + named
     seen = course(module, prompts(root, batch_size=4), tmp_path, where, max_epochs=2)
@@ -165,7 +172,12 @@ def test_a_reward_that_is_not_finite_skips_the_iteration(
 ) -> None:
     monkeypatch.setattr("tests.rewards.reward_functions.calls", 0)
     source = "tests.rewards.reward_functions:nan_in_the_second_call"
-    options = {"kl_target": 0.5, "kl_horizon": 50, "lr_scheduler": "linear"}
+    options = {
+        "reward_shaping.kl_target": 0.5,
+        "reward_shaping.kl_horizon": 50,
+        "policy_optimizer.lr_scheduler": "linear",
+        "critic_optimizer.lr_scheduler": "linear",
+    }
     module = FaultyEstimates(
         (), "", **ppo_options(root, rewards={source: 1.0}, critic_init="policy", **options)
     )

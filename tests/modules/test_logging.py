@@ -86,9 +86,8 @@ def ppo_events(root: Path, tmp_path_factory: pytest.TempPathFactory) -> EventAcc
         **ppo_options(
             root,
             gold_reward="tests.rewards.reward_functions:length",
-            critic_pretrain_iterations=1,
-            ptx_coef=0.1,
-            entropy_coef=0.01,
+            critic_pretraining={"iterations": 1},
+            loss={"ptx_coef": 0.1, "entropy_coef": 0.01},
             sampled_texts=3,
         )
     )

@@ -12,16 +12,17 @@ from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.out_of_memory import explained_memory_errors
 from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
 
-ROLLOUT = "What helps: lower rollout_batch_size (now 4), or lower max_new_tokens (now 6). The"
-SCORING = "What helps: set scoring_tokens (now None), or lower max_new_tokens (now 6). The"
+SHORTER = "or lower sampling.max_new_tokens (now 6)"
+ROLLOUT = f"What helps: lower memory.rollout_batch_size (now 4), {SHORTER}. The"
+SCORING = f"What helps: set memory.max_tokens_per_forward (now None), {SHORTER}. The"
 PHASES = {
     "rollout": ("rollout", ROLLOUT),
     "score": ("score", SCORING),
     "estimate": ("estimate", SCORING),
     "update": (
         "policy_loss",
-        "What helps: set micro_batch_size (now None), or lower max_new_tokens (now 6), or "
-        "set gradient_checkpointing: true. The",
+        f"What helps: set minibatches.micro_batch_size (now None), {SHORTER}, or "
+        "set network.gradient_checkpointing: true. The",
     ),
 }
 
@@ -37,7 +38,7 @@ def test_ppos_phases_are_named_with_their_sizes_and_settings(
 ) -> None:
     method, advice = PHASES[phase]
     monkeypatch.setattr(PPOModule, method, too_much)
-    module = PPOModule(**ppo_options(root, rollout_batch_size=4))
+    module = PPOModule(**ppo_options(root, memory={"rollout_batch_size": 4}))
     with pytest.raises(torch.OutOfMemoryError) as error:
         fitted(module, prompts(root), tmp_path)
     message = str(error.value)
@@ -56,7 +57,9 @@ def test_an_update_of_the_other_stages_is_named_too(
         "reward": (RewardModule, preferences),
     }[stage]
     monkeypatch.setattr(module_class, "forward", too_much)
-    module = module_class(str(root / "policy"), micro_batch_size=2, gradient_checkpointing=True)
+    module = module_class(
+        str(root / "policy"), micro_batch_size=2, network={"gradient_checkpointing": True}
+    )
     with pytest.raises(torch.OutOfMemoryError) as error:
         fitted(module, data(root), tmp_path)
     message = str(error.value)

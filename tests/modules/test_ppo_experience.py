@@ -16,7 +16,11 @@ from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 from tests.modules.stages import first_batch, ppo_options, prompts
 
 # no whitening: advantages can be worked out by hand
-PLAIN = {"advantage_normalization": False, "reward_normalization": False, "reward_clip": None}
+PLAIN = {
+    "advantages.normalization": False,
+    "reward_shaping.normalization": False,
+    "reward_shaping.clip": None,
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +67,7 @@ def test_values_are_read_before_the_token_in_rollout_and_update(
 
     monkeypatch.setattr("lit_rlhf.rollout.scoring.token_values", positions)
     monkeypatch.setattr("lit_rlhf.forward.outputs.token_values", positions)
-    module = PPOModule(**ppo_options(root, value_clip=None, **PLAIN))
+    module = PPOModule(**ppo_options(root, loss={"value_clip": None}, **PLAIN))
     rollouts = rollouts_of(batch, [True, False, True], [4, 6, 1])
     prompt_lengths = rollouts.prompt_mask.sum(1)
     assert len(set(prompt_lengths.tolist())) == 3
@@ -93,7 +97,7 @@ def test_draws_depend_on_seed_iteration_and_rank(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def draw(seed: int, iteration: int, rank: int) -> int:
-        module.hparams["seed"] = seed
+        module.seed = seed
         module.iteration.fill_(iteration)
         monkeypatch.setattr(PPOModule, "global_rank", rank)
         return int(torch.randint(2**31, (), generator=module.generator()))
@@ -109,7 +113,7 @@ def test_scores_of_a_cut_off_response_miss_the_penalty(root: Path, batch: Prompt
     rollouts = rollouts_of(batch, [True, False, False], [3, 4, 1])
     estimates, scores = estimates_of(rollouts), torch.tensor([1.0, 2.0, 3.0])
     plain = PPOModule(**ppo_options(root, **PLAIN))
-    strict = PPOModule(**ppo_options(root, missing_eos_penalty=0.75, **PLAIN))
+    strict = PPOModule(**ppo_options(root, reward_shaping={"missing_eos_penalty": 0.75}, **PLAIN))
     difference = plain.shape_rewards(rollouts, scores, estimates) - strict.shape_rewards(
         rollouts, scores, estimates
     )
@@ -123,7 +127,7 @@ def test_rewards_are_the_score_at_the_end_minus_kl_at_each_token(
 ) -> None:
     rollouts = rollouts_of(batch, [True, False], [3, 2])
     estimates, scores = estimates_of(rollouts), torch.tensor([1.0, -2.0])
-    module = PPOModule(**ppo_options(root, kl_coef=0.5, **PLAIN))
+    module = PPOModule(**ppo_options(root, reward_shaping={"kl_coef": 0.5}, **PLAIN))
     rewards = module.shape_rewards(rollouts, scores, estimates)
     for row, length in enumerate((3, 2)):
         for t in range(length):
@@ -138,7 +142,9 @@ def test_what_follows_a_cut_off_response(root: Path, batch: PromptBatch, rule: s
     rollouts = rollouts_of(batch, [True, False, False], [3, 4, 1])
     estimates = estimates_of(rollouts)
     rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
-    module = PPOModule(**ppo_options(root, gamma=0.9, lam=0.8, truncation=rule, **PLAIN))
+    module = PPOModule(
+        **ppo_options(root, advantages={"gamma": 0.9, "lam": 0.8, "truncation": rule}, **PLAIN)
+    )
     experience = module.experience(rollouts, rewards, estimates)
     for row, length in enumerate((3, 4, 1)):
         cut = row > 0 and rule == "bootstrap"
@@ -158,7 +164,7 @@ def test_masked_truncation_leaves_cut_off_responses_out(root: Path, batch: Promp
     rollouts = rollouts_of(batch, [True, False, True], [3, 4, 2])
     estimates = estimates_of(rollouts)
     rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
-    module = PPOModule(**ppo_options(root, truncation="mask"))
+    module = PPOModule(**ppo_options(root, advantages={"truncation": "mask"}))
     experience = module.experience(rollouts, rewards, estimates)
     assert experience.loss_mask.sum(1).tolist() == [3, 0, 2]
     kept = experience.advantages[experience.loss_mask].double()
@@ -178,10 +184,10 @@ def test_advantages_are_whitened_then_clipped(root: Path, batch: PromptBatch) ->
         module = PPOModule(**ppo_options(root, **options))
         return module.experience(rollouts, rewards, estimates).advantages
 
-    raw = advantages(advantage_normalization=False)[mask].double()
+    raw = advantages(advantages={"normalization": False})[mask].double()
     white = (raw - raw.mean()) / raw.std(unbiased=False)
     torch.testing.assert_close(advantages()[mask].double(), white, rtol=1e-4, atol=1e-5)
-    bounded = advantages(advantage_clip=0.5)[mask].double()
+    bounded = advantages(advantages={"clip": 0.5})[mask].double()
     torch.testing.assert_close(bounded, white.clamp(-0.5, 0.5), rtol=1e-4, atol=1e-5)
     assert bounded.abs().max() == 0.5
 
@@ -195,18 +201,27 @@ def test_the_ratio_is_taken_against_the_rollout_policy_or_the_reference(
         ("rollout", estimates.logprobs),
         ("reference", estimates.ref_logprobs),
     ):
-        module = PPOModule(**ppo_options(root, old_policy=old_policy))
+        module = PPOModule(**ppo_options(root, loss={"old_policy": old_policy}))
         assert torch.equal(module.experience(rollouts, rewards, estimates).old_logprobs, expected)
 
 
 @pytest.mark.parametrize(
     ("options", "divide", "center", "clip"),
     [
-        ({"reward_clip": 0.8}, True, True, 0.8),
-        ({"reward_clip": None}, True, True, None),
-        ({"reward_normalization": False, "reward_scaling": True, "reward_clip": None}, 1, 0, None),
-        ({"reward_normalization": False, "reward_clip": 1.5}, False, False, 1.5),
-        ({"reward_normalization": False, "reward_clip": None}, False, False, None),
+        ({"reward_shaping.clip": 0.8}, True, True, 0.8),
+        ({"reward_shaping.clip": None}, True, True, None),
+        (
+            {
+                "reward_shaping.normalization": False,
+                "reward_shaping.scaling": True,
+                "reward_shaping.clip": None,
+            },
+            1,
+            0,
+            None,
+        ),
+        ({"reward_shaping.normalization": False, "reward_shaping.clip": 1.5}, False, False, 1.5),
+        ({"reward_shaping.normalization": False, "reward_shaping.clip": None}, False, False, None),
     ],
 )
 def test_scores_are_reparameterized_by_the_moments_of_the_whole_stream(
@@ -233,13 +248,18 @@ def test_a_single_response_has_a_reward(root: Path) -> None:
 
 
 def test_the_adaptive_coefficient_follows_kl_to_its_target(root: Path) -> None:
-    module = PPOModule(**ppo_options(root, kl_coef=0.2, kl_target=4.0, kl_horizon=100))
+    module = PPOModule(
+        **ppo_options(
+            root,
+            reward_shaping={"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100},
+        )
+    )
     module.adapt_kl_coef(4.4, 10)  # 10 % above
     assert float(module.kl_coef) == pytest.approx(0.2 * (1 + 0.1 * 10 / 100), rel=1e-12)
     before = float(module.kl_coef)
     module.adapt_kl_coef(0.0, 10)  # far below: at most 20 %
     assert float(module.kl_coef) == pytest.approx(before * (1 - 0.2 * 10 / 100), rel=1e-12)
-    fixed = PPOModule(**ppo_options(root, kl_coef=0.2))
+    fixed = PPOModule(**ppo_options(root, reward_shaping={"kl_coef": 0.2}))
     fixed.adapt_kl_coef(100.0, 10)
     assert float(fixed.kl_coef) == 0.2
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from lit_rlhf.modules import PPOModule
+from lit_rlhf.modules import CriticPretrainingOptions, PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch
 from tests.modules.stages import (
     StepRecorder,
@@ -78,9 +78,14 @@ def dropout_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 1.0},
-        {"temperature": 0.7},
-        {"temperature": 0.7, "gradient_checkpointing": True, "lora_rank": 2, "lora_dropout": 0.5},
+        {"sampling.temperature": 1.0},
+        {"sampling.temperature": 0.7},
+        {
+            "sampling.temperature": 0.7,
+            "network.gradient_checkpointing": True,
+            "network.lora_rank": 2,
+            "network.lora_dropout": 0.5,
+        },
     ],
 )
 def test_the_first_ratio_is_one_and_the_first_kl_zero_despite_dropout(
@@ -100,7 +105,7 @@ def test_the_first_ratio_is_one_and_the_first_kl_zero_despite_dropout(
 def test_critic_pretraining_leaves_the_policy_alone_and_ends_by_count(
     root: Path, tmp_path: Path
 ) -> None:
-    module = Recording(**ppo_options(root, critic_pretrain_iterations=2))
+    module = Recording(**ppo_options(root, critic_pretraining={"iterations": 2}))
     start = copied(module.policy)
     policies, states, steps, critics = [], [], [], []
 
@@ -138,7 +143,7 @@ def test_critic_pretraining_leaves_moments_and_step_counts_that_exist_alone(
             state = trainer.optimizers[0].state
             seen.append([{k: v.clone() for k, v in s.items()} for s in state.values()])
             module.pretraining_done.fill_(False)  # the second iteration is critic pre-training
-            module.hparams["critic_pretrain_iterations"] = 99
+            module.critic_pretraining = CriticPretrainingOptions(iterations=99)
 
     fitted(module, prompts(root, batch_size=4), tmp_path, callbacks=[Back()])
     assert len(seen) == 2
@@ -152,10 +157,9 @@ def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> 
         module = Recording(
             **ppo_options(
                 root,
-                critic_pretrain_iterations=4,
-                critic_pretrain_value_loss=target,
-                critic_lr=1e-2,
-                value_clip=None,
+                critic_pretraining={"iterations": 4, "target_value_loss": target},
+                critic_optimizer={"learning_rate": 1e-2},
+                loss={"value_clip": None},
             )
         )
         fitted(module, prompts(root), tmp_path / str(target), max_epochs=5)
@@ -173,12 +177,18 @@ def test_the_policys_warmup_starts_after_critic_pretraining(root: Path, tmp_path
     module = PPOModule(
         **ppo_options(
             root,
-            critic_pretrain_iterations=2,
-            lr_scheduler="constant_with_warmup",
-            warmup_ratio=0.5,
-            policy_lr=1.0,
-            critic_lr=1.0,
-            policy_grad_clip=1e-9,
+            critic_pretraining={"iterations": 2},
+            policy_optimizer={
+                "lr_scheduler": "constant_with_warmup",
+                "warmup_ratio": 0.5,
+                "learning_rate": 1.0,
+                "grad_clip": 1e-9,
+            },
+            critic_optimizer={
+                "lr_scheduler": "constant_with_warmup",
+                "warmup_ratio": 0.5,
+                "learning_rate": 1.0,
+            },
         )
     )
     rates: list[tuple[float, float]] = []
@@ -200,14 +210,14 @@ def test_the_policys_warmup_starts_after_critic_pretraining(root: Path, tmp_path
 
 def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: Path) -> None:
     one_step = {
-        "minibatch_size": 8,
-        "ppo_epochs": 1,
-        "policy_grad_clip": None,
-        "micro_batch_size": 3,
+        "minibatches.minibatch_size": 8,
+        "minibatches.ppo_epochs": 1,
+        "policy_optimizer.grad_clip": None,
+        "minibatches.micro_batch_size": 3,
     }
 
     def gradients(coef: float) -> tuple[dict[str, Tensor], PPOModule, float]:
-        module = PPOModule(**ppo_options(root, ptx_coef=coef, **one_step))
+        module = PPOModule(**ppo_options(root, loss={"ptx_coef": coef}, **one_step))
         steps = StepRecorder()
         run = fitted(module, prompts(root, ptx=True), tmp_path / str(coef), callbacks=[steps])
         (step,) = steps.steps["policy"]
@@ -259,7 +269,11 @@ def test_each_network_is_clipped_by_its_own_bound(
     root: Path, tmp_path: Path, bound: float | None
 ) -> None:
     steps = StepRecorder()
-    module = Recording(**ppo_options(root, policy_grad_clip=bound, critic_grad_clip=0.2))
+    module = Recording(
+        **ppo_options(
+            root, policy_optimizer={"grad_clip": bound}, critic_optimizer={"grad_clip": 0.2}
+        )
+    )
     fitted(module, prompts(root), tmp_path, callbacks=[steps])
     (update,) = module.updates
     assert steps.norms("critic") == pytest.approx([0.2] * 4, rel=1e-4)
@@ -330,7 +344,7 @@ def test_an_iteration_without_anything_to_learn_from_moves_nothing(
             rollouts = super().rollout(*arguments, **options)
             return rollouts._replace(terminated=torch.zeros_like(rollouts.terminated))
 
-    module = NothingEnds(**ppo_options(root, truncation="mask"))
+    module = NothingEnds(**ppo_options(root, advantages={"truncation": "mask"}))
     start = copied(module.policy)
     run = fitted(module, prompts(root), tmp_path)
     assert_equal_states(copied(module.policy), start)
@@ -340,14 +354,14 @@ def test_an_iteration_without_anything_to_learn_from_moves_nothing(
 
 
 def test_minibatches_have_to_divide_the_rollouts(root: Path, tmp_path: Path) -> None:
-    module = PPOModule(**ppo_options(root, minibatch_size=3))
+    module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 3}))
     with pytest.raises(ValueError, match=r"minibatch_size: expected a divisor of the 8 rollouts"):
         fitted(module, prompts(root), tmp_path)
 
 
 def test_a_function_can_be_the_only_reward(root: Path, tmp_path: Path) -> None:
     reward = "tests.rewards.reward_functions:ended"
-    options = {"rewards": {reward: 2.0}, "critic_init": "policy", "max_new_tokens": 12}
+    options = {"rewards": {reward: 2.0}, "critic_init": "policy", "sampling.max_new_tokens": 12}
     module = PPOModule(**ppo_options(root, **options))
     logged = fitted(module, prompts(root), tmp_path).callback_metrics
     cut_off = float(logged["rollout/truncation_rate"])

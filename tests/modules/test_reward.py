@@ -126,7 +126,7 @@ def test_imitation_can_be_left_out(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_folder_keeps_the_trained_output_layer(root: Path, tmp_path: Path) -> None:
-    model = module(root, learning_rate=0.1)
+    model = module(root, optimizer={"learning_rate": 0.1})
     assert model.lm_head is not None
     before = model.lm_head.weight.detach().clone()
     fitted(model, preferences(root), tmp_path)
@@ -210,16 +210,22 @@ def test_the_learning_rate_rises_over_the_first_tenth(root: Path, tmp_path: Path
             rates.append(optimizer.param_groups[0]["lr"])
 
     data = preferences(root, batch_size=2)
-    fitted(module(root, learning_rate=1e-4), data, tmp_path, max_epochs=5, callbacks=[Rates()])
+    fitted(
+        module(root, optimizer={"learning_rate": 1e-4}),
+        data,
+        tmp_path,
+        max_epochs=5,
+        callbacks=[Rates()],
+    )
     assert rates == pytest.approx([0.0, 0.5e-4, *[1e-4] * 18])
 
 
 def test_gradients_are_clipped_over_trunk_and_heads_together(root: Path, tmp_path: Path) -> None:
     steps = StepRecorder()
-    model = module(root, grad_clip=0.25)
+    model = module(root, optimizer={"grad_clip": 0.25})
     run = fitted(model, preferences(root), tmp_path, callbacks=[steps])
-    assert any("lm_head" in name for name in steps.steps["network"][0])
-    assert steps.norms("network") == pytest.approx([0.25, 0.25], rel=1e-4)
+    assert any("lm_head" in name for name in steps.steps["networks"][0])
+    assert steps.norms("networks") == pytest.approx([0.25, 0.25], rel=1e-4)
     assert float(run.callback_metrics["reward/grad_norm"]) > 0.25
 
 
@@ -227,7 +233,7 @@ def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(roo
     preferred = first_batch(preferences(root, batch_size=8), root)
     prompted = first_batch(prompts(root), root)
     encoder = DialogueEncoder(load_tokenizer(str(root / "policy")), "hh", 64)
-    reward = ModelReward(str(root / "reward"), module(root).options)
+    reward = ModelReward(str(root / "reward"), module(root).network)
     trained = RewardModule(str(root / "reward"), lm_coef=0.0)
     for row, (question, answer) in enumerate(zip(QUESTIONS, ANSWERS, strict=True)):
         said = encoder.encode_dialogue([Message("user", question), Message("assistant", answer)])

@@ -29,7 +29,7 @@ class Saving(Callback):
 
 def module(root: Path, function: str, **options: Any) -> PPOModule:
     rewards = {f"{FUNCTIONS}:{function}": 1.0}
-    options = {"critic_init": "policy", "minibatch_size": 2, **options}
+    options = {"critic_init": "policy", "minibatches.minibatch_size": 2, **options}
     return PPOModule(**ppo_options(root, rewards=rewards, **options))
 
 

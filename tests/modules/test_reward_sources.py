@@ -23,7 +23,7 @@ LETTERS = {"rule": "regex", "pattern": "[a-z]", "normalize": True}
 
 def module(root: Path, **rewards: Any) -> PPOModule:
     sources = {str(root / "reward"): {"weight": 2.0, "normalize": True}, **rewards}
-    return PPOModule(**ppo_options(root, rewards=sources, minibatch_size=2))
+    return PPOModule(**ppo_options(root, rewards=sources, minibatches={"minibatch_size": 2}))
 
 
 class Watching(Callback):
@@ -79,8 +79,13 @@ class BrokenEstimates(PPOModule):
 
 @pytest.mark.filterwarnings("ignore:update of policy and critic skipped")
 def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_path: Path) -> None:
-    options = ppo_options(root, rewards={"brevity": BREVITY}, critic_init="policy")
-    stage = BrokenEstimates(**{**options, "minibatch_size": 2})
+    options = ppo_options(
+        root,
+        rewards={"brevity": BREVITY},
+        critic_init="policy",
+        minibatches={"minibatch_size": 2},
+    )
+    stage = BrokenEstimates(**options)
     fitted(stage, prompts(root, batch_size=2), tmp_path)
     (moments,) = stage.reward.moments.values()
     assert float(moments.count) == 6.0  # of four iterations, one was skipped

@@ -60,7 +60,12 @@ class Asking(Callback):
 def asked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Asking, PPOModule]:
     asking = Asking()
     rewards = {"tests.rewards.reward_functions:length": 2.0}
-    options = {"rewards": rewards, "critic_init": "policy", "policy_lr": 0.05, "seed": 3}
+    options = {
+        "rewards": rewards,
+        "critic_init": "policy",
+        "policy_optimizer.learning_rate": 0.05,
+        "seed": 3,
+    }
     module = PPOModule(**ppo_options(root, **options))
     fitted(module, prompts(root), tmp_path_factory.mktemp("asked"), callbacks=[asking])
     return asking, module
@@ -94,7 +99,7 @@ def test_a_record_holds_response_score_kl_and_length(asked: tuple[Asking, PPOMod
 
 def test_kl_is_the_sum_over_a_responses_tokens(root: Path, tmp_path: Path) -> None:
     """After training, against log-probs of one row at a time in float64."""
-    module = PPOModule(**ppo_options(root, policy_lr=0.05))
+    module = PPOModule(**ppo_options(root, policy_optimizer={"learning_rate": 0.05}))
 
     class Measuring(Asking):
         def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -168,7 +173,7 @@ def test_a_timeline_follows_ppos_iterations_and_changes_nothing(root: Path, tmp_
     states = []
     for name in ("without", "with"):
         torch.manual_seed(0)
-        module = PPOModule(**ppo_options(root, critic_pretrain_iterations=1))
+        module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 1}))
         timeline = SampleTimeline([ASKED[0], DIALOGUE], every_n_batches=3)
         callbacks = [timeline] if name == "with" else []
         fitted(

@@ -39,7 +39,7 @@ def completion_losses(model: SFTModule, batch: TokenBatch) -> Tensor:
 def test_the_loss_is_the_mean_over_all_completion_tokens_of_a_ragged_batch(
     root: Path, tmp_path: Path
 ) -> None:
-    model = module(root, learning_rate=0.0)
+    model = module(root)
     batch = first_batch(demonstrations(root, batch_size=8), root)
     assert len(set(batch.completion_mask.sum(1).tolist())) > 3
     expected = completion_losses(model, batch).mean()
@@ -104,7 +104,10 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
 
 
 def test_the_schedule_warms_up_and_falls_to_a_tenth_of_the_peak(root: Path, tmp_path: Path) -> None:
-    model = module(root, learning_rate=1.0, warmup_ratio=0.2, grad_clip=None)
+    model = module(
+        root,
+        optimizer={"learning_rate": 1.0, "warmup_ratio": 0.2, "grad_clip": None},
+    )
     rates: list[float] = []
 
     class Rates(StepRecorder):
@@ -126,14 +129,14 @@ def test_the_schedule_warms_up_and_falls_to_a_tenth_of_the_peak(root: Path, tmp_
 
 def test_gradients_are_clipped_and_the_norm_before_is_logged(root: Path, tmp_path: Path) -> None:
     steps = StepRecorder()
-    model = module(root, grad_clip=0.25)
+    model = module(root, optimizer={"grad_clip": 0.25})
     run = fitted(model, demonstrations(root), tmp_path, callbacks=[steps])
     assert steps.norms("model") == pytest.approx([0.25, 0.25], rel=1e-4)
     assert float(run.callback_metrics["sft/grad_norm"]) > 0.25
 
 
 def test_training_lowers_the_loss(root: Path, tmp_path: Path) -> None:
-    model = module(root, learning_rate=1e-2, lr_scheduler="constant")
+    model = module(root, optimizer={"learning_rate": 1e-2, "lr_scheduler": "constant"})
     batch = first_batch(demonstrations(root, batch_size=8), root)
     before, start = completion_losses(model, batch).mean(), copied(model)
     fitted(model, demonstrations(root), tmp_path, max_epochs=5)
@@ -156,4 +159,4 @@ def test_an_endless_run_cannot_have_a_schedule_with_an_end(root: Path, tmp_path:
     with pytest.raises(ValueError, match="lr_scheduler: 'cosine_with_min_lr' needs the length"):
         fitted(module(root), demonstrations(root), tmp_path, max_epochs=-1)
     with pytest.raises(ValueError, match=r"warmup_ratio: expected a value in \[0, 1\], got 2"):
-        fitted(module(root, warmup_ratio=2.0), demonstrations(root), tmp_path)
+        fitted(module(root, optimizer={"warmup_ratio": 2.0}), demonstrations(root), tmp_path)

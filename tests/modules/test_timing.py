@@ -65,7 +65,11 @@ def test_where_the_mark_cannot_be_reset_the_peak_is_the_processs(
     assert 2**20 < timing.peak_bytes(cpu) < 2**45
 
 
-SMALL = {"rollout_batch_size": 8, "micro_batch_size": 2, "gradient_checkpointing": True}
+SMALL = {
+    "memory.rollout_batch_size": 8,
+    "minibatches.micro_batch_size": 2,
+    "network.gradient_checkpointing": True,
+}
 PEAK = "peak memory is 30 of 80 GiB"
 
 
@@ -94,8 +98,9 @@ def module(root: Path) -> PPOModule:
 
 def test_hints_say_what_to_change(module: PPOModule) -> None:
     assert told(module, {"rollout": 70.0, "update": 20.0}, None, cut=0.45) == [
-        "rollout takes 70% of the time, and 45% of the responses run to max_new_tokens (6): lower "
-        "it, or raise missing_eos_penalty so that responses end"
+        "rollout takes 70% of the time, and 45% of the responses run to "
+        "sampling.max_new_tokens (6): lower it, or raise reward_shaping.missing_eos_penalty so "
+        "that responses end"
     ]
     assert told(module, {"validation": 40.0}, None) == [
         "validation takes 40% of the time: raise trainer.val_check_interval, or lower "
@@ -122,11 +127,11 @@ def test_slow_reward_functions_are_named(root: Path) -> None:
 
 def test_hints_of_a_gpu_with_room(module: PPOModule) -> None:
     assert told(module, {"rollout": 55.0, "update": 40.0}, 80.0) == [
-        f"rollout takes 55% of the time: raise rollout_batch_size (now 8); {PEAK}",
+        f"rollout takes 55% of the time: raise memory.rollout_batch_size (now 8); {PEAK}",
         "everything is computed in float32: add configs/overlays/bf16.yaml",
-        "gradient_checkpointing costs about a third of the update: try without it "
-        f"(gradient_checkpointing: false); {PEAK}",
-        f"update takes 40% of the time: raise micro_batch_size (now 2); {PEAK}",
+        "gradient checkpointing costs about a third of the update: try without it "
+        f"(network.gradient_checkpointing: false); {PEAK}",
+        f"update takes 40% of the time: raise minibatches.micro_batch_size (now 2); {PEAK}",
     ]
 
 

@@ -26,15 +26,19 @@ STAGES = tuple(LOSSES)
 
 
 def stage(name: str, root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
+    model_path, optimizer = str(root / "policy"), {"learning_rate": 1e-2, "warmup_ratio": 0.0}
     if name == "sft":
-        sft = SFTModule(str(root / "policy"), learning_rate=1e-2, warmup_ratio=0.0, **options)
+        sft = SFTModule(model_path, optimizer=optimizer, **options)
         return sft, demonstrations(root, batch_size=8)
     if name == "reward":
-        reward = RewardModule(str(root / "policy"), learning_rate=1e-2, warmup_ratio=0.0, **options)
+        reward = RewardModule(model_path, optimizer=optimizer, **options)
         return reward, preferences(root, batch_size=8)
-    # one minibatch: what is logged does not depend on a step
-    options = {"minibatch_size": 8, "ppo_epochs": 1, "policy_lr": 1e-2, "critic_lr": 1e-2} | options
-    return PPOModule(**ppo_options(root, **options)), prompts(root)
+    one_minibatch = {  # what is logged does not depend on a step
+        "minibatches": {"minibatch_size": 8, "ppo_epochs": 1},
+        "policy_optimizer": {"learning_rate": 1e-2},
+        "critic_optimizer": {"learning_rate": 1e-2},
+    }
+    return PPOModule(**ppo_options(root, **one_minibatch, **options)), prompts(root)
 
 
 def networks(module: LightningModule) -> list[torch.nn.Module]:
@@ -45,7 +49,7 @@ def networks(module: LightningModule) -> list[torch.nn.Module]:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: str) -> None:
-    module, data = stage(name, root, lora_rank=2)
+    module, data = stage(name, root, network={"lora_rank": 2})
     before = copied(module)
     run = fitted(module, data, tmp_path, max_epochs=2)
     moved = {key for key, value in copied(module).items() if not torch.equal(value, before[key])}
@@ -66,7 +70,7 @@ def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: 
 def test_the_reference_of_lora_is_that_of_full_training(root: Path, tmp_path: Path) -> None:
     first = []
     for rank in (0, 2):
-        module, data = stage("ppo", root, lora_rank=rank)
+        module, data = stage("ppo", root, network={"lora_rank": rank})
         run = fitted(module, data, tmp_path / str(rank))
         first.append({k: float(v) for k, v in run.callback_metrics.items()})
     for key in ("rollout/ref_perplexity", "rollout/score", "rollout/response_length"):
@@ -78,7 +82,7 @@ def test_the_reference_of_lora_is_that_of_full_training(root: Path, tmp_path: Pa
 def test_gradient_checkpointing_changes_memory_alone(root: Path, tmp_path: Path, name: str) -> None:
     runs = []
     for on in (False, True):
-        module, data = stage(name, root, gradient_checkpointing=on)
+        module, data = stage(name, root, network={"gradient_checkpointing": on})
         for network in networks(module):
             assert unwrap_model(network).is_activation_checkpointing is on
             assert network.training
@@ -106,7 +110,7 @@ def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
-    module, data = stage(name, root, dtype="bfloat16")
+    module, data = stage(name, root, network={"dtype": "bfloat16"})
     before = copied(module)
     run = fitted(module, data, tmp_path)
     for network in networks(module):
@@ -116,7 +120,10 @@ def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path) -> None:
-    options = ppo_options(root, kl_coef=0.1, kl_target=0.5, kl_horizon=10_000)
+    options = ppo_options(
+        root,
+        reward_shaping={"kl_coef": 0.1, "kl_target": 0.5, "kl_horizon": 10_000},
+    )
     module = PPOModule(**options)
     module.iteration.fill_(256)  # bf16 goes on with 258
     run = fitted(module, prompts(root), tmp_path, precision="bf16-true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from tests.modules.stages import fitted, ppo_options, prompts
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy_lr": 0.0}, "policy_lr: expected a value > 0, got 0.0"),
-        ({"reward_clip": -1.0}, "reward_clip: expected a value > 0, got -1.0"),
-        ({"kl_coef": -0.1}, "kl_coef: expected a value >= 0, got -0.1"),
-        ({"ptx_coef": -0.1}, "ptx_coef: expected a value >= 0, got -0.1"),
-        ({"gamma": 1.1}, r"gamma: expected a value in \[0, 1\], got 1.1"),
-        ({"lam": -0.1}, r"lam: expected a value in \[0, 1\], got -0.1"),
-        ({"minibatch_size": 0}, "minibatch_size: expected a value > 0, got 0"),
-        ({"dtype": "int8"}, "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
+        ({"policy_optimizer.learning_rate": 0.0}, "learning_rate: expected a value > 0, got 0.0"),
+        ({"reward_shaping.clip": -1.0}, "clip: expected a value > 0, got -1.0"),
+        ({"reward_shaping.kl_coef": -0.1}, "kl_coef: expected a value >= 0, got -0.1"),
+        ({"loss.ptx_coef": -0.1}, "ptx_coef: expected a value >= 0, got -0.1"),
+        ({"advantages.gamma": 1.1}, r"gamma: expected a value in \[0, 1\], got 1.1"),
+        ({"advantages.lam": -0.1}, r"lam: expected a value in \[0, 1\], got -0.1"),
+        ({"minibatches.minibatch_size": 0}, "minibatch_size: expected a value > 0, got 0"),
+        (
+            {"network.dtype": "int8"},
+            "dtype: expected one of float32, bfloat16, float16, got 'int8'",
+        ),
         ({"rewards": {}}, "rewards: expected at least one entry"),
         ({"critic_init": "nothing"}, "critic_init: expected one of .* got 'nothing'"),
         (
@@ -39,10 +43,10 @@ def test_an_option_out_of_range_is_named(root: Path, options: dict[str, Any], me
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"top_p": 0.9}, "top_p=0.9"),
-        ({"top_k": 5}, "top_k=5"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
-        ({"top_k": 5, "top_p": 0.9}, "top_p=0.9, top_k=5"),
+        ({"sampling.top_p": 0.9}, "top_p=0.9"),
+        ({"sampling.top_k": 5}, "top_k=5"),
+        ({"sampling.repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+        ({"sampling.top_k": 5, "sampling.top_p": 0.9}, "top_p=0.9, top_k=5"),
     ],
 )
 def test_off_policy_sampling_is_declared(root: Path, options: dict[str, Any], named: str) -> None:
@@ -50,7 +54,7 @@ def test_off_policy_sampling_is_declared(root: Path, options: dict[str, Any], na
         module = PPOModule(**ppo_options(root, **options))
     assert "biased" in str(seen[0].message)
     for name, value in options.items():
-        assert getattr(module.sampling, name) == value
+        assert attrgetter(name)(module) == value
 
 
 def test_on_policy_sampling_is_the_default_and_silent(root: Path) -> None:
@@ -86,26 +90,26 @@ def test_the_contract_is_checked_whatever_the_model_is_used_for(
 def test_defaults_are_ppo_max_with_the_papers_values(root: Path) -> None:
     module = PPOModule(str(root / "policy"), {str(root / "reward"): 1.0})
     expected = {
-        "policy_lr": 5e-7,
-        "critic_lr": 1.65e-6,
-        "warmup_ratio": 0.1,
-        "gamma": 1.0,
-        "lam": 0.95,
-        "minibatch_size": 32,
-        "ppo_epochs": 1,
-        "kl_coef": 0.05,
-        "ratio_clip": 0.2,
-        "value_clip": 0.2,
-        "reward_clip": 0.8,
-        "reward_normalization": True,
-        "reward_scaling": False,
-        "advantage_normalization": True,
-        "critic_init": "reward",
-        "policy_objective": "clip",
-        "policy_grad_clip": 1.0,
-        "critic_grad_clip": 1.0,
-        "entropy_coef": 0.0,
-        "old_policy": "rollout",
-        "truncation": "terminal",
+        "policy_optimizer.learning_rate": 5e-7,
+        "critic_optimizer.learning_rate": 1.65e-6,
+        "policy_optimizer.warmup_ratio": 0.1,
+        "critic_optimizer.warmup_ratio": 0.1,
+        "advantages.gamma": 1.0,
+        "advantages.lam": 0.95,
+        "minibatches.minibatch_size": 32,
+        "minibatches.ppo_epochs": 1,
+        "reward_shaping.kl_coef": 0.05,
+        "loss.ratio_clip": 0.2,
+        "loss.value_clip": 0.2,
+        "reward_shaping.clip": 0.8,
+        "reward_shaping.normalization": True,
+        "reward_shaping.scaling": False,
+        "advantages.normalization": True,
+        "loss.policy_objective": "clip",
+        "policy_optimizer.grad_clip": 1.0,
+        "critic_optimizer.grad_clip": 1.0,
+        "loss.entropy_coef": 0.0,
+        "loss.old_policy": "rollout",
+        "advantages.truncation": "terminal",
     }
-    assert {name: module.hparams[name] for name in expected} == expected
+    assert {name: attrgetter(name)(module) for name in expected} == expected

@@ -1,0 +1,267 @@
+"""The options of the stages in typed groups, each read as an attribute of the module.
+
+A group is a frozen dataclass that checks its ranges. It is the type of one parameter of a module,
+so YAML nests it (`init_args: {sampling: {temperature: 0.7}}`), the command line takes it by dotted
+names (`--model.sampling.temperature 0.7`), and Python passes the dataclass or a mapping of some of
+its fields. Two groups stand elsewhere: `lit_rlhf.models.ModelOptions`, how networks are loaded, and
+`lit_rlhf.rollout.SamplingOptions`, how responses are sampled.
+
+Each default stands once: here, or in the signature of a module where stages differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from transformers import SchedulerType
+
+from lit_rlhf.functional import KLEstimator
+from lit_rlhf.models.options import DTYPES
+
+CriticInit = Literal["reward", "policy", "random"]
+OldPolicy = Literal["rollout", "reference"]
+PolicyObjective = Literal["clip", "kl_penalty", "unclipped", "policy_gradient"]
+Truncation = Literal["terminal", "bootstrap", "mask"]
+
+
+def check_positive(options: object, *names: str) -> None:
+    """Raise a ValueError for a field that is neither `None` nor a number above 0."""
+    _check_numbers(options, names, "a value > 0", lambda value: value > 0)
+
+
+def check_not_negative(options: object, *names: str) -> None:
+    """Raise a ValueError for a field that is neither `None` nor a number of at least 0."""
+    _check_numbers(options, names, "a value >= 0", lambda value: value >= 0)
+
+
+def check_share(options: object, *names: str) -> None:
+    """Raise a ValueError for a field that is not in [0, 1]."""
+    _check_numbers(options, names, "a value in [0, 1]", lambda value: 0 <= value <= 1)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise a ValueError for a value that is none of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_numbers(
+    options: object, names: tuple[str, ...], expected: str, holds: Callable[[float], bool]
+) -> None:
+    for name in names:
+        value = getattr(options, name)
+        # PyYAML reads 1e-5, without a point, as text
+        if value is not None and not (isinstance(value, int | float) and holds(value)):
+            raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """AdamW and the learning-rate schedule of one network.
+
+    Attributes:
+        learning_rate: Peak learning rate.
+        weight_decay: AdamW's weight decay.
+        lr_scheduler: Name of a transformers schedule, for instance `constant`, `linear` or
+            `cosine_with_min_lr`. SFT and reward modelling step it once per batch, PPO once per
+            iteration.
+        warmup_ratio: Share of the steps over which the learning rate rises from 0 to its peak.
+        min_lr_ratio: Learning rate at the end over the peak, for schedules with a minimum.
+        grad_clip: Largest gradient norm (L2); `None`: no clipping.
+
+    Raises:
+        ValueError: If an option is out of its range.
+    """
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    lr_scheduler: str = "constant_with_warmup"
+    warmup_ratio: float = 0.1
+    min_lr_ratio: float = 0.1
+    grad_clip: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_positive(self, "learning_rate", "grad_clip")
+        check_not_negative(self, "weight_decay")
+        check_share(self, "warmup_ratio", "min_lr_ratio")
+        choices = tuple(schedule.value for schedule in SchedulerType)
+        check_choice("lr_scheduler", self.lr_scheduler, choices)
+
+
+@dataclass(frozen=True)
+class RewardShapingOptions:
+    """From a response's raw score to the rewards of its tokens (Eqs. 18, 19).
+
+    Attributes:
+        normalization: Subtract the running mean of all scores so far, and divide by their running
+            standard deviation (Eq. 18).
+        scaling: Divide by the running standard deviation only. Without effect beside
+            `normalization`.
+        clip: Bound on the size of the score after that; `None`: no clipping.
+        kl_coef: Weight of the per-token KL penalty (Eqs. 3, 19), in reward per nat.
+        kl_estimator: How a token's KL is estimated.
+        kl_target: KL that an adaptive coefficient aims at, in nats per response; `None`: the
+            coefficient is fixed.
+        kl_horizon: Rollouts over which the adaptive coefficient adapts.
+        missing_eos_penalty: Subtracted from the score of a response that was cut off.
+
+    Raises:
+        ValueError: If an option is out of its range.
+    """
+
+    normalization: bool = True
+    scaling: bool = False
+    clip: float | None = 0.8
+    kl_coef: float = 0.05
+    kl_estimator: KLEstimator = "k1"
+    kl_target: float | None = None
+    kl_horizon: int = 10000
+    missing_eos_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_positive(self, "clip", "kl_target", "kl_horizon")
+        check_not_negative(self, "kl_coef", "missing_eos_penalty")
+        check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
+
+
+@dataclass(frozen=True)
+class AdvantageOptions:
+    """Generalized advantage estimation (Eqs. 7-12).
+
+    Attributes:
+        gamma: Discount of a token.
+        lam: lambda of GAE; 1 gives Monte-Carlo advantages.
+        normalization: Whiten advantages over the response tokens of all ranks.
+        clip: Bound on the size of an advantage after that; `None`: no clipping.
+        truncation: Value after the last token of a response that was cut off: zero (`terminal`) or
+            the critic's (`bootstrap`). `mask` does not learn from such a response.
+
+    Raises:
+        ValueError: If an option is out of its range.
+    """
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    normalization: bool = True
+    clip: float | None = None
+    truncation: Truncation = "terminal"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_share(self, "gamma", "lam")
+        check_positive(self, "clip")
+        check_choice("truncation", self.truncation, get_args(Truncation))
+
+
+@dataclass(frozen=True)
+class PPOLossOptions:
+    """The losses of policy and critic.
+
+    Attributes:
+        policy_objective: Clipped surrogate (`clip`, Eq. 15), PPO-penalty (`kl_penalty`, Eq. 14),
+            surrogate without clipping (`unclipped`, Eq. 13), or the plain policy gradient without
+            importance sampling (`policy_gradient`).
+        ratio_clip: epsilon of the clipped surrogate.
+        kl_penalty_coef: beta of PPO-penalty (Eq. 14).
+        old_policy: What the ratio is taken against: the policy that sampled (`rollout`), or the
+            reference (Section 5.3.2).
+        value_clip: epsilon of the clipped value loss (Eq. 16); `None`: no clipping.
+        entropy_coef: Weight of the entropy bonus.
+        entropy_clip: Bound of the entropy bonus (Appendix B.3), in nats; `None`: no bound.
+        ptx_coef: Weight of the language-model loss on `data.ptx_sources` (Eq. 17).
+
+    Raises:
+        ValueError: If an option is out of its range.
+    """
+
+    policy_objective: PolicyObjective = "clip"
+    ratio_clip: float = 0.2
+    kl_penalty_coef: float = 0.1
+    old_policy: OldPolicy = "rollout"
+    value_clip: float | None = 0.2
+    entropy_coef: float = 0.0
+    entropy_clip: float | None = None
+    ptx_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_choice("policy_objective", self.policy_objective, get_args(PolicyObjective))
+        check_choice("old_policy", self.old_policy, get_args(OldPolicy))
+        check_positive(self, "ratio_clip", "value_clip", "entropy_clip")
+        check_not_negative(self, "kl_penalty_coef", "entropy_coef", "ptx_coef")
+
+
+@dataclass(frozen=True)
+class MinibatchOptions:
+    """How an iteration's rollouts become optimizer steps.
+
+    Attributes:
+        ppo_epochs: Passes over the rollouts of an iteration.
+        minibatch_size: Rollouts per optimizer step and rank.
+        micro_batch_size: Rollouts per forward and backward; `None` takes the minibatch. The
+            gradient does not depend on it.
+
+    Raises:
+        ValueError: If an option is out of its range.
+    """
+
+    ppo_epochs: int = 1
+    minibatch_size: int = 32
+    micro_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_positive(self, "ppo_epochs", "minibatch_size", "micro_batch_size")
+
+
+@dataclass(frozen=True)
+class CriticPretrainingOptions:
+    """The phase at the start of PPO that trains the critic alone.
+
+    Attributes:
+        iterations: Longest length of the phase; 0: there is none.
+        target_value_loss: The phase ends once `ppo/value_loss` of an iteration is at most this;
+            `None`: after its iterations.
+
+    Raises:
+        ValueError: If an option is out of its range.
+    """
+
+    iterations: int = 0
+    target_value_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_not_negative(self, "iterations")
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """What bounds PPO's memory outside the update. The algorithm does not depend on it.
+
+    Attributes:
+        frozen_dtype: Type of the weights of reference and reward models; `None`: `network.dtype`.
+        offload_frozen: Keep reference and reward models in CPU memory between uses.
+        rollout_batch_size: Most responses in progress at a time: when one ends, the next prompt
+            takes its place. `None`: all at once.
+        max_tokens_per_forward: Tokens, without padding, that reference, reward models and critic
+            score in one forward; `None`: 2048 on a CPU and 16384 on a GPU.
+
+    Raises:
+        ValueError: If an option is out of its range.
+    """
+
+    frozen_dtype: str | None = None
+    offload_frozen: bool = False
+    rollout_batch_size: int | None = None
+    max_tokens_per_forward: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.frozen_dtype is not None:
+            check_choice("frozen_dtype", self.frozen_dtype, DTYPES)
+        check_positive(self, "rollout_batch_size", "max_tokens_per_forward")
