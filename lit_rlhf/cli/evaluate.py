@@ -23,7 +23,7 @@ from lit_rlhf.evaluation import (
 )
 from lit_rlhf.evaluation.benchmarks import print_benchmarks, run_benchmarks
 from lit_rlhf.evaluation.judge import JudgeOptions, judge_policies, print_judgement
-from lit_rlhf.models import ModelOptions
+from lit_rlhf.models import DType, ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
 LISTS = {
@@ -60,7 +60,7 @@ def evaluate(
     batch_size: int = 64,
     seed: int = 0,
     device: str = "auto",
-    dtype: str = "float32",
+    dtype: DType = "float32",
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Compare policies: sample from each on the same prompts, score or judge the responses.

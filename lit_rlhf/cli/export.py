@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import huggingface_hub
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
@@ -22,8 +21,9 @@ from lit_rlhf.export import (
 )
 from lit_rlhf.models import (
     ADAPTER_CONFIG,
+    DType,
     HeadFormat,
-    plain_model,
+    merge_adapters,
     save_adapter_folder,
     save_model_folder,
 )
@@ -37,7 +37,7 @@ def export(
     output: str,
     network: NetworkName | None = None,
     format: HeadFormat = "transformers",
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    dtype: DType | None = None,
     max_shard_size: str = "5GB",
     merge_lora: bool = True,
     base: str | None = None,
@@ -131,7 +131,7 @@ def _write_model(exported: Export, output: str, max_shard_size: str, form: HeadF
             f"{form!r}; --network critic or reward exports a scalar model"
         )
     save_model_folder(
-        plain_model(exported.model, exported.dtype),
+        merge_adapters(exported.model, exported.dtype),
         exported.tokenizer,
         output,
         contract=exported.contract,

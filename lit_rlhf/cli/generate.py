@@ -22,7 +22,7 @@ from lit_rlhf.evaluation import (
     write_json_lines,
 )
 from lit_rlhf.evaluation.chat import Chat, load_speakers
-from lit_rlhf.models import ModelOptions
+from lit_rlhf.models import DType, ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
 LISTS = {
@@ -56,7 +56,7 @@ def generate(
     batch_size: int = 32,
     seed: int = 0,
     device: str = "auto",
-    dtype: str = "float32",
+    dtype: DType = "float32",
     trust_remote_code: bool = False,
 ) -> Generation | None:
     """Sample responses of one or more models to prompts from a file or the command line, or chat.

@@ -17,7 +17,7 @@ from lit_rlhf.evaluation.reward_report import (
     report_html,
     score_pairs,
 )
-from lit_rlhf.models import ModelOptions
+from lit_rlhf.models import DType, ModelOptions
 
 PREFERENCES_HELP = (
     "Files of preferences (.jsonl, .json, .parquet, .jsonl.gz) or ids of datasets on the hub, each "
@@ -39,7 +39,7 @@ def report_reward_model(
     batch_size: int = 16,
     seed: int = 0,
     device: str = "auto",
-    dtype: str = "float32",
+    dtype: DType = "float32",
     trust_remote_code: bool = False,
 ) -> RewardReport:
     """Report on a reward model: accuracy, calibration, length bias, mistakes, perplexity.

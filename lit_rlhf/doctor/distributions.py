@@ -13,9 +13,8 @@ from lit_rlhf.doctor.case import FEW, Case, first_rows
 from lit_rlhf.doctor.findings import Finding, failure, ok, warning
 from lit_rlhf.forward import eval_mode, unwrap_model
 from lit_rlhf.functional import kl_estimate, masked_mean, token_logprobs
-from lit_rlhf.models import using_generation_config
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.rollout import RolloutBatch, TokenStatistics
+from lit_rlhf.rollout import RolloutBatch, TokenStatistics, using_generation_config
 
 FAR = 5.0  # standard errors that a mean does not leave by chance
 MANY = 32  # tokens from which on a mean has a standard error worth the name

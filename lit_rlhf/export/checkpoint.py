@@ -13,9 +13,14 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data import TextContract, tokenizer_hash
 from lit_rlhf.forward import LanguageModel
-from lit_rlhf.models import ModelCardInfo, ModelOptions, load_tokenizer
-from lit_rlhf.models.assembly import model_with_weights
-from lit_rlhf.models.configs import check_path
+from lit_rlhf.models import (
+    DType,
+    ModelCardInfo,
+    ModelOptions,
+    build_model,
+    check_model_path,
+    load_tokenizer,
+)
 from lit_rlhf.modules import (
     CONTRACT_KEY,
     PPOModule,
@@ -88,7 +93,7 @@ class Export:
 def export_checkpoint(
     path: str | Path,
     network: NetworkName | None = None,
-    dtype: str | None = None,
+    dtype: DType | None = None,
     base: str | None = None,
     trust_remote_code: bool = False,
     command: str | None = None,
@@ -130,7 +135,7 @@ def export_checkpoint(
         shape = critic_source(hparams["critic_init"], hparams["model_path"], models)
     for model in (source, shape) if base is None else ():
         try:
-            check_path(model)
+            check_model_path(model)
         except ValueError as error:
             raise ValueError(
                 f"checkpoint {path}: the run started from {model}; where that is another place "
@@ -154,7 +159,7 @@ def export_checkpoint(
     progress = {key: saved.content[key] for key in ("epoch", "global_step") if key in saved.content}
     tokenizer = load_tokenizer(source, trust_remote_code)
     return Export(
-        model=model_with_weights(shape, options, weights, place.scalar),
+        model=build_model(shape, options, weights, place.scalar),
         tokenizer=tokenizer,
         name=f"{chosen} of {path} ({stage}, step {progress.get('global_step', '?')})",
         scalar=place.scalar,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from peft import PeftConfig
 from transformers import PreTrainedModel
@@ -12,13 +12,21 @@ from transformers import PreTrainedModel
 from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.export.checkpoint import Export, NetworkName
 from lit_rlhf.forward import LanguageModel, unwrap_model
-from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, load_tokenizer
-from lit_rlhf.models.assembly import ADAPTER_CONFIG, adapted_model
-from lit_rlhf.models.configs import is_classifier, read_config
-from lit_rlhf.models.differences import add_base
-from lit_rlhf.models.exchange import stored_head
-from lit_rlhf.models.heads import read_lm_head
-from lit_rlhf.models.options import DTYPES
+from lit_rlhf.models import (
+    ADAPTER_CONFIG,
+    DTYPES,
+    DType,
+    ModelOptions,
+    add_base_weights,
+    find_stored_head,
+    is_classifier,
+    load_adapter_folder,
+    load_causal_lm,
+    load_scalar_model,
+    load_tokenizer,
+    read_config,
+    read_lm_head,
+)
 
 SCALAR = ("reward", "critic")
 
@@ -26,7 +34,7 @@ SCALAR = ("reward", "critic")
 def export_folder(
     path: str | Path,
     network: NetworkName | None = None,
-    dtype: str | None = None,
+    dtype: DType | None = None,
     base: str | None = None,
     trust_remote_code: bool = False,
 ) -> Export:
@@ -45,19 +53,22 @@ def export_folder(
         ValueError: If there is no such model in the folder.
     """
     path = Path(path)
-    options = ModelOptions(pickled_weights=True, trust_remote_code=trust_remote_code)
+    options = ModelOptions(trust_remote_code=trust_remote_code)
     adapters = (path / ADAPTER_CONFIG).is_file()
     below = str(path)
     if adapters:
         below = base or str(PeftConfig.from_pretrained(str(path)).base_model_name_or_path)
     stored = str(read_config(below, options).dtype).removeprefix("torch.")
-    target = dtype or (stored if stored in DTYPES else "float32")
+    target: DType = dtype or (cast(DType, stored) if stored in DTYPES else "float32")
     if adapters:
-        model: LanguageModel = adapted_model(path, options, base)
+        model: LanguageModel = load_adapter_folder(path, options, base, pickled_weights=True)
     elif base is not None:
-        model = _recovered(path, options, network, base)
+        # sums are in float32, the default of the options
+        model = _load_model(path, options, network, delta_weights=True)
+        whole = load_causal_lm(base, options, pickled_weights=True)
+        add_base_weights(unwrap_model(model), unwrap_model(whole))
     else:
-        model = _model(path, replace(options, dtype=target), network)
+        model = _load_model(path, replace(options, dtype=target), network)
     inner = unwrap_model(model)
     scalar = not inner.can_generate()
     if adapters and network is not None and scalar != (network in SCALAR):
@@ -103,28 +114,23 @@ def with_template(export: Export, chat_template: str) -> Export:
     return replace(export, contract=encoder.contract)
 
 
-def _model(path: Path, options: ModelOptions, network: NetworkName | None) -> LanguageModel:
+def _load_model(
+    path: Path,
+    options: ModelOptions,
+    network: NetworkName | None,
+    delta_weights: bool = False,
+) -> LanguageModel:
     config = read_config(path, options)
-    has_head = is_classifier(config) or stored_head(path, config, pickled=True) is not None
-    if network is None:
-        return (load_scalar_model if has_head else load_causal_lm)(path, options)
-    if network not in SCALAR:
-        return load_causal_lm(path, options)
-    if not has_head:
+    stored_head = find_stored_head(path, config, pickled_weights=True)
+    has_head = is_classifier(config) or stored_head is not None
+    wants_scalar = has_head if network is None else network in SCALAR
+    if wants_scalar and not has_head:
         raise ValueError(
             f"network: expected policy or model for {path}, a language model without a scalar "
             f"head, got {network!r}"
         )
-    return load_scalar_model(path, options)
-
-
-def _recovered(
-    path: Path, options: ModelOptions, network: NetworkName | None, base: str
-) -> LanguageModel:
-    """A model of published differences; sums are in float32."""
-    model = _model(path, replace(options, differences=True), network)
-    add_base(unwrap_model(model), unwrap_model(load_causal_lm(base, options)))
-    return model
+    load = load_scalar_model if wants_scalar else load_causal_lm
+    return load(path, options, pickled_weights=True, delta_weights=delta_weights)
 
 
 def _generation(model: PreTrainedModel) -> dict[str, Any]:

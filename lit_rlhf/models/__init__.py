@@ -1,38 +1,55 @@
-"""Loading and saving policies, critics and reward models as Hugging Face folders."""
+"""Hugging Face models in and out: loading, saving and building networks and their folders.
 
-from lit_rlhf.models.assembly import ADAPTER_CONFIG, plain_model
-from lit_rlhf.models.cards import ModelCardInfo
-from lit_rlhf.models.configs import is_classifier
-from lit_rlhf.models.exchange import HeadFormat
-from lit_rlhf.models.generation import using_generation_config
+`load_causal_lm` and `load_scalar_model` return a policy or reference, and a critic or reward model,
+ready to train as `ModelOptions` says. `save_model_folder` leaves a folder that they and plain
+transformers load.
+"""
+
+from lit_rlhf.models.build import ADAPTER_CONFIG, build_model, load_adapter_folder, merge_adapters
+from lit_rlhf.models.card import ModelCardInfo
+from lit_rlhf.models.config import (
+    DTYPES,
+    DType,
+    ModelOptions,
+    check_model_path,
+    is_classifier,
+    max_positions,
+    read_config,
+)
 from lit_rlhf.models.heads import build_scalar_model, read_lm_head
+from lit_rlhf.models.interop import HeadFormat, add_base_weights, find_stored_head
 from lit_rlhf.models.loading import (
+    build_random_scalar_model,
     load_causal_lm,
     load_lm_head,
     load_scalar_model,
     load_tokenizer,
-    max_positions,
-    random_scalar_model,
 )
-from lit_rlhf.models.options import ModelOptions
 from lit_rlhf.models.saving import save_adapter_folder, save_model_folder
 
 __all__ = [
     "ADAPTER_CONFIG",
+    "DTYPES",
+    "DType",
     "HeadFormat",
     "ModelCardInfo",
     "ModelOptions",
+    "add_base_weights",
+    "build_model",
+    "build_random_scalar_model",
     "build_scalar_model",
+    "check_model_path",
+    "find_stored_head",
     "is_classifier",
+    "load_adapter_folder",
     "load_causal_lm",
     "load_lm_head",
     "load_scalar_model",
     "load_tokenizer",
     "max_positions",
-    "plain_model",
-    "random_scalar_model",
+    "merge_adapters",
+    "read_config",
     "read_lm_head",
     "save_adapter_folder",
     "save_model_folder",
-    "using_generation_config",
 ]

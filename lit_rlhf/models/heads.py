@@ -1,4 +1,4 @@
-"""Scalar heads for language models, and language-model heads for scalar models."""
+"""Scalar heads on language models' trunks, and output layers beside scalar models."""
 
 from __future__ import annotations
 
@@ -9,33 +9,39 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from lit_rlhf.forward import head_matches_logits
 
 LM_HEAD_FILE = "lm_head.safetensors"
-"""Where a reward model's folder keeps the output layer of Eq. 2; transformers passes over it."""
+"""The file in a reward model's folder with the output layer of Eq. 2; transformers ignores it."""
 
 
 def build_scalar_model(
     causal_lm: PreTrainedModel, head_seed: int = 0, head: nn.Linear | None = None
 ) -> PreTrainedModel:
-    """A scalar model on the trunk of `causal_lm`, which is taken over and not copied.
-
-    A new head's weights are normal with standard deviation `1 / sqrt(H + 1)`, drawn from a
-    generator of its own; there is no bias. Nothing else is initialized.
+    """Build a scalar model on the trunk of `causal_lm`, which is taken over and not copied.
 
     Args:
         causal_lm: A language model (or another scalar model) without adapters. Do not use it
             afterwards: its config becomes the scalar model's.
-        head_seed: Seed of a new head's weights.
-        head: The head to take; `None` makes a new one.
+        head_seed: Seed of a new head's weights, see `init_scalar_head`.
+        head: The head to take; `None` initializes a new one.
+
+    Returns:
+        The scalar model. Its forward is padded until it goes through `optimize_forward`.
 
     Raises:
         ValueError: If transformers has no sequence classification model for this architecture.
     """
     config = causal_lm.config
     config.num_labels = 1
+    # on the meta device, so that no weights are made which the trunk then replaces
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
     prefix, score = model.base_model_prefix, getattr(model, "score", None)
@@ -46,7 +52,7 @@ def build_scalar_model(
         )
     setattr(model, prefix, getattr(causal_lm, prefix))
     model.config = config
-    model.score = (head or seeded_scalar_head(score.in_features, head_seed)).to(
+    model.score = (head or init_scalar_head(score.in_features, head_seed)).to(
         device=causal_lm.device, dtype=causal_lm.dtype
     )
     left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
@@ -58,10 +64,11 @@ def build_scalar_model(
     return model  # type: ignore[no-any-return]
 
 
-def seeded_scalar_head(in_features: int, seed: int) -> nn.Linear:
-    """A bias-free layer to one output, normal with standard deviation `1 / sqrt(in_features + 1)`.
+def init_scalar_head(in_features: int, seed: int) -> nn.Linear:
+    """Initialize a scalar head without bias, normal with deviation `1 / sqrt(in_features + 1)`.
 
-    Drawn in float32 from a generator of its own, so a seed gives the same head for any dtype.
+    The weights are drawn in float32 from a generator of their own, so that a seed gives the same
+    head for any dtype.
     """
     with torch.device("meta"):
         head = nn.Linear(in_features, 1, bias=False)
@@ -72,10 +79,11 @@ def seeded_scalar_head(in_features: int, seed: int) -> nn.Linear:
 
 
 def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
-    """A copy of the output layer of `causal_lm`, with weights of its own even if it ties them.
+    """Copy the output layer of `causal_lm`, with weights of its own even if the model ties them.
 
     Raises:
-        ValueError: If `logits_from_hidden` with this layer does not give the model's own logits.
+        ValueError: If the layer is not linear, or `logits_from_hidden` with it does not give the
+            model's own logits.
     """
     layer = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(layer, nn.Linear):
@@ -100,10 +108,14 @@ def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
 
 
 def save_lm_head(lm_head: Mapping[str, Tensor], folder: str | Path) -> Path:
-    """Write an output layer into a reward model's folder.
+    """Write an output layer to a reward model's folder.
+
+    Args:
+        lm_head: Weight, and bias if there is one.
+        folder: The folder.
 
     Returns:
-        The file, `lm_head.safetensors`.
+        The file.
     """
     path = Path(folder) / LM_HEAD_FILE
     state = {name: tensor.contiguous() for name, tensor in lm_head.items()}
@@ -112,7 +124,7 @@ def save_lm_head(lm_head: Mapping[str, Tensor], folder: str | Path) -> Path:
 
 
 def read_lm_head(folder: str | Path) -> nn.Linear | None:
-    """The output layer in a reward model's folder; `None` if there is none."""
+    """Read the output layer in a reward model's folder; `None` if there is none."""
     path = Path(folder) / LM_HEAD_FILE
     if not path.is_file():
         return None
@@ -122,3 +134,14 @@ def read_lm_head(folder: str | Path) -> nn.Linear | None:
         head = nn.Linear(in_features, out_features, bias="bias" in state)
     head.load_state_dict(state, assign=True)
     return head
+
+
+def set_scalar_padding(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set `config.pad_token_id` so that plain transformers reads the score where this project does.
+
+    transformers reads the last token that is not padding. If EOS were the padding token, it would
+    skip the EOS at which the score was trained. The id is then left open, and transformers refuses
+    padded batches instead of returning other scores.
+    """
+    distinct = tokenizer.pad_token_id != tokenizer.eos_token_id
+    config.pad_token_id = tokenizer.pad_token_id if distinct else None

@@ -1,7 +1,8 @@
 """Loading policy, critic, reward model and tokenizer from a Hugging Face folder or hub id.
 
-Weights come from safetensors only. Models come back in training mode; see `frozen` and
-`disable_dropout` for the modes that PPO needs.
+Weights come from safetensors files, unless the caller allows others. Models come back in training
+mode, with the fastest forward that `optimize_forward` finds; see `freeze` and `disable_dropout` for
+the modes that PPO needs.
 """
 
 from __future__ import annotations
@@ -22,28 +23,42 @@ from transformers import (
 from transformers.utils import logging
 
 from lit_rlhf.forward import LanguageModel, optimize_forward
-from lit_rlhf.models.adapters import prepared, private_rng
-from lit_rlhf.models.configs import (
-    check_folder,
-    check_path,
-    has_pickled_weights,
+from lit_rlhf.models.config import (
+    ModelOptions,
+    check_causal,
+    check_model_folder,
+    check_model_path,
     is_classifier,
     read_config,
 )
-from lit_rlhf.models.differences import check_not_differences
-from lit_rlhf.models.exchange import StoredHead, stored_head
-from lit_rlhf.models.heads import build_scalar_model, copy_lm_head, seeded_scalar_head
-from lit_rlhf.models.options import ModelOptions
+from lit_rlhf.models.heads import (
+    build_scalar_model,
+    copy_lm_head,
+    init_scalar_head,
+    set_scalar_padding,
+)
+from lit_rlhf.models.interop import StoredHead, check_not_delta_weights, find_stored_head
+from lit_rlhf.models.prepare import prepare_model, private_rng
 
 AutoClass: TypeAlias = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
 
-def load_causal_lm(path: str | Path, options: ModelOptions | None = None) -> LanguageModel:
-    """A causal language model: policy, reference or SFT model.
+def load_causal_lm(
+    path: str | Path,
+    options: ModelOptions | None = None,
+    *,
+    pickled_weights: bool = False,
+    delta_weights: bool = False,
+) -> LanguageModel:
+    """Load a causal language model, for instance policy, reference or SFT model.
 
     Args:
         path: Folder or hub id.
         options: How it is loaded; `None` takes the defaults.
+        pickled_weights: Take `pytorch_model.bin` if there is no safetensors file. It is read as
+            plain data, so no code in it is run.
+        delta_weights: Accept weights published as differences from another model's, see
+            `add_base_weights`.
 
     Returns:
         The model, inside LoRA adapters if `options.lora_rank` is positive. Its reference is then
@@ -51,47 +66,33 @@ def load_causal_lm(path: str | Path, options: ModelOptions | None = None) -> Lan
 
     Raises:
         ValueError: If `path` is neither a folder nor a hub id, is not a causal language model's,
-            or holds no complete safetensors weights.
+            or holds no complete weights.
     """
     options = options or ModelOptions()
-    model = _causal_lm(path, options)
-    return prepared(model, options, TaskType.CAUSAL_LM, seed=0)
-
-
-def max_positions(path: str | Path, options: ModelOptions | None = None) -> int | None:
-    """How many tokens, prompt and response together, a causal language model has positions for.
-
-    Only its config is read, so that a wrong folder is told before any weights are loaded.
-
-    Args:
-        path: Folder or hub id.
-        options: How it is loaded; `None` takes the defaults.
-
-    Returns:
-        The number; `None` where the architecture has no limit.
-
-    Raises:
-        ValueError: If `path` is neither a folder nor a hub id, or is not a causal language model's.
-    """
-    config = read_config(path, options or ModelOptions())
-    _check_causal(config, path)
-    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return limit
+    model = _load_plain_causal_lm(path, options, pickled_weights, delta_weights)
+    return prepare_model(model, options, TaskType.CAUSAL_LM, seed=0)
 
 
 def load_scalar_model(
-    path: str | Path, options: ModelOptions | None = None, head_seed: int = 0
+    path: str | Path,
+    options: ModelOptions | None = None,
+    head_seed: int = 0,
+    *,
+    pickled_weights: bool = False,
+    delta_weights: bool = False,
 ) -> LanguageModel:
-    """A trunk with a scalar head: critic or reward model.
+    """Load a trunk with a scalar head, for instance critic or reward model.
 
-    From a scalar model's folder trunk and head are loaded: `AutoModelForSequenceClassification`
-    with one label, or under the names of another project, see `lit_rlhf.models.exchange`. From a
-    causal language model's, the trunk is loaded and the head is new, see `build_scalar_model`.
+    From the folder of a scalar model, trunk and head are loaded: an
+    `AutoModelForSequenceClassification` with one label, or a model under the names of another
+    project. From the folder of a causal language model the trunk is loaded, and the head is new.
 
     Args:
         path: Folder or hub id.
         options: How it is loaded; `None` takes the defaults.
         head_seed: Seed of a new head's weights, and of LoRA adapters.
+        pickled_weights: As for `load_causal_lm`.
+        delta_weights: As for `load_causal_lm`.
 
     Returns:
         The model, inside LoRA adapters if `options.lora_rank` is positive; its head is then trained
@@ -99,23 +100,24 @@ def load_scalar_model(
 
     Raises:
         ValueError: If `path` is neither a folder nor a hub id, is a classifier's with other than
-            one label, holds a scalar head of an unknown name, differences from another model's
-            weights, or no complete safetensors weights.
+            one label, or holds a scalar head of an unknown name, differences from another model's
+            weights, or no complete weights.
     """
     options = options or ModelOptions()
     config = read_config(path, options)
+    # a model with code of its own knows the name of its head
     own_code = options.trust_remote_code and hasattr(config, "auto_map")
-    head = None if own_code else stored_head(path, config, options.pickled_weights)
+    head = None if own_code else find_stored_head(path, config, pickled_weights)
     if head is not None and not head.is_plain(config):
-        model = _with_stored_head(path, options, config, head)
-        if not options.differences:
-            check_not_differences(model, config, path)
+        model = _load_foreign_scalar_model(path, options, config, head, pickled_weights)
+        if not delta_weights:
+            check_not_delta_weights(model, config, path)
     elif is_classifier(config):
         if config.num_labels != 1:
             raise ValueError(
                 f"path: expected a model with 1 label, got {config.num_labels} in {path}"
             )
-        model = _pretrained(AutoModelForSequenceClassification, path, options)
+        model = _load_pretrained(AutoModelForSequenceClassification, path, options, pickled_weights)
         if not isinstance(getattr(model, "score", None), nn.Linear):
             raise ValueError(
                 f"path: expected a decoder whose scalar head is a layer `score`, got "
@@ -123,19 +125,20 @@ def load_scalar_model(
                 "function, rewards: {'my_package.rules:its_score': 1.0}"
             )
     else:
-        model = build_scalar_model(_causal_lm(path, options), head_seed)
-        _set_padding(model.config, path, options)
-    return prepared(model, options, TaskType.SEQ_CLS, seed=head_seed)
+        causal_lm = _load_plain_causal_lm(path, options, pickled_weights, delta_weights)
+        model = build_scalar_model(causal_lm, head_seed)
+        _set_padding_of_tokenizer(model.config, path, options)
+    return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed)
 
 
-def random_scalar_model(
+def build_random_scalar_model(
     path: str | Path, options: ModelOptions | None = None, seed: int = 0
 ) -> LanguageModel:
-    """A scalar model with random weights and the shape of the model at `path`.
+    """Build a scalar model with random weights and the shape of the model at `path`.
 
     Args:
         path: Folder or hub id; only its config and tokenizer are read.
-        options: How it is made; `None` takes the defaults.
+        options: How it is run; `None` takes the defaults.
         seed: Seed of all weights.
 
     Raises:
@@ -151,16 +154,16 @@ def random_scalar_model(
             attn_implementation=options.attn_implementation,
             trust_remote_code=options.trust_remote_code,
         )
-    model.score = seeded_scalar_head(model.score.in_features, seed).to(model.dtype)
-    _set_padding(model.config, path, options)
-    return prepared(model, options, TaskType.SEQ_CLS, seed)
+    model.score = init_scalar_head(model.score.in_features, seed).to(model.dtype)
+    _set_padding_of_tokenizer(model.config, path, options)
+    return prepare_model(model, options, TaskType.SEQ_CLS, seed)
 
 
 def load_lm_head(path: str | Path, options: ModelOptions | None = None) -> nn.Linear:
-    """The output layer of a causal language model, for the language-model loss of Eq. 2.
+    """Load the output layer of a causal language model, for the language-model loss of Eq. 2.
 
-    Its weights are its own, also when the model ties them to its embedding. Use it with
-    `logits_from_hidden`. It is frozen when `options` asks for LoRA.
+    Its weights are its own, also where the model ties them to its embedding. It is used with
+    `logits_from_hidden`, and frozen if the options ask for LoRA.
 
     Args:
         path: Folder or hub id of the causal language model.
@@ -171,15 +174,17 @@ def load_lm_head(path: str | Path, options: ModelOptions | None = None) -> nn.Li
             does not reproduce.
     """
     options = options or ModelOptions()
-    head = copy_lm_head(_causal_lm(path, options)).requires_grad_(options.lora_rank == 0)
+    causal_lm = _load_plain_causal_lm(path, options)
+    head = copy_lm_head(causal_lm).requires_grad_(options.lora_rank == 0)
     return optimize_forward(head)
 
 
 def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, padding on the left and with a padding token.
+    """Load the tokenizer of a model, with padding on the left and a padding token.
 
-    Without one of its own, it pads with a special token of its vocabulary: one whose name says
-    "pad", else the unknown token, else EOS. The vocabulary never grows, so no embedding is resized.
+    A tokenizer without a padding token gets a special token of its vocabulary: one whose name has
+    "pad" in it, else the unknown token, else EOS. The vocabulary never grows, so no embedding has
+    to be resized.
 
     Args:
         path: Folder or hub id.
@@ -188,14 +193,14 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
     Raises:
         ValueError: If there is no tokenizer at `path`, or it has no EOS token.
     """
-    check_path(path)
+    check_model_path(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, padding_side="left"
         )
     except (OSError, ValueError) as error:
         if Path(path).is_dir():
-            check_folder(Path(path))
+            check_model_folder(Path(path))
         raise ValueError(f"path: expected a tokenizer at {path}, got none: {error}") from error
     if tokenizer.eos_token is None:
         raise ValueError(f"path: expected a tokenizer with an EOS token, got none at {path}")
@@ -206,50 +211,60 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
     return tokenizer
 
 
-def _causal_lm(path: str | Path, options: ModelOptions) -> PreTrainedModel:
+def _load_plain_causal_lm(
+    path: str | Path,
+    options: ModelOptions,
+    pickled_weights: bool = False,
+    delta_weights: bool = False,
+) -> PreTrainedModel:
+    """A causal language model as transformers loads it, not prepared yet."""
     config = read_config(path, options)
-    _check_causal(config, path)
-    model = _pretrained(AutoModelForCausalLM, path, options)
-    if not options.differences:
-        check_not_differences(model, config, path)
+    check_causal(config, path)
+    model = _load_pretrained(AutoModelForCausalLM, path, options, pickled_weights)
+    if not delta_weights:
+        check_not_delta_weights(model, config, path)
     return model
 
 
-def _check_causal(config: PreTrainedConfig, path: str | Path) -> None:
-    if is_classifier(config):
-        raise ValueError(
-            f"path: expected a causal language model, got a reward model or classifier in {path}"
-        )
-
-
-def _with_stored_head(
-    path: str | Path, options: ModelOptions, config: PreTrainedConfig, head: StoredHead
+def _load_foreign_scalar_model(
+    path: str | Path,
+    options: ModelOptions,
+    config: PreTrainedConfig,
+    head: StoredHead,
+    pickled_weights: bool,
 ) -> PreTrainedModel:
-    """A scalar model from files with other names, or other content, than transformers' own."""
-    # OpenRLHF leaves out num_labels, which is then 2
+    """A scalar model from files whose names or content transformers does not expect."""
+    # OpenRLHF leaves num_labels out of the config, and its default is 2
     config.num_labels = 1
-    before = logging.get_verbosity()
-    # its report names a language model's head and a bias as unexpected; what is missing, we see
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped there
+    verbosity = logging.get_verbosity()
+    # transformers would report a language model's head and a bias as unexpected weights; missing
+    # ones are errors in `_load_pretrained`
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        names = head.renamed
-        loaded = _pretrained(
-            AutoModelForSequenceClassification, path, options, config=config, key_mapping=names
+        loaded = _load_pretrained(
+            AutoModelForSequenceClassification,
+            path,
+            options,
+            pickled_weights,
+            config=config,
+            key_mapping=head.key_mapping,
         )
     finally:
-        logging.set_verbosity(before)
-    # on another model: transformers would save this one under the names that it was loaded by
-    model = build_scalar_model(loaded, head=head.layer())
-    _set_padding(model.config, path, options)
+        logging.set_verbosity(verbosity)
+    # A new model around the trunk: transformers saves this one under the names it was loaded by.
+    model = build_scalar_model(loaded, head=head.to_linear())
+    _set_padding_of_tokenizer(model.config, path, options)
     return model
 
 
-def _pretrained(
+def _load_pretrained(
     auto_class: AutoClass,
     path: str | Path,
     options: ModelOptions,
-    **more: Any,
+    pickled_weights: bool,
+    **arguments: Any,
 ) -> PreTrainedModel:
+    # transformers initializes missing weights at random, which are errors below
     with private_rng(0):
         try:
             loaded: Any = auto_class.from_pretrained(
@@ -257,16 +272,13 @@ def _pretrained(
                 dtype=options.torch_dtype,
                 attn_implementation=options.attn_implementation,
                 trust_remote_code=options.trust_remote_code,
-                use_safetensors=None if options.pickled_weights else True,
+                use_safetensors=None if pickled_weights else True,
                 output_loading_info=True,
-                **more,
+                **arguments,
             )
         except OSError as error:
-            hint = (
-                "; `lit_rlhf export` makes them of pytorch_model.bin"
-                if has_pickled_weights(path)
-                else ""
-            )
+            has_pickled = any(Path(path).glob("pytorch_model*.bin"))
+            hint = "; `lit_rlhf export` makes them of pytorch_model.bin" if has_pickled else ""
             raise ValueError(
                 f"path: expected a model with safetensors weights at {path}: {error}{hint}"
             ) from error
@@ -280,21 +292,12 @@ def _pretrained(
     return model
 
 
-def _set_padding(config: PreTrainedConfig, path: str | Path, options: ModelOptions) -> None:
-    """Give a new scalar model's config the padding id that plain transformers needs to pool."""
+def _set_padding_of_tokenizer(
+    config: PreTrainedConfig, path: str | Path, options: ModelOptions
+) -> None:
+    """Set the padding of a new scalar model from the tokenizer at `path`, if there is one."""
     try:
         tokenizer = load_tokenizer(path, options.trust_remote_code)
     except ValueError:
         return
     set_scalar_padding(config, tokenizer)
-
-
-def set_scalar_padding(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set `config.pad_token_id` so that plain transformers reads the score where this project does.
-
-    transformers pools at the last token that is not padding. Were EOS the padding token, it would
-    pass over the EOS at which the score was trained: the id is then left open, and transformers
-    refuses padded batches instead of returning other scores.
-    """
-    distinct = tokenizer.pad_token_id != tokenizer.eos_token_id
-    config.pad_token_id = tokenizer.pad_token_id if distinct else None

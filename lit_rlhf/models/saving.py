@@ -1,4 +1,4 @@
-"""Leaving a model as a Hugging Face folder that the next stage and plain transformers load."""
+"""Saving a model as a Hugging Face folder that the next stage and plain transformers load."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from lit_rlhf.forward import LanguageModel, unwrap_model
-from lit_rlhf.models.cards import ModelCardInfo, model_card
-from lit_rlhf.models.exchange import HeadFormat, with_value_head
-from lit_rlhf.models.generation import saved_generation_config, using_generation_config
-from lit_rlhf.models.heads import save_lm_head
-from lit_rlhf.models.loading import set_scalar_padding
+from lit_rlhf.models.card import ModelCardInfo, render_model_card
+from lit_rlhf.models.heads import save_lm_head, set_scalar_padding
+from lit_rlhf.models.interop import HeadFormat, convert_to_trl
 
-MODEL_FILES = {".json", ".safetensors", ".jinja", ".txt", ".model", ".md", ".py"}
+MODEL_SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model", ".md", ".py"}
+"""Suffixes of the files that a model folder may hold, and that saving may replace."""
 CONFIGS = ("config.json", "adapter_config.json")
+SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+"""Generation settings that transformers refuses without `do_sample`."""
 
 
 class Savable(Protocol):
-    """Something that writes itself into a model's folder, as a text contract does."""
+    """Something that saves itself to a model's folder, as a text contract does."""
 
     def save(self, folder: Path) -> object:
-        """Write into `folder`."""
+        """Write a file or several into `folder`."""
 
 
 def save_model_folder(
@@ -47,28 +48,29 @@ def save_model_folder(
 ) -> None:
     """Save a model for the next stage and for plain transformers.
 
-    Weights go to safetensors, with LoRA adapters merged in; `model` itself keeps its adapters.
-    `folder` never holds half a model, see `replaced_folder`.
+    Weights go to safetensors files, with LoRA adapters merged in; `model` itself keeps its
+    adapters. `folder` never holds half a model, see `replace_folder`.
 
     Args:
         model: A causal language model or a scalar model.
-        tokenizer: Saved along; gives the token ids of the generation config, and the padding id
-            of a scalar model's config.
-        folder: Where to. An existing model folder is replaced.
-        contract: Saved along, if any.
-        card: How the model was made, for its README.md, or that file's text; `None` writes none.
-        generation: Settings of `generation_config.json` besides the token ids, for language models.
-            What came with the base model's folder is not passed on.
-        max_shard_size: Largest weight file, for instance `5GB`.
-        head_format: Whose names a scalar model is saved under, see `lit_rlhf.models.exchange`.
+        tokenizer: Saved with the model. Its token ids go into the generation config of a language
+            model and the config of a scalar model.
+        folder: Where to save. An existing model folder is replaced.
+        contract: Text contract to save with the model, if there is one.
+        card: How the model was made, for its README.md, or the text of that file; `None` writes
+            none.
+        generation: Settings of `generation_config.json` besides the token ids, for language models
+            only. Settings of the base model's folder are not passed on.
+        max_shard_size: Size of the largest weight file, for instance `5GB`.
+        head_format: Project under whose names a scalar model is saved.
         lm_head: Weight (and bias) of the output layer that a scalar model's trunk was trained with,
-            if any: in a file of its own, or among the model's under TRL's names.
+            if any. It goes to a file of its own, or to the model's under TRL's names.
 
     Raises:
-        ValueError: If `folder` holds something other than a model, `generation` is not valid, or a
-            model cannot be saved in `head_format`.
+        ValueError: If `folder` holds something other than a model, `generation` is not valid, or
+            the model cannot be saved in `head_format`.
     """
-    with replaced_folder(folder) as partial:
+    with replace_folder(folder) as partial:
         scalar = not unwrap_model(model).can_generate()
         if scalar:
             _write_scalar(
@@ -78,7 +80,7 @@ def save_model_folder(
                 save_lm_head(lm_head, partial)
         else:
             _write_language_model(model, tokenizer, partial, generation, max_shard_size)
-        save_companions(tokenizer, partial, contract, card, scalar)
+        _save_companions(tokenizer, partial, contract, card, scalar)
 
 
 def save_adapter_folder(
@@ -89,37 +91,37 @@ def save_adapter_folder(
     contract: Savable | None = None,
     card: ModelCardInfo | str | None = None,
 ) -> None:
-    """Save a model's adapters alone, as peft loads them on top of the model below.
+    """Save a model's adapters alone, as peft loads them on top of the model below them.
 
     Args:
-        model: A language model or scalar model; a scalar model's head goes with the adapters.
-        tokenizer: Saved along.
+        model: A language model or scalar model; a scalar model's head is saved with the adapters.
+        tokenizer: Saved with the adapters.
         folder: As for `save_model_folder`.
-        contract: Saved along, if any.
+        contract: As for `save_model_folder`.
         card: As for `save_model_folder`.
 
     Raises:
         ValueError: If `folder` holds something other than a model.
     """
-    with replaced_folder(folder) as partial:
-        # else peft looks at the base model, also on the hub, for whether its vocabulary has grown
+    with replace_folder(folder) as partial:
+        # otherwise peft asks the base model, even on the hub, whether its vocabulary has grown
         model.save_pretrained(str(partial), save_embedding_layers=False)
         scalar = not unwrap_model(model).can_generate()
-        save_companions(tokenizer, partial, contract, card, scalar)
+        _save_companions(tokenizer, partial, contract, card, scalar)
 
 
 @contextmanager
-def replaced_folder(folder: str | Path) -> Iterator[Path]:
-    """A hidden folder beside `folder` that takes its name when the context ends well.
+def replace_folder(folder: str | Path) -> Iterator[Path]:
+    """A hidden folder next to `folder` that takes its name when the context ends without an error.
 
-    An existing model is kept until then; after a crash between the two renames it is in
-    `.<name>.previous`, from where the next save brings it back first.
+    An existing model is kept until then. After a crash between the two renames it is in
+    `.<name>.previous`, from where the next save brings it back.
 
     Args:
         folder: A model folder or a free name.
 
     Yields:
-        The empty folder to write to.
+        An empty folder to write to.
 
     Raises:
         ValueError: If `folder` holds something other than a model.
@@ -160,9 +162,15 @@ def _write_language_model(
     max_shard_size: str,
 ) -> None:
     inner = unwrap_model(model)
-    with using_generation_config(inner, saved_generation_config(tokenizer, generation)):
+    # save_pretrained writes the config that came with the base model's folder, so it has to be
+    # replaced for that time
+    before = inner.generation_config
+    inner.generation_config = make_generation_config(tokenizer, generation)
+    try:
         state = merged_state_dict(model)
         inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
+    finally:
+        inner.generation_config = before
 
 
 def _write_scalar(
@@ -178,13 +186,12 @@ def _write_scalar(
         raise ValueError("generation: expected None for a scalar model, which does not generate")
     inner, state = unwrap_model(model), merged_state_dict(model)
     set_scalar_padding(inner.config, tokenizer)
-    # what vLLM and others would pass through a sigmoid otherwise
+    # without it, vLLM and others pass the score through a sigmoid
     inner.config.problem_type = "regression"
     if head_format == "trl":
-        causal, state = with_value_head(inner, state, lm_head or {})
-        ids = saved_generation_config(tokenizer, None)
-        with using_generation_config(causal, ids):
-            causal.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
+        causal_lm, state = convert_to_trl(inner, state, lm_head or {})
+        causal_lm.generation_config = make_generation_config(tokenizer, None)
+        causal_lm.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
         return
     bias = state.get("score.bias")
     if head_format == "openrlhf":
@@ -203,27 +210,28 @@ def _write_scalar(
     inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
 
 
-def save_companions(
+def _save_companions(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     contract: Savable | None,
     card: ModelCardInfo | str | None,
     scalar: bool,
 ) -> None:
-    """Write what stands beside the weights: tokenizer, text contract, model card."""
+    """Save tokenizer, text contract and model card next to the weights."""
     _save_tokenizer(tokenizer, folder, "right" if scalar else "left")
     if contract is not None:
         contract.save(folder)
     if card is not None:
-        text = card if isinstance(card, str) else model_card(card, scalar)
+        text = card if isinstance(card, str) else render_model_card(card, scalar)
         (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, padding_side: str) -> None:
-    """Save with the side that plain transformers needs.
+    """Save with the padding side that plain transformers needs.
 
-    Generation continues what stands on the right. Classifiers count positions from the left, so
-    with learned positions they read a dialogue behind left padding as another one.
+    Generation continues the last column, so prompts are padded on the left. Classifiers count
+    positions from the first column, so with learned positions a dialogue after left padding would
+    get another score.
     """
     before = tokenizer.padding_side
     tokenizer.padding_side = padding_side
@@ -233,18 +241,51 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, padding_si
         tokenizer.padding_side = before
 
 
+def make_generation_config(
+    tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any] | None
+) -> GenerationConfig:
+    """Make the generation config to save with a model.
+
+    Args:
+        tokenizer: Gives BOS, EOS and padding ids, unless `settings` does.
+        settings: transformers' generation settings, for instance those of the rollouts; `None`
+            saves the token ids only. Sampling settings are left out if `do_sample` is off.
+
+    Raises:
+        ValueError: If a setting is unknown to transformers, or one contradicts another.
+    """
+    settings = {key: value for key, value in (settings or {}).items() if value is not None}
+    known = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        raise ValueError(
+            "generation: expected settings of transformers' GenerationConfig, "
+            f"got {', '.join(unknown)}"
+        )
+    if not settings.get("do_sample", False):
+        settings = {k: value for k, value in settings.items() if k not in SAMPLING_SETTINGS}
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config = GenerationConfig(**{**ids, **settings})  # type: ignore[no-untyped-call]
+    config.validate(strict=True)
+    return config
+
+
 @torch.no_grad()
 def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
     """Weights of the model without adapters that computes what `model` computes with them.
 
-    Only adapted weights are new tensors; `model` is not changed, not even by a rounding error, as
-    merging and unmerging in place would.
+    Only adapted weights are new tensors. `model` is not changed; merging and unmerging in place
+    would leave rounding errors.
 
     Args:
         model: A model with or without LoRA adapters.
 
     Returns:
-        Weight by name, as the plain architecture names them.
+        The weights, by their names without adapters.
     """
     inner = unwrap_model(model)
     state: dict[str, Tensor] = inner.state_dict()
@@ -258,7 +299,8 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
             state[f"{name}.base_layer.weight"] = weight + delta.to(weight.dtype)
     merged = {}
     for name, tensor in state.items():
-        # a fully trained layer is there twice: as it was, and as trained under the adapter's name
+        # a layer that peft trains in full is there twice: as loaded, and as trained under the
+        # adapter's name
         if ".lora_" in name or ".original_module." in name:
             continue
         name = name.replace(".base_layer.", ".").replace(f".modules_to_save.{adapter}.", ".")
@@ -267,7 +309,7 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Refuse to replace anything that is not a model folder: its content would be lost."""
+    """Refuse to replace anything but a model folder, as its content would be lost."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -281,9 +323,9 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def _foreign_files(folder: Path) -> list[str]:
-    """Names of what is no model's; a model may hold another, as a policy holds its critic."""
+    """Names of files that no model has; a model may hold another, as a policy its critic."""
     content = sorted(folder.iterdir())
-    names = [path.name for path in content if path.is_file() and path.suffix not in MODEL_FILES]
+    names = [path.name for path in content if path.is_file() and path.suffix not in MODEL_SUFFIXES]
     for path in content:
         leftover = path.name.startswith(".") and path.suffix in (".partial", ".previous")
         if path.is_dir() and not leftover:

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from transformers import SchedulerType
 
 from lit_rlhf.functional import KLEstimator
-from lit_rlhf.models.options import DTYPES
+from lit_rlhf.models import DTYPES, DType
 
 CriticInit = Literal["reward", "policy", "random"]
 OldPolicy = Literal["rollout", "reference"]
@@ -255,7 +255,7 @@ class MemoryOptions:
         ValueError: If an option is out of its range.
     """
 
-    frozen_dtype: str | None = None
+    frozen_dtype: DType | None = None
     offload_frozen: bool = False
     rollout_batch_size: int | None = None
     max_tokens_per_forward: int | None = None

@@ -42,7 +42,12 @@ from lit_rlhf.functional import (
     token_rewards,
     value_loss,
 )
-from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, random_scalar_model
+from lit_rlhf.models import (
+    ModelOptions,
+    build_random_scalar_model,
+    load_causal_lm,
+    load_scalar_model,
+)
 from lit_rlhf.modules.micro_batches import accumulate, micro_batches
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import (
@@ -664,7 +669,7 @@ def initial_critic(
     """
     source = critic_source(init, model_path, [model.path for model in rewards])
     if init == "random":
-        return random_scalar_model(source, options, seed)
+        return build_random_scalar_model(source, options, seed)
     return load_scalar_model(source, options, head_seed=seed if init == "policy" else 0)
 
 

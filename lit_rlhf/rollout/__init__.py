@@ -7,7 +7,7 @@ the `TokenStatistics` that an update needs: log-probs of policy and reference, e
 
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 from lit_rlhf.rollout.experience import Experience, iterate_minibatches
-from lit_rlhf.rollout.generation import generate_responses
+from lit_rlhf.rollout.generation import generate_responses, using_generation_config
 from lit_rlhf.rollout.metrics import rollout_metrics
 from lit_rlhf.rollout.samples import build_response_records, decode_responses, format_sample_table
 from lit_rlhf.rollout.sampling import SamplingOptions
@@ -39,4 +39,5 @@ __all__ = [
     "iterate_minibatches",
     "rollout_metrics",
     "score_rollouts",
+    "using_generation_config",
 ]

@@ -14,7 +14,6 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
 from lit_rlhf.forward import LanguageModel, eval_mode, supports_chunked_logits, unwrap_model
-from lit_rlhf.models import using_generation_config
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.decoder import Decoder, GeneratedTokens
 from lit_rlhf.rollout.sampling import SamplingOptions
@@ -127,6 +126,26 @@ def _generate_with_transformers(
     # a batch is narrower only if all of its rows have an EOS, so the padding follows their ends
     padded = [functional.pad(p, (0, width - p.shape[1]), value=pad_token_id) for p in parts]
     return GeneratedTokens(torch.cat(padded), None)
+
+
+@contextmanager
+def using_generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
+    """`config` as the model's generation config inside the context.
+
+    `generate` fills what its caller leaves open from the model's own generation config, which came
+    with its folder (`top_k`, `suppress_tokens`, ...). It is replaced so that these settings do not
+    change the sampling distribution.
+
+    Args:
+        model: A causal language model.
+        config: For instance `GenerationConfig()`, which has transformers' defaults only.
+    """
+    before = model.generation_config
+    model.generation_config = config
+    try:
+        yield
+    finally:
+        model.generation_config = before
 
 
 @contextmanager

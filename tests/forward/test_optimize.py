@@ -27,10 +27,10 @@ from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
 from lit_rlhf.forward.cpu import ROW_MULTIPLE, TOKEN_MULTIPLE
 from lit_rlhf.models import (
     ModelOptions,
+    build_random_scalar_model,
     build_scalar_model,
     load_causal_lm,
     load_scalar_model,
-    random_scalar_model,
 )
 from tests.forward.test_packing import padded, ragged
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
@@ -82,7 +82,7 @@ def test_a_plain_model_is_padded_and_asking_changes_nothing() -> None:
 
 def test_all_loading_functions_optimize(folder: Path) -> None:
     for options in (ModelOptions(), ModelOptions(lora_rank=2), ModelOptions(dtype="bfloat16")):
-        for load in (load_causal_lm, load_scalar_model, random_scalar_model):
+        for load in (load_causal_lm, load_scalar_model, build_random_scalar_model):
             model = load(folder, options)
             assert supports_packing(model)
             assert supports_chunked_logits(model) == (load is load_causal_lm)

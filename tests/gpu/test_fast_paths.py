@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_rlhf.forward import target_logprobs
-from lit_rlhf.models.kernels import with_fused_kernels
+from lit_rlhf.models.prepare import use_fused_kernels
 from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, optimized_causal_lm
 
@@ -63,6 +63,6 @@ def test_fused_kernels_change_nothing_but_the_speed() -> None:
     ids, mask = (tensor.flip(1).cuda() for tensor in prompts())
     targets = mask.clone()
     targets[:, 0] = False
-    plain, fused = optimized_causal_lm().cuda(), with_fused_kernels(optimized_causal_lm()).cuda()
+    plain, fused = optimized_causal_lm().cuda(), use_fused_kernels(optimized_causal_lm()).cuda()
     one, other = (target_logprobs(model, ids, mask, targets) for model in (plain, fused))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from lit_rlhf.models import (
-    ModelCardInfo,
     load_causal_lm,
     load_scalar_model,
     load_tokenizer,
@@ -205,33 +204,6 @@ def test_the_chat_template_travels(tmp_path: Path) -> None:
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
     save_model_folder(tiny_causal_lm(), tokenizer, tmp_path / "m")
     assert load_tokenizer(tmp_path / "m").chat_template == tokenizer.chat_template
-
-
-def test_the_model_card_says_how_the_model_was_made(tmp_path: Path) -> None:
-    card = ModelCardInfo(
-        stage="reward",
-        base_model="owner/base",
-        config={"learning_rate": 1e-5, "pipe": "a|b"},
-        metrics={"reward/accuracy": 0.71},
-        command="lit_rlhf fit",
-    )
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", card=card)
-    text = (tmp_path / "m" / "README.md").read_text()
-    for part in (
-        "base_model: owner/base",
-        "| `learning_rate` | 1e-05 |",
-        "| `pipe` | a\\|b |",
-        "| `reward/accuracy` | 0.71 |",
-        "lit_rlhf fit",
-        f"| `torch` | {torch.__version__} |",
-    ):
-        assert part in text
-
-
-def test_a_local_base_model_stays_out_of_the_hub_metadata(tmp_path: Path) -> None:
-    card = ModelCardInfo(stage="sft", base_model="runs/with/three/parts")
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", card=card)
-    assert "base_model:" not in (tmp_path / "m" / "README.md").read_text()
 
 
 def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from jinja2.exceptions import SecurityError
 
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.models import (
+    build_random_scalar_model,
     load_causal_lm,
     load_lm_head,
     load_scalar_model,
     load_tokenizer,
-    random_scalar_model,
     save_model_folder,
 )
 from lit_rlhf.modules import SFTModule
@@ -33,7 +33,7 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 LOADERS: list[Callable[[Path], object]] = [
     load_causal_lm,
     load_scalar_model,
-    random_scalar_model,
+    build_random_scalar_model,
     load_lm_head,
 ]
 
@@ -128,7 +128,7 @@ def test_pickled_weights_are_refused_and_not_read(
 ) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(mark)))
-    if load is not random_scalar_model:  # which reads no weights
+    if load is not build_random_scalar_model:  # which reads no weights
         with pytest.raises(ValueError, match="safetensors"):
             load(folder)
     assert not mark.exists()

@@ -10,8 +10,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.forward import LanguageModel, eval_mode, unwrap_model
-from lit_rlhf.models import using_generation_config
-from lit_rlhf.rollout import SamplingOptions
+from lit_rlhf.rollout import SamplingOptions, using_generation_config
 
 
 class ChatReply(NamedTuple):

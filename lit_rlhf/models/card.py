@@ -1,4 +1,4 @@
-"""The model card: how a model was made."""
+"""The model card of a saved model: how it was made."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCardData
+
 TITLES = {
     "sft": "Supervised fine-tuning",
     "reward": "Reward model",
     "ppo": "PPO policy",
     "critic": "PPO critic",
 }
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers", "peft")
 
 
@@ -39,26 +41,24 @@ class ModelCardInfo:
     command: str | None = None
 
 
-def model_card(info: ModelCardInfo, scalar: bool) -> str:
-    """The README.md of a model folder, Markdown with the hub's metadata block.
+def render_model_card(info: ModelCardInfo, scalar: bool) -> str:
+    """Render the README.md of a model folder: Markdown after the hub's metadata block.
 
     Args:
         info: How the model was made.
         scalar: Whether it is a scalar model rather than a language model.
     """
-    metadata = [
-        "library_name: transformers",
-        f"pipeline_tag: {'text-classification' if scalar else 'text-generation'}",
-        "tags:",
-        "- rlhf",
-        f"- {info.stage}",
-    ]
-    # the hub takes ids of its own only, so a local folder stays out of the metadata
-    if HUB_ID.fullmatch(info.base_model) and not Path(info.base_model).exists():
-        metadata.append(f"base_model: {info.base_model}")
+    # The hub refuses base models that are not on it, so a local folder stays out of the metadata.
+    on_hub = OWNED_HUB_ID.fullmatch(info.base_model) and not Path(info.base_model).exists()
+    metadata = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-classification" if scalar else "text-generation",
+        tags=["rlhf", info.stage],
+        base_model=info.base_model if on_hub else None,
+    )
     loader = "AutoModelForSequenceClassification" if scalar else "AutoModelForCausalLM"
     sections = [
-        "---\n" + "\n".join(metadata) + "\n---",
+        f"---\n{metadata.to_yaml()}\n---",
         f"# {TITLES.get(info.stage, info.stage)}",
         f"Made by the `{info.stage}` stage of lit_rlhf from `{info.base_model}`. "
         f"Plain transformers loads it with `{loader}`.",
@@ -71,14 +71,15 @@ def model_card(info: ModelCardInfo, scalar: bool) -> str:
         sections.append(f"## Command\n\n```\n{info.command}\n```")
     if info.metrics:
         metrics = {key: f"{value:.6g}" for key, value in info.metrics.items()}
-        sections.append("## Metrics\n\n" + _table("metric", "value", metrics))
+        sections.append("## Metrics\n\n" + _render_table("metric", "value", metrics))
     if info.config:
-        sections.append("## Settings\n\n" + _table("setting", "value", info.config))
-    sections.append("## Versions\n\n" + _table("package", "version", _versions()))
+        sections.append("## Settings\n\n" + _render_table("setting", "value", info.config))
+    versions = _render_table("package", "version", _installed_versions())
+    sections.append("## Versions\n\n" + versions)
     return "\n\n".join(sections) + "\n"
 
 
-def _table(left: str, right: str, rows: Mapping[str, Any]) -> str:
+def _render_table(left: str, right: str, rows: Mapping[str, Any]) -> str:
     lines = [f"| {left} | {right} |", "|---|---|"]
     for key, value in rows.items():
         text = str(value).replace("|", "\\|").replace("\n", " ")
@@ -86,7 +87,7 @@ def _table(left: str, right: str, rows: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _versions() -> dict[str, str]:
+def _installed_versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

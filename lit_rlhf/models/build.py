@@ -1,4 +1,4 @@
-"""Models from weights at hand, models of adapters, and either one as plain weights."""
+"""Models from weights at hand, from a folder of adapters, and with their adapters merged in."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from transformers import (
 )
 
 from lit_rlhf.forward import LanguageModel, unwrap_model
-from lit_rlhf.models.adapters import with_adapters, without_peft_warning
-from lit_rlhf.models.configs import read_config
-from lit_rlhf.models.exchange import stored_head
+from lit_rlhf.models.config import ModelOptions, read_config
+from lit_rlhf.models.interop import find_stored_head
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model
-from lit_rlhf.models.options import ModelOptions
+from lit_rlhf.models.prepare import add_adapters, ignore_peft_warning
 from lit_rlhf.models.saving import merged_state_dict
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-HEAD_BIAS = re.compile(r"(^|\.)score\.(.*\.)?bias$")
+SCORE_BIAS = re.compile(r"(^|\.)score\.(.*\.)?bias$")
 
 
-def model_with_weights(
+def build_model(
     path: str | Path, options: ModelOptions, weights: Mapping[str, Tensor], scalar: bool
 ) -> LanguageModel:
-    """A model of the shape of the one at `path` that holds the given weights themselves.
+    """Build a model of the shape of the one at `path` around the given weights, for saving.
 
-    It is for saving: buffers that are in no state dict have no content.
+    It cannot run: buffers that are in no state dict have no content.
 
     Args:
         path: Folder or hub id; only its config is read.
-        options: How the network was loaded that the weights are of.
-        weights: A state dict of such a network, adapters included.
+        options: How the network was loaded that the weights are from.
+        weights: A state dict of such a network, adapters included. The tensors are used, not
+            copied.
         scalar: Whether it has a scalar head rather than a language model's.
 
     Raises:
-        ValueError: If there is no model at `path`, or the weights are of another shape.
+        ValueError: If there is no model at `path`, or the weights have other names or shapes.
     """
     config = read_config(path, options)
     auto: Any = AutoModelForCausalLM
@@ -53,8 +53,9 @@ def model_with_weights(
     task = TaskType.SEQ_CLS if scalar else TaskType.CAUSAL_LM
     with torch.device("meta"):
         inner = auto.from_config(config, trust_remote_code=options.trust_remote_code)
-        _with_bias_like(inner, weights)
-        model = with_adapters(inner, options, task, seed=0)
+        _match_score_bias(inner, weights)
+        # no more of `prepare_model` than what gives the weights their names
+        model = add_adapters(inner, options, task, seed=0)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
@@ -66,17 +67,23 @@ def model_with_weights(
     return model
 
 
-def adapted_model(path: str | Path, options: ModelOptions, base: str | None = None) -> PeftModel:
-    """The model of a folder of adapters.
+def load_adapter_folder(
+    path: str | Path,
+    options: ModelOptions,
+    base: str | None = None,
+    pickled_weights: bool = False,
+) -> PeftModel:
+    """Load a folder of LoRA adapters, with the model below them.
 
     Args:
         path: Folder with `adapter_config.json` and `adapter_model.safetensors`.
-        options: How the model below them is loaded; without adapters of its own.
-        base: That model; `None` takes the one that the adapters name.
+        options: How the model below the adapters is loaded; without adapters of its own.
+        base: Folder or hub id of that model; `None` takes the one that the adapters name.
+        pickled_weights: As for `load_causal_lm`, of the model below the adapters.
 
     Raises:
         ValueError: If the folder holds no safetensors weights, the adapters are for another task,
-            or neither they nor the model below them have a scalar model's head.
+            or neither they nor the model below them have a scalar head where there should be one.
     """
     file = Path(path) / ADAPTER_WEIGHTS
     if not file.is_file():
@@ -84,44 +91,44 @@ def adapted_model(path: str | Path, options: ModelOptions, base: str | None = No
     config = PeftConfig.from_pretrained(str(path))
     source = base or config.base_model_name_or_path or ""
     if config.task_type == TaskType.CAUSAL_LM:
-        model = load_causal_lm(source, options)
+        model = load_causal_lm(source, options, pickled_weights=pickled_weights)
     elif config.task_type == TaskType.SEQ_CLS:
         with safe_open(file, framework="pt") as adapters:
             has_head = any("score" in name for name in adapters.keys())  # noqa: SIM118
-        if not has_head and stored_head(source, read_config(source, options)) is None:
+        if not has_head and find_stored_head(source, read_config(source, options)) is None:
             raise ValueError(
-                f"path: expected adapters with a scalar model's head, or below them a model that "
-                f"has one, got neither in {path} and {source}"
+                f"path: expected adapters with a scalar head, or a model below them that has one, "
+                f"got neither in {path} and {source}"
             )
-        model = load_scalar_model(source, options)
+        model = load_scalar_model(source, options, pickled_weights=pickled_weights)
     else:
         raise ValueError(
             f"path: expected adapters for CAUSAL_LM or SEQ_CLS in {path}, got {config.task_type}"
         )
-    with without_peft_warning():
+    with ignore_peft_warning():
         return PeftModel.from_pretrained(unwrap_model(model), str(path))
 
 
-def plain_model(model: LanguageModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """A model without adapters that computes what `model` computes with them; it is for saving.
+def merge_adapters(model: LanguageModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Build the model without adapters that computes what `model` computes, for saving.
 
     Args:
-        model: Stays as it is.
-        dtype: Type of the weights; `None` leaves them as they are.
+        model: A model with or without adapters; it stays as it is.
+        dtype: Type of the weights; `None` keeps each one's.
     """
     inner = unwrap_model(model)
     weights = merged_state_dict(model)
     if dtype is not None:
         weights = {n: t.to(dtype) if t.is_floating_point() else t for n, t in weights.items()}
     with torch.device("meta"):
-        plain = type(inner)(copy.deepcopy(inner.config))
-        _with_bias_like(plain, weights)
-    plain.load_state_dict(weights, assign=True)
-    plain.tie_weights()
-    return plain
+        merged = type(inner)(copy.deepcopy(inner.config))
+        _match_score_bias(merged, weights)
+    merged.load_state_dict(weights, assign=True)
+    merged.tie_weights()
+    return merged
 
 
-def _with_bias_like(model: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401
-    """Give a scalar head a bias if its weights have one; transformers' has none."""
-    if any(HEAD_BIAS.search(name) for name in weights):
+def _match_score_bias(model: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401
+    """Give a scalar head a bias if its weights have one; transformers' heads have none."""
+    if any(SCORE_BIAS.search(name) for name in weights):
         model.score = nn.Linear(model.score.in_features, 1)

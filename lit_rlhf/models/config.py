@@ -1,0 +1,180 @@
+"""Options of a network, and what the config in a model's folder says, before weights are loaded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+DType = Literal["float32", "bfloat16", "float16"]
+"""Names of the types that weights are loaded in."""
+
+DTYPES: tuple[str, ...] = get_args(DType)
+
+HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a network is loaded and run.
+
+    Args:
+        dtype: Type of the weights.
+        attn_implementation: Attention implementation of transformers, for instance `sdpa`, `eager`
+            or `flash_attention_2`; `None` takes the model's default. Sequences are packed without
+            padding under `sdpa` only, the default of most models.
+        gradient_checkpointing: Recompute activations in the backward pass, which takes less memory
+            and more time. Acts in training mode only.
+        lora_rank: Rank of LoRA adapters; 0 trains all weights.
+        lora_alpha: The adapters' output is multiplied by `lora_alpha / lora_rank`.
+        lora_dropout: Dropout probability before the adapters, in [0, 1).
+        lora_targets: Modules that get adapters, `all-linear` or a regular expression over module
+            names, as peft's `target_modules`.
+        trust_remote_code: Run code that comes with the model. Leave it off unless you have read
+            that code.
+        fused_kernels: Run liger-kernel's norms, rotary positions and MLPs, on CUDA devices (extra
+            `liger`).
+        torch_compile: Backend of torch.compile for the trunk, for instance `inductor`; `None` does
+            not compile. Pays on a GPU, after a minute or more of compiling.
+
+    Raises:
+        ValueError: If an option is out of its range.
+    """
+
+    dtype: DType = "float32"
+    attn_implementation: str | None = None
+    gradient_checkpointing: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
+    lora_targets: str = "all-linear"
+    trust_remote_code: bool = False
+    fused_kernels: bool = False
+    torch_compile: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        # options come from YAML, command lines and checkpoints too, which mypy does not see
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.lora_rank < 0:
+            raise ValueError(f"lora_rank: expected an integer >= 0, got {self.lora_rank}")
+        if self.lora_alpha <= 0:
+            raise ValueError(f"lora_alpha: expected a value > 0, got {self.lora_alpha}")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout: expected 0 <= value < 1, got {self.lora_dropout}")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as a `torch.dtype`."""
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+def check_model_path(path: str | Path) -> None:
+    """Refuse a path that is neither a folder nor can be a hub id.
+
+    transformers takes any string that is no folder for a hub id: for a mistyped folder it asks the
+    network, several times, and then reports a missing repository.
+
+    Raises:
+        ValueError: If `path` is a file, or neither a folder nor of the form of a hub id.
+    """
+    if path != "" and Path(path).is_dir():
+        return
+    if Path(path).is_file():
+        raise ValueError(
+            f"path: expected a folder with a model, got the file {path}; `lit_rlhf export` makes "
+            "such a folder from a checkpoint"
+        )
+    expected = (
+        "path: expected a folder with a model or a hub id (name or owner/name), got "
+        f"{str(path)!r}, which is not a folder here and "
+    )
+    if isinstance(path, Path) or Path(path).exists() or HUB_ID.fullmatch(path) is None:
+        raise ValueError(expected + "not of the form of a hub id")
+    owner, _, name = path.partition("/")
+    if name and Path(owner).is_dir():
+        raise ValueError(expected + f"no hub id either: {owner!r} is a folder without {name!r}")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse folders that are easily taken for a model's, with what to do about them.
+
+    Raises:
+        ValueError: If `folder` holds an adapter or a checkpoint instead of a model.
+    """
+    if (folder / "config.json").is_file():
+        return
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"path: expected a folder with a whole model, got {folder} with a LoRA adapter alone; "
+            "`lit_rlhf export` merges it into its base model"
+        )
+    # the multi-engine strategy saves a checkpoint as a folder
+    if folder.suffix == ".ckpt" or any(folder.glob("*.ckpt")):
+        raise ValueError(
+            f"path: expected a folder with a model, got {folder} with a checkpoint of a run; "
+            "`lit_rlhf export` makes such a folder from a checkpoint"
+        )
+
+
+def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
+    """Read the config of the model at `path`.
+
+    Raises:
+        ValueError: If `path` is neither a folder nor a hub id, or holds no model.
+    """
+    check_model_path(path)
+    if path != "" and Path(path).is_dir():
+        check_model_folder(Path(path))
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            str(path), trust_remote_code=options.trust_remote_code
+        )
+        return config
+    except (OSError, ValueError) as error:
+        raise ValueError(f"path: expected a model at {path}, got none: {error}") from error
+
+
+def is_classifier(config: PreTrainedConfig) -> bool:
+    """Whether the config names a sequence classifier's class."""
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+
+
+def check_causal(config: PreTrainedConfig, path: str | Path) -> None:
+    """Refuse the config of a sequence classifier where a causal language model is expected.
+
+    Raises:
+        ValueError: If it is a classifier's.
+    """
+    if is_classifier(config):
+        raise ValueError(
+            f"path: expected a causal language model, got a reward model or classifier in {path}"
+        )
+
+
+def max_positions(path: str | Path, options: ModelOptions | None = None) -> int | None:
+    """Number of positions of a causal language model, for prompt and response together.
+
+    Only the config is read, so that a wrong folder is reported before any weights are loaded.
+
+    Args:
+        path: Folder or hub id.
+        options: How the model is loaded; `None` takes the defaults.
+
+    Returns:
+        Number of tokens; `None` if the architecture has no limit.
+
+    Raises:
+        ValueError: If `path` is neither a folder nor a hub id, or is not a causal language model's.
+    """
+    config = read_config(path, options or ModelOptions())
+    check_causal(config, path)
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit

@@ -1,0 +1,283 @@
+"""Models of other projects: the names in their files, and weights published as differences.
+
+A scalar model is a trunk and a layer from its last hidden states to one number, with weight
+`[1, H]` and perhaps bias `[1]`. The trunk's names are transformers' everywhere, for instance
+`model.layers.0...` in a Llama. The layer is called
+
+- `score`, without bias, in transformers' sequence classifiers, which this project writes and which
+  TRL, vLLM (`as_seq_cls_model` in model_executor/models/adapters.py) and OpenRLHF load;
+- `score`, or what the config says as `value_head_prefix`, or `value_head` in older releases,
+  without bias, in OpenRLHF's `RewardModel` and `CriticModel` (openrlhf/models/model.py), whose
+  config does not say that there is one label;
+- `reward_head`, without bias, in the paper's `LlamaRewardModel` (train_ppo.py of
+  OpenLMLab/MOSS-RLHF), next to the language model's head;
+- `v_head.summary`, with bias, in TRL's `AutoModelForCausalLMWithValueHead` (`ValueHead` in
+  modeling_value_head.py), next to the language model's head; all other names may have the prefix
+  `pretrained_model.`
+
+The paper's English models are published as delta weights: LLaMA's licence did not allow to publish
+whole ones. LLaMA's weights are subtracted from all weights in the trunk's numbered layers, while
+embeddings, the last norm and the heads are whole (merge_weight_en.py and merge_weight_zh.py of
+OpenLMLab/MOSS-RLHF).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+)
+from transformers.utils.hub import cached_file
+
+from lit_rlhf.forward import trunk_of
+from lit_rlhf.models.config import is_classifier
+
+HeadFormat = Literal["transformers", "openrlhf", "trl"]
+"""The project under whose names a scalar model is saved."""
+
+HEAD_NAMES = ("score", "value_head", "reward_head", "v_head.summary")
+TRL_PREFIX = "pretrained_model."
+TRL_HEAD = "v_head.summary"
+DELTA_ARCHITECTURES = ("LlamaRewardModel", "Llama")
+"""Classes that the configs of published delta weights name."""
+MAX_DELTA_NORM = 1e-2
+"""Largest mean weight of a norm in delta weights: they have under 1e-3, LLaMA has about 0.3."""
+
+
+class StoredHead(NamedTuple):
+    """The scalar head in a model's files.
+
+    Attributes:
+        name: Its name in the files.
+        weight: `[1, H]`.
+        bias: `[1]`; `None` if there is none, or if it is 0.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+
+    def is_plain(self, config: PreTrainedConfig) -> bool:
+        """Whether the class that the model's config names loads the head as it is."""
+        standard = self.name == HEAD_NAMES[0] and self.bias is None
+        return standard and is_classifier(config) and config.num_labels == 1
+
+    @property
+    def key_mapping(self) -> dict[str, str]:
+        """Transformers' `key_mapping` (pattern to name) to its own sequence classifiers."""
+        return {
+            rf"^{re.escape(TRL_PREFIX)}": "",
+            rf"^{re.escape(self.name)}\.": "score.",
+        }
+
+    def to_linear(self) -> nn.Linear:
+        """The head as a layer, which shares its weights."""
+        head = nn.Linear(self.weight.shape[1], 1, bias=self.bias is not None, device="meta")
+        head.weight = nn.Parameter(self.weight)
+        if self.bias is not None:
+            head.bias = nn.Parameter(self.bias)
+        return head
+
+
+def find_stored_head(
+    path: str | Path, config: PreTrainedConfig, pickled_weights: bool = False
+) -> StoredHead | None:
+    """Find the scalar head in a model's files by name and shape.
+
+    Args:
+        path: Folder or hub id.
+        config: Config of the model.
+        pickled_weights: Also look into `pytorch_model.bin`, read as plain data.
+
+    Returns:
+        The head; `None` if the files hold none, as those of a language model.
+
+    Raises:
+        ValueError: If there is a layer with one output of an unknown name, or several such layers,
+            or pickled files hold more than plain data.
+    """
+    first = getattr(config, "value_head_prefix", None) or HEAD_NAMES[0]
+    known = (first, *(name for name in HEAD_NAMES if name != first))
+    tensors = _read_single_output_tensors(path, pickled_weights)
+    found = [name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dim() == 2]
+    # classifiers of other architectures have a name of their own, which transformers knows
+    named_by_transformers = is_classifier(config) and set(found).isdisjoint(known)
+    if not found or named_by_transformers:
+        return None
+    if len(found) > 1 or found[0] not in known:
+        raise ValueError(
+            f"path: expected in {path} at most one layer with a single output, called "
+            f"{', '.join(known)}, got {', '.join(sorted(found))}; remove what is not the scalar "
+            "head, and if it has another name, set value_head_prefix in config.json to it"
+        )
+    bias = tensors.get(f"{found[0]}.bias")
+    return StoredHead(
+        found[0], tensors[f"{found[0]}.weight"], bias if bias is not None and bias.any() else None
+    )
+
+
+def _read_single_output_tensors(path: str | Path, pickled_weights: bool) -> dict[str, Tensor]:
+    """Weights and biases of one row outside a trunk's numbered layers."""
+    rows = {}
+    for file in _find_files_outside_layers(path, pickled_weights):
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as stored:
+                for name in filter(_is_outside_layers, stored.keys()):
+                    if stored.get_slice(name).get_shape()[:1] == [1]:
+                        rows[name] = stored.get_tensor(name)
+        else:
+            for name, tensor in load_plain_tensors(file).items():
+                if _is_outside_layers(name) and tensor.shape[:1] == (1,):
+                    rows[name] = tensor.clone()  # else the whole file would stay mapped
+    return rows
+
+
+def _is_outside_layers(name: str) -> bool:
+    return name.endswith((".weight", ".bias")) and not any(map(str.isdigit, name.split(".")))
+
+
+def _find_files_outside_layers(path: str | Path, pickled_weights: bool) -> list[Path]:
+    """The weight files that hold anything but a trunk's numbered layers."""
+    kinds = [(SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME), (WEIGHTS_INDEX_NAME, WEIGHTS_NAME)]
+    for index_name, whole_name in kinds if pickled_weights else kinds[:1]:
+        index, whole = _find_file(path, index_name), _find_file(path, whole_name)
+        if index is not None:
+            shards = json.loads(index.read_text("utf-8"))["weight_map"]
+            names = sorted({shard for name, shard in shards.items() if _is_outside_layers(name)})
+            return [file for name in names if (file := _find_file(path, name)) is not None]
+        if whole is not None:
+            return [whole]
+    return []
+
+
+def _find_file(path: str | Path, name: str) -> Path | None:
+    """A file of a model, fetched from the hub for an id; `None` if the model has no such file."""
+    if Path(path).is_dir():
+        return Path(path) / name if (Path(path) / name).is_file() else None
+    try:
+        return Path(str(cached_file(str(path), name)))
+    # also raised where the hub cannot be reached, which loading the model reports afterwards
+    except OSError:
+        return None
+
+
+def load_plain_tensors(file: Path) -> dict[str, Tensor]:
+    """Map the tensors in a file that torch pickled, without running code from it.
+
+    Raises:
+        ValueError: If it holds more than plain data, or cannot be read.
+    """
+    try:
+        tensors: dict[str, Tensor] = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=True
+        )
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        raise ValueError(
+            f"{file}: expected plain tensors, got a file that torch.load(..., weights_only=True) "
+            f"refuses: {error}"
+        ) from error
+    return tensors
+
+
+class TRLModel(NamedTuple):
+    """A scalar model under TRL's names.
+
+    Attributes:
+        causal_lm: A language model without weights, whose config and names are saved.
+        weights: The weights to save, by name.
+    """
+
+    causal_lm: PreTrainedModel
+    weights: dict[str, Tensor]
+
+
+def convert_to_trl(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], lm_head: Mapping[str, Tensor]
+) -> TRLModel:
+    """Convert a scalar model to what TRL's `AutoModelForCausalLMWithValueHead` loads.
+
+    Args:
+        model: The scalar model.
+        weights: Its weights, under its own names.
+        lm_head: Weight (and bias) of the output layer to save with it; empty if there is none.
+
+    Raises:
+        ValueError: If the shapes in `lm_head` do not fit.
+    """
+    config = copy.deepcopy(model.config)
+    # a language model's config does not have these
+    for key in ("id2label", "label2id", "problem_type"):
+        delattr(config, key)
+    with torch.device("meta"):
+        causal: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    output = causal.get_output_embeddings()
+    prefix = next(name for name, module in causal.named_modules() if module is output)
+    for name, tensor in lm_head.items():
+        if getattr(output, name).shape != tensor.shape:
+            raise ValueError(
+                f"lm_head: expected {name} {getattr(output, name).shape}, got {tensor.shape}"
+            )
+    renamed = {
+        name.replace("score.", f"{TRL_HEAD}.", 1) if name.startswith("score.") else name: tensor
+        for name, tensor in weights.items()
+    }
+    weight = renamed[f"{TRL_HEAD}.weight"]
+    renamed.setdefault(f"{TRL_HEAD}.bias", weight.new_zeros(1))
+    return TRLModel(causal, renamed | {f"{prefix}.{name}": t for name, t in lm_head.items()})
+
+
+@torch.no_grad()
+def add_base_weights(model: PreTrainedModel, base: PreTrainedModel) -> None:
+    """Turn a model's delta weights into whole ones, in place.
+
+    Args:
+        model: A model whose layers hold delta weights.
+        base: The model that was subtracted, with or without the same head.
+
+    Raises:
+        ValueError: If the layers of both do not have the same names and shapes.
+    """
+    added = {n: p for n, p in trunk_of(base).named_parameters() if "layers." in n}
+    layers = {n: p for n, p in trunk_of(model).named_parameters() if "layers." in n}
+    if {n: p.shape for n, p in added.items()} != {n: p.shape for n, p in layers.items()}:
+        raise ValueError(
+            "base: expected the model that the layers are differences from, got one whose layers "
+            "have other names or shapes"
+        )
+    for name, parameter in layers.items():
+        parameter.add_(added[name])
+
+
+@torch.no_grad()
+def check_not_delta_weights(
+    model: PreTrainedModel, config: PreTrainedConfig, path: str | Path
+) -> None:
+    """Refuse delta weights, which would load as a model whose output means nothing.
+
+    Raises:
+        ValueError: If the config is that of published delta weights and the norms' weights are
+            about 0.
+    """
+    if not set(config.architectures or []) & set(DELTA_ARCHITECTURES):
+        return
+    norms = [p.abs().mean() for n, p in trunk_of(model).named_parameters() if "layernorm" in n]
+    if norms and max(norms) < MAX_DELTA_NORM:
+        raise ValueError(
+            f"path: expected whole weights in {path}, got differences from LLaMA's, as the "
+            "paper's authors publish them; make whole ones with `lit_rlhf export --checkpoint "
+            f"{path} --base LLAMA --output FOLDER`"
+        )

@@ -1,0 +1,86 @@
+"""Models around given weights, folders of adapters, and adapters merged in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.forward import LanguageModel, token_logits
+from lit_rlhf.models import (
+    ModelOptions,
+    build_model,
+    load_adapter_folder,
+    load_causal_lm,
+    load_scalar_model,
+    merge_adapters,
+    save_adapter_folder,
+)
+from tests.support.tiny_models import tiny_tokenizer
+
+IDS = torch.arange(4, 24).reshape(2, 10)
+MASK = torch.ones(2, 10, dtype=torch.bool)
+LORA = ModelOptions(lora_rank=2)
+
+
+def trained(model: LanguageModel) -> LanguageModel:
+    """Stands in for training: adapters that are not 0."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model: LanguageModel) -> Tensor:
+    return token_logits(model, IDS, MASK)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ModelOptions(),
+        LORA,
+        # of no use for saving, and neither needs a GPU or a compiler there
+        ModelOptions(torch_compile="inductor", fused_kernels=True, gradient_checkpointing=True),
+    ],
+    ids=["plain", "lora", "fast"],
+)
+def test_a_model_is_built_around_the_given_tensors(
+    options: ModelOptions, scalar: bool, folder: Path
+) -> None:
+    load = load_scalar_model if scalar else load_causal_lm
+    plain = ModelOptions(lora_rank=options.lora_rank)
+    weights = trained(load(folder, plain)).state_dict()
+    built = build_model(folder, options, weights, scalar).state_dict()
+    assert built.keys() == weights.keys()
+    assert all(built[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
+
+
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+    weights = load_causal_lm(folder).state_dict()
+    weights["model.norm.weight"] = torch.ones(3)
+    with pytest.raises(ValueError, match=r"path: expected a model of the weights' shape"):
+        build_model(folder, ModelOptions(), weights, scalar=False)
+
+
+def test_adapters_come_back_from_their_folder_and_merge(
+    family: str, causal_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = trained(load_causal_lm(causal_folder(family), LORA))
+    expected = logits(model)
+    assert not torch.allclose(logits(load_causal_lm(causal_folder(family)).eval()), expected)
+    save_adapter_folder(model, tiny_tokenizer(), tmp_path)  # type: ignore[arg-type]
+    loaded = load_adapter_folder(tmp_path, ModelOptions(), str(causal_folder(family))).eval()
+    torch.testing.assert_close(logits(loaded), expected)
+    merged = merge_adapters(loaded).state_dict()
+    plain = load_causal_lm(causal_folder(family)).eval()
+    plain.load_state_dict(merged)
+    torch.testing.assert_close(logits(plain), expected, rtol=1e-4, atol=1e-4)
+    halved = merge_adapters(loaded, torch.bfloat16).state_dict()
+    assert {tensor.dtype for tensor in halved.values()} == {torch.bfloat16}
