@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lit_rlhf.data import DialogueEncoder, Message
-from lit_rlhf.forward import sequence_scores
+from lit_rlhf.forward import sequence_scores, supports_chunked_logits
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, load_tokenizer
 from lit_rlhf.modules import RewardModule
 from tests.docs.blocks import ROOT, blocks
@@ -49,11 +49,15 @@ def test_a_folder_holds_the_files_of_the_table(quickstart: Path, name: str, scal
 
 
 def test_transformers_score_is_the_stages_score(workspace: Path) -> None:
-    names = executed("AutoModelForCausalLM")
+    names = executed("apply_chat_template")
 
     dialogue = (Message("user", "name two metals."), Message("assistant", "iron and zinc."))
     assert names["score"] == pytest.approx(score("runs/quickstart/reward", dialogue), abs=1e-5)
     assert isinstance(names["response"], str)
+
+
+def test_a_model_of_ones_own_is_optimized_by_the_same_call(workspace: Path) -> None:
+    assert supports_chunked_logits(executed("optimize_forward")["model"])
 
 
 def test_adapters_stay_in_float32_on_bfloat16_weights(quickstart: Path) -> None:
