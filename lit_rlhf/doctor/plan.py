@@ -1,4 +1,4 @@
-"""What a configuration asks of the machine, and the Trainer that examines it in one process."""
+"""What a configuration asks of the machine, and the settings of the Trainer that examines it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET: dict[str, Any] = {
     "limit_val_batches": 0,
     "devices": 1,
     "num_nodes": 1,
-    # they would lengthen or cut the examination
+    # these would lengthen the examination or cut it off
     "min_epochs": None,
     "min_steps": None,
     "max_time": None,
@@ -27,22 +27,23 @@ QUIET: dict[str, Any] = {
     "barebones": False,
     "profiler": None,
 }
-"""Settings of a Trainer that runs one batch in this process and leaves nothing behind."""
+"""Settings of a Trainer that runs one batch in one process and writes nothing."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What the configuration asks for.
+    """What a configuration asks of the machine.
 
     Attributes:
-        ranks: Processes, each with a device.
-        strategy: Name or class of the strategy.
-        engines: Whether it is one of the multi-engine DeepSpeed strategies.
-        offload_optimizer: Whether these keep the optimizers in CPU memory.
-        limit_train_batches: Lightning's, an integer or a share; `None`: all.
-        max_time: Lightning's limit of the run, or `None`.
-        stand_in: What the examination uses instead, in words; empty: nothing.
-        on_gpu: Whether the run is on GPUs; without one here nothing is known of theirs.
+        ranks: Number of processes, each with a device.
+        strategy: Name or class name of the strategy.
+        engines: Whether it is a multi-engine DeepSpeed strategy.
+        offload_optimizer: Whether that keeps the optimizers in CPU memory.
+        limit_train_batches: The Trainer's limit of an epoch, a number or a share of the batches;
+            `None` for all.
+        max_time: The Trainer's time limit; `None` without one.
+        substitution: What the examination uses instead of it, in words; empty for nothing.
+        on_gpu: Whether the run is on GPUs.
     """
 
     ranks: int = 1
@@ -51,21 +52,22 @@ class RunPlan:
     offload_optimizer: bool = False
     limit_train_batches: int | float | None = None
     max_time: Any = None
-    stand_in: str = ""
+    substitution: str = ""
     on_gpu: bool = False
 
 
-def run_plan(trainer: Mapping[str, Any]) -> RunPlan:
-    """What the Trainer's settings in a configuration ask for.
+def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
+    """Read from a Trainer's settings what the run asks of the machine.
 
     Args:
-        trainer: Arguments of `Trainer`, as LightningCLI parses them.
+        trainer: Arguments of `Trainer` as LightningCLI parses them.
     """
     on_gpu = trainer.get("accelerator") in GPU or (
         trainer.get("accelerator", "auto") == "auto" and torch.cuda.is_available()
     )
-    ranks = _devices(trainer.get("devices", "auto"), on_gpu) * int(trainer.get("num_nodes") or 1)
-    name, options = _strategy(trainer.get("strategy", "auto"))
+    devices = count_devices(trainer.get("devices", "auto"), on_gpu)
+    ranks = devices * int(trainer.get("num_nodes") or 1)
+    name, options = strategy_name_and_options(trainer.get("strategy", "auto"))
     return RunPlan(
         ranks=ranks,
         strategy=name,
@@ -73,30 +75,32 @@ def run_plan(trainer: Mapping[str, Any]) -> RunPlan:
         offload_optimizer=name.endswith("_offload") or bool(options.get("offload_optimizer")),
         limit_train_batches=trainer.get("limit_train_batches"),
         max_time=trainer.get("max_time"),
-        stand_in=_stand_in(ranks, name, on_gpu),
+        substitution=describe_substitution(ranks, name, on_gpu),
         on_gpu=on_gpu,
     )
 
 
-def examining_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the Trainer of the examination that are not the configuration's own."""
+def examination_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the examination's Trainer that replace those of the configuration."""
     settings = dict(QUIET)
-    if run_plan(trainer).on_gpu and not torch.cuda.is_available():
+    if plan_run(trainer).on_gpu and not torch.cuda.is_available():
         settings |= {"accelerator": "cpu", "strategy": "auto"}
     return settings
 
 
-def _devices(devices: Any, on_gpu: bool) -> int:  # noqa: ANN401  # Lightning takes many forms
-    there = max(torch.cuda.device_count(), 1) if on_gpu else 1
+def count_devices(devices: Any, on_gpu: bool) -> int:  # noqa: ANN401  # Lightning takes many forms
+    """Number of devices that `Trainer(devices=...)` uses on a node."""
+    available = max(torch.cuda.device_count(), 1) if on_gpu else 1
     if isinstance(devices, list):
         return len(devices)
     if isinstance(devices, str) and "," in devices:
         return len([part for part in devices.split(",") if part.strip()])
-    count = there if devices in ("auto", None) else int(devices)
-    return there if count == -1 else count
+    count = available if devices in ("auto", None) else int(devices)
+    return available if count == -1 else count
 
 
-def _strategy(strategy: Any) -> tuple[str, Mapping[str, Any]]:  # noqa: ANN401  # name or class
+def strategy_name_and_options(strategy: Any) -> tuple[str, Mapping[str, Any]]:  # noqa: ANN401
+    """Name and arguments of `Trainer(strategy=...)`: a name, a class with arguments, an object."""
     if isinstance(strategy, str):
         return strategy, {}
     if isinstance(strategy, Mapping) or hasattr(strategy, "class_path"):
@@ -106,16 +110,17 @@ def _strategy(strategy: Any) -> tuple[str, Mapping[str, Any]]:  # noqa: ANN401  
     return type(strategy).__name__, {}
 
 
-def _stand_in(ranks: int, strategy: str, on_gpu: bool) -> str:
+def describe_substitution(ranks: int, strategy: str, on_gpu: bool) -> str:
+    """What the examination uses instead of the run's GPUs and processes; empty for nothing."""
     parts = []
     if on_gpu and not torch.cuda.is_available():
         parts.append(
-            f"The configuration is for GPUs and there is none here: all checks ran on the CPU, "
+            "The configuration is for GPUs and there is none here: all checks ran on the CPU, "
             f"clipping without the strategy {strategy}, and the time is the CPU's."
         )
     if ranks > 1:
         parts.append(
-            f"The configuration has {ranks} processes: ratio, clipping and time were checked in "
-            "one, on its share of an iteration."
+            f"The configuration has {ranks} processes: all checks ran in one, on its share of an "
+            "iteration."
         )
     return " ".join(parts)

@@ -10,13 +10,22 @@ from lit_rlhf.modules.options import (
     PPOLossOptions,
     RewardShapingOptions,
 )
-from lit_rlhf.modules.ppo import PPOModule, critic_source, generation_settings
+from lit_rlhf.modules.out_of_memory import suggest_change
+from lit_rlhf.modules.ppo import (
+    ROLLOUT_MEMORY,
+    UPDATE_MEMORY,
+    PPOModule,
+    critic_source,
+    generation_settings,
+)
 from lit_rlhf.modules.reward import RewardModule
 from lit_rlhf.modules.sft import SFTModule
 from lit_rlhf.modules.stage import CONTRACT_KEY, StageModule
 
 __all__ = [
     "CONTRACT_KEY",
+    "ROLLOUT_MEMORY",
+    "UPDATE_MEMORY",
     "AdvantageOptions",
     "CriticPretrainingOptions",
     "MemoryOptions",
@@ -33,4 +42,5 @@ __all__ = [
     "dotted_arguments",
     "explain_unknown_option",
     "generation_settings",
+    "suggest_change",
 ]

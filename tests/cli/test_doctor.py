@@ -86,7 +86,7 @@ def test_a_sound_run_ends_with_0_and_a_report(
     assert len(report["checks"]) == 12
     shown = capsys.readouterr()
     assert "ok    clipping" in shown.out
-    assert "Go ahead." in shown.out
+    assert "The run can start." in shown.out
     assert shown.err == ""
     # nothing but what was asked for
     assert files(standing) == {standing / "report.json"}

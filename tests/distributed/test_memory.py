@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from lit_rlhf.doctor.zero2_memory import NetworkShape, PPOSizes, ppo_memory
+from lit_rlhf.doctor import NetworkShape, PPOSizes, ppo_memory
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
 from tests.invariant.trajectories import stage_run
 from tests.modules.stages import fitted, write_data, write_models

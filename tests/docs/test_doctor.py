@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.doctor.examination import BEFORE, DURING, START
+from lit_rlhf.doctor import CHECKS_BEFORE, CHECKS_DURING, START
 from tests.configs.tiny_runs import SMALL, overlay
 from tests.docs.blocks import ROOT, blocks
 
@@ -60,7 +60,7 @@ def test_a_sound_run_starts(fresh_workspace: Path, small: Path) -> None:
 
 def test_the_page_tells_of_every_check() -> None:
     text = PAGE.read_text("utf-8")
-    names = [START, *(check.name for check in (*BEFORE, *DURING))]
+    names = [START, *(check.name for check in (*CHECKS_BEFORE, *CHECKS_DURING))]
 
     assert [name for name in names if f"\n| {name} |" not in text] == []
     sound = [block.text for block in blocks(PAGE) if block.language == "text"][1]

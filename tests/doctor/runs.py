@@ -9,8 +9,9 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from lit_rlhf.doctor import QUIET, Report, RunPlan, examine
+from lit_rlhf.doctor.case import Case
 from lit_rlhf.modules import PPOModule
-from tests.modules.stages import ppo_options, prompts
+from tests.modules.stages import ppo_options, prompts, trainer
 
 CHECKS = (
     "start",
@@ -31,6 +32,12 @@ CHECKS = (
 def module_of(root: Path, kind: type[PPOModule] = PPOModule, **options: Any) -> PPOModule:
     """A module on the folder's models, whose responses mostly end."""
     return kind(**ppo_options(root, sampling={"max_new_tokens": 24}, **options))
+
+
+def case_of(root: Path, folder: Path, plan: RunPlan | None = None, **options: Any) -> Case:
+    module, run = module_of(root, **options), trainer(folder)
+    module.trainer = run
+    return Case(module, prompts(root), run, plan or RunPlan())
 
 
 def findings(

@@ -9,8 +9,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 
-from lit_rlhf.doctor import run_plan
-from lit_rlhf.doctor.plan import examining_settings
+from lit_rlhf.doctor import examination_settings, plan_run
 
 CLASS = {"class_path": "lit_rlhf.strategies.MultiEngineDeepSpeedStrategy"}
 
@@ -42,7 +41,7 @@ def gpus(request: pytest.FixtureRequest) -> Any:
 def test_the_number_of_processes(
     gpus: int, settings: dict[str, Any], ranks: dict[int, int]
 ) -> None:
-    assert run_plan(settings).ranks == ranks[gpus]
+    assert plan_run(settings).ranks == ranks[gpus]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ def test_the_number_of_processes(
     ],
 )
 def test_the_strategy(strategy: Any, name: str, engines: bool, offload: bool) -> None:
-    plan = run_plan({"strategy": strategy})
+    plan = plan_run({"strategy": strategy})
 
     assert (plan.strategy, plan.engines, plan.offload_optimizer) == (name, engines, offload)
 
@@ -71,17 +70,17 @@ def test_the_strategy(strategy: Any, name: str, engines: bool, offload: bool) ->
 def test_without_the_gpus_the_cpu_stands_in_and_says_so(gpus: int) -> None:
     settings = {"accelerator": "gpu", "devices": 8, "strategy": "multi_deepspeed_stage_2"}
 
-    stand_in, used = run_plan(settings).stand_in, examining_settings(settings)
+    substitution, used = plan_run(settings).substitution, examination_settings(settings)
 
-    assert "The configuration has 8 processes" in stand_in
+    assert "The configuration has 8 processes" in substitution
     assert used["devices"] == used["num_nodes"] == 1
     if gpus:
-        assert "there is none here" not in stand_in
+        assert "there is none here" not in substitution
         assert "strategy" not in used
     else:
-        assert "clipping without the strategy multi_deepspeed_stage_2" in stand_in
+        assert "clipping without the strategy multi_deepspeed_stage_2" in substitution
         assert (used["accelerator"], used["strategy"]) == ("cpu", "auto")
 
 
-def test_a_run_in_one_process_needs_no_stand_in() -> None:
-    assert run_plan({"accelerator": "cpu", "devices": 1}).stand_in == ""
+def test_a_run_in_one_process_needs_no_substitution() -> None:
+    assert plan_run({"accelerator": "cpu", "devices": 1}).substitution == ""

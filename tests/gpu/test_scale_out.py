@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from lit_rlhf.doctor.zero2_memory import NetworkShape, PPOSizes, ppo_memory
+from lit_rlhf.doctor import NetworkShape, PPOSizes, ppo_memory
 from lit_rlhf.modules import PPOModule
 from tests.invariant.long_runs import CLIPS, PRETRAINING, Run, ppo_run
 from tests.invariant.trajectories import Logged

@@ -7,46 +7,45 @@ import math
 import torch
 from torch import Tensor
 
-from lit_rlhf.doctor.agreement import tokenizer_of
 from lit_rlhf.doctor.case import FEW, Case, first_rows
-from lit_rlhf.doctor.findings import Finding, failure, ok, warning
+from lit_rlhf.doctor.report import Finding, failure, ok, warning
 from lit_rlhf.forward import eval_mode, response_logits, unwrap_model
 from lit_rlhf.functional import token_logprobs
 from lit_rlhf.rollout import RolloutBatch
 
-UNREACHABLE = 1e-6  # a probability of EOS that no rollout will ever meet
-MOSTLY = 0.5  # share of cut-off responses from which on there is something to say
+UNREACHABLE = 1e-6  # probability of EOS below which no rollout will ever sample it
+MOST = 0.5  # share of cut-off responses above which there is a warning
 
 
-def eos(case: Case) -> Finding:
-    """EOS that ends rollouts, can be sampled, and is learned from."""
+def check_eos(case: Case) -> Finding:
+    """Check that EOS ends rollouts, can be sampled, and is trained."""
     assert case.rollouts is not None
-    rollouts, tokenizer = case.rollouts, tokenizer_of(case)
+    rollouts, tokenizer = case.rollouts, case.tokenizer
     ids = set(generation_eos_ids(case))
     if ids and tokenizer.eos_token_id not in ids:
         return failure(
-            f"Rollouts end at {tokenizer.eos_token!r} (id {tokenizer.eos_token_id}), the "
-            f"generation config of {case.module.model_path!r} says "
+            f"Rollouts end at {tokenizer.eos_token!r} (id {tokenizer.eos_token_id}), but the "
+            f"generation config of {case.module.model_path!r} has "
             f"{tokenizer.convert_ids_to_tokens(sorted(ids))}.",
-            "Set eos_token in the folder's tokenizer_config.json to the token that its SFT "
-            "responses end with, or correct eos_token_id in generation_config.json.",
+            "Set eos_token in the folder's tokenizer_config.json to the token that ends its SFT "
+            "responses, or correct eos_token_id in generation_config.json.",
         )
-    if (trained := _untrained(case)) is not None:
-        return trained
+    if (untrained := find_untrained_eos(case)) is not None:
+        return untrained
     others = rollouts.response_ids.new_tensor(sorted(ids - {tokenizer.eos_token_id}))
     passed = (torch.isin(rollouts.response_ids, others) & rollouts.response_mask).any(1)
     if bool(passed.any()):
         return warning(
-            f"{int(passed.sum())} of {len(passed)} responses go on behind "
-            f"{tokenizer.convert_ids_to_tokens(others.tolist())}, where the model's generation "
-            f"config ends; rollouts end at {tokenizer.eos_token!r} alone.",
+            f"{int(passed.sum())} of {len(passed)} responses continue after "
+            f"{tokenizer.convert_ids_to_tokens(others.tolist())}, which end generation by the "
+            f"model's generation config; rollouts end only at {tokenizer.eos_token!r}.",
             "Set eos_token in tokenizer_config.json to the token that ends the model's answers.",
         )
-    return _reached(case)
+    return describe_ends(case)
 
 
 def generation_eos_ids(case: Case) -> list[int]:
-    """The EOS ids that the policy's folder names for generation; empty for none."""
+    """EOS ids in the generation config of the policy's folder; empty without any."""
     config = unwrap_model(case.module.policy).generation_config
     ids = None if config is None else config.eos_token_id
     if ids is None:
@@ -54,63 +53,63 @@ def generation_eos_ids(case: Case) -> list[int]:
     return [int(i) for i in ids] if isinstance(ids, list | tuple) else [int(ids)]
 
 
-def _untrained(case: Case) -> Finding | None:
-    """Ended responses whose EOS is not among the tokens that are learned from."""
+def find_untrained_eos(case: Case) -> Finding | None:
+    """The failure of responses that ended while their EOS is outside the loss."""
     assert case.rollouts is not None
-    rollouts, tokenizer = case.rollouts, tokenizer_of(case)
+    rollouts, tokenizer = case.rollouts, case.tokenizer
     mask = rollouts.response_mask if case.experience is None else case.experience.loss_mask
-    learned = ((rollouts.response_ids == tokenizer.eos_token_id) & mask).any(1)
-    lost = rollouts.terminated & ~learned
-    if not bool(lost.any()):
+    trained = ((rollouts.response_ids == tokenizer.eos_token_id) & mask).any(1)
+    untrained = rollouts.terminated & ~trained
+    if not bool(untrained.any()):
         return None
-    why = (
-        " The padding token is EOS too: masks must come from lengths, not from ids."
+    reason = (
+        " The padding token is EOS too: masks must be built from lengths, not from ids."
         if tokenizer.pad_token_id == tokenizer.eos_token_id
         else ""
     )
     return failure(
-        f"{int(lost.sum())} of {int(rollouts.terminated.sum())} responses that ended have an EOS "
-        f"that is not learned from (outside Experience.loss_mask).{why}",
+        f"{int(untrained.sum())} of {int(rollouts.terminated.sum())} responses that ended have "
+        f"their EOS outside Experience.loss_mask, so it is not trained.{reason}",
         "rollout() and experience() must keep the EOS inside response_mask and loss_mask.",
     )
 
 
-def _reached(case: Case) -> Finding:
-    """How many responses ended, and how likely that was."""
+def describe_ends(case: Case) -> Finding:
+    """The finding on how many responses ended, and how probable that was."""
     assert case.rollouts is not None
     rollouts, limit = case.rollouts, case.module.sampling.max_new_tokens
-    count, cut = len(rollouts.terminated), int((~rollouts.terminated).sum())
-    if cut == count:
+    count, cut_off = len(rollouts.terminated), int((~rollouts.terminated).sum())
+    if cut_off == count:
         most = math.exp(float(eos_logprobs(case, first_rows(rollouts)).max()))
         found = (
-            f"No response of {count} ended within {limit} tokens; EOS had a probability of "
-            f"{most:.1e} at most."
+            f"None of {count} responses ended within {limit} tokens; EOS had a probability of at "
+            f"most {most:.1e}."
         )
         if most < UNREACHABLE:
             return failure(
                 f"{found} The policy cannot end a response.",
-                "Take as model.model_path a model whose SFT responses ended with EOS "
-                f"({tokenizer_of(case).eos_token!r}), or set the tokenizer's eos_token to what "
-                "they ended with.",
+                "Use as model.model_path a model whose SFT responses ended with EOS "
+                f"({case.tokenizer.eos_token!r}), or set the tokenizer's eos_token to what they "
+                "ended with.",
             )
         return warning(
             found, f"Raise model.sampling.max_new_tokens (now {limit}), or train SFT longer."
         )
-    share = f"{cut / count:.0%} of {count} responses were cut off at {limit} tokens"
-    if cut / count > MOSTLY:
+    share = f"{cut_off / count:.0%} of {count} responses were cut off at {limit} tokens"
+    if cut_off / count > MOST:
         return warning(
-            f"{share}: scores of half sentences, and an EOS that is seldom learned from.",
+            f"{share}: their scores are those of unfinished text, and EOS is seldom trained.",
             f"Raise model.sampling.max_new_tokens (now {limit}), or set "
             "model.reward_shaping.missing_eos_penalty.",
         )
-    ends = _end_logprobs(case)
-    text = f"{share}; EOS is learned from, with probability {ends:.2f} where responses end"
-    if (data := _data_end(case)) is not None:
-        text += f", {data:.2f} where ptx examples end"
+    sampled = sampled_eos_probability(case)
+    text = f"{share}; EOS is trained, with probability {sampled:.2f} where responses end"
+    if (in_data := data_eos_probability(case)) is not None:
+        text += f" and {in_data:.2f} where ptx examples end"
     return ok(f"{text}.")
 
 
-def _end_logprobs(case: Case) -> float:
+def sampled_eos_probability(case: Case) -> float:
     """Geometric mean of the probability of EOS where it was sampled."""
     assert case.rollouts is not None
     assert case.estimates is not None
@@ -119,18 +118,18 @@ def _end_logprobs(case: Case) -> float:
     return math.exp(float(case.estimates.logprobs[rows].gather(1, last).mean()))
 
 
-def _data_end(case: Case) -> float | None:
-    """Geometric mean of the probability of EOS at the end of ptx examples that have one."""
+def data_eos_probability(case: Case) -> float | None:
+    """Geometric mean of the probability of EOS at the end of ptx examples; `None` without any."""
     assert case.batch is not None
     if case.batch.ptx is None:
         return None
     ptx = case.batch.ptx
     ids, mask = ptx.input_ids[:FEW], ptx.attention_mask[:FEW]
     last = mask.sum(1, keepdim=True) - 1
-    ended = (ids.gather(1, last) == tokenizer_of(case).eos_token_id)[:, 0]
+    ended = (ids.gather(1, last) == case.tokenizer.eos_token_id)[:, 0]
     if not bool(ended.any()):
         return None
-    # what follows the first token as a response to it
+    # as rollouts: the first token is the prompt, the others are its response
     rows = RolloutBatch(ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:], ended)
     logprobs = eos_logprobs(case, rows).gather(1, last - 1)[ended]
     return math.exp(float(logprobs.mean()))
@@ -138,8 +137,8 @@ def _data_end(case: Case) -> float | None:
 
 @torch.no_grad()
 def eos_logprobs(case: Case, rollouts: RolloutBatch) -> Tensor:
-    """Log-prob of EOS in the place of each response token, `[B, T]`; -inf behind the response."""
-    ids = torch.full_like(rollouts.response_ids, int(tokenizer_of(case).eos_token_id))
+    """Log-prob of EOS in place of each response token, `[B, T]`, in nats; -inf in padding."""
+    ids = torch.full_like(rollouts.response_ids, int(case.tokenizer.eos_token_id))
     policy = case.module.policy
     with eval_mode(policy):
         logits = response_logits(

@@ -1,5 +1,3 @@
-"""Checks of tokens and texts: each fails when just its own thing is broken."""
-
 from __future__ import annotations
 
 import json
@@ -11,11 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.rollout import (
-    Experience,
-    RolloutBatch,
-    TokenStatistics,
-)
+from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.doctor.runs import findings, module_of, not_ok
 from tests.modules.stages import write_data, write_models
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_config
@@ -37,7 +31,7 @@ def test_a_policy_that_cannot_end(tmp_path: Path) -> None:
     report = findings(root, tmp_path / "run")
 
     assert not_ok(report) == {"EOS": "failure"}
-    assert "No response of 8 ended within 24 tokens" in report.findings["EOS"].found
+    assert "None of 8 responses ended within 24 tokens" in report.findings["EOS"].found
     assert "'</s>'" in report.findings["EOS"].change
 
 
@@ -73,7 +67,7 @@ def test_responses_that_go_on_behind_another_eos(own_root: Path, tmp_path: Path)
     report = findings(own_root, tmp_path / "run")
 
     assert not_ok(report) == {"EOS": "warning"}
-    assert "responses go on behind" in report.findings["EOS"].found
+    assert "responses continue after" in report.findings["EOS"].found
 
 
 class MasksByPadding(PPOModule):
@@ -101,52 +95,4 @@ def test_a_padding_token_that_is_eos(
 
     assert not_ok(report) == expected
     if expected:
-        assert "masks must come from lengths, not from ids" in report.findings["EOS"].found
-
-
-def test_a_reward_model_of_another_template(own_root: Path, tmp_path: Path) -> None:
-    path = own_root / "reward" / "text_contract.json"
-    contract = json.loads(path.read_text())
-    contract["chat_template"] = contract["chat_template"].replace("Human", "Person")
-    path.write_text(json.dumps(contract))
-
-    report = findings(own_root, tmp_path / "run")
-
-    assert not_ok(report) == {"text contract": "failure"}
-    assert "Person: first question" in report.findings["text contract"].found
-    assert "data.chat_template" in report.findings["text contract"].change
-
-
-def test_a_reward_model_without_a_contract_is_a_warning(own_root: Path, tmp_path: Path) -> None:
-    (own_root / "reward" / "text_contract.json").unlink()
-    with pytest.warns(UserWarning, match=r"has no text_contract\.json"):  # of the module itself
-        report = findings(own_root, tmp_path / "run")
-
-    assert not_ok(report) == {"text contract": "warning"}
-
-
-def test_a_reward_model_with_a_smaller_vocabulary(own_root: Path, tmp_path: Path) -> None:
-    path = own_root / "reward" / "model.safetensors"
-    weights = load_file(path)
-    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:287].clone()
-    save_file(weights, path, {"format": "pt"})
-    config = own_root / "reward" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 287}))
-
-    report = findings(own_root, tmp_path / "run", module_of(own_root, critic_init="policy"))
-
-    assert not_ok(report) == {"vocabulary": "failure"}
-    assert "ids up to 287, the reward model" in report.findings["vocabulary"].found
-    assert "embeds 287 tokens only" in report.findings["vocabulary"].found
-
-
-def test_a_reward_model_with_another_eos_token(own_root: Path, tmp_path: Path) -> None:
-    path = own_root / "reward" / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<s>"}))
-
-    report = findings(own_root, tmp_path / "run")
-
-    assert not_ok(report) == {"vocabulary": "failure"}
-    assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in (
-        report.findings["vocabulary"].found
-    )
+        assert "masks must be built from lengths, not from ids" in report.findings["EOS"].found

@@ -17,8 +17,8 @@ def printed(report: Report) -> str:
     console = Console(file=io.StringIO(), width=80)
     display = Display(console)
     for name, finding in report.findings.items():
-        display.show(name, finding)
-    display.summary(report)
+        display.show_finding(name, finding)
+    display.show_summary(report)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert isinstance(text, str)
     return text
@@ -42,14 +42,18 @@ def test_a_finding_has_its_status_its_name_and_what_to_change() -> None:
         "ok    memory           3 GiB are there.",
         "-     time             Not reached.",
         "",
-        "1 ok, 1 failed, 1 not checked. Change what failed before the run starts.",
+        "1 ok, 1 failed, 1 not checked. Fix the failures before the run.",
     ]
 
 
-def test_what_stood_in_is_told() -> None:
+def test_a_substitution_is_shown() -> None:
     report = Report({"memory": Finding(Status.WARNING, "Tight.", "Less.")}, "On the CPU only.")
 
-    assert printed(report).splitlines()[-3:] == ["On the CPU only.", "", "1 to look at. Go ahead."]
+    assert printed(report).splitlines()[-3:] == [
+        "On the CPU only.",
+        "",
+        "1 warned. The run can start.",
+    ]
 
 
 def test_a_report_is_plain_data() -> None:
@@ -57,6 +61,6 @@ def test_a_report_is_plain_data() -> None:
 
     assert report.as_dict() == {
         "failed": True,
-        "stand_in": "",
+        "substitution": "",
         "checks": [{"check": "ratio", "status": "failure", "found": "1.1", "change": "Do."}],
     }

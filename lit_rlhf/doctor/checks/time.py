@@ -1,4 +1,4 @@
-"""The check of how long the run takes, from one iteration that was measured."""
+"""The check of how long the run takes, from the time of one iteration."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from typing import Any
 from lightning.pytorch.callbacks import Timer
 
 from lit_rlhf.doctor.case import Case
-from lit_rlhf.doctor.findings import Finding, failure, ok, warning
+from lit_rlhf.doctor.report import Finding, failure, ok, warning
 
-ESTIMATE = "An estimate: responses may grow, and validation and saving come on top."
+ESTIMATE = "This is an estimate: responses may grow, and validation and saving come on top."
 
 
-def duration(case: Case) -> Finding:
-    """Seconds per iteration, times the iterations that the Trainer will make."""
+def check_time(case: Case) -> Finding:
+    """Check that the run has iterations and an end, and that its time limit does not come first."""
     assert case.rollouts is not None
     seconds, updates = iteration_seconds(case), updates_per_iteration(case)
     total = sum(seconds.values())
     rate = int(case.rollouts.response_mask.sum()) / max(total, 1e-9)
+    phases = ", ".join(f"{phase} {format_seconds(value)}" for phase, value in seconds.items())
     pace = (
-        f"{shown(total)} per iteration ("
-        + ", ".join(f"{phase} {shown(value)}" for phase, value in seconds.items())
-        + f"; {rate:,.0f} response tokens per second)"
+        f"{format_seconds(total)} per iteration ({phases}; {rate:,.0f} response tokens per second)"
     )
     count = iterations(case, updates)
     if count < 1:
         return failure(
-            f"The run has no iteration: a rank's share of an epoch is less than one batch "
+            "The run has no iteration: a rank's share of an epoch is smaller than a batch "
             f"({case.plan.ranks} ranks).",
             "Lower data.batch_size (prompts per rank and iteration), or raise "
             "data.samples_per_epoch.",
         )
     if math.isinf(count):
         return warning(
-            f"{pace}; the run has no end.", "Set trainer.max_epochs or trainer.max_steps."
+            f"{pace}. The run has no end.", "Set trainer.max_epochs or trainer.max_steps."
         )
-    whole = f"{pace}: {count:,.0f} iterations take about {shown(total * count)}. {ESTIMATE}"
+    whole = (
+        f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {ESTIMATE}"
+    )
     if case.plan.max_time is not None:
         allowed = Timer(duration=case.plan.max_time).time_remaining()
         if allowed is not None and allowed < total * count:
             return warning(
-                f"{whole} trainer.max_time ends it after {shown(allowed)}, "
-                f"at iteration {allowed / total:,.0f} or so.",
+                f"{whole} trainer.max_time ends the run after {format_seconds(allowed)}, "
+                f"around iteration {allowed / total:,.0f}.",
                 "Raise trainer.max_time, or lower trainer.max_epochs or data.samples_per_epoch "
-                "so that the learning rates' schedule fits.",
+                "so that the learning-rate schedules fit.",
             )
     return ok(whole)
 
@@ -56,13 +57,18 @@ def updates_per_iteration(case: Case) -> int:
 
 
 def iteration_seconds(case: Case) -> dict[str, float]:
-    """Seconds of each phase: rollout and scoring as measured, the update from one of its steps."""
-    measured = case.timer.seconds
+    """Seconds of each phase of an iteration; those of the update from one of its steps."""
+    measured = case.module.timer.seconds
     return {**measured, "update": measured["update"] * updates_per_iteration(case)}
 
 
 def iterations(case: Case, updates: int) -> float:
-    """Iterations of the whole run, as its limits say."""
+    """Number of iterations of the run by its limits; infinite without one.
+
+    Args:
+        case: The run.
+        updates: Optimizer steps of one network in an iteration.
+    """
     trainer, plan = case.trainer, case.plan
     loader: Any = trainer.train_dataloader
     per_epoch = len(loader) // plan.ranks
@@ -73,13 +79,14 @@ def iterations(case: Case, updates: int) -> float:
         per_epoch = min(per_epoch, limit)
     epochs = trainer.max_epochs
     count = math.inf if epochs is None or epochs < 0 else float(epochs * per_epoch)
-    if trainer.max_steps >= 0:  # optimizer steps of both networks
+    if trainer.max_steps >= 0:
+        # Lightning counts the steps of both optimizers.
         count = min(count, math.ceil(trainer.max_steps / (2 * updates)))
     return count if per_epoch else 0.0
 
 
-def shown(seconds: float) -> str:
-    """A time for people."""
+def format_seconds(seconds: float) -> str:
+    """Seconds as a short text in a fitting unit."""
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 3600:

@@ -1,0 +1,152 @@
+"""Findings of the checks, their report, and how they are shown on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+class Status(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+    NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check.
+
+    Attributes:
+        status: How the check ended.
+        found: What was measured or what is wrong, in a sentence or two.
+        change: What to change, with the option's name; empty if there is nothing to change.
+    """
+
+    status: Status
+    found: str
+    change: str = ""
+
+
+def ok(found: str) -> Finding:
+    """A check that found nothing wrong."""
+    return Finding(Status.OK, found)
+
+
+def warning(found: str, change: str) -> Finding:
+    """A risk that does not keep the run from working."""
+    return Finding(Status.WARNING, found, change)
+
+
+def failure(found: str, change: str) -> Finding:
+    """A mistake that makes the run fail, or its result worthless."""
+    return Finding(Status.FAILURE, found, change)
+
+
+def failure_of(error: Exception) -> Finding:
+    """The failure that an exception inside a check is."""
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return failure(f"{kind}{error}", "The run would end with this error: change what it names.")
+
+
+def not_reached() -> Finding:
+    """The finding of a check that was not reached."""
+    return Finding(Status.NOT_CHECKED, "Not reached.")
+
+
+@dataclass
+class Report:
+    """The findings of all checks.
+
+    Attributes:
+        findings: Findings by name of the check, in the order of the checks.
+        substitution: What the checks used instead of what the configuration asks for; empty if they
+            used just that.
+    """
+
+    findings: dict[str, Finding] = field(default_factory=dict)
+    substitution: str = ""
+
+    def count(self, status: Status) -> int:
+        """Number of checks with this status."""
+        return sum(finding.status is status for finding in self.findings.values())
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check failed, so that the run should not start as it is."""
+        return self.count(Status.FAILURE) > 0
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """The report as plain data, for JSON."""
+        return {
+            "failed": self.failed,
+            "substitution": self.substitution,
+            "checks": [{"check": name, **asdict(f)} for name, f in self.findings.items()],
+        }
+
+
+SHOWN = {
+    Status.OK: ("ok", "green"),
+    Status.WARNING: ("warn", "yellow"),
+    Status.FAILURE: ("FAIL", "bold red"),
+    Status.NOT_CHECKED: ("-", "dim"),
+}
+"""Word and style of each status on the terminal."""
+COUNTED = {
+    Status.OK: "ok",
+    Status.WARNING: "warned",
+    Status.FAILURE: "failed",
+    Status.NOT_CHECKED: "not checked",
+}
+MAX_WIDTH = 100  # columns; longer lines are hard to read
+
+
+class Display:
+    """Prints findings to standard output, and the check in progress to standard error.
+
+    Args:
+        console: Where findings go; `None` for standard output.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        # Bound to the stream: while a status is shown, rich redirects prints to standard error.
+        self.console = console or Console(file=sys.stdout, highlight=False)
+        self.width = min(self.console.width, MAX_WIDTH)
+
+    @contextmanager
+    def show_progress(self, text: str) -> Iterator[None]:
+        """Show what is being checked during the block, if there is a terminal."""
+        with Console(stderr=True).status(f"{text} ..."):
+            yield
+
+    def show_finding(self, name: str, finding: Finding) -> None:
+        """Print a finding."""
+        word, style = SHOWN[finding.status]
+        row = Table.grid(padding=(0, 2))
+        row.add_column(width=4)
+        row.add_column(width=15)
+        row.add_column(overflow="fold")
+        row.add_row(Text(word, style=style), Text(name), Text(finding.found))
+        if finding.change:
+            row.add_row("", "", Text.assemble(("Change: ", "bold"), finding.change))
+        self.console.print(row, width=self.width)
+
+    def show_summary(self, report: Report) -> None:
+        """Print the number of findings by status, and whether the run can start."""
+        counts = [f"{n} {COUNTED[s]}" for s in Status if (n := report.count(s))]
+        if report.substitution:
+            self.console.print()
+            self.console.print(Text(report.substitution), width=self.width)
+        advice = "Fix the failures before the run." if report.failed else "The run can start."
+        self.console.print()
+        self.console.print(Text(f"{', '.join(counts)}. {advice}", style="bold"), width=self.width)

@@ -1,0 +1,121 @@
+"""The estimate of memory, by hand, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from lit_rlhf.doctor import PPOMemory, RunPlan
+from lit_rlhf.doctor.checks import memory
+from lit_rlhf.doctor.checks.memory import estimate_memory
+from tests.doctor.runs import case_of, findings, not_ok
+
+
+def size(network: torch.nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def test_too_little_memory(root: Path, tmp_path: Path) -> None:
+    with patch("lit_rlhf.doctor.run.free_memory", lambda device: 2**20):
+        report = findings(root, tmp_path)
+
+    assert not_ok(report) == {"memory": "failure"}
+    assert "What helps" in report.findings["memory"].change
+
+
+def test_states_are_weights_gradients_and_two_moments(root: Path, tmp_path: Path) -> None:
+    case = case_of(root, tmp_path)
+    policy, critic = size(case.module.policy), size(case.module.critic)
+
+    needs = estimate_memory(case)
+
+    assert needs.trained == 4 * 4 * (policy + critic)  # float32
+    assert needs.frozen == 4 * (policy + critic)  # reference and reward model
+    assert needs.cpu == 0
+
+
+def test_lora_trains_adapters_alone_and_has_no_reference(root: Path, tmp_path: Path) -> None:
+    case = case_of(root, tmp_path, network={"lora_rank": 2})
+    networks = (case.module.policy, case.module.critic)
+    learned = sum(p.numel() for n in networks for p in n.parameters() if p.requires_grad)
+    fixed = sum(map(size, networks)) - learned
+
+    needs = estimate_memory(case)
+
+    assert needs.trained == 16 * learned + 4 * fixed
+    assert needs.frozen == 4 * size(case.module.reward)
+
+
+def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Path) -> None:
+    plan = RunPlan(ranks=4, strategy="multi_deepspeed_stage_2", engines=True)
+    case = case_of(root, tmp_path, plan)
+    policy, critic = size(case.module.policy), size(case.module.critic)
+
+    needs = estimate_memory(case)
+
+    assert needs.trained == sum(2 * n + int(18 * n / 4) for n in (policy, critic))
+    assert needs.frozen == 2 * (policy + critic)
+
+
+def test_offloaded_networks_take_no_room(root: Path, tmp_path: Path) -> None:
+    plan = RunPlan(ranks=2, engines=True, offload_optimizer=True)
+    case = case_of(root, tmp_path, plan, memory={"offload_frozen": True})
+    policy, critic = size(case.module.policy), size(case.module.critic)
+
+    needs = estimate_memory(case)
+
+    assert needs.frozen == 0
+    assert needs.trained == 2 * (policy + critic)
+    assert needs.cpu == 24 * (policy + critic)  # 16 bytes and half as much for buffers
+
+
+@pytest.mark.parametrize(("free", "status"), [(1.05, "warning"), (1.2, "ok"), (0.99, "failure")])
+def test_memory_that_is_tight(root: Path, tmp_path: Path, free: float, status: str) -> None:
+    case = case_of(root, tmp_path)
+    case.free_memory = int(free * estimate_memory(case).peak)
+
+    assert memory.check_memory(case).status == status
+
+
+def test_what_helps_is_of_what_takes_the_most(root: Path, tmp_path: Path) -> None:
+    case = case_of(root, tmp_path)
+    big = {
+        "trained": 8,
+        "frozen": 4,
+        "rollout": 1,
+        "scoring": 1,
+        "update": 1,
+        "cpu": 0,
+        "buckets": 0,
+    }
+
+    states = memory.suggest_settings(case, PPOMemory(**big))
+    update = memory.suggest_settings(case, PPOMemory(**{**big, "update": 20}))
+    scoring = memory.suggest_settings(case, PPOMemory(**{**big, "scoring": 20}))
+
+    assert "set memory.offload_frozen: true" in states
+    assert "set minibatches.micro_batch_size (now None)" in update
+    assert "set network.gradient_checkpointing: true" in update
+    assert "set memory.rollout_batch_size (now None)" in scoring
+
+
+def test_the_cpus_memory_is_what_is_available_within_the_containers_limit(
+    tmp_path: Path,
+) -> None:
+    files = {name: tmp_path / name for name in ("meminfo", "statm", "limit")}
+    files["meminfo"].write_text("MemTotal:  99 kB\nMemAvailable:   4096 kB\n")
+    files["statm"].write_text("500 2 1 1 0 1 0\n")
+    page = memory.os.sysconf("SC_PAGE_SIZE")
+    with (
+        patch.object(memory, "MEMORY", files["meminfo"]),
+        patch.object(memory, "OWN_PAGES", files["statm"]),
+        patch.object(memory, "CGROUP_LIMIT", files["limit"]),
+    ):
+        assert memory.free_cpu_memory() == 4096 * 1024 + 2 * page
+        files["limit"].write_text("max\n")
+        assert memory.free_cpu_memory() == 4096 * 1024 + 2 * page
+        files["limit"].write_text("1000000\n")
+        assert memory.free_cpu_memory() == 1_000_000
