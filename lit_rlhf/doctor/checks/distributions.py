@@ -13,7 +13,6 @@ from lit_rlhf.doctor.case import FEW, Case, first_rows
 from lit_rlhf.doctor.report import Finding, failure, ok, warning
 from lit_rlhf.forward import eval_mode, unwrap_model
 from lit_rlhf.functional import kl_estimate, masked_mean, token_logprobs
-
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics, using_generation_config
 
 FAR = 5.0  # standard errors that a mean does not reach by chance
