@@ -16,7 +16,7 @@ from lit_callbacks.detector import CollapseDetector, CollapseEarlyStopping
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
 from lit_callbacks.live import LiveView
 from lit_callbacks.monitors import Level, Monitor, StepMetrics, Thresholds
-from lit_callbacks.output import format_number
+from lit_callbacks.output import format_number, write_text
 from lit_callbacks.phases import (
     OTHER_PHASE,
     VALIDATION_PHASE,
@@ -105,4 +105,5 @@ __all__ = [
     "read_run",
     "replay_run",
     "replay_steps",
+    "write_text",
 ]

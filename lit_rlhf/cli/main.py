@@ -129,7 +129,7 @@ class RLHFCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The configured Trainer, with safe checkpoints, one at SIGTERM, and a phase summary."""
-        from lit_rlhf.modules.hints import HINTS
+        from lit_rlhf.modules import HINTS
 
         trainer = super().instantiate_trainer(**kwargs)
         use_atomic_checkpoints(trainer)

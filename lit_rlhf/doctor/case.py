@@ -39,7 +39,8 @@ class Update(NamedTuple):
     """An optimizer step of policy and critic on one minibatch.
 
     Attributes:
-        metrics: Metrics that `PPOModule.update` returned, computed before the step.
+        metrics: Metrics of `PPOModule.train_critic` and `train_policy`, computed before the
+            step.
         steps: Steps by network, `policy` and `critic`.
     """
 
@@ -66,7 +67,6 @@ class Case:
         scores: Raw rewards, `[B]`.
         experience: What the update learns from.
         updates: Two updates on one minibatch.
-        ppo_epochs: Number of epochs of the run. The examination makes one.
     """
 
     module: PPOModule
@@ -81,7 +81,6 @@ class Case:
     scores: Tensor | None = None
     experience: Experience | None = None
     updates: list[Update] | None = None
-    ppo_epochs: int = 1
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -38,7 +38,7 @@ from lit_rlhf.doctor.report import (
     not_reached,
     ok,
 )
-from lit_rlhf.modules import UPDATE_MEMORY, OptimizerOptions, PPOModule
+from lit_rlhf.modules import UPDATE_MEMORY, OptimizerOptions, PhaseTimer, PPOModule
 from lit_rlhf.rollout import iterate_minibatches
 
 NO_BATCH = failure(
@@ -84,7 +84,7 @@ def run_iteration(case: Case) -> Finding:
     # the draws of the run's first iteration, as in PPOModule.training_step
     generator = module.generator()
     seed = int(torch.randint(2**31, (), generator=generator))
-    rollouts, scores, estimates = module.scored_rollouts(batch, seed, module.timer)
+    rollouts, scores, estimates = module.score_responses(batch, seed, module.timer)
     case.rollouts, case.scores, case.estimates = rollouts, scores, estimates
     if rollouts.statistics is not None:
         case.rescored = module.estimate(rollouts._replace(statistics=None))
@@ -126,15 +126,18 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
     index = next(iterate_minibatches(len(experience), size, generator))
     minibatch = experience.select(index)
     ptx = None if batch.ptx is None else TokenBatch(*(field[index] for field in batch.ptx))
-    module.pretraining_done.fill_(True)  # so that the policy is updated, too
-    module.minibatches = replace(module.minibatches, ppo_epochs=1)
+    module.pretraining_done.fill_(True)  # so that the policy's learning rate goes on, too
+
+    ids, place = minibatch.rollouts.sequence_ids, "the examination"
 
     def update() -> Update:
         clips = {name: optimizer_options(module, name).grad_clip for name in NETWORKS}
-        optimizers = [optimizer for optimizer, _ in module.networks_in_training()]
+        optimizers = [network.optimizer for network in module.trained_networks()]
         for optimizer in optimizers:
             reset_first_moments(optimizer)
-        metrics = {k: float(v) for k, v in module.update(minibatch, ptx, generator).items()}
+        found = module.train_critic(minibatch, place) | module.train_policy(minibatch, ptx, place)
+        module.step_schedules()
+        metrics = {key: float(value) for key, value in found.items()}
         steps = {
             name: NetworkStep(
                 clips[name], metrics[f"ppo/{name}_grad_norm"], applied_gradient_norm(optimizer)
@@ -143,15 +146,15 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
         }
         return Update(metrics, steps)
 
-    with module.memory_for("update", minibatch.rollouts.sequence_ids, *UPDATE_MEMORY):
+    with module.phase("update", ids, UPDATE_MEMORY, PhaseTimer()):
         first = update()
-        for name, step in first.steps.items():
-            if step.clip is not None and not step.norm > step.clip:
-                options = optimizer_options(module, name)
-                lowered = replace(options, grad_clip=step.norm / 2 or step.clip)
-                setattr(module, f"{name}_optimizer", lowered)
-        with module.timer("update"):
-            second = update()
+    for name, step in first.steps.items():
+        if step.clip is not None and not step.norm > step.clip:
+            options = optimizer_options(module, name)
+            lowered = replace(options, grad_clip=step.norm / 2 or step.clip)
+            setattr(module, f"{name}_optimizer", lowered)
+    with module.phase("update", ids, UPDATE_MEMORY):
+        second = update()
     return [first, second]
 
 
@@ -274,7 +277,6 @@ class Examination:
     def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Run the checks on one batch and end the fit."""
         self.case.batch = batch
-        self.case.ppo_epochs = self.case.module.minibatches.ppo_epochs
         for check in CHECKS_DURING:
             self.run_check(check)
         self.case.trainer.should_stop = True

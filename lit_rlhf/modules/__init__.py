@@ -1,5 +1,13 @@
-"""The LightningModules of the three stages, and the groups of their options."""
+"""The LightningModules of the three stages, and the groups of their options.
 
+- `SFTModule`, `RewardModule` and `PPOModule` are the stages, `StageModule` what they share.
+- The `*Options` are groups of options; see also `lit_rlhf.models.ModelOptions` and
+  `lit_rlhf.rollout.SamplingOptions`.
+- `HINTS` are what `lit_callbacks.PhaseSummary` says about a run of a stage.
+"""
+
+from lit_rlhf.modules.guarded_step import TooManySkippedUpdates
+from lit_rlhf.modules.hints import HINTS
 from lit_rlhf.modules.option_names import check_names, dotted_arguments, explain_unknown_option
 from lit_rlhf.modules.options import (
     AdvantageOptions,
@@ -13,30 +21,41 @@ from lit_rlhf.modules.options import (
 from lit_rlhf.modules.out_of_memory import suggest_change
 from lit_rlhf.modules.ppo import (
     ROLLOUT_MEMORY,
+    SCORING_MEMORY,
     UPDATE_MEMORY,
+    LossShare,
     PPOModule,
+    ScoredResponses,
     critic_source,
     generation_settings,
 )
-from lit_rlhf.modules.reward import RewardModule
+from lit_rlhf.modules.reward import PreferenceShare, RewardModule
 from lit_rlhf.modules.sft import SFTModule
 from lit_rlhf.modules.stage import CONTRACT_KEY, StageModule
+from lit_rlhf.modules.timing import PhaseTimer
 
 __all__ = [
     "CONTRACT_KEY",
+    "HINTS",
     "ROLLOUT_MEMORY",
+    "SCORING_MEMORY",
     "UPDATE_MEMORY",
     "AdvantageOptions",
     "CriticPretrainingOptions",
+    "LossShare",
     "MemoryOptions",
     "MinibatchOptions",
     "OptimizerOptions",
     "PPOLossOptions",
     "PPOModule",
+    "PhaseTimer",
+    "PreferenceShare",
     "RewardModule",
     "RewardShapingOptions",
     "SFTModule",
+    "ScoredResponses",
     "StageModule",
+    "TooManySkippedUpdates",
     "check_names",
     "critic_source",
     "dotted_arguments",

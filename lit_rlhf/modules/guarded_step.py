@@ -1,90 +1,164 @@
-"""Updates that are skipped because a number is not finite, and the end of a run that skips all."""
+"""Optimizer steps that are skipped where a number is not finite.
+
+One NaN in a loss would reach every weight of a network and every moment of its optimizer. The step
+is skipped instead, on all ranks alike, and weights, moments and step counts stay as they were. A
+run that skips too many steps in a row ends with an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lit_rlhf.stats import global_sum, world_size
+from lit_rlhf.strategies import OptimizerStep, clipped_step
+
 
 class TooManySkippedUpdates(RuntimeError):
-    """A network could not be updated for so long that going on is a waste.
+    """A network could not be updated so often in a row that training stops.
 
-    An exception and no quiet end: the run did not do its work, so it must not save a finished
-    model, and what was to follow it must not start.
+    This is an exception and not a quiet end of training, since the run has not done its work: no
+    finished model is saved, and whatever follows the run does not start.
     """
 
 
-class SkippedUpdates:
-    """How many updates of each network were skipped in a row, and in this step.
+class UpdateGuard:
+    """Skips updates in which a number is not finite, and counts them.
+
+    Every rank has to call its methods at the same points, since ranks agree on what is skipped.
 
     Args:
-        limit: Skipped updates of a network in a row after which training stops.
+        max_in_a_row: Number of skipped updates of a network in a row at which training stops.
 
     Raises:
-        ValueError: If `limit` is less than 1.
+        ValueError: If `max_in_a_row` is less than 1.
     """
 
-    def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise ValueError(f"max_skipped_in_a_row: expected an integer >= 1, got {limit}")
-        self.limit = limit
+    def __init__(self, max_in_a_row: int) -> None:
+        if max_in_a_row < 1:
+            raise ValueError(f"max_skipped_in_a_row: expected an integer >= 1, got {max_in_a_row}")
+        self.max_in_a_row = max_in_a_row
         self.in_a_row: dict[str, int] = {}
-        self.in_this_step = 0
+        self._count = 0
 
-    def applied(self, network: str) -> None:
-        """An update of `network` went through: its row ends."""
-        self.in_a_row[network] = 0
-
-    def skipped(self, network: str, why: str, place: str, checkpoint: str | None) -> None:
-        """Count a skipped update and warn of it on rank 0; every rank has to call this.
+    def step(
+        self,
+        trainer: Trainer,
+        network: str,
+        optimizer: LightningOptimizer,
+        max_norm: float | None,
+        metrics: Mapping[str, Tensor],
+        place: str,
+    ) -> OptimizerStep:
+        """Clip and step, or skip the step where a loss or the gradient norm is not finite.
 
         Args:
-            network: What was not updated, for instance `the policy`.
-            why: What was not finite.
-            place: Where in the run.
-            checkpoint: The newest checkpoint there is.
+            trainer: The trainer of the run.
+            network: What is updated, for instance `the policy`.
+            optimizer: Its optimizer, after the last `backward`.
+            max_norm: Largest gradient norm (L2); `None`: no clipping.
+            metrics: Metrics of the update; its losses are those whose key ends with `loss`.
+            place: Where in the run the update is, for instance `iteration 3, minibatch 1`.
+
+        Returns:
+            The gradient norm, NaN where a loss was not finite, and whether a step was made.
 
         Raises:
-            TooManySkippedUpdates: If it is the last that the limit allows.
+            TooManySkippedUpdates: If too many updates of the network in a row were skipped.
         """
+        losses = {key: value for key, value in metrics.items() if key.endswith("loss")}
+        found = find_non_finite(losses)
+        if found:
+            # its gradient would be added to that of the next update
+            optimizer.zero_grad()
+            norm = torch.full((), torch.nan, device=next(iter(losses.values())).device)
+            step = OptimizerStep(norm, applied=False)
+        else:
+            step = clipped_step(optimizer, max_norm)
+            found = [] if step.applied else ["its gradient norm"]
+        self._count_update(trainer, network, found, place)
+        return step
+
+    def check(
+        self, trainer: Trainer, network: str, quantities: Mapping[str, Tensor], place: str
+    ) -> bool:
+        """Check what an update would be made from, and count a skipped update if it is not finite.
+
+        Args:
+            trainer: The trainer of the run.
+            network: What is not updated then, for instance `policy and critic`.
+            quantities: Tensors by their names in a warning.
+            place: Where in the run the update is.
+
+        Returns:
+            Whether all numbers are finite on all ranks.
+
+        Raises:
+            TooManySkippedUpdates: If too many updates in a row were skipped.
+        """
+        found = find_non_finite(quantities)
+        self._count_update(trainer, network, found, place)
+        return not found
+
+    def pop_count(self) -> Tensor:
+        """Number of skipped updates since the last call, 0-dim float32, as metrics are."""
+        count, self._count = self._count, 0
+        return torch.tensor(float(count))
+
+    def _count_update(
+        self, trainer: Trainer, network: str, not_finite: list[str], place: str
+    ) -> None:
+        if not not_finite:
+            self.in_a_row[network] = 0
+            return
         row = self.in_a_row[network] = self.in_a_row.get(network, 0) + 1
-        self.in_this_step += 1
-        what = f"update of {network} skipped at {place}: not finite were {why}"
-        if row < self.limit:
+        self._count += 1
+        names = ", ".join(not_finite)
+        skipped = f"update of {network} skipped at {place}: not finite were {names}"
+        if row < self.max_in_a_row:
             rank_zero_warn(
-                f"{what}. Weights and moments are as before; {row} in a row, and training stops "
-                f"after {self.limit} (max_skipped_in_a_row)",
+                f"{skipped}. Weights and moments are as before; {row} in a row, and training stops "
+                f"after {self.max_in_a_row} (max_skipped_in_a_row)",
                 category=UserWarning,
             )
             return
+        checkpoint = find_last_checkpoint(trainer.checkpoint_callbacks)
         resume = (
             "There is no checkpoint"
             if checkpoint is None
             else f"The last checkpoint is {checkpoint}: resume from it with --ckpt_path"
         )
         raise TooManySkippedUpdates(
-            f"{what}. It was number {row} in a row (max_skipped_in_a_row). {resume}. What helps: a "
-            "lower learning rate, a lower clip norm, float32 weights, or a look at the data there"
+            f"{skipped}. It was number {row} in a row (max_skipped_in_a_row). {resume}. What "
+            "helps: a lower learning rate or clip norm, float32 weights, or a look at the data."
         )
 
-    def pop_count(self) -> Tensor:
-        """Skipped updates since the last call, 0-dim float32, as metrics are."""
-        count, self.in_this_step = self.in_this_step, 0
-        return torch.tensor(float(count))
+
+def find_non_finite(quantities: Mapping[str, Tensor]) -> list[str]:
+    """Names of the quantities that hold NaN or infinity on any rank, the same on all ranks."""
+    flags = torch.stack([~torch.isfinite(value).all() for value in quantities.values()])
+    counts, n_ranks = global_sum(flags.int()).tolist(), world_size()
+    return [
+        name if n_ranks == 1 else f"{name} (on {count} of {n_ranks} ranks)"
+        for name, count in zip(quantities, counts, strict=True)
+        if count
+    ]
 
 
-def last_known_checkpoint(callbacks: Iterable[Any]) -> str | None:
-    """The newest checkpoint that a run's checkpoint callbacks know of and that is still there."""
-    known = [
+def find_last_checkpoint(callbacks: Iterable[Any]) -> str | None:
+    """The newest checkpoint that a run's checkpoint callbacks have saved and that still exists."""
+    saved = [
         Path(path)
         for callback in callbacks
         for name in ("last_model_path", "best_model_path")
         if (path := getattr(callback, name, ""))
     ]
-    there = [path for path in known if path.exists()]
-    return str(max(there, key=lambda path: path.stat().st_mtime)) if there else None
+    existing = [path for path in saved if path.exists()]
+    return str(max(existing, key=lambda path: path.stat().st_mtime)) if existing else None

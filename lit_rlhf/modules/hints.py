@@ -1,4 +1,7 @@
-"""What would make a stage faster, in sentences at the end of fit (`lit_callbacks.PhaseSummary`)."""
+"""Hints on what would make a stage faster, which `lit_callbacks.PhaseSummary` prints after `fit`.
+
+A hint returns one sentence, or `None` where it does not apply.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from lit_rlhf.modules.stage import StageModule
 from lit_rlhf.modules.timing import GIB
 from lit_rlhf.rewards import WeightedReward
 
-SLOW = 0.15  # share of the time that reward functions should stay below
-LARGE = 0.3  # share of the time from which a phase is worth a word
-MOST = 0.5  # share from which it is what to look at first
+SLOW = 0.15  # share of the time from which reward functions are too slow
+LARGE = 0.3  # share of the time from which a phase is worth a hint
+MOST = 0.5  # share of the time from which a phase dominates
 CUT_OFF = 0.3  # share of responses that run to their limit
-ROOM = 0.6  # share of the GPU's memory below which a phase may well take more
+ROOM = 0.6  # share of the GPU's memory below which larger batches may fit
 
 
 def device_memory(device: torch.device) -> float | None:
@@ -27,8 +30,8 @@ def device_memory(device: torch.device) -> float | None:
     return torch.cuda.get_device_properties(device).total_memory / GIB
 
 
-def room(report: PhaseReport, module: LightningModule) -> str | None:
-    """How much memory the fit has left unused, in words; `None` where it was little or unknown."""
+def unused_memory(report: PhaseReport, module: LightningModule) -> str | None:
+    """The peak memory in words, if much of the GPU's was unused; else `None`."""
     total = device_memory(module.device)
     if total is None or report.peak is None or report.peak > ROOM * total:
         return None
@@ -36,7 +39,7 @@ def room(report: PhaseReport, module: LightningModule) -> str | None:
 
 
 def long_responses(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
-    """Rollouts take most of the time, and many run to their limit."""
+    """Rollouts dominate, and many responses run to their limit."""
     cut = float(trainer.callback_metrics.get("rollout/truncation_rate", 0.0))
     share = report.share("rollout")
     if not isinstance(module, PPOModule) or share < MOST or cut < CUT_OFF:
@@ -51,10 +54,10 @@ def long_responses(report: PhaseReport, trainer: Trainer, module: LightningModul
 def small_rollout_batches(
     report: PhaseReport, trainer: Trainer, module: LightningModule
 ) -> str | None:
-    """Rollouts take most of the time in batches that could be larger."""
+    """Rollouts dominate, and more responses could be in progress at a time."""
     if not isinstance(module, PPOModule):
         return None
-    size, left = module.memory.rollout_batch_size, room(report, module)
+    size, left = module.memory.rollout_batch_size, unused_memory(report, module)
     share = report.share("rollout")
     if share < MOST or size is None or left is None:
         return None
@@ -65,7 +68,7 @@ def small_rollout_batches(
 
 
 def slow_functions(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
-    """Reward functions, rules and services take long."""
+    """Reward functions, rules and remote rewards are slow."""
     reward = getattr(module, "reward", None)
     if not isinstance(reward, WeightedReward):
         return None
@@ -81,7 +84,7 @@ def slow_functions(report: PhaseReport, trainer: Trainer, module: LightningModul
 
 
 def float32(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
-    """A GPU computes in float32."""
+    """A GPU computes in float32 only."""
     if not isinstance(module, StageModule):
         return None
     plain = trainer.precision == "32-true" and module.network.dtype == "float32"
@@ -93,8 +96,8 @@ def float32(report: PhaseReport, trainer: Trainer, module: LightningModule) -> s
 def needless_checkpointing(
     report: PhaseReport, trainer: Trainer, module: LightningModule
 ) -> str | None:
-    """Activations are recomputed though there is room for them."""
-    left = room(report, module)
+    """Activations are recomputed although there is memory for them."""
+    left = unused_memory(report, module)
     if not isinstance(module, StageModule) or left is None:
         return None
     if not module.network.gradient_checkpointing:
@@ -108,7 +111,7 @@ def needless_checkpointing(
 def small_micro_batches(
     report: PhaseReport, trainer: Trainer, module: LightningModule
 ) -> str | None:
-    """The update goes in small parts though there is room."""
+    """The update is split into small parts although there is memory for larger ones."""
     match module:
         case PPOModule():
             name, size = "minibatches.micro_batch_size", module.minibatches.micro_batch_size
@@ -116,14 +119,14 @@ def small_micro_batches(
             name, size = "micro_batch_size", module.micro_batch_size
         case _:
             return None
-    left, share = room(report, module), report.share("update")
+    left, share = unused_memory(report, module), report.share("update")
     if share < LARGE or size is None or left is None:
         return None
     return f"update takes {share:.0%} of the time: raise {name} (now {size}); {left}"
 
 
 def long_validation(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
-    """Validation takes a large part."""
+    """Validation takes a large share of the time."""
     share = report.share(VALIDATION_PHASE)
     if share < LARGE:
         return None
@@ -134,7 +137,7 @@ def long_validation(report: PhaseReport, trainer: Trainer, module: LightningModu
 
 
 def waiting(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:
-    """Much lies outside all phases."""
+    """A large share of the time is outside all phases."""
     share = report.share(OTHER_PHASE)
     if share < LARGE:
         return None
@@ -154,4 +157,4 @@ HINTS: tuple[PhaseHint, ...] = (
     long_validation,
     waiting,
 )
-"""All of them; each returns a sentence, or `None` where it has nothing to say."""
+"""All hints, in the order in which they are printed."""

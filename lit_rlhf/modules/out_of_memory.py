@@ -1,4 +1,4 @@
-"""Out-of-memory errors that say what did not fit and which setting to change."""
+"""Out-of-memory errors that name the phase, the sizes and the settings to change."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-# What torch says where it has no class for it: the CPU's allocator, and CUDA's libraries.
+# Messages of errors that are plain RuntimeErrors: of the CPU's allocator, of CUDA's libraries.
 PHRASES = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @contextmanager
-def explained_memory_errors(phase: str, ids: Tensor, changes: Sequence[str]) -> Iterator[None]:
-    """Name phase, sizes and settings in an out-of-memory error of the block.
+def explain_memory_errors(phase: str, ids: Tensor, changes: Sequence[str]) -> Iterator[None]:
+    """Add phase, sizes and advice to an out-of-memory error of the block.
 
     Args:
-        phase: What the block does, for instance `rollout`.
-        ids: The sequences that it handles, `[B, L]`.
-        changes: What to change, in words.
+        phase: Name of the phase that the block runs, for instance `rollout`.
+        ids: The sequences that it processes, `[B, L]`.
+        changes: What helps, see `suggest_change`; empty strings are left out.
 
     Raises:
-        torch.OutOfMemoryError: From the error of the device or of the CPU's allocator.
+        torch.OutOfMemoryError: In place of the error of the device or of the CPU's allocator.
     """
     try:
         yield
@@ -38,21 +38,21 @@ def explained_memory_errors(phase: str, ids: Tensor, changes: Sequence[str]) -> 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of the device or of the host ran out."""
+    """Whether an error means that memory of the device or of the host ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(phrase in str(error) for phrase in PHRASES)
 
 
-def suggest_change(name: str, options: object) -> str:
-    """What to do with a setting to save memory, in words; empty if it is done already.
+def suggest_change(name: str, module: object) -> str:
+    """How to change a setting so that less memory is needed; empty if that is done already.
 
     Args:
-        name: Dotted name of an option, or of a setting elsewhere.
-        options: Whose attribute it is, a module's; a setting elsewhere has no value there.
+        name: Dotted name of an option of the module, or of another setting.
+        module: The module, which has the option as an attribute.
     """
     try:
-        value = attrgetter(name)(options)
+        value = attrgetter(name)(module)
     except AttributeError:
         return f"lower {name}"
     if isinstance(value, bool):

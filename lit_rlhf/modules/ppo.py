@@ -1,17 +1,24 @@
-"""PPO-max: proximal policy optimization of a language model that does not collapse (Section 5)."""
+"""PPO-max: proximal policy optimization of a language model (Section 5 of arXiv 2307.04964).
+
+`PPOModule.training_step` is one iteration of Algorithm 1. Its phases are methods in reading order:
+`rollout`, `score`, `estimate`, `shape_rewards`, `experience` and `update`. All but `update`, which
+steps the optimizers of a Trainer, can be called on a module that is not in training.
+
+Notation: `B` responses, `T` tokens of the longest response.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
+from lit_callbacks import write_text
 from lit_rlhf.data import PromptBatch, TokenBatch, encode_prompts
 from lit_rlhf.forward import (
     LanguageModel,
@@ -48,7 +55,7 @@ from lit_rlhf.models import (
     load_causal_lm,
     load_scalar_model,
 )
-from lit_rlhf.modules.micro_batches import accumulate, micro_batches
+from lit_rlhf.modules.micro_batches import accumulate, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import (
     AdvantageOptions,
@@ -76,11 +83,11 @@ from lit_rlhf.rollout import (
     rollout_metrics,
     score_rollouts,
 )
-from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments
+from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments, world_size
 from lit_rlhf.strategies import backward
 
 FROZEN = ("reference.", "reward.functions.")  # keys of the state dict that checkpoints leave out
-# what to change when a phase needs too much memory
+# what to change when a phase runs out of memory
 ROLLOUT_MEMORY = ("memory.rollout_batch_size", "sampling.max_new_tokens")
 SCORING_MEMORY = ("memory.max_tokens_per_forward", "sampling.max_new_tokens")
 UPDATE_MEMORY = (
@@ -88,6 +95,32 @@ UPDATE_MEMORY = (
     "sampling.max_new_tokens",
     "network.gradient_checkpointing",
 )
+
+
+class ScoredResponses(NamedTuple):
+    """`B` responses with all that is computed of them before the update.
+
+    Attributes:
+        rollouts: Prompts and responses.
+        scores: Raw scores, `[B]`.
+        estimates: Log-probs of policy and reference, entropies and values of the critic.
+    """
+
+    rollouts: RolloutBatch
+    scores: Tensor
+    estimates: TokenStatistics
+
+
+class LossShare(NamedTuple):
+    """Share of a micro-batch in the loss of a minibatch; shares add up over micro-batches.
+
+    Attributes:
+        loss: What the gradient is taken of, 0-dim.
+        metrics: `ppo/*` metrics, 0-dim.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
 
 
 class PPOModule(FixedDtypeBuffers, StageModule):
@@ -176,10 +209,10 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         self.policy = disable_dropout(load_causal_lm(model_path, self.network))
         frozen = replace(self.network, dtype=self.memory.frozen_dtype or self.network.dtype)
         offload = self.memory.offload_frozen
-        self.reference = reference_policy(model_path, frozen, offload)
+        self.reference = load_reference(model_path, frozen, offload)
         self.reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload)
         self.critic = disable_dropout(
-            initial_critic(critic_init, model_path, self.reward.models, self.network, seed)
+            load_critic(critic_init, model_path, self.reward.models, self.network, seed)
         )
         self.gold = None
         if gold_reward is not None:
@@ -199,13 +232,13 @@ class PPOModule(FixedDtypeBuffers, StageModule):
                 source.check_contract(self.encoder.contract)
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
-        """One PPO iteration; returns the responses' scores and lengths for callbacks."""
+        """One PPO iteration; returns the scores and lengths of the responses for callbacks."""
         generator = self.generator()
         seed = int(torch.randint(2**31, (), generator=generator))
-        rollouts, scores, estimates = self.scored_rollouts(batch, seed, self.timer)
-        metrics = self.rollout_summary(rollouts, batch.texts, scores, estimates)
+        rollouts, scores, estimates = self.score_responses(batch, seed, self.timer)
+        metrics = self.summarize_rollouts(rollouts, batch.texts, scores, estimates)
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
-        if self.rollouts_are_finite(scores, estimates):
+        if self.check_rollouts(scores, estimates):
             self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
             experience = self.experience(rollouts, rewards, estimates)
@@ -213,59 +246,49 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             metrics["ppo/explained_variance"] = explained_variance(
                 estimates.values, experience.returns, rollouts.response_mask
             )
-            self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * self.trainer.world_size)
-            with (
-                self.timer("update"),
-                self.memory_for("update", rollouts.sequence_ids, *UPDATE_MEMORY),
-            ):
+            self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * world_size())
+            with self.phase("update", rollouts.sequence_ids, UPDATE_MEMORY):
                 metrics |= self.update(experience, batch.ptx, generator)
         else:
+            # As after any skipped update, the learning rates go on: see `step_schedule`.
             self.step_schedules()
-        metrics["ppo/skipped_updates"] = self.skipped.pop_count()
-        metrics |= self.timer.metrics(int(rollouts.response_mask.sum()))
+        metrics["ppo/skipped_updates"] = self.guard.pop_count()
+        metrics |= self.timer.pop_metrics(int(rollouts.response_mask.sum()))
         self.iteration += 1
         self.log_metrics(metrics, len(scores))
+        # the x axis of loggers: Lightning's global step counts the steps of both optimizers
         self.log("step", self.iteration.float())
         return {"scores": scores, "response_lengths": rollouts.response_mask.sum(1)}
 
-    def scored_rollouts(
-        self, batch: PromptBatch, seed: int, timer: PhaseTimer
-    ) -> tuple[RolloutBatch, Tensor, TokenStatistics]:
-        """Responses to the prompts, their raw rewards, and what the networks make of them."""
-        with timer("rollout"), self.memory_for("rollout", batch.input_ids, *ROLLOUT_MEMORY):
-            rollouts = self.rollout(batch, seed)
-        ids = rollouts.sequence_ids
-        with timer("score"), self.memory_for("score", ids, *SCORING_MEMORY):
-            scores = self.score(rollouts, batch.texts)
-        with timer("estimate"), self.memory_for("estimate", ids, *SCORING_MEMORY):
-            estimates = self.estimate(rollouts)
-        return rollouts, scores, estimates
-
-    def rollouts_are_finite(self, scores: Tensor, estimates: TokenStatistics) -> bool:
-        """Whether there is no NaN and no infinity on any rank; an iteration with one is skipped.
-
-        Running moments, KL coefficient and weights are then as before.
-
-        Raises:
-            TooManySkippedUpdates: If it is the last in a row that may be.
-        """
-        why = self.non_finite(
-            {
-                "rewards": scores,
-                "log-probs of the policy": estimates.logprobs,
-                "log-probs of the reference": estimates.ref_logprobs,
-                "values of the critic": estimates.values,
-            }
-        )
-        self.count_update("policy and critic", why, f"iteration {int(self.iteration) + 1}")
-        return not why
-
     def generator(self) -> torch.Generator:
-        """Random draws of this iteration on this rank."""
+        """Random generator of this iteration on this rank, for rollouts and minibatches.
+
+        It depends on `seed`, the iteration and the rank alone, so that a run that resumes from a
+        checkpoint draws the same numbers.
+        """
         seed = torch.tensor([self.seed, int(self.iteration), self.global_rank])
         # Three small numbers to one: large primes keep neighbouring iterations and ranks apart.
         mixed = int((seed * torch.tensor([1_000_003, 7_919, 104_729])).sum())
         return torch.Generator().manual_seed(mixed)
+
+    def score_responses(
+        self, batch: PromptBatch, seed: int, timer: PhaseTimer | None = None
+    ) -> ScoredResponses:
+        """The first three phases: sample responses, score them, and estimate log-probs and values.
+
+        Args:
+            batch: Prompts.
+            seed: Seed of the responses.
+            timer: Timer of the phases; `None`: they are not part of a training step.
+        """
+        timer = timer or PhaseTimer()
+        with self.phase("rollout", batch.input_ids, ROLLOUT_MEMORY, timer):
+            rollouts = self.rollout(batch, seed)
+        with self.phase("score", rollouts.sequence_ids, SCORING_MEMORY, timer):
+            scores = self.score(rollouts, batch.texts)
+        with self.phase("estimate", rollouts.sequence_ids, SCORING_MEMORY, timer):
+            estimates = self.estimate(rollouts)
+        return ScoredResponses(rollouts, scores, estimates)
 
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
         """Sample one response to each prompt from the policy."""
@@ -281,12 +304,12 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         )
 
     def score(self, rollouts: RolloutBatch, prompts: list[str]) -> Tensor:
-        """Raw rewards `[B]`: the weighted sum of the sources."""
+        """Raw scores `[B]`: the weighted sum of reward models and functions."""
         scores: Tensor = self.reward(rollouts, prompts, self.memory.max_tokens_per_forward)
         return scores
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
-        """Log-probs of policy and reference and the critic's values, before the update."""
+        """Log-probs of policy and reference and values of the critic, before the update."""
         return score_rollouts(
             self.policy,
             self.reference,
@@ -296,10 +319,10 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             max_tokens_per_forward=self.memory.max_tokens_per_forward,
         )
 
-    def rollout_summary(
+    def summarize_rollouts(
         self, rollouts: RolloutBatch, prompts: list[str], scores: Tensor, estimates: TokenStatistics
     ) -> dict[str, Tensor]:
-        """The `rollout/*` metrics, with each source's score and the gold reward if there is one."""
+        """The `rollout/*` metrics, with the score of each reward and the gold reward if any."""
         metrics = rollout_metrics(
             estimates.logprobs,
             estimates.ref_logprobs,
@@ -314,20 +337,27 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             metrics["rollout/gold"] = self.gold(rollouts, prompts, None).mean()
         return metrics
 
-    def reparameterize(self, scores: Tensor) -> Tensor:
-        """Scale or normalize raw scores `[B]` by the moments of all so far, and clip (Eq. 18)."""
-        self.score_moments.update(scores)
-        moments, clip = self.score_moments, self.reward_shaping.clip
-        if self.reward_shaping.normalization:
-            return normalized_scores(scores, moments.mean, moments.std, clip)
-        if self.reward_shaping.scaling:
-            scores = scaled_scores(scores, moments.std)
-        return scores if clip is None else clipped_scores(scores, clip)
+    def check_rollouts(self, scores: Tensor, estimates: TokenStatistics) -> bool:
+        """Whether scores and estimates are finite on all ranks; if not, the iteration is skipped.
+
+        A skipped iteration leaves running moments, KL coefficient and weights as they were.
+
+        Raises:
+            TooManySkippedUpdates: If too many iterations in a row were skipped.
+        """
+        quantities = {
+            "rewards": scores,
+            "log-probs of the policy": estimates.logprobs,
+            "log-probs of the reference": estimates.ref_logprobs,
+            "values of the critic": estimates.values,
+        }
+        place = f"iteration {int(self.iteration) + 1}"
+        return self.guard.check(self.trainer, "policy and critic", quantities, place)
 
     def shape_rewards(
         self, rollouts: RolloutBatch, scores: Tensor, estimates: TokenStatistics
     ) -> Tensor:
-        """Rewards `[B, T]`: the score at the last token, minus the KL penalty at each (Eq. 19)."""
+        """Rewards `[B, T]`: the score at the last token, minus the KL penalty of each (Eq. 19)."""
         scores = self.reparameterize(scores)
         scores = scores - self.reward_shaping.missing_eos_penalty * (~rollouts.terminated)
         return token_rewards(
@@ -339,13 +369,27 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             self.reward_shaping.kl_estimator,
         ).rewards
 
+    def reparameterize(self, scores: Tensor) -> Tensor:
+        """Normalize or scale raw scores `[B]` by the moments of all scores so far, and clip them.
+
+        The moments include those of `scores` (Eq. 18).
+        """
+        self.score_moments.update(scores)
+        moments, clip = self.score_moments, self.reward_shaping.clip
+        if self.reward_shaping.normalization:
+            return normalized_scores(scores, moments.mean, moments.std, clip)
+        if self.reward_shaping.scaling:
+            scores = scaled_scores(scores, moments.std)
+        return scores if clip is None else clipped_scores(scores, clip)
+
     def experience(
         self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
     ) -> Experience:
-        """Advantages and returns of the rollouts, under the truncation rule."""
+        """Advantages and returns of the rollouts (Eqs. 7-12), and the tokens to learn from."""
         options, mask = self.advantages, rollouts.response_mask
         bootstrap = None
         if options.truncation == "bootstrap":
+            # A response that ended has no next state; one that was cut off goes on from V(s_{T+1}).
             bootstrap = estimates.next_values.masked_fill(rollouts.terminated, 0.0)
         advantages, returns = gae(
             estimates.values, rewards, mask, options.gamma, options.lam, bootstrap
@@ -362,16 +406,18 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         return Experience(rollouts, old_logprobs, estimates.values, advantages, returns, mask)
 
     def adapt_kl_coef(self, kl: float, n_rollouts: int) -> None:
-        """Move the KL coefficient so that `kl` (nats per response) comes closer to its target."""
+        """Move an adaptive KL coefficient so that the KL approaches its target.
+
+        Args:
+            kl: Mean KL of the iteration to the reference, in nats per response.
+            n_rollouts: Number of rollouts of the iteration, on all ranks.
+        """
         target, horizon = self.reward_shaping.kl_target, self.reward_shaping.kl_horizon
+        # While the critic alone is trained, the KL cannot follow the coefficient.
         if target is not None and not self.in_critic_pretraining():
             self.kl_coef.fill_(
                 adaptive_kl_coef(float(self.kl_coef), kl, target, horizon, n_rollouts)
             )
-
-    def in_critic_pretraining(self) -> bool:
-        """Whether this iteration trains the critic alone."""
-        return not bool(self.pretraining_done)
 
     def update(
         self, experience: Experience, ptx: TokenBatch | None, generator: torch.Generator
@@ -386,92 +432,96 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         Returns:
             Means over the minibatches of the `ppo/*` metrics, 0-dim; NaN where all were skipped.
         """
-        (policy_optimizer, _), (critic_optimizer, _) = self.networks_in_training()
         pretraining = self.in_critic_pretraining()
+        size = self.minibatches.minibatch_size
         history: list[dict[str, Tensor]] = []
         for _ in range(self.minibatches.ppo_epochs):
-            for index in iterate_minibatches(
-                len(experience), self.minibatches.minibatch_size, generator
-            ):
+            for index in iterate_minibatches(len(experience), size, generator):
+                minibatch = experience.select(index)
+                texts = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
                 place = f"iteration {int(self.iteration) + 1}, minibatch {len(history) + 1}"
-                metrics = self.train_critic(critic_optimizer, experience, index, place)
+                metrics = self.train_critic(minibatch, place)
                 if not pretraining:
-                    metrics |= self.train_policy(policy_optimizer, experience, index, ptx, place)
+                    metrics |= self.train_policy(minibatch, texts, place)
                 history.append(metrics)
         self.step_schedules()
         means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}
         if pretraining:
             # over all ranks: they have to agree on when the phase ends
-            self.watch_critic_pretraining(float(self.mean_over_ranks(means["ppo/value_loss"])))
+            self.watch_critic_pretraining(float(self.global_mean(means["ppo/value_loss"])))
         else:
             means["ppo/ratio_first"] = history[0]["ppo/ratio"]
         return means
 
-    def step_schedules(self) -> None:
-        """Move the learning rates on by an iteration, the policy's after critic pre-training."""
-        (_, policy_schedule), (_, critic_schedule) = self.networks_in_training()
-        self.step_schedule(critic_schedule)
-        if not self.in_critic_pretraining():
-            self.step_schedule(policy_schedule)
+    def train_critic(self, minibatch: Experience, place: str) -> dict[str, Tensor]:
+        """Make one optimizer step of the critic.
 
-    def watch_critic_pretraining(self, value_loss: float) -> None:
-        """End critic pre-training after its iterations, or once the value loss is low enough."""
-        target = self.critic_pretraining.target_value_loss
-        enough = int(self.iteration) + 1 >= self.critic_pretraining.iterations
-        if enough or (target is not None and value_loss <= target):
-            self.pretraining_done.fill_(True)
+        Args:
+            minibatch: Rollouts of this rank.
+            place: Where in the run it is, for warnings.
 
-    def train_critic(
-        self, optimizer: LightningOptimizer, experience: Experience, index: Tensor, place: str
-    ) -> dict[str, Tensor]:
-        """One step of the critic on the rollouts at `index`; metrics are NaN if it was skipped."""
+        Returns:
+            The critic's metrics, all NaN if the step was skipped.
+        """
+        _, critic = self.trained_networks()
         totals: dict[str, Tensor] = {}
-        tokens = self.rank_share(experience.loss_mask[index].sum())
-        for part in self.micro_experiences(experience, index):
-            shares = self.critic_loss(part, tokens)
-            backward(self, shares["ppo/value_loss"], optimizer)
-            accumulate(totals, shares)
+        tokens = self.global_denominator(minibatch.loss_mask.sum())
+        for part in self.split_experience(minibatch):
+            loss, metrics = self.critic_loss(part, tokens)
+            backward(self, loss, critic.optimizer)
+            accumulate(totals, metrics)
         clip = self.critic_optimizer.grad_clip
-        step = self.step_network("the critic", optimizer, clip, totals, place)
+        step = self.guard.step(self.trainer, "the critic", critic.optimizer, clip, totals, place)
         totals["ppo/critic_grad_norm"] = step.grad_norm
         return totals if step.applied else dict.fromkeys(totals, torch.full_like(tokens, torch.nan))
 
     def train_policy(
-        self,
-        optimizer: LightningOptimizer,
-        experience: Experience,
-        index: Tensor,
-        ptx: TokenBatch | None,
-        place: str,
+        self, minibatch: Experience, ptx: TokenBatch | None, place: str
     ) -> dict[str, Tensor]:
-        """One step of the policy on the rollouts at `index` and their ptx sequences; alike."""
+        """Make one optimizer step of the policy, on rollouts and text together (PPO-ptx).
+
+        Args:
+            minibatch: Rollouts of this rank.
+            ptx: Sequences for the language-model loss, as many.
+            place: Where in the run it is, for warnings.
+
+        Returns:
+            The policy's metrics, all NaN if the step was skipped.
+        """
+        policy, _ = self.trained_networks()
         totals: dict[str, Tensor] = {}
-        tokens = self.rank_share(experience.loss_mask[index].sum())
-        for part in self.micro_experiences(experience, index):
-            loss, shares = self.policy_loss(part, tokens)
-            backward(self, loss, optimizer)
-            accumulate(totals, shares)
+        tokens = self.global_denominator(minibatch.loss_mask.sum())
+        for part in self.split_experience(minibatch):
+            loss, metrics = self.policy_loss(part, tokens)
+            backward(self, loss, policy.optimizer)
+            accumulate(totals, metrics)
         if ptx is not None and self.loss.ptx_coef > 0:
-            rows = TokenBatch(*(field[index] for field in ptx))
-            tokens = self.rank_share(rows.completion_mask.sum())
-            for text in micro_batches(rows, len(index), self.minibatches.micro_batch_size):
-                loss = self.ptx_loss(text, tokens)
-                backward(self, self.loss.ptx_coef * loss, optimizer)
-                accumulate(totals, {"ppo/ptx_loss": loss})
+            text_tokens = self.global_denominator(ptx.completion_mask.sum())
+            size = self.minibatches.micro_batch_size
+            for texts in split_batch(ptx, len(ptx.input_ids), size):
+                ptx_loss = self.ptx_loss(texts, text_tokens)
+                backward(self, self.loss.ptx_coef * ptx_loss, policy.optimizer)
+                accumulate(totals, {"ppo/ptx_loss": ptx_loss})
         clip = self.policy_optimizer.grad_clip
-        step = self.step_network("the policy", optimizer, clip, totals, place)
+        step = self.guard.step(self.trainer, "the policy", policy.optimizer, clip, totals, place)
         totals["ppo/policy_grad_norm"] = step.grad_norm
         self.ppo_step += int(step.applied)
         return totals if step.applied else dict.fromkeys(totals, torch.full_like(tokens, torch.nan))
 
-    def micro_experiences(self, experience: Experience, index: Tensor) -> Iterator[Experience]:
-        """The rollouts at `index` in micro-batches, each cut to its longest prompt and response."""
-        size = self.minibatches.micro_batch_size or len(index)
-        for start in range(0, len(index), size):
-            yield experience.select(index[start : start + size])
+    def split_experience(self, minibatch: Experience) -> Iterator[Experience]:
+        """A minibatch in micro-batches, each cut to its longest prompt and response."""
+        rows = torch.arange(len(minibatch))
+        size = self.minibatches.micro_batch_size or len(minibatch)
+        for start in range(0, len(minibatch), size):
+            yield minibatch.select(rows[start : start + size])
 
-    def critic_loss(self, experience: Experience, tokens: Tensor) -> dict[str, Tensor]:
-        """Share of a micro-batch in the value loss and its clip fraction over `tokens` (Eq. 16)."""
+    def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+        """Share of a micro-batch in the value loss (Eq. 16).
+
+        Args:
+            experience: Rollouts of the micro-batch.
+            tokens: Tokens of the minibatch that the sums are divided by, see `global_denominator`.
+        """
         rollouts, mask = experience.rollouts, experience.loss_mask
         values = response_values(
             self.critic, rollouts.sequence_ids, rollouts.sequence_mask, mask.shape[1]
@@ -484,15 +534,19 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             self.loss.value_clip,
             denominator=tokens,
         )
-        return {
-            "ppo/value_loss": loss,
-            "ppo/value_clip_fraction": clip_fraction * mask.sum() / tokens,
-        }
+        share = mask.sum() / tokens
+        return LossShare(
+            loss,
+            {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share},
+        )
 
-    def policy_loss(
-        self, experience: Experience, tokens: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Share of a micro-batch in the policy's loss over `tokens`, and in its metrics."""
+    def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+        """Share of a micro-batch in the loss of the policy, with the entropy bonus.
+
+        Args:
+            experience: Rollouts of the micro-batch.
+            tokens: Tokens of the minibatch that the sums are divided by, see `global_denominator`.
+        """
         rollouts, mask = experience.rollouts, experience.loss_mask
         entropy_coef, temperature = self.loss.entropy_coef, self.sampling.temperature
 
@@ -511,7 +565,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         logprobs = logprobs[:, -mask.shape[1] :]
         terms = self.policy_objective(logprobs, experience, tokens)
         share = mask.sum() / tokens
-        shares = {
+        metrics = {
             "ppo/policy_loss": terms.loss,
             "ppo/clip_fraction": terms.clip_fraction * share,
             "ppo/approx_kl": terms.approx_kl * share,
@@ -519,16 +573,22 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         }
         loss = terms.loss
         if entropy:
-            shares["ppo/entropy_loss"] = entropy_loss(
+            metrics["ppo/entropy_loss"] = entropy_loss(
                 entropy[0][:, -mask.shape[1] :], mask, self.loss.entropy_clip, denominator=tokens
             )
-            loss = loss + entropy_coef * shares["ppo/entropy_loss"]
-        return loss, shares
+            loss = loss + entropy_coef * metrics["ppo/entropy_loss"]
+        return LossShare(loss, metrics)
 
     def policy_objective(
         self, logprobs: Tensor, experience: Experience, tokens: Tensor
     ) -> PolicyLoss:
-        """The objective that the options name, over `tokens`."""
+        """The objective that `loss.policy_objective` names (Eqs. 13-15).
+
+        Args:
+            logprobs: Log-probs of the policy that is trained, `[B, T]`, nats.
+            experience: Rollouts of the micro-batch.
+            tokens: Tokens of the minibatch that the sums are divided by.
+        """
         mask = experience.loss_mask
         surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
         match self.loss.policy_objective:
@@ -544,21 +604,40 @@ class PPOModule(FixedDtypeBuffers, StageModule):
                 )
 
     def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
-        """Share of a micro-batch in the language-model loss over `tokens` (Eq. 17)."""
+        """Share of a micro-batch of text in the language-model loss over `tokens` (Eq. 17)."""
         logprobs = target_logprobs(
             self.policy, batch.input_ids, batch.attention_mask, batch.completion_mask
         )
         return language_model_loss(logprobs, batch.completion_mask, tokens)
 
+    def in_critic_pretraining(self) -> bool:
+        """Whether this iteration trains the critic alone."""
+        return not bool(self.pretraining_done)
+
+    def watch_critic_pretraining(self, value_loss: float) -> None:
+        """End critic pre-training after its iterations, or once the value loss is low enough."""
+        target = self.critic_pretraining.target_value_loss
+        enough = int(self.iteration) + 1 >= self.critic_pretraining.iterations
+        if enough or (target is not None and value_loss <= target):
+            self.pretraining_done.fill_(True)
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One AdamW and schedule for the policy, one for the critic."""
         policy = self.build_optimizer(self.policy, self.policy_optimizer)
         critic = self.build_optimizer(self.critic, self.critic_optimizer)
+        # The policy's warm-up begins when the policy is first trained.
         skipped = self.critic_pretraining.iterations
         return [policy, critic], [
             self.build_schedule(policy, self.policy_optimizer, skipped),
             self.build_schedule(critic, self.critic_optimizer),
         ]
+
+    def step_schedules(self) -> None:
+        """Step the learning rates by an iteration, the policy's after critic pre-training only."""
+        policy, critic = self.trained_networks()
+        self.step_schedule(critic.schedule)
+        if not self.in_critic_pretraining():
+            self.step_schedule(policy.schedule)
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Generate and score responses to held-out prompts, with the same draws each time."""
@@ -569,9 +648,8 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         self._evaluation_step(batch, batch_idx, "test/")
 
     def _evaluation_step(self, batch: PromptBatch, batch_idx: int, prefix: str) -> None:
-        seed = self.seed + batch_idx
-        rollouts, scores, estimates = self.scored_rollouts(batch, seed, PhaseTimer())
-        metrics = self.rollout_summary(rollouts, batch.texts, scores, estimates)
+        rollouts, scores, estimates = self.score_responses(batch, self.seed + batch_idx)
+        metrics = self.summarize_rollouts(rollouts, batch.texts, scores, estimates)
         self.log_metrics(metrics, len(scores), prefix)
         # The logger's x axis; Lightning's own count of batches is one behind at validation.
         self.log("step", self.iteration.float(), batch_size=len(scores))
@@ -579,66 +657,69 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             records = build_response_records(rollouts, scores, estimates, self.tokenizer)
             n_rows = self.sampled_texts
             table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
-            self.log_text(f"{prefix}samples", table, int(self.iteration))
+            write_text(self.trainer, f"{prefix}samples", table, int(self.iteration))
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """Rendered prompts with their `build_response_records`."""
-        records = self._answers(batch, seed=self.seed + batch_idx)
+        """Responses to a batch of prompts: the rendered prompt and `build_response_records`."""
+        records = self._sample_records(batch, seed=self.seed + batch_idx)
         return [
             {"prompt": prompt, **record}
             for prompt, record in zip(batch.texts, records, strict=True)
         ]
 
     def sample(self, prompts: list[str]) -> list[dict[str, Any]]:
-        """One record per prompt (see `build_response_records`), with the same draws at every call.
+        """Sample one response per prompt, with the same random numbers at every call.
 
         Args:
-            prompts: As in the field `prompt` of a data file; they are rendered as the datamodule
-                renders its own.
+            prompts: Prompts as in the field `prompt` of a data file. They are rendered as those of
+                the datamodule.
+
+        Returns:
+            One record per prompt, see `build_response_records`.
 
         Raises:
-            RuntimeError: Without a datamodule of this project, after its setup.
+            RuntimeError: If the trainer has no datamodule with an encoder, or it is not set up yet.
             ValueError: If there is no prompt, or one cannot be used.
         """
         if self.encoder is None:
             raise RuntimeError("sample: the trainer has no datamodule that has set up an encoder")
         batch = encode_prompts(prompts, self.encoder)
         batch = self.transfer_batch_to_device(batch, self.device, dataloader_idx=0)
-        return self._answers(batch, seed=self.seed)
+        return self._sample_records(batch, seed=self.seed)
 
     @torch.no_grad()
-    def _answers(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
-        rollouts, scores, estimates = self.scored_rollouts(batch, seed, PhaseTimer())
+    def _sample_records(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
+        rollouts, scores, estimates = self.score_responses(batch, seed)
         return build_response_records(rollouts, scores, estimates, self.tokenizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the frozen reference and reward models out: their folders hold them."""
+        """Leave out the weights of reference and reward models, which do not change."""
         super().on_save_checkpoint(checkpoint)
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {k: v for k, v in state.items() if not k.startswith(FROZEN)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put them back, as loaded from their folders."""
+        """Take the weights of reference and reward models from their folders."""
         super().on_load_checkpoint(checkpoint)
         own = {k: v for k, v in self.state_dict().items() if k.startswith(FROZEN)}
         checkpoint["state_dict"] = own | checkpoint["state_dict"]
 
     def on_train_end(self) -> None:
-        """Leave the finished policy, and the critic beside it."""
+        """Save the finished policy, with the critic in a folder inside."""
         self.save_finished(
             self.policy, self.finished_dir, generation_settings(self.sampling.temperature)
         )
         self.save_finished(self.critic, self.finished_dir / "critic")
 
 
-def reference_policy(
+def load_reference(
     model_path: str, options: ModelOptions, offload: bool = False
 ) -> LanguageModel | Offloaded | None:
-    """A frozen SFT model; `None` with LoRA: the policy with its adapters off is the reference.
+    """The frozen SFT model; `None` with LoRA, where the policy without its adapters is that model.
 
     Args:
-        model_path: The SFT model.
-        options: How it is loaded, gradient checkpointing apart.
+        model_path: Folder or hub id of the SFT model.
+        options: How it is loaded. Gradient checkpointing is left off, as it is not trained.
         offload: Keep it in CPU memory between uses.
     """
     if options.lora_rank > 0:
@@ -647,7 +728,7 @@ def reference_policy(
     return Offloaded(model) if offload else model
 
 
-def initial_critic(
+def load_critic(
     init: CriticInit,
     model_path: str,
     rewards: Sequence[ModelReward],
@@ -658,11 +739,11 @@ def initial_critic(
 
     Args:
         init: `reward`: the first reward model; `policy`: the SFT model with a new head; `random`:
-            random weights of the SFT model's shape.
-        model_path: The SFT model.
+            random weights in the shape of the SFT model.
+        model_path: Folder or hub id of the SFT model.
         rewards: The reward models in their order.
         options: How the critic is loaded.
-        seed: Of new weights.
+        seed: Seed of new weights.
 
     Raises:
         ValueError: If `init` is unknown, or `reward` and no source is a reward model.
@@ -674,12 +755,12 @@ def initial_critic(
 
 
 def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> str:
-    """Folder or hub id of the model whose shape the critic has, see `initial_critic`.
+    """Folder or hub id of the model that gives the critic its shape, see `load_critic`.
 
     Args:
         init: What the critic starts from.
-        model_path: The SFT model.
-        models: Those of the reward models in their order.
+        model_path: Folder or hub id of the SFT model.
+        models: Folders or hub ids of the reward models in their order.
 
     Raises:
         ValueError: If `init` is unknown, or `reward` and no source is a reward model.
@@ -696,15 +777,15 @@ def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> s
 
 
 def check_sampling(sampling: SamplingOptions) -> None:
-    """Warn of options whose samples come from another distribution than the policy's.
+    """Warn about options that make samples differ from the distribution of the policy.
 
     Raises:
-        ValueError: If responses are not sampled at all.
+        ValueError: If responses are greedy.
     """
     if not sampling.do_sample:
         raise ValueError(
-            "sampling.do_sample: expected true, got false: PPO learns from samples, and the most "
-            "probable token is none"
+            "sampling.do_sample: expected true, got false: PPO learns from samples of the policy, "
+            "and a greedy response is not a sample"
         )
     off_policy = [f"{name}={getattr(sampling, name)}" for name in sampling.off_policy_options]
     if off_policy:

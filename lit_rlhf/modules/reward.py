@@ -1,8 +1,8 @@
-"""Reward modelling: pairwise loss and language-model imitation (arXiv 2307.04964, Sec. 3.1)."""
+"""Reward modelling by pairwise and language-model loss (Section 3.1 of arXiv 2307.04964)."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -26,30 +26,42 @@ from lit_rlhf.functional import (
     reward_model_loss,
 )
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
-from lit_rlhf.modules.micro_batches import accumulate, weighted
+from lit_rlhf.modules.micro_batches import accumulate, scaled
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, MEMORY_SETTINGS, StageModule
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
 from lit_rlhf.strategies import backward
 
 
+class PreferenceShare(NamedTuple):
+    """What `RewardModule` computes of a micro-batch of `B` pairs.
+
+    Attributes:
+        metrics: `reward/*` metrics, 0-dim, which add up over micro-batches.
+        differences: Score of the chosen minus score of the rejected response, `[B]`, no graph.
+    """
+
+    metrics: dict[str, Tensor]
+    differences: Tensor
+
+
 class RewardModule(StageModule):
-    """A scalar head on a language model's trunk, trained on preferences by Eq. 2.
+    """A language model's trunk with a scalar head, trained on preferences (Eq. 2).
 
     The loss is the pairwise loss (Eq. 1) plus `lm_coef` times the language-model loss of the chosen
-    responses, which keeps the trunk a language model. The head reads the last token.
+    responses, which keeps the trunk a language model. The score is read at the last token.
 
     Args:
         model_path: Folder or hub id of a causal language model, usually the SFT model.
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
         lm_coef: beta_rm of Eq. 2; 0 trains on the pairwise loss alone.
-        optimizer: Optimizer and schedule. The defaults are the paper's for 7B: 5e-6, after a
-            warm-up over a tenth of the steps.
+        optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
+            5e-6 after a warm-up over a tenth of the steps.
         micro_batch_size: Pairs per forward and backward; `None` takes the whole batch.
-        head_seed: Seed of the new scalar head's weights.
+        head_seed: Seed of the weights of a new scalar head.
         network: How the network is loaded.
-        max_skipped_in_a_row: Updates in a row that may be skipped, as a number is not finite, until
-            training stops.
+        max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
+            which training stops.
 
     Raises:
         ValueError: If an option is out of its range.
@@ -75,7 +87,7 @@ class RewardModule(StageModule):
         self.lm_coef = lm_coef
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
-        # One child for all that is trained: a DeepSpeed engine takes a child of this module.
+        # One child holds all that is trained: a DeepSpeed engine wraps one child of the module.
         self.networks = nn.ModuleDict(
             {"model": load_scalar_model(model_path, self.network, head_seed=head_seed)}
         )
@@ -91,24 +103,19 @@ class RewardModule(StageModule):
 
     @property
     def lm_head(self) -> nn.Module | None:
-        """The output layer for the imitation loss; `None` if there is no such loss."""
+        """The output layer of the language-model loss; `None` if there is no such loss."""
         return self.networks["lm_head"] if self.lm_coef > 0 else None
 
-    def forward(
-        self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Shares of a (micro-)batch in the means over all pairs and all chosen tokens.
+    def forward(self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor) -> PreferenceShare:
+        """Share of a micro-batch in the means over the pairs and chosen tokens of a step.
 
         Args:
             batch: `B` pairs.
             pairs: Pairs of the whole step, 0-dim.
-            tokens: Chosen completion tokens of the whole step, 0-dim.
-
-        Returns:
-            The metrics, which add up over micro-batches, and the score differences `[B]`.
+            tokens: Completion tokens of the chosen responses of the whole step, 0-dim.
         """
         chosen, rejected = batch.chosen, batch.rejected
-        # one pass over both: their tokens lie back to back, so the shorter side costs no padding
+        # One forward for both sides: packed, the padding of the shorter side costs nothing.
         n_rows, length = chosen.input_ids.shape
         width = max(length, rejected.input_ids.shape[1])
         ids, mask = (
@@ -141,30 +148,28 @@ class RewardModule(StageModule):
         metrics["reward/loss"] = reward_model_loss(
             metrics["reward/pairwise_loss"], lm_loss, self.lm_coef
         )
-        return metrics, (chosen_scores - rejected_scores).detach()
+        return PreferenceShare(metrics, (chosen_scores - rejected_scores).detach())
 
     def training_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
         """One optimizer step on a batch of pairs, in micro-batches."""
-        [(optimizer, schedule)] = self.networks_in_training()
-        pairs = self.rank_share(len(batch.margin))
-        tokens = self.rank_share(batch.chosen.completion_mask.sum())
+        [(optimizer, schedule)] = self.trained_networks()
+        pairs = self.global_denominator(len(batch.margin))
+        tokens = self.global_denominator(batch.chosen.completion_mask.sum())
         totals: dict[str, Tensor] = {}
-        with (
-            self.timer("update"),
-            self.memory_for("update", batch.chosen.input_ids, *MEMORY_SETTINGS),
-        ):
+        with self.phase("update", batch.chosen.input_ids, SUPERVISED_MEMORY):
             for part in self.micro_batches(batch, len(batch.margin), self.micro_batch_size):
                 metrics, _ = self(part.rows, pairs, tokens)
-                shares = weighted(metrics, part.weight)
+                shares = scaled(metrics, part.weight)
                 backward(self, shares["reward/loss"], optimizer)
                 accumulate(totals, shares)
-            clip, place = self.optimizer.grad_clip, self.place(batch_idx)
-            step = self.step_network("the model", optimizer, clip, totals, place)
+            clip = self.optimizer.grad_clip
+            place = f"epoch {self.current_epoch}, batch {batch_idx}"
+            step = self.guard.step(self.trainer, "the model", optimizer, clip, totals, place)
         self.step_schedule(schedule)
         totals["reward/grad_norm"] = step.grad_norm
-        totals["reward/skipped_updates"] = self.skipped.pop_count()
+        totals["reward/skipped_updates"] = self.guard.pop_count()
         n_tokens = sum(int(side.attention_mask.sum()) for side in (batch.chosen, batch.rejected))
-        totals |= self.timer.metrics(n_tokens, "tokens")
+        totals |= self.timer.pop_metrics(n_tokens, "tokens")
         self.log_metrics(totals, len(batch.margin))
 
     def _evaluation_step(self, batch: PreferenceBatch) -> None:
@@ -204,7 +209,7 @@ class RewardModule(StageModule):
             metric.reset()
 
     def validation_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
-        """Add a batch to the validation set's results."""
+        """Add a batch to the results of the validation set."""
         self._evaluation_step(batch)
 
     def on_validation_epoch_end(self) -> None:
@@ -212,7 +217,7 @@ class RewardModule(StageModule):
         self._log_evaluation("val/")
 
     def test_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
-        """Add a batch to the test set's results."""
+        """Add a batch to the results of the test set."""
         self._evaluation_step(batch)
 
     def on_test_epoch_end(self) -> None:
@@ -232,5 +237,5 @@ class RewardModule(StageModule):
         return [optimizer], [self.build_schedule(optimizer, self.optimizer)]
 
     def on_train_end(self) -> None:
-        """Leave the finished reward model, with its text contract, for PPO."""
+        """Save the finished reward model, with its text contract, for PPO."""
         self.save_finished(self.model, self.finished_dir, lm_head=self.lm_head)

@@ -10,10 +10,10 @@ from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
-from lit_rlhf.modules.micro_batches import accumulate, weighted
+from lit_rlhf.modules.micro_batches import accumulate, scaled
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, MEMORY_SETTINGS, StageModule
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
 from lit_rlhf.strategies import backward
 
 
@@ -23,12 +23,12 @@ class SFTModule(StageModule):
     Args:
         model_path: Folder or hub id of a causal language model.
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
-        optimizer: Optimizer and schedule. The defaults are the paper's for 7B: 9.5e-6, and a cosine
-            to a tenth of it.
+        optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
+            9.5e-6 that falls on a cosine to a tenth of it.
         micro_batch_size: Sequences per forward and backward; `None` takes the whole batch.
         network: How the network is loaded.
-        max_skipped_in_a_row: Updates in a row that may be skipped, as a number is not finite, until
-            training stops.
+        max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
+            which training stops.
 
     Raises:
         ValueError: If an option is out of its range.
@@ -53,14 +53,14 @@ class SFTModule(StageModule):
         self.loss_mean, self.accuracy_mean = MeanMetric(), MeanMetric()
 
     def forward(self, batch: TokenBatch, denominator: Tensor) -> dict[str, Tensor]:
-        """Shares of a (micro-)batch in the means over all completion tokens.
+        """Share of a micro-batch in the means over the completion tokens of a step.
 
         Args:
             batch: Sequences with their completion mask.
             denominator: Completion tokens of the whole step, 0-dim.
 
         Returns:
-            `sft/loss` and `sft/token_accuracy`, 0-dim: they add up over micro-batches.
+            `sft/loss` and `sft/token_accuracy`, 0-dim, which add up over micro-batches.
         """
 
         def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
@@ -78,22 +78,23 @@ class SFTModule(StageModule):
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """One optimizer step on a batch, in micro-batches."""
-        [(optimizer, schedule)] = self.networks_in_training()
-        denominator = self.rank_share(batch.completion_mask.sum())
+        [(optimizer, schedule)] = self.trained_networks()
+        denominator = self.global_denominator(batch.completion_mask.sum())
         totals: dict[str, Tensor] = {}
-        with self.timer("update"), self.memory_for("update", batch.input_ids, *MEMORY_SETTINGS):
+        with self.phase("update", batch.input_ids, SUPERVISED_MEMORY):
             for part in self.micro_batches(batch, len(batch.input_ids), self.micro_batch_size):
-                shares = weighted(self(part.rows, denominator), part.weight)
+                shares = scaled(self(part.rows, denominator), part.weight)
                 backward(self, shares["sft/loss"], optimizer)
                 accumulate(totals, shares)
-            clip, place = self.optimizer.grad_clip, self.place(batch_idx)
-            step = self.step_network("the model", optimizer, clip, totals, place)
+            clip = self.optimizer.grad_clip
+            place = f"epoch {self.current_epoch}, batch {batch_idx}"
+            step = self.guard.step(self.trainer, "the model", optimizer, clip, totals, place)
         self.step_schedule(schedule)
-        # of the loss over all ranks: a mean of perplexities would be another number
-        totals["sft/perplexity"] = loss_perplexity(self.mean_over_ranks(totals["sft/loss"]))
+        # exp of the loss over all ranks, which is not the mean of the ranks' perplexities
+        totals["sft/perplexity"] = loss_perplexity(self.global_mean(totals["sft/loss"]))
         totals["sft/grad_norm"] = step.grad_norm
-        totals["sft/skipped_updates"] = self.skipped.pop_count()
-        totals |= self.timer.metrics(int(batch.attention_mask.sum()), "tokens")
+        totals["sft/skipped_updates"] = self.guard.pop_count()
+        totals |= self.timer.pop_metrics(int(batch.attention_mask.sum()), "tokens")
         self.log_metrics(totals, len(batch.input_ids))
 
     def _evaluation_step(self, batch: TokenBatch) -> None:
@@ -115,7 +116,7 @@ class SFTModule(StageModule):
         self.accuracy_mean.reset()
 
     def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Add a batch to the validation set's token-weighted means."""
+        """Add a batch to the token-weighted means of the validation set."""
         self._evaluation_step(batch)
 
     def on_validation_epoch_end(self) -> None:
@@ -123,7 +124,7 @@ class SFTModule(StageModule):
         self._log_evaluation("val/")
 
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Add a batch to the test set's token-weighted means."""
+        """Add a batch to the token-weighted means of the test set."""
         self._evaluation_step(batch)
 
     def on_test_epoch_end(self) -> None:
@@ -131,7 +132,7 @@ class SFTModule(StageModule):
         self._log_evaluation("test/")
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
-        """Log-probabilities `[B, L-1]` of each next token, 0 outside the completion."""
+        """Log-probs of the completion tokens, `[B, L-1]` in nats, 0 elsewhere."""
         (logprobs,) = map_target_logits(
             self.model,
             batch.input_ids,
@@ -142,10 +143,10 @@ class SFTModule(StageModule):
         return logprobs[:, 1:]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW and its schedule, stepped with it."""
+        """AdamW and its schedule."""
         optimizer = self.build_optimizer(self.model, self.optimizer)
         return [optimizer], [self.build_schedule(optimizer, self.optimizer)]
 
     def on_train_end(self) -> None:
-        """Leave the finished model for the next stage."""
+        """Save the finished model for the next stage."""
         self.save_finished(self.model, self.finished_dir)

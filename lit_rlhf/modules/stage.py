@@ -1,19 +1,20 @@
-"""What the three stages share: model options, schedule, logging and the folder they leave."""
+"""What SFT, reward modelling and PPO share: optimizers, checkpoints, the finished model."""
 
 from __future__ import annotations
 
 import math
+import random
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,8 +25,8 @@ from lit_callbacks import count_resumed_epoch
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_memory
 from lit_rlhf.models import ModelCardInfo, ModelOptions, load_tokenizer, save_model_folder
-from lit_rlhf.modules.guarded_step import SkippedUpdates, last_known_checkpoint
-from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, micro_batches
+from lit_rlhf.modules.guarded_step import UpdateGuard
+from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, split_batch
 from lit_rlhf.modules.option_names import (
     NamedOptions,
     check_names,
@@ -34,21 +35,31 @@ from lit_rlhf.modules.option_names import (
     plain_arguments,
 )
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.out_of_memory import explained_memory_errors, suggest_change
-from lit_rlhf.modules.random_state import random_state, restore_random_state
+from lit_rlhf.modules.out_of_memory import explain_memory_errors, suggest_change
 from lit_rlhf.modules.timing import PhaseTimer
-from lit_rlhf.stats import global_sum
-from lit_rlhf.strategies import OptimizerStep, clipped_step
+from lit_rlhf.stats import global_sum, world_size
 
 CONTRACT_KEY = "text_contract"  # of a checkpoint
-# what to change when an update of SFT or reward modelling needs too much memory
-MEMORY_SETTINGS = (
+# what to change when an update of SFT or reward modelling runs out of memory
+SUPERVISED_MEMORY = (
     "micro_batch_size",
     "data.tokens_per_batch",
     "data.max_length",
     "network.gradient_checkpointing",
 )
 MAX_SKIPPED_IN_A_ROW = 5
+
+
+class TrainedNetwork(NamedTuple):
+    """How a network is trained.
+
+    Attributes:
+        optimizer: Its optimizer.
+        schedule: The learning-rate schedule of the optimizer.
+    """
+
+    optimizer: LightningOptimizer
+    schedule: LRScheduler
 
 
 class StageModule(NamedOptions, LightningModule):
@@ -58,11 +69,11 @@ class StageModule(NamedOptions, LightningModule):
         model_path: Local folder or hub id of the model that the stage starts from.
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
         network: How networks are loaded: type, attention, LoRA adapters, compilation.
-        max_skipped_in_a_row: Updates of a network in a row that may be skipped, as a number is not
-            finite, until training stops.
+        max_skipped_in_a_row: Number of updates of a network in a row, skipped because a number is
+            not finite, at which training stops.
 
     Raises:
-        ValueError: If the model path is neither a folder nor a hub id, or an option is out of its
+        ValueError: If `model_path` is neither a folder nor a hub id, or an option is out of its
             range.
         TypeError: If a keyword argument is no option of the class.
     """
@@ -87,7 +98,7 @@ class StageModule(NamedOptions, LightningModule):
         self.model_path = model_path
         self.output_dir = output_dir
         self.network = merge_options(type(self), "network", network)
-        self.skipped = SkippedUpdates(max_skipped_in_a_row)
+        self.guard = UpdateGuard(max_skipped_in_a_row)
         self.timer = PhaseTimer()
         self._random_state: dict[str, Any] = {}
         self._trained = False
@@ -113,7 +124,7 @@ class StageModule(NamedOptions, LightningModule):
         return super().load_from_checkpoint(*arguments, **plain)
 
     def build_optimizer(self, network: nn.Module, options: OptimizerOptions) -> Optimizer:
-        """AdamW over what is trained of a network, in one kernel for all its weights."""
+        """AdamW over the trainable parameters of a network, fused into one kernel."""
         parameters = (p for p in network.parameters() if p.requires_grad)
         return torch.optim.AdamW(
             parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
@@ -122,15 +133,15 @@ class StageModule(NamedOptions, LightningModule):
     def build_schedule(
         self, optimizer: Optimizer, options: OptimizerOptions, skipped_steps: int = 0
     ) -> LRScheduler:
-        """The learning-rate schedule that the options name, over the steps of the run.
+        """The learning-rate schedule of an optimizer over the steps of the run.
 
         Args:
-            optimizer: Whose learning rate it drives.
+            optimizer: The optimizer.
             options: Its options.
             skipped_steps: Batches at the start of the run in which the optimizer does not step.
 
         Raises:
-            ValueError: When the schedule needs the length of an endless run.
+            ValueError: If the schedule needs the length of a run that has none.
         """
         name = options.lr_scheduler
         total = self.trainer.estimated_stepping_batches - skipped_steps
@@ -152,134 +163,92 @@ class StageModule(NamedOptions, LightningModule):
         )
         return cast(LRScheduler, schedule)
 
-    def rank_share(self, count: Tensor | int) -> Tensor:
-        """A count summed over ranks and divided by their number.
-
-        Dividing a rank's sum by it gives, once gradients and logs are averaged over ranks, the mean
-        over all ranks' samples or tokens, however unevenly they are spread. A count that is 0
-        everywhere is taken as 1, so that what is divided by it is 0.
-        """
-        total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=self.device))
-        return torch.maximum(total, torch.ones_like(total)) / self.trainer.world_size
-
-    def mean_over_ranks(self, value: Tensor) -> Tensor:
-        """The mean of every rank's `value`, 0-dim, without a graph."""
-        return global_sum(value) / self.trainer.world_size
-
-    def micro_batches(
-        self, batch: BatchT, n_rows: int, size: int | None
-    ) -> list[MicroBatch[BatchT]]:
-        """A rank's batch in parts of `size` rows (`None`: one part), equally many on every rank.
-
-        Every backward waits for the other ranks, but the dynamic batches of Section 4.2 differ in
-        rows. A rank without rows left takes its first part again, with weight 0.
-        """
-        parts = [MicroBatch(part, 1.0) for part in micro_batches(batch, n_rows, size)]
-        if size is not None:
-            count = torch.tensor(len(parts), device=self.device)
-            most = int(self.trainer.strategy.reduce(count, reduce_op="max"))
-            parts += [MicroBatch(parts[0].rows, 0.0)] * (most - len(parts))
-        return parts
-
-    def networks_in_training(self) -> list[tuple[LightningOptimizer, LRScheduler]]:
-        """Each network's optimizer with its schedule, as `configure_optimizers` lists them."""
+    def trained_networks(self) -> list[TrainedNetwork]:
+        """Each network's optimizer and schedule, in the order of `configure_optimizers`."""
         optimizers, schedules = self.optimizers(), self.lr_schedulers()
         pairs = zip(
             optimizers if isinstance(optimizers, list) else [optimizers],
             schedules if isinstance(schedules, list) else [schedules],
             strict=True,
         )
-        return [(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs]
-
-    def step_network(
-        self,
-        network: str,
-        optimizer: LightningOptimizer,
-        max_norm: float | None,
-        totals: Mapping[str, Tensor],
-        place: str,
-    ) -> OptimizerStep:
-        """Clip and step; where a loss or the gradient is not finite on any rank, no rank steps.
-
-        Weights, moments and step counts of the network are then as before, and schedules go on.
-
-        Args:
-            network: What is updated, in words.
-            optimizer: Its optimizer, after the last `backward`.
-            max_norm: Largest gradient norm (L2); `None`: no clipping.
-            totals: The update's metrics; the losses are those whose key ends with `loss`.
-            place: Where in the run, in words.
-
-        Raises:
-            TooManySkippedUpdates: If that happened `max_skipped_in_a_row` times in a row.
-        """
-        why = self.non_finite({key: loss for key, loss in totals.items() if key.endswith("loss")})
-        if why:
-            optimizer.zero_grad()
-            step = OptimizerStep(torch.full((), torch.nan, device=self.device), applied=False)
-        else:
-            step = clipped_step(optimizer, max_norm)
-            why = [] if step.applied else ["its gradient norm"]
-        self.count_update(network, why, place)
-        return step
-
-    def non_finite(self, quantities: Mapping[str, Tensor]) -> list[str]:
-        """Which quantities hold NaN or infinity on any rank, in words; alike on all ranks."""
-        flags = torch.stack([~torch.isfinite(value).all() for value in quantities.values()])
-        counts = zip(quantities, global_sum(flags.int()).tolist(), strict=True)
-        n_ranks = self.trainer.world_size
         return [
-            name if n_ranks == 1 else f"{name} (on {count} of {n_ranks} ranks)"
-            for name, count in counts
-            if count
+            TrainedNetwork(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs
         ]
 
-    def memory_for(self, phase: str, ids: Tensor, *settings: str) -> AbstractContextManager[None]:
-        """What explains an out-of-memory error of a phase.
-
-        Args:
-            phase: Its name.
-            ids: The sequences that it handles, `[B, L]`.
-            settings: What to change then: dotted names of options, or of other settings.
-        """
-        return explained_memory_errors(phase, ids, [suggest_change(s, self) for s in settings])
-
-    def place(self, batch_idx: int) -> str:
-        """Where in the run a training step is, in words; both count from 0."""
-        return f"epoch {self.current_epoch}, batch {batch_idx}"
-
-    def count_update(self, network: str, why: list[str], place: str) -> None:
-        """Take note of an update, skipped if there is a `why`, and report that.
-
-        Raises:
-            TooManySkippedUpdates: If it is the last skipped one in a row that there may be.
-        """
-        if not why:
-            self.skipped.applied(network)
-            return
-        checkpoint = last_known_checkpoint(self.trainer.checkpoint_callbacks)
-        self.skipped.skipped(network, ", ".join(why), place, checkpoint)
-
     def step_schedule(self, schedule: LRScheduler) -> None:
-        """Move a learning rate on, also where its optimizer's update was skipped.
+        """Step a learning-rate schedule, also after an update that was skipped.
 
-        So the rate at a batch does not depend on how many updates were skipped before it.
+        The learning rate of a batch then does not depend on how many updates were skipped.
         """
         if schedule.last_epoch > 0:
             schedule.step()
             return
         with warnings.catch_warnings():
-            # torch takes a first update that was skipped for calls in the wrong order
+            # torch takes a skipped first update for a schedule that is stepped before its optimizer
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             schedule.step()
 
+    def global_denominator(self, count: Tensor | int) -> Tensor:
+        """Sum of `count` over ranks, divided by the number of ranks, 0-dim float32.
+
+        A rank divides its sum of losses by this. Gradients and logged values are averaged over
+        ranks afterwards, which gives the mean over the samples or tokens of all ranks, however
+        unevenly they are spread. If the sum is 0, it is taken as 1.
+        """
+        total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=self.device))
+        return torch.maximum(total, torch.ones_like(total)) / world_size()
+
+    def global_mean(self, value: Tensor) -> Tensor:
+        """Mean of `value` over ranks, 0-dim, without a graph."""
+        return global_sum(value) / world_size()
+
+    def micro_batches(
+        self, batch: BatchT, n_rows: int, size: int | None
+    ) -> list[MicroBatch[BatchT]]:
+        """A rank's batch in parts of `size` rows, as many parts on every rank.
+
+        Every backward waits for the other ranks, but the dynamic batches of Section 4.2 differ in
+        rows. A rank that has no rows left takes its first part again, with weight 0.
+
+        Args:
+            batch: Batch of this rank.
+            n_rows: Number of its rows.
+            size: Most rows of a part; `None`: one part.
+        """
+        parts = [MicroBatch(part, 1.0) for part in split_batch(batch, n_rows, size)]
+        if size is not None:
+            count = torch.tensor(len(parts), device=self.device)
+            most = int(self.trainer.strategy.reduce(count, reduce_op="max"))
+            parts += [MicroBatch(parts[0].rows, 0.0)] * (most - len(parts))
+        return parts
+
+    @contextmanager
+    def phase(
+        self, name: str, ids: Tensor, settings: Sequence[str], timer: PhaseTimer | None = None
+    ) -> Iterator[None]:
+        """Time a phase of a training step, and explain an out-of-memory error in it.
+
+        Args:
+            name: Name of the phase.
+            ids: The sequences that it processes, `[B, L]`.
+            settings: What to change when memory runs out: dotted names of options, or of settings
+                elsewhere in a configuration.
+            timer: Timer of the phase; `None` takes the module's.
+
+        Raises:
+            torch.OutOfMemoryError: If memory runs out, with the sizes and the settings.
+        """
+        changes = [suggest_change(setting, self) for setting in settings]
+        with (timer or self.timer)(name), explain_memory_errors(name, ids, changes):
+            yield
+
     def log_metrics(self, metrics: Mapping[str, Tensor], batch_size: int, prefix: str = "") -> None:
-        """Log `metrics`, averaged over ranks.
+        """Log metrics, averaged over ranks.
 
         Args:
             metrics: Values by key (`stage/quantity`).
-            batch_size: Number of samples behind them, which weighs validation batches.
-            prefix: For instance `val/`.
+            batch_size: Number of samples behind them, by which Lightning weighs validation batches.
+            prefix: Prefix of the keys, for instance `val/`.
         """
         self.log_dict(
             {prefix + key: value for key, value in metrics.items()},
@@ -287,26 +256,20 @@ class StageModule(NamedOptions, LightningModule):
             sync_dist=self.trainer.world_size > 1,
         )
 
-    def log_text(self, key: str, text: str, step: int) -> None:
-        """Write `text` (Markdown) to the TensorBoard loggers; other loggers do not take text."""
-        for logger in self.loggers:
-            if isinstance(logger, TensorBoardLogger) and self.trainer.is_global_zero:
-                logger.experiment.add_text(key, text, step)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the random state, from which dropout draws, and how the run shows text."""
+        """Save the state of the random generators, and the text contract of the run."""
         checkpoint["random_state"] = random_state(self.device)
         if self.encoder is not None:
             checkpoint[CONTRACT_KEY] = asdict(self.encoder.contract)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take note of the random state and of the place in the data that training goes on from.
+        """Keep the random state and the position in the data until training starts.
 
         Raises:
-            ValueError: If a hyper-parameter is no option of the class, as in checkpoints of other
-                versions.
+            ValueError: If a hyper-parameter of the checkpoint is not an option of the class, as in
+                checkpoints of other versions.
         """
-        # Lightning passes over arguments that the constructor does not take.
+        # Lightning drops hyper-parameters that the constructor does not take, without a word.
         saved = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
         check_names(type(self), (name for name in saved if not name.startswith("_")))
         self._random_state = checkpoint.get("random_state", {})
@@ -314,14 +277,14 @@ class StageModule(NamedOptions, LightningModule):
         self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
 
     def on_fit_start(self) -> None:
-        """On a CPU, keep freed memory for what comes next."""
+        """On a CPU, keep freed memory in the process for the next allocations."""
         self._keeps_memory = self.device.type == "cpu" and keep_freed_memory()
 
     def on_train_start(self) -> None:
-        """Go on from the random state and the place in the data of a checkpoint, if there is one.
+        """Restore random state and position in the data from a checkpoint, if there is one.
 
-        Lightning (2.6.6) restores the place when it sets the loader up, but a schedule that asks
-        for `trainer.estimated_stepping_batches` has it set up before the place is known.
+        Lightning (2.6.6) restores the position when it sets up the loader. But a schedule that asks
+        for `trainer.estimated_stepping_batches` has it set up before the checkpoint is read.
         """
         loader: Any = self.trainer.train_dataloader
         if len(self._loader_states) == 1 and hasattr(loader, "load_state_dict"):
@@ -334,10 +297,10 @@ class StageModule(NamedOptions, LightningModule):
         self._trained = True
 
     def on_fit_end(self) -> None:
-        """Leave the finished model also where a kill came between the last step and its saving.
+        """Save the finished model, also if a kill came between the last step and its saving.
 
-        A run that resumes from its very end has no batch left, and Lightning calls none of the
-        hooks around training.
+        A run that resumes from its very end has no batch left, and Lightning then calls none of
+        the hooks around training.
         """
         if self.trainer.ckpt_path is not None and not self._trained:
             self.on_train_end()
@@ -347,13 +310,13 @@ class StageModule(NamedOptions, LightningModule):
 
     @property
     def encoder(self) -> DialogueEncoder | None:
-        """How the run's datamodule renders and tokenizes text; `None` without one of ours."""
+        """The encoder of the run's datamodule; `None` for a datamodule without one."""
         # Lightning sets `trainer.datamodule` without declaring it.
         return getattr(getattr(self.trainer, "datamodule", None), "encoder", None)
 
     @property
     def finished_dir(self) -> Path:
-        """Folder that the finished model goes to."""
+        """Folder of the finished model."""
         if self.output_dir is not None:
             return Path(self.output_dir)
         return Path(self.trainer.log_dir or self.trainer.default_root_dir) / "model"
@@ -365,7 +328,14 @@ class StageModule(NamedOptions, LightningModule):
         generation: dict[str, Any] | None = None,
         lm_head: nn.Module | None = None,
     ) -> None:
-        """Leave `model` as a Hugging Face folder: weights, tokenizer, text contract, card."""
+        """Save a finished model as a Hugging Face folder, on rank 0.
+
+        Args:
+            model: The model; adapters are merged.
+            folder: Where to.
+            generation: Settings of its `generation_config.json`; `None`: those of the start.
+            lm_head: Output layer that was trained beside a scalar model.
+        """
         if self.trainer.is_global_zero:
             save_model_folder(
                 model,
@@ -380,7 +350,7 @@ class StageModule(NamedOptions, LightningModule):
         self.trainer.strategy.barrier("lit_rlhf.save_finished")
 
     def card(self) -> ModelCardInfo:
-        """What the model card says of this run."""
+        """The model card of this run: its options and final metrics."""
         metrics = {
             key: float(value)
             for key, value in self.trainer.callback_metrics.items()
@@ -392,3 +362,34 @@ class StageModule(NamedOptions, LightningModule):
             config=dotted_arguments(self.hparams),
             metrics=metrics,
         )
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """States of the global random generators of torch (CPU and `device`), NumPy and Python.
+
+    Dropout draws from torch's; a reward function may draw from any of them.
+    """
+    legacy: Any = np.random.get_state()  # noqa: NPY002
+    name, keys, *rest = legacy
+    state = {
+        "cpu": torch.get_rng_state(),
+        "python": random.getstate(),
+        # a plain tensor: `weights_only` does not allow arrays
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set the random generators that `state`, a result of `random_state`, holds."""
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+    if "python" in state:
+        random.setstate(state["python"])
+    if "numpy" in state:
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,4 +1,4 @@
-"""Wall-clock time and peak memory of a training step's phases."""
+"""Wall-clock time and peak memory of the phases of a training step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 class PhaseTimer:
-    """Seconds and peak memory of each phase since the last call of `metrics`.
+    """Seconds and peak memory of each phase since the last call of `pop_metrics`.
 
-    Memory is that of the GPU's tensors in training on one, and else the process's resident memory.
+    Memory is that of tensors on a GPU, or else the resident memory of the process.
 
     Args:
-        device: Where the phases run.
+        device: Device that the phases run on; `None`: the CPU.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -31,52 +31,52 @@ class PhaseTimer:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Add the time inside the block to `phase`. Phases do not lie within one another."""
-        start_peak(self.device)
+        """Add the time inside the block to `phase`. Phases must not be nested."""
+        reset_peak(self.device)
         start = self._now()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + self._now() - start
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(self.device))
 
     def _now(self) -> float:
-        # GPU work runs behind the host: a phase ends when its kernels have.
+        # Kernels run behind the host: a phase ends when its kernels have ended.
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def metrics(self, tokens: int, what: str = "response_tokens") -> dict[str, torch.Tensor]:
-        """What is logged of a step; starts anew.
+    def pop_metrics(self, tokens: int, kind: str = "response_tokens") -> dict[str, torch.Tensor]:
+        """Metrics of the phases since the last call, and of their throughput.
 
         Args:
-            tokens: How many tokens it was about.
-            what: What they are called.
+            tokens: Number of tokens that the phases processed.
+            kind: Kind of the tokens, for the key of the throughput.
 
         Returns:
             `time/<phase>` and `time/iteration` in seconds, `memory/<phase>` in GiB and
-            `throughput/<what>_per_second`, 0-dim.
+            `throughput/<kind>_per_second`, 0-dim.
         """
         total = sum(self.seconds.values())
         metrics = {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
         metrics["time/iteration"] = total
         metrics |= {f"memory/{phase}": peak / GIB for phase, peak in self.peaks.items()}
-        metrics[f"throughput/{what}_per_second"] = tokens / max(total, 1e-9)
+        metrics[f"throughput/{kind}_per_second"] = tokens / max(total, 1e-9)
         self.seconds, self.peaks = {}, {}
         return {key: torch.tensor(value) for key, value in metrics.items()}
 
 
-def start_peak(device: torch.device) -> None:
-    """Let `peak_bytes` begin anew, where the system can."""
+def reset_peak(device: torch.device) -> None:
+    """Reset what `peak_bytes` measures, where the system allows it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif STATUS.exists():
         try:
             CLEAR_REFS.write_text("5")  # sets the high-water mark to what is resident now
         except OSError:
-            return  # not allowed here (a sandbox): the mark is of the whole process's life then
+            return  # not allowed in a sandbox: the peak is then that of the process's life
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most bytes of tensors on a GPU, or of the process on a CPU, since `start_peak`."""
+    """Most bytes of tensors on a GPU, or of the process on a CPU, since `reset_peak`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if STATUS.exists():

@@ -37,6 +37,16 @@ def global_sum(tensor: Tensor) -> Tensor:
     return total
 
 
+def world_size() -> int:
+    """Number of ranks.
+
+    Example:
+        >>> world_size()  # a single process
+        1
+    """
+    return distributed.get_world_size() if _is_distributed() else 1
+
+
 def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
     """Mean, population variance and count of the kept values of all ranks.
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
 
-from lit_rlhf.modules import PPOModule
+from lit_rlhf.modules import LossShare, PPOModule
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
 from tests.modules.stages import fitted, ppo_options, prompts
 
@@ -31,7 +30,7 @@ class Dying(PPOModule):
         super().__init__(**options)
         self.end = end
 
-    def critic_loss(self, *arguments: Any) -> dict[str, Tensor]:
+    def critic_loss(self, *arguments: Any) -> LossShare:
         if self.global_rank == 1 and int(self.iteration) == 1:
             if self.end == "dies":
                 os._exit(13)

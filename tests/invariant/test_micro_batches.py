@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_rlhf.data import PreferenceBatch, TokenBatch
-from lit_rlhf.modules.micro_batches import accumulate, micro_batches, sliced
+from lit_rlhf.modules.micro_batches import accumulate, slice_batch, split_batch
 from tests.invariant.trajectories import assert_same_trajectory, stage_run, trajectory
 from tests.modules.stages import StepRecorder, fitted
 
@@ -46,7 +46,7 @@ def token_batch() -> TokenBatch:
 def test_nested_batches_are_cut_alike() -> None:
     tokens = token_batch()
     batch = PreferenceBatch(tokens, tokens, torch.arange(5.0), torch.arange(5))
-    part = sliced(batch, slice(1, 3))
+    part = slice_batch(batch, slice(1, 3))
     assert part.chosen.input_ids.tolist() == [[2, 3], [4, 5]]
     assert part.rejected.completion_mask.tolist() == [[False, False], [True, True]]
     assert part.margin.tolist() == [1.0, 2.0]
@@ -54,7 +54,7 @@ def test_nested_batches_are_cut_alike() -> None:
 
 def test_a_micro_batch_needs_a_row() -> None:
     with pytest.raises(ValueError, match="micro_batch_size: expected at least 1 row, got 0"):
-        list(micro_batches(token_batch(), 5, 0))
+        list(split_batch(token_batch(), 5, 0))
 
 
 def test_shares_add_up_without_their_graphs() -> None:

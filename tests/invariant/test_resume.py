@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.modules.random_state import random_state, restore_random_state
+from lit_rlhf.modules.stage import random_state, restore_random_state
 from tests.modules.stages import (
     assert_equal_states,
     copied,

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
 
-from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules import LossShare, PPOModule, PreferenceShare, RewardModule, SFTModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.modules.stages import copied, demonstrations, nested, preferences
 
@@ -51,12 +51,12 @@ class FaultyReward(RewardModule):
         super().__init__(model_path, **options)
         self.at, self.kind, self.batches = at, kind, 0
 
-    def forward(self, *arguments: Any) -> tuple[dict[str, Tensor], Tensor]:
+    def forward(self, *arguments: Any) -> PreferenceShare:
         metrics, differences = super().forward(*arguments)
         if self.batches in self.at:
             metrics["reward/loss"] = broken(metrics["reward/loss"], self.kind)
         self.batches += 1
-        return metrics, differences
+        return PreferenceShare(metrics, differences)
 
 
 class FaultyPPO(PPOModule):
@@ -72,16 +72,15 @@ class FaultyPPO(PPOModule):
         self.updates[network] += 1
         return broken(loss, self.kind) if network == self.broken and count in self.at else loss
 
-    def critic_loss(self, experience: Experience, tokens: Tensor) -> dict[str, Tensor]:
-        shares = super().critic_loss(experience, tokens)
-        return shares | {"ppo/value_loss": self.faulty("critic", shares["ppo/value_loss"])}
+    def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+        loss, metrics = super().critic_loss(experience, tokens)
+        loss = self.faulty("critic", loss)
+        return LossShare(loss, metrics | {"ppo/value_loss": loss})
 
-    def policy_loss(
-        self, experience: Experience, tokens: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, shares = super().policy_loss(experience, tokens)
+    def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+        loss, metrics = super().policy_loss(experience, tokens)
         loss = self.faulty("policy", loss)
-        return loss, shares | {"ppo/policy_loss": loss}
+        return LossShare(loss, metrics | {"ppo/policy_loss": loss})
 
 
 class FaultyEstimates(PPOModule):

@@ -13,9 +13,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.modules import SFTModule
 from lit_rlhf.modules.guarded_step import (
-    SkippedUpdates,
     TooManySkippedUpdates,
-    last_known_checkpoint,
+    UpdateGuard,
+    find_last_checkpoint,
 )
 from tests.modules.faults import (
     KINDS,
@@ -31,6 +31,7 @@ from tests.modules.stages import (
     fitted,
     ppo_options,
     prompts,
+    trainer,
 )
 
 SKIPPED = "skipped at"
@@ -118,11 +119,11 @@ def test_a_fault_of_one_of_ppos_networks_leaves_the_other_alone(
 ) -> None:
     steps: list[dict[str, Any]] = []
 
-    class Watched(FaultyPPO):
-        def step_network(self, name: str, *arguments: Any) -> Any:
-            model = getattr(self, network)
+    class Watched(UpdateGuard):
+        def step(self, trainer: Any, name: str, *arguments: Any) -> Any:
+            model = getattr(trainer.lightning_module, network)
             before = {k: v.clone() for k, v in model.state_dict().items()}
-            result = super().step_network(name, *arguments)
+            result = super().step(trainer, name, *arguments)
             after = {k: v.clone() for k, v in model.state_dict().items()}
             if name == f"the {network}":
                 steps.append({"place": arguments[-1], "moved": distance(after, before)})
@@ -130,7 +131,8 @@ def test_a_fault_of_one_of_ppos_networks_leaves_the_other_alone(
 
     data = {"batch_size": 4}
     clean = course(ppo(root, (), network, kind), prompts(root, **data), tmp_path / "a", None)
-    module = Watched((1,), network, kind, **ppo_options(root, minibatches={"minibatch_size": 2}))
+    module = ppo(root, (1,), network, kind)
+    module.guard = Watched(5)
     warning = f"update of the {network} skipped at iteration 1, minibatch 2: not finite were"
     faulty = course(module, prompts(root, **data), tmp_path / "b", warning)
     assert [step["moved"] > 0 for step in steps] == [True, False] + [True] * 6
@@ -236,24 +238,25 @@ def test_without_a_checkpoint_the_end_says_so(root: Path, tmp_path: Path) -> Non
         fitted(module, data, tmp_path)
 
 
-def test_an_update_that_goes_through_ends_the_row_of_its_network_alone() -> None:
-    counter = SkippedUpdates(3)
+def test_an_update_that_goes_through_ends_the_row_of_its_network_alone(tmp_path: Path) -> None:
+    guard, run = UpdateGuard(3), trainer(tmp_path)
+    nan, number = {"loss": torch.tensor(torch.nan)}, {"loss": torch.tensor(1.0)}
 
     def skip(network: str) -> None:
         with pytest.warns(UserWarning, match=f"update of {network} skipped"):
-            counter.skipped(network, "x", "y", None)
+            assert not guard.check(run, network, nan, "here")
 
     skip("the critic")
     skip("the critic")
-    counter.applied("the policy")
+    assert guard.check(run, "the policy", number, "here")
     skip("the policy")
     skip("the policy")
-    counter.applied("the policy")
+    assert guard.check(run, "the policy", number, "here")
     skip("the policy")
-    assert float(counter.pop_count()) == 5.0
-    assert float(counter.pop_count()) == 0.0
+    assert float(guard.pop_count()) == 5.0
+    assert float(guard.pop_count()) == 0.0
     with pytest.raises(TooManySkippedUpdates):
-        counter.skipped("the critic", "x", "y", None)
+        guard.check(run, "the critic", nan, "here")
 
 
 def test_the_limit_is_at_least_one(root: Path) -> None:
@@ -263,19 +266,19 @@ def test_the_limit_is_at_least_one(root: Path) -> None:
 
 def test_the_newest_checkpoint_that_is_still_there_is_named(tmp_path: Path) -> None:
     first, second = ModelCheckpoint(), ModelCheckpoint()
-    assert last_known_checkpoint([first, second]) is None
+    assert find_last_checkpoint([first, second]) is None
     first.last_model_path = str(tmp_path / "deleted.ckpt")
     first.best_model_path = str(tmp_path / "best.ckpt")
     (tmp_path / "best.ckpt").touch()
-    assert last_known_checkpoint([first, second]) == str(tmp_path / "best.ckpt")
+    assert find_last_checkpoint([first, second]) == str(tmp_path / "best.ckpt")
 
 
 def test_a_checkpoint_to_resume_from_is_named_too(tmp_path: Path) -> None:
     callback = ResumeCheckpoint(dirpath=str(tmp_path))
-    assert last_known_checkpoint([callback]) is None
+    assert find_last_checkpoint([callback]) is None
     callback.load_state_dict({"names": ["batch=1.ckpt", "batch=2.ckpt"]})
     (tmp_path / "batch=2.ckpt").touch()
-    assert last_known_checkpoint([callback]) == str(tmp_path / "batch=2.ckpt")
+    assert find_last_checkpoint([callback]) == str(tmp_path / "batch=2.ckpt")
 
 
 def test_a_clean_run_warns_of_nothing(root: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.modules.out_of_memory import explained_memory_errors
+from lit_rlhf.modules.out_of_memory import explain_memory_errors
 from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
 
 SHORTER = "or lower sampling.max_new_tokens (now 6)"
@@ -83,7 +83,7 @@ def test_an_update_of_the_other_stages_is_named_too(
 def test_every_kind_of_memory_error_is_recognized(error: Exception) -> None:
     with (
         pytest.raises(torch.OutOfMemoryError, match=r"score: .* 2 sequences of 3 tokens"),
-        explained_memory_errors("score", torch.zeros(2, 3), ["lower x"]),
+        explain_memory_errors("score", torch.zeros(2, 3), ["lower x"]),
     ):
         raise error
 
@@ -92,6 +92,6 @@ def test_other_errors_are_left_as_they_are() -> None:
     error = RuntimeError("shapes do not fit")
     with (
         pytest.raises(RuntimeError, match=r"^shapes do not fit$"),
-        explained_memory_errors("score", torch.zeros(2, 3), ["lower x"]),
+        explain_memory_errors("score", torch.zeros(2, 3), ["lower x"]),
     ):
         raise error

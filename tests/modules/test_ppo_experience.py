@@ -81,7 +81,7 @@ def test_values_are_read_before_the_token_in_rollout_and_update(
     experience = module.experience(rollouts, torch.zeros(3, 6), values)
     # the update reads the same: against its own values as targets the loss is 0
     same = experience.__class__(**{**vars(experience), "returns": experience.old_values})
-    loss = module.critic_loss(same, torch.tensor(11.0))["ppo/value_loss"]
+    loss = module.critic_loss(same, torch.tensor(11.0)).loss
     assert float(loss.detach()) == 0.0
 
 
@@ -269,10 +269,10 @@ def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) ->
     module = PPOModule(**ppo_options(root))
     estimates = module.estimate(rollouts)
     scores = module.score(rollouts, batch.texts[:4])
-    metrics = module.rollout_summary(rollouts, batch.texts[:4], scores, estimates)
+    metrics = module.summarize_rollouts(rollouts, batch.texts[:4], scores, estimates)
     rewards = module.shape_rewards(rollouts, scores, estimates)
     experience = module.experience(rollouts, rewards, estimates)
     policy, _ = module.policy_loss(experience, torch.tensor(4.0))
-    critic = module.critic_loss(experience, torch.tensor(4.0))["ppo/value_loss"]
+    critic = module.critic_loss(experience, torch.tensor(4.0)).loss
     assert torch.isfinite(torch.stack([policy, critic, *metrics.values()])).all()
     assert float(metrics["rollout/response_length"]) == 1.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from lit_rlhf.modules import CriticPretrainingOptions, PPOModule
+from lit_rlhf.modules import CriticPretrainingOptions, LossShare, PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch
 from tests.modules.stages import (
     StepRecorder,
@@ -35,12 +35,11 @@ class Recording(PPOModule):
         self.policy_losses: list[dict[str, float]] = []
         self.updates: list[dict[str, float]] = []
 
-    def policy_loss(
-        self, experience: Experience, tokens: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, shares = super().policy_loss(experience, tokens)
-        self.policy_losses.append({key: float(value.detach()) for key, value in shares.items()})
-        return loss, shares
+    def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+        share = super().policy_loss(experience, tokens)
+        metrics = {key: float(value.detach()) for key, value in share.metrics.items()}
+        self.policy_losses.append(metrics)
+        return share
 
     def update(self, *arguments: Any) -> dict[str, Tensor]:
         means = super().update(*arguments)
@@ -332,7 +331,7 @@ def captured(module: PPOModule, rollouts: RolloutBatch) -> tuple[Tensor, Tensor]
     module.critic.get_input_embeddings().register_forward_pre_hook(keep_ids)
     tokens = rollouts.response_mask.sum().float()
     loss, _ = module.policy_loss(experience, tokens)
-    (loss + module.critic_loss(experience, tokens)["ppo/value_loss"]).backward()
+    (loss + module.critic_loss(experience, tokens).loss).backward()
     return kept["logits"], kept["read"]
 
 

@@ -25,7 +25,7 @@ def test_phases_add_up_and_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     for phase in ("rollout", "update", "rollout"):
         with timer(phase):
             pass
-    assert {key: float(value) for key, value in timer.metrics(14).items()} == {
+    assert {key: float(value) for key, value in timer.pop_metrics(14).items()} == {
         "time/rollout": 6.0,
         "time/update": 1.0,
         "time/iteration": 7.0,
@@ -33,7 +33,10 @@ def test_phases_add_up_and_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         "memory/update": 1.0,
         "throughput/response_tokens_per_second": 2.0,
     }
-    assert timer.metrics(0, "tokens").keys() == {"time/iteration", "throughput/tokens_per_second"}
+    assert timer.pop_metrics(0, "tokens").keys() == {
+        "time/iteration",
+        "throughput/tokens_per_second",
+    }
 
 
 @pytest.mark.skipif(not timing.STATUS.exists(), reason="only Linux tells the peak of a phase")
@@ -58,10 +61,10 @@ def test_where_the_mark_cannot_be_reset_the_peak_is_the_processs(
     cpu = torch.device("cpu")
     if timing.STATUS.exists():
         monkeypatch.setattr(timing, "CLEAR_REFS", tmp_path)  # a folder cannot be written
-        timing.start_peak(cpu)
+        timing.reset_peak(cpu)
         assert timing.peak_bytes(cpu) > 2**20
     monkeypatch.setattr(timing, "STATUS", tmp_path / "no status here")
-    timing.start_peak(cpu)
+    timing.reset_peak(cpu)
     assert 2**20 < timing.peak_bytes(cpu) < 2**45
 
 

@@ -53,7 +53,8 @@ def check_time(case: Case) -> Finding:
 def updates_per_iteration(case: Case) -> int:
     """Optimizer steps of one network in an iteration."""
     assert case.experience is not None
-    return case.ppo_epochs * (len(case.experience) // case.module.minibatches.minibatch_size)
+    minibatches = case.module.minibatches
+    return minibatches.ppo_epochs * (len(case.experience) // minibatches.minibatch_size)
 
 
 def iteration_seconds(case: Case) -> dict[str, float]:
