@@ -8,25 +8,16 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
-from peft import PeftModel
 from rich.console import Console
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.export import (
-    Export,
     NetworkName,
-    export_checkpoint,
-    export_folder,
-    with_template,
+    load_checkpoint_model,
+    load_folder_model,
+    with_text_contract,
 )
-from lit_rlhf.models import (
-    ADAPTER_CONFIG,
-    DType,
-    HeadFormat,
-    merge_adapters,
-    save_adapter_folder,
-    save_model_folder,
-)
+from lit_rlhf.models import ADAPTER_CONFIG, DType, HeadFormat
 from lit_rlhf.strategies import is_checkpoint_folder
 
 PROG = "lit_rlhf export"
@@ -82,19 +73,21 @@ def export(
     console = Console(stderr=True)
     with console.status(f"Reading {checkpoint}") as status:
         if _is_model_folder(Path(checkpoint)):
-            exported = export_folder(checkpoint, network, dtype, base, trust_remote_code)
+            exported = load_folder_model(checkpoint, network, dtype, base, trust_remote_code)
         else:
             command = shlex.join([*PROG.split(), "--checkpoint", checkpoint])
-            exported = export_checkpoint(
+            exported = load_checkpoint_model(
                 checkpoint, network, dtype, base, trust_remote_code, command
             )
         if chat_template is not None:
-            exported = with_template(exported, chat_template)
+            exported = with_text_contract(exported, chat_template)
         status.update(f"Writing {output}")
         if merge_lora:
-            _write_model(exported, output, max_shard_size, format)
+            exported.save(output, max_shard_size, format)
+        elif format != "transformers":
+            raise ValueError(f"format: expected transformers for adapters, got {format!r}")
         else:
-            _write_adapters(exported, output, format)
+            exported.save_adapters(output)
     print(f"Exported the {exported.name} to {output}: {_summary(Path(output))}")
     if exported.contract is None:
         print(
@@ -122,41 +115,6 @@ def _is_model_folder(source: Path) -> bool:
             "none of them"
         )
     return False
-
-
-def _write_model(exported: Export, output: str, max_shard_size: str, form: HeadFormat) -> None:
-    if not exported.scalar and form != "transformers":
-        raise ValueError(
-            "format: expected transformers for a language model, which all programs load, got "
-            f"{form!r}; --network critic or reward exports a scalar model"
-        )
-    save_model_folder(
-        merge_adapters(exported.model, exported.dtype),
-        exported.tokenizer,
-        output,
-        contract=exported.contract,
-        card=exported.card,
-        generation=exported.generation,
-        max_shard_size=max_shard_size,
-        head_format=form,
-        lm_head={name: tensor.to(exported.dtype) for name, tensor in exported.lm_head.items()},
-    )
-
-
-def _write_adapters(exported: Export, output: str, form: HeadFormat) -> None:
-    if not isinstance(exported.model, PeftModel):
-        raise ValueError(
-            f"merge_lora: expected true, got false for the {exported.name}, which has no adapters"
-        )
-    if form != "transformers":
-        raise ValueError(f"format: expected transformers for adapters, got {form!r}")
-    save_adapter_folder(
-        exported.model,
-        exported.tokenizer,
-        output,
-        contract=exported.contract,
-        card=exported.card,
-    )
 
 
 def _check_output(output: Path, overwrite: bool) -> None:

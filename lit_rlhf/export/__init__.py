@@ -1,13 +1,19 @@
-"""Turning checkpoints and model folders into folders that other programs load."""
+"""Export: from a checkpoint or a model's folder to a folder that other programs load.
 
-from lit_rlhf.export.checkpoint import Export, Network, NetworkName, export_checkpoint
-from lit_rlhf.export.folder import export_folder, with_template
+    load_checkpoint_model("runs/ppo/checkpoints/batch=10.ckpt").save("runs/exported/policy")
+
+`load_checkpoint_model` and `load_folder_model` return an `ExportableModel`, whose `save` writes the
+folder that the finished stage would have left.
+"""
+
+from lit_rlhf.export.checkpoint import load_checkpoint_model
+from lit_rlhf.export.folder import load_folder_model
+from lit_rlhf.export.model import ExportableModel, NetworkName, with_text_contract
 
 __all__ = [
-    "Export",
-    "Network",
+    "ExportableModel",
     "NetworkName",
-    "export_checkpoint",
-    "export_folder",
-    "with_template",
+    "load_checkpoint_model",
+    "load_folder_model",
+    "with_text_contract",
 ]

@@ -1,18 +1,16 @@
-"""What a checkpoint of a stage holds, as what the finished stage would leave."""
+"""The model in a checkpoint, as the finished stage would have saved it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data import TextContract, tokenizer_hash
-from lit_rlhf.forward import LanguageModel
+from lit_rlhf.export.model import ExportableModel, NetworkName
 from lit_rlhf.models import (
     DType,
     ModelCardInfo,
@@ -35,16 +33,14 @@ from lit_rlhf.modules import (
 from lit_rlhf.rewards import parse_rewards
 from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 
-NetworkName = Literal["policy", "critic", "reward", "model"]
 
-
-class Network(NamedTuple):
-    """A network that a stage trains.
+class TrainedNetwork(NamedTuple):
+    """Where a stage keeps a network that it trains.
 
     Attributes:
-        attribute: Of the LightningModule.
-        prefix: Of the model's weights in there.
-        scalar: Whether it has a scalar head.
+        attribute: Attribute of the LightningModule.
+        prefix: Prefix of the model's weights in that attribute.
+        scalar: Whether the network has a scalar head.
     """
 
     attribute: str
@@ -52,119 +48,100 @@ class Network(NamedTuple):
     scalar: bool
 
 
-# by stage, the one to export by default first
-NETWORKS: dict[str, dict[NetworkName, Network]] = {
-    "ppo": {"policy": Network("policy", "", False), "critic": Network("critic", "", True)},
-    "reward": {"reward": Network("networks", "model.", True)},
-    "sft": {"model": Network("model", "", False)},
+TRAINED_NETWORKS: dict[str, dict[NetworkName, TrainedNetwork]] = {
+    "ppo": {
+        "policy": TrainedNetwork("policy", "", False),
+        "critic": TrainedNetwork("critic", "", True),
+    },
+    "reward": {"reward": TrainedNetwork("networks", "model.", True)},
+    "sft": {"model": TrainedNetwork("model", "", False)},
 }
+"""Trained networks by stage. The first of each stage is exported by default."""
 MODULES: dict[str, type[StageModule]] = {
     module.stage: module for module in (SFTModule, RewardModule, PPOModule)
 }
 
 
-@dataclass(frozen=True)
-class Export:
-    """A model and what is saved beside it.
-
-    Attributes:
-        model: For saving alone; with its adapters, if it has any.
-        tokenizer: With the chat template of the run.
-        name: What it is, in words.
-        scalar: Whether it has a scalar head.
-        dtype: Type that its weights are to be saved in.
-        contract: How it was shown text, if that is known.
-        card: How it was made, or the text of its card.
-        generation: Settings of a language model's generation config.
-        lm_head: Weights of the output layer that was trained beside a scalar model, if any.
-    """
-
-    model: LanguageModel
-    tokenizer: PreTrainedTokenizerBase
-    name: str
-    scalar: bool
-    dtype: torch.dtype
-    contract: TextContract | None = None
-    card: ModelCardInfo | str | None = None
-    generation: Mapping[str, Any] | None = None
-    lm_head: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-def export_checkpoint(
+def load_checkpoint_model(
     path: str | Path,
     network: NetworkName | None = None,
     dtype: DType | None = None,
     base: str | None = None,
     trust_remote_code: bool = False,
     command: str | None = None,
-) -> Export:
-    """The model in a checkpoint of SFT, reward modelling or PPO.
+) -> ExportableModel:
+    """Load the model in a checkpoint of SFT, reward modelling or PPO.
 
-    Nothing in the checkpoint is run, and what it says of `trust_remote_code` is passed over.
+    No code of the checkpoint is run, and its own setting of `trust_remote_code` is ignored.
 
     Args:
-        path: A checkpoint file, or a folder of the multi-engine strategy of any number of ranks.
-        network: Which network; `None` takes PPO's policy, or the only one.
-        dtype: Type to save the weights in; `None` takes the run's.
-        base: Folder or hub id to take config and tokenizer from; `None` takes the model that the
-            run started the network from.
+        path: Checkpoint file, or folder that the multi-engine strategy wrote with any number of
+            ranks.
+        network: Network to load; `None` for PPO's policy, or the only network.
+        dtype: Type to save the weights in; `None` for the run's.
+        base: Folder or hub id of the model to take config and tokenizer from; `None` for the model
+            that the run started the network from.
         trust_remote_code: Run code that comes with that model.
         command: Command line, for the card.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
         ValueError: If it is damaged or of another module, has no such network, or its weights do
-            not fit the model to take the config from.
+            not fit the model of the config.
     """
     saved = read_checkpoint(path)
     hparams = saved.content.get("hyper_parameters", {})
-    stage = _stage(saved, hparams)
+    stage = find_stage(saved, hparams)
     check_names(MODULES[stage], hparams, others_allowed=True)
-    choices = NETWORKS[stage]
+    choices = TRAINED_NETWORKS[stage]
     if network is not None and network not in choices:
         raise ValueError(
             f"network: expected {' or '.join(choices)} of a checkpoint of stage {stage}, "
             f"got {network!r}"
         )
     chosen = next(iter(choices)) if network is None else network
-    place = choices[chosen]
+    trained = choices[chosen]
     source = base or hparams["model_path"]
-    shape = source
+    config_source = source
     if chosen == "critic" and base is None:
+        # the critic may have started from a reward model of another shape than the policy
         models = [spec.path for spec in parse_rewards(hparams["rewards"]) if spec.is_model]
-        shape = critic_source(hparams["critic_init"], hparams["model_path"], models)
-    for model in (source, shape) if base is None else ():
+        config_source = critic_source(hparams["critic_init"], hparams["model_path"], models)
+    for model in (source, config_source) if base is None else ():
         try:
             check_model_path(model)
         except ValueError as error:
             raise ValueError(
-                f"checkpoint {path}: the run started from {model}; where that is another place "
-                f"now, give it as --base ({error})"
+                f"checkpoint {path}: the run started from {model}; if that has moved, give its new "
+                f"place as --base ({error})"
             ) from error
-    loaded: Mapping[str, Any] = hparams["network"]
+    run_options: Mapping[str, Any] = hparams["network"]
     options = ModelOptions(
-        dtype=dtype or loaded["dtype"],
+        dtype=dtype or run_options["dtype"],
         trust_remote_code=trust_remote_code,
-        **{key: value for key, value in loaded.items() if key.startswith("lora_")},
+        **{key: value for key, value in run_options.items() if key.startswith("lora_")},
     )
-    weights = saved.state_dict(place.attribute)
+    weights = saved.state_dict(trained.attribute)
     lm_head = {
         n.removeprefix("lm_head."): t for n, t in weights.items() if n.startswith("lm_head.")
     }
     weights = {
-        n.removeprefix(place.prefix): t for n, t in weights.items() if n.startswith(place.prefix)
+        n.removeprefix(trained.prefix): t
+        for n, t in weights.items()
+        if n.startswith(trained.prefix)
     }
-    if options.torch_dtype == torch.float32:  # adapters are then merged in full precision
+    if options.torch_dtype == torch.float32:
+        # so that adapters of a run in bfloat16 are merged in float32 when that is asked for
         weights = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
     progress = {key: saved.content[key] for key in ("epoch", "global_step") if key in saved.content}
     tokenizer = load_tokenizer(source, trust_remote_code)
-    return Export(
-        model=build_model(shape, options, weights, place.scalar),
+    return ExportableModel(
+        model=build_model(config_source, options, weights, trained.scalar),
         tokenizer=tokenizer,
         name=f"{chosen} of {path} ({stage}, step {progress.get('global_step', '?')})",
-        scalar=place.scalar,
+        scalar=trained.scalar,
         dtype=options.torch_dtype,
-        contract=_contract(saved, tokenizer, source),
+        contract=restore_contract(saved, tokenizer, source),
         card=ModelCardInfo(
             stage, hparams["model_path"], dotted_arguments(hparams), progress, command
         ),
@@ -175,31 +152,39 @@ def export_checkpoint(
     )
 
 
-def _stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
-    """The stage that wrote a checkpoint, also where it is a user's subclass."""
-    for stage, networks in NETWORKS.items():
+def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
+    """The stage that wrote a checkpoint, by its networks: the class may be a user's subclass.
+
+    Raises:
+        ValueError: If it is none of the stages.
+    """
+    for stage, networks in TRAINED_NETWORKS.items():
         if {network.attribute for network in networks.values()} <= set(saved.networks):
             if "model_path" not in hparams:
                 break
             return stage
     name = hparams.get("_class_path", "another module")
     raise ValueError(
-        f"checkpoint {saved.path}: expected one of SFTModule, RewardModule or PPOModule, with its "
+        f"checkpoint {saved.path}: expected one of SFTModule, RewardModule or PPOModule with its "
         f"hyper-parameters, got one of {name} with weights of {', '.join(saved.networks)}"
     )
 
 
-def _contract(
+def restore_contract(
     saved: SavedCheckpoint, tokenizer: PreTrainedTokenizerBase, source: str
 ) -> TextContract | None:
-    """The run's text contract; gives the tokenizer its template."""
+    """Give the tokenizer the run's chat template, and return the run's text contract.
+
+    Raises:
+        ValueError: If the run had another tokenizer.
+    """
     if CONTRACT_KEY not in saved.content:
         return None
     contract = TextContract(**saved.content[CONTRACT_KEY])
     if tokenizer_hash(tokenizer) != contract.tokenizer_hash:
         raise ValueError(
-            f"checkpoint {saved.path}: the run had another tokenizer than {source} has now; give "
-            "a folder with config.json and the run's tokenizer as base"
+            f"checkpoint {saved.path}: the run had another tokenizer than {source} has now; give a "
+            "folder with config.json and the run's tokenizer as --base"
         )
     tokenizer.chat_template = contract.chat_template
     return contract

@@ -10,7 +10,8 @@ import torch
 from huggingface_hub import HfApi
 
 from lit_rlhf.cli.export import main
-from tests.cli.exported import Runs, assert_same_model, refused
+from tests.cli.test_export import refused
+from tests.export.folders import Runs, assert_same_model
 
 IDS = torch.arange(4, 40).reshape(3, 12)
 

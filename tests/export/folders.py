@@ -1,4 +1,4 @@
-"""What the tests of `lit_rlhf export` share."""
+"""What the tests of exported folders share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lit_rlhf.cli.export import main
 from tests.modules.saved_runs import SavedRun
 
 Runs: TypeAlias = Callable[..., SavedRun]
@@ -27,13 +25,3 @@ def assert_same_model(actual: Path, expected: Path) -> None:
     assert {path.name for path in actual.iterdir()} == names
     same = [*filecmp.cmpfiles(actual, expected, names - {"README.md"}, shallow=False)]
     assert same[1:] == [[], []]
-
-
-def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
-    return str(error.value.code)
-
-
-def refused(*arguments: str) -> str:
-    with pytest.raises(SystemExit) as error:
-        main(arguments)
-    return message(error)

@@ -1,0 +1,118 @@
+"""The model that is exported, with everything that is saved beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from lit_rlhf.data import DialogueEncoder, TextContract
+from lit_rlhf.forward import LanguageModel, unwrap_model
+from lit_rlhf.models import (
+    HeadFormat,
+    ModelCardInfo,
+    merge_adapters,
+    save_adapter_folder,
+    save_model_folder,
+)
+
+NetworkName = Literal["policy", "critic", "reward", "model"]
+
+
+@dataclass(frozen=True)
+class ExportableModel:
+    """A model and what is saved beside it.
+
+    Attributes:
+        model: The model, with its adapters if it has any; for saving alone.
+        tokenizer: Its tokenizer, with the chat template of the run.
+        name: What it is and where it comes from, in words.
+        scalar: Whether it has a scalar head.
+        dtype: Type that its weights are saved in.
+        contract: Its text contract; `None` if that is not known.
+        card: How it was made, or the text of its card; `None` for a card without that.
+        generation: Settings of a language model's generation config.
+        lm_head: Weights of the output layer that was trained beside a scalar model; empty without.
+    """
+
+    model: LanguageModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    scalar: bool
+    dtype: torch.dtype
+    contract: TextContract | None = None
+    card: ModelCardInfo | str | None = None
+    generation: Mapping[str, Any] | None = None
+    lm_head: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def save(
+        self, output: str | Path, max_shard_size: str = "5GB", format: HeadFormat = "transformers"
+    ) -> None:
+        """Write the model's folder, with adapters merged into the weights.
+
+        Args:
+            output: Folder to write to.
+            max_shard_size: Largest weight file, for example 5GB or 500MB.
+            format: Names of a scalar model's weights: `transformers`, `openrlhf` or `trl`.
+
+        Raises:
+            ValueError: If `format` is not `transformers` for a language model.
+        """
+        if not self.scalar and format != "transformers":
+            raise ValueError(
+                "format: expected transformers for a language model, which all programs load, got "
+                f"{format!r}; network critic or reward exports a scalar model"
+            )
+        save_model_folder(
+            merge_adapters(self.model, self.dtype),
+            self.tokenizer,
+            str(output),
+            contract=self.contract,
+            card=self.card,
+            generation=self.generation,
+            max_shard_size=max_shard_size,
+            head_format=format,
+            lm_head={name: tensor.to(self.dtype) for name, tensor in self.lm_head.items()},
+        )
+
+    def save_adapters(self, output: str | Path) -> None:
+        """Write a folder of the model's LoRA adapters alone.
+
+        Raises:
+            ValueError: If it has none.
+        """
+        if not isinstance(self.model, PeftModel):
+            raise ValueError(
+                f"merge_lora: expected true, got false for the {self.name}, which has no adapters"
+            )
+        save_adapter_folder(
+            self.model, self.tokenizer, str(output), contract=self.contract, card=self.card
+        )
+
+
+def with_text_contract(exported: ExportableModel, chat_template: str) -> ExportableModel:
+    """Return the model with a text contract of the given template.
+
+    Args:
+        exported: A model without a text contract.
+        chat_template: Template that it was trained with: `tokenizer` for the one of its tokenizer,
+            or a name of `lit_rlhf.data.CHAT_TEMPLATES`.
+
+    Raises:
+        ValueError: If the model has a text contract, or there is no such template.
+    """
+    if exported.contract is not None:
+        raise ValueError(
+            f"chat_template: expected none for the {exported.name}, whose text contract names its "
+            f"template, got {chat_template!r}"
+        )
+    length = getattr(unwrap_model(exported.model).config, "max_position_embeddings", None)
+    # the contract does not depend on the length, which the encoder asks for
+    encoder = DialogueEncoder(exported.tokenizer, chat_template, max_length=length or 512)
+    return replace(exported, contract=encoder.contract)

@@ -1,0 +1,177 @@
+"""A checkpoint becomes what the finished stage leaves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lit_rlhf.export import NetworkName, load_checkpoint_model
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import load_scalar_model, save_model_folder
+from tests.export.folders import Runs, assert_same_model, weights
+from tests.modules.saved_runs import as_engines_write_it, saved_run
+from tests.modules.stages import write_data, write_models
+from tests.support.tiny_models import tiny_causal_lm, tiny_config, tiny_tokenizer
+
+IDS = torch.arange(4, 40).reshape(3, 12)
+MASK = torch.ones_like(IDS, dtype=torch.bool)
+NETWORKS = [("sft", None), ("reward", None), ("ppo", None), ("ppo", "critic")]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize(("stage", "network"), NETWORKS)
+def test_a_checkpoint_becomes_what_the_stage_leaves(
+    stage: str, network: NetworkName | None, lora: bool, runs: Runs, tmp_path: Path
+) -> None:
+    saved = runs(stage, lora)
+
+    load_checkpoint_model(saved.checkpoint, network, command="the command").save(tmp_path / "m")
+
+    assert_same_model(tmp_path / "m", saved.finished / ("critic" if network else "."))
+    card = (tmp_path / "m" / "README.md").read_text("utf-8")
+    assert "the command" in card
+    assert "| `global_step` |" in card
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("lora", [False, True])
+def test_engines_checkpoints_of_any_number_of_ranks(
+    ranks: int, lora: bool, runs: Runs, tmp_path: Path
+) -> None:
+    saved = runs("ppo", lora)
+    path = as_engines_write_it(saved, tmp_path / "step=1.ckpt", ranks)
+    for network, place in (("policy", "."), ("critic", "critic")):
+        load_checkpoint_model(path, network).save(tmp_path / network)
+        assert_same_model(tmp_path / network, saved.finished / place)
+
+
+def test_engines_checkpoints_of_a_reward_model(runs: Runs, tmp_path: Path) -> None:
+    saved = runs("reward")
+    path = as_engines_write_it(saved, tmp_path / "step=1.ckpt", 2)
+    load_checkpoint_model(path).save(tmp_path / "m")
+    assert_same_model(tmp_path / "m", saved.finished)
+
+
+def test_tied_weights_are_there_once(tmp_path: Path) -> None:
+    root = write_data(write_models(tmp_path / "root", tiny_config("qwen3")))
+    saved = saved_run("ppo", root, tmp_path / "run")
+    engines = as_engines_write_it(saved, tmp_path / "step=1.ckpt", 2)
+    for number, path in enumerate((saved.checkpoint, engines)):
+        output = tmp_path / str(number)
+        load_checkpoint_model(path).save(output)
+        assert_same_model(output, saved.finished)
+        assert "lm_head.weight" not in weights(output)
+
+
+def test_weights_are_cast_and_sharded(runs: Runs, tmp_path: Path) -> None:
+    saved = runs("ppo", True)
+    load_checkpoint_model(saved.checkpoint, dtype="bfloat16").save(tmp_path / "m", "8KB")
+    assert len(list((tmp_path / "m").glob("model-*-of-*.safetensors"))) > 2
+    full = weights(saved.finished)
+    for name, tensor in weights(tmp_path / "m").items():
+        # merged in float32 and rounded once
+        assert torch.equal(tensor, full[name].to(torch.bfloat16)), name
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert plain.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("form", ["openrlhf", "trl"])
+def test_a_reward_model_in_other_formats_scores_alike(
+    form: Any, runs: Runs, tmp_path: Path
+) -> None:
+    saved = runs("reward")
+    load_checkpoint_model(saved.checkpoint).save(tmp_path / "m", format=form)
+    with torch.no_grad():
+        actual, expected = (
+            sequence_scores(load_scalar_model(folder).eval(), IDS, MASK)
+            for folder in (tmp_path / "m", saved.finished)
+        )
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_value_head_keeps_the_output_layer_that_was_trained(runs: Runs, tmp_path: Path) -> None:
+    saved = runs("reward")
+    load_checkpoint_model(saved.checkpoint, dtype="bfloat16").save(tmp_path / "m", format="trl")
+    trained = saved.module.get_parameter("networks.lm_head.weight")
+    assert torch.equal(weights(tmp_path / "m")["lm_head.weight"], trained.bfloat16())
+
+
+def test_a_moved_model_is_given_as_base(stage_root: Path, tmp_path: Path) -> None:
+    shutil.copytree(stage_root, tmp_path / "root")
+    saved = saved_run("sft", tmp_path / "root", tmp_path / "run")
+    (tmp_path / "root" / "policy").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"the run started from .*give its new place as --base"):
+        load_checkpoint_model(saved.checkpoint)
+    load_checkpoint_model(saved.checkpoint, base=str(tmp_path / "elsewhere")).save(tmp_path / "m")
+    assert_same_model(tmp_path / "m", saved.finished)
+
+
+def test_another_model_is_no_base(runs: Runs, tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
+    with pytest.raises(ValueError, match="path: expected a model of the weights' shape"):
+        load_checkpoint_model(runs("sft").checkpoint, base=str(tmp_path / "other"))
+
+
+def test_the_tokenizer_has_to_be_the_runs(runs: Runs, stage_root: Path, tmp_path: Path) -> None:
+    shutil.copytree(stage_root / "policy", tmp_path / "base")
+    tokenizer = json.loads((tmp_path / "base" / "tokenizer.json").read_text("utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (tmp_path / "base" / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    with pytest.raises(ValueError, match="the run had another tokenizer"):
+        load_checkpoint_model(runs("sft").checkpoint, base=str(tmp_path / "base"))
+
+
+def test_a_checkpoint_cannot_ask_to_run_a_models_code(
+    runs: Runs, stage_root: Path, tmp_path: Path
+) -> None:
+    content = torch.load(runs("sft").checkpoint, weights_only=True)
+    shutil.copytree(stage_root / "policy", tmp_path / "evil")
+    (tmp_path / "evil" / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
+    config = json.loads((tmp_path / "evil" / "config.json").read_text("utf-8"))
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}
+    (tmp_path / "evil" / "config.json").write_text(json.dumps(config), "utf-8")
+    hparams = content["hyper_parameters"]
+    hparams["model_path"] = str(tmp_path / "evil")
+    hparams["network"]["trust_remote_code"] = True
+    torch.save(content, tmp_path / "evil.ckpt")
+    with pytest.raises(ValueError, match="evil"):
+        load_checkpoint_model(tmp_path / "evil.ckpt")
+    assert not (tmp_path / "mark").exists()
+
+
+def test_checkpoints_that_are_not_a_stages_are_refused(runs: Runs, tmp_path: Path) -> None:
+    whole = runs("sft").checkpoint.read_bytes()
+    (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    torch.save({"state_dict": {}, "callbacks": Path("a")}, tmp_path / "evil.ckpt")
+    other: dict[str, Any] = {
+        "state_dict": {"encoder.weight": torch.ones(1)},
+        "hyper_parameters": {"_class_path": "their.Classifier"},
+    }
+    torch.save(other, tmp_path / "other.ckpt")
+    expected = {
+        "cut": r"cut\.ckpt: is damaged or cut off",
+        "evil": "could run code when it is loaded",
+        "other": "SFTModule, .* got one of their.Classifier with weights of encoder",
+    }
+    for name, message in expected.items():
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint_model(tmp_path / f"{name}.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("stage", "network", "expected"),
+    [("sft", "critic", "model"), ("reward", "policy", "reward"), ("ppo", "model", "policy or")],
+)
+def test_a_network_that_is_not_there(
+    stage: str, network: NetworkName, expected: str, runs: Runs
+) -> None:
+    with pytest.raises(ValueError, match=f"network: expected {expected}"):
+        load_checkpoint_model(runs(stage).checkpoint, network)
