@@ -1,61 +1,71 @@
-"""The user story of docs/doctor.md, from the shell."""
+"""The user stories of docs/doctor.md."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lit_rlhf.doctor import CHECKS_BEFORE, CHECKS_DURING, START
 from tests.configs.tiny_runs import SMALL, overlay
-from tests.docs.blocks import ROOT, blocks
+from tests.docs.blocks import ROOT, blocks, commands
+from tests.docs.running import run_here, run_in_shell
 
 PAGE = ROOT / "docs" / "doctor.md"
-STORY = [block.text for block in blocks(PAGE) if block.language == "bash"]
-
-
-def in_the_shell(block: str, small: Path) -> subprocess.CompletedProcess[str]:
-    """Run a block; an overlay behind each command makes it small."""
-    command = f'"{sys.executable}" -W ignore -m lit_rlhf.cli.main "$@" --config "{small}"'
-    path = os.pathsep.join([str(ROOT), str(ROOT / "callbacks")])
-    return subprocess.run(
-        ["bash", "-c", f"lit_rlhf() {{ {command}; }}\n{block}"],
-        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+BLOCKS = [block for block in blocks(PAGE) if block.language == "bash"]
+STORY = [
+    [command.words for command in commands(block) if command.words[0] == "lit_rlhf"]
+    for block in BLOCKS
+]
+FINISHED = Path("runs/quickstart/ppo_max/model.safetensors")
 
 
 @pytest.fixture
-def small(fresh_workspace: Path) -> Path:
-    """An overlay that makes a PPO run small, in the current folder."""
-    return overlay(fresh_workspace, "small_ppo", SMALL["ppo"])
+def small(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Arguments that make a PPO run small; the current folder has no finished policy."""
+    monkeypatch.setenv("COLUMNS", "80")  # the width of the page's tables
+    FINISHED.unlink()
+    return "--config", str(overlay(fresh_workspace, "small_ppo", SMALL["ppo"]))
 
 
-def test_a_run_on_other_text_does_not_start(fresh_workspace: Path, small: Path) -> None:
-    found = in_the_shell(STORY[0], small)
+def test_a_run_on_other_text_does_not_start(
+    small: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (doctor,) = STORY[0]
 
-    assert found.returncode == 1, found.stderr
-    shown = [line.rstrip() for line in found.stdout.splitlines()]
+    assert run_here(doctor, *small).status == 1
+
+    shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     told = next(block.text for block in blocks(PAGE) if block.language == "text")
     assert told.rstrip() in "\n".join(shown)
     assert any(line.startswith("ok    clipping") for line in shown)
 
 
-def test_a_sound_run_starts(fresh_workspace: Path, small: Path) -> None:
-    finished = fresh_workspace / "runs" / "quickstart" / "ppo_max" / "model.safetensors"
-    finished.unlink()
+def test_a_sound_run_starts(small: tuple[str, str]) -> None:
+    doctor, fit = STORY[1]
 
-    done = in_the_shell(STORY[1], small)
+    assert run_here(doctor, *small).status == 0
+    assert json.loads(Path("doctor.json").read_text())["failed"] is False
+    assert not FINISHED.exists()  # the doctor saves nothing
+    assert run_here(fit, *small).status == 0
+    assert FINISHED.is_file()
 
+
+@pytest.mark.slow  # starts three commands in a shell
+def test_a_script_starts_a_run_only_if_it_is_sound(
+    fresh_workspace: Path, small: tuple[str, str]
+) -> None:
+    template = overlay(
+        fresh_workspace, "template", {"data": {"init_args": {"chat_template": "paper-zh"}}}
+    )
+    refused = run_in_shell(BLOCKS[1].text, fresh_workspace, *small, "--config", str(template))
+    assert refused.returncode == 1, refused.stderr
+    assert not FINISHED.exists()
+
+    done = run_in_shell(BLOCKS[1].text, fresh_workspace, *small)
     assert done.returncode == 0, done.stderr
-    assert json.loads((fresh_workspace / "doctor.json").read_text())["failed"] is False
-    assert finished.is_file()
+    assert FINISHED.is_file()
 
 
 def test_the_page_tells_of_every_check() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import stat
-import subprocess
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +18,7 @@ from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_scalar_model
 from tests.configs.tiny_runs import RUNS, SMALL, fit, moved, overlay
 from tests.docs.blocks import ROOT, blocks, commands
+from tests.docs.running import run_here, run_in_shell
 from tests.docs.workspace import make_workspace, standing_in
 
 PAGE = ROOT / "docs" / "export.md"
@@ -55,26 +52,9 @@ def typed(word: str) -> list[list[str]]:
     return [words[1:] for words in found if any(word in part for part in words)]
 
 
-def test_the_first_story_from_a_shell(page: Path) -> None:
-    """The block as it stands, in bash, where `lit_rlhf` is the installed command."""
-    command = page / "bin" / "lit_rlhf"
-    command.parent.mkdir()
-    python = shlex.quote(sys.executable)
-    command.write_text(f'#!/bin/sh\nexec {python} -m lit_rlhf.cli.main "$@"\n', "utf-8")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    path = os.pathsep.join([str(command.parent), os.environ["PATH"]])
-    code = os.pathsep.join([str(ROOT), str(ROOT / "callbacks")])
-    done = subprocess.run(
-        ["bash", "-e"],
-        input=BLOCKS[0].text,
-        cwd=page,
-        env={**os.environ, "PATH": path, "PYTHONPATH": code},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = [line for line in done.stdout.splitlines() if line.startswith("Exported the")]
+def check_first_story(page: Path, printed: str) -> None:
+    """Both models of the page's first block are there and load."""
+    told = [line for line in printed.splitlines() if line.startswith("Exported the")]
     checkpoint = "runs/quickstart/logs/ppo_max/checkpoints/batch=10.ckpt"
     assert [line.partition(" (")[0] for line in told] == [
         f"Exported the {network} of {checkpoint}" for network in ("policy", "critic")
@@ -85,6 +65,20 @@ def test_the_first_story_from_a_shell(page: Path) -> None:
         assert {path.name for path in (page / "runs/exported" / name).iterdir()} == files
     AutoModelForCausalLM.from_pretrained(page / "runs/exported/policy")
     AutoModelForSequenceClassification.from_pretrained(page / "runs/exported/critic")
+
+
+def test_the_first_story(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands(BLOCKS[0]):
+        assert run_here(command.words).status == 0
+    check_first_story(page, capsys.readouterr().out)
+
+
+@pytest.mark.slow  # starts two commands in a shell
+def test_the_first_story_from_a_shell(page: Path) -> None:
+    shutil.rmtree(page / "runs/exported", ignore_errors=True)
+    done = run_in_shell(BLOCKS[0].text, page)
+    assert done.returncode == 0, done.stderr
+    check_first_story(page, done.stdout)
 
 
 def test_a_smaller_copy(page: Path) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lit_rlhf.data import DataSource, load_records
 from tests.docs.blocks import ROOT, blocks
+from tests.docs.running import run_in_shell
 
 PAGE = ROOT / "docs" / "generate.md"
 ARGUMENT, CHAT, PIPE, FILE = (block.text for block in blocks(PAGE) if block.language == "bash")
@@ -21,20 +18,7 @@ ARGUMENT, CHAT, PIPE, FILE = (block.text for block in blocks(PAGE) if block.lang
 
 def in_shell(text: str, folder: Path) -> str:
     """What a block of the page writes to standard output."""
-    command = shlex.join([sys.executable, "-m", "lit_rlhf.cli.main"])
-    done = subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", f'lit_rlhf() {{ {command} "$@"; }}\n{text}'],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'callbacks'}",
-            "OMP_NUM_THREADS": "1",
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_in_shell(text, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

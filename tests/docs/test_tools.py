@@ -1,16 +1,14 @@
-"""The user stories of the tools, run from a shell as they stand in the documents."""
+"""The user stories of docs/reward_report.md and docs/benchmarks.md."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import ROOT, blocks, commands
+from tests.docs.running import run_here, run_in_shell
 
 
 def stories(document: str) -> list[list[str]]:
@@ -19,22 +17,13 @@ def stories(document: str) -> list[list[str]]:
     return [c.words for c in found if c.words[0] == "lit_rlhf"]
 
 
-def shell(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
-        "OMP_NUM_THREADS": "1",
-    }
-    program = [sys.executable, "-m", "lit_rlhf.cli.main", *words[1:]]
-    return subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_reward_report(number: int, fresh_workspace: Path) -> None:
-    done = shell(stories("reward_report.md")[number], fresh_workspace)
+def test_the_reward_report(
+    number: int, fresh_workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(stories("reward_report.md")[number]).status == 0
 
-    assert done.returncode == 0, done.stderr
-    assert "right [95 % interval]" in done.stdout
+    assert "right [95 % interval]" in capsys.readouterr().out
     folder = fresh_workspace / "runs/reward_report"
     assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
     report = json.loads((folder / "report.json").read_text("utf-8"))
@@ -43,26 +32,46 @@ def test_the_reward_report(number: int, fresh_workspace: Path) -> None:
     assert list(report["perplexity"]) == ["reward model", "language model"][: number + 1]
 
 
-def test_the_reward_report_says_which_line_is_bad(fresh_workspace: Path) -> None:
-    words = stories("reward_report.md")[0]
-    file = fresh_workspace / words[words.index("--preferences") + 1]
+def break_third_line(words: list[str]) -> None:
+    """Take the rejected response out of the third of the command's preferences."""
+    file = Path(words[words.index("--preferences") + 1])
     lines = file.read_text("utf-8").splitlines()
     lines[2] = json.dumps({"chosen": json.loads(lines[2])["chosen"]})
     file.write_text("\n".join(lines), "utf-8")
 
-    done = shell(words, fresh_workspace)
+
+def test_the_reward_report_says_which_line_is_bad(fresh_workspace: Path) -> None:
+    words = stories("reward_report.md")[0]
+    break_third_line(words)
+
+    ended = run_here(words)
+
+    assert ended.status == 1
+    assert "preferences.jsonl:3: field 'rejected': missing" in ended.message
+    assert "--on_bad_record skip" in ended.message
+
+
+@pytest.mark.slow  # starts the command in a shell
+def test_an_error_is_a_message_without_a_traceback(fresh_workspace: Path) -> None:
+    block = next(b for b in blocks(ROOT / "docs/reward_report.md") if b.language == "bash")
+    break_third_line(stories("reward_report.md")[0])
+
+    done = run_in_shell(block.text, fresh_workspace)
 
     assert done.returncode == 1
     assert "preferences.jsonl:3: field 'rejected': missing" in done.stderr
-    assert "--on_bad_record skip" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_multiple_choice_before_and_after(fresh_workspace: Path) -> None:
-    done = shell(stories("benchmarks.md")[0], fresh_workspace)
+def test_multiple_choice_before_and_after(
+    fresh_workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # lm-evaluation-harness asks pip for all packages after every run, which takes seconds
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
 
-    assert done.returncode == 0, done.stderr
-    assert "questions.jsonl (acc)" in done.stdout
+    assert run_here(stories("benchmarks.md")[0]).status == 0
+
+    assert "questions.jsonl (acc)" in capsys.readouterr().out
     report = json.loads((fresh_workspace / "tax.json").read_text("utf-8"))
     assert list(report["benchmarks"]["models"]) == ["sft", "ppo_max"]
     assert report["benchmarks"]["rows"][0]["questions"] == 3
