@@ -39,8 +39,7 @@ class Update(NamedTuple):
     """An optimizer step of policy and critic on one minibatch.
 
     Attributes:
-        metrics: Metrics of `PPOModule.train_critic` and `train_policy`, computed before the
-            step.
+        metrics: Metrics that `PPOModule.update` returned, computed before the step.
         steps: Steps by network, `policy` and `critic`.
     """
 

@@ -126,18 +126,15 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
     index = next(iterate_minibatches(len(experience), size, generator))
     minibatch = experience.select(index)
     ptx = None if batch.ptx is None else TokenBatch(*(field[index] for field in batch.ptx))
-    module.pretraining_done.fill_(True)  # so that the policy's learning rate goes on, too
-
-    ids, place = minibatch.rollouts.sequence_ids, "the examination"
+    module.pretraining_done.fill_(True)  # so that the policy is updated, too
+    ids, options = minibatch.rollouts.sequence_ids, module.minibatches
 
     def update() -> Update:
         clips = {name: optimizer_options(module, name).grad_clip for name in NETWORKS}
         optimizers = [network.optimizer for network in module.trained_networks()]
         for optimizer in optimizers:
             reset_first_moments(optimizer)
-        found = module.train_critic(minibatch, place) | module.train_policy(minibatch, ptx, place)
-        module.step_schedules()
-        metrics = {key: float(value) for key, value in found.items()}
+        metrics = {k: float(v) for k, v in module.update(minibatch, ptx, generator).items()}
         steps = {
             name: NetworkStep(
                 clips[name], metrics[f"ppo/{name}_grad_norm"], applied_gradient_norm(optimizer)
@@ -146,15 +143,18 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
         }
         return Update(metrics, steps)
 
+    # one epoch, so that Adam's moments show the gradient of a single step
+    module.minibatches = replace(options, ppo_epochs=1)
     with module.phase("update", ids, UPDATE_MEMORY, PhaseTimer()):
         first = update()
     for name, step in first.steps.items():
         if step.clip is not None and not step.norm > step.clip:
-            options = optimizer_options(module, name)
-            lowered = replace(options, grad_clip=step.norm / 2 or step.clip)
+            optimizer = optimizer_options(module, name)
+            lowered = replace(optimizer, grad_clip=step.norm / 2 or step.clip)
             setattr(module, f"{name}_optimizer", lowered)
     with module.phase("update", ids, UPDATE_MEMORY):
         second = update()
+    module.minibatches = options
     return [first, second]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.data import PromptBatch
+from lit_rlhf.data import PromptBatch, TokenBatch
 from lit_rlhf.doctor.checks.distributions import entropy_gap
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics, compute_values
@@ -41,8 +41,19 @@ class OtherLogprobs(PPOModule):
         return replace(made, old_logprobs=made.old_logprobs - 0.1)
 
 
-def test_a_ratio_other_than_one(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, module_of(root, OtherLogprobs))
+class OtherUpdate(PPOModule):
+    """The same in a phase further on, which the doctor runs as it is overridden."""
+
+    def update(
+        self, experience: Experience, ptx: TokenBatch | None, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        changed = replace(experience, old_logprobs=experience.old_logprobs - 0.1)
+        return super().update(changed, ptx, generator)
+
+
+@pytest.mark.parametrize("kind", [OtherLogprobs, OtherUpdate])
+def test_a_ratio_other_than_one(root: Path, tmp_path: Path, kind: type[PPOModule]) -> None:
+    report = findings(root, tmp_path, module_of(root, kind))
 
     assert not_ok(report) == {"ratio": "failure"}
     assert "The ratio is 1.1052 before the first step" in report.findings["ratio"].found  # e^0.1
