@@ -6,12 +6,9 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-OptionsT = TypeVar("OptionsT", bound="DataclassInstance")
+OptionsT = TypeVar("OptionsT")
 
 RENAMED: dict[str, tuple[str, ...]] = {
     "advantage_clip": ("advantages.clip",),
@@ -136,8 +133,8 @@ def merge_options(cls: type, name: str, given: OptionsT | Mapping[str, Any]) -> 
     Raises:
         ValueError: If the mapping has a field that the group has not, or it is no mapping.
     """
-    default: OptionsT = option_groups(cls)[name]
-    if isinstance(given, type(default)):
+    default = option_groups(cls)[name]
+    if not isinstance(given, Mapping) and isinstance(given, type(default)):
         return given
     if not isinstance(given, Mapping):
         raise ValueError(
@@ -146,7 +143,7 @@ def merge_options(cls: type, name: str, given: OptionsT | Mapping[str, Any]) -> 
     for key in given.keys() - {field.name for field in fields(default)}:
         raise ValueError(f"{name}.{key}: {explain_unknown_option(cls, f'{name}.{key}')}")
     try:
-        return replace(default, **given)
+        return cast(OptionsT, replace(default, **given))
     except ValueError as error:  # it names the field alone, which several groups may have
         raise ValueError(f"{name}.{error}") from error
 

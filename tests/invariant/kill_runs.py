@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 import lit_rlhf.modules.stage
 from lit_rlhf.cli.main import main
+from lit_rlhf.modules import StageModule
 from tests.modules.stages import ppo_options, write_data, write_models
 
 COMMAND = ("fit", "--config", "../ppo.yaml", "--ckpt_path", "last")
@@ -95,6 +96,7 @@ class Moments:
     def __init__(self, chosen: int | None = None, at: Callable[[], None] = lambda: None) -> None:
         self.chosen, self.at = chosen, at
         self.kinds: list[str] = []
+        self.training = False
 
     def passed(self, kind: str) -> None:
         self.kinds.append(kind)
@@ -114,9 +116,18 @@ class Moments:
         """Patch this process, which is forked for one run, so that moments are passed."""
 
         def trunk_called(module: torch.nn.Module, *_: Any) -> None:
-            if isinstance(module, PreTrainedModel) and module.base_model is module:
+            trunk = isinstance(module, PreTrainedModel) and module.base_model is module
+            if trunk and self.training:  # networks are tried out when they are loaded, too
                 self.passed("update" if torch.is_grad_enabled() else "rollout")
 
+        start = StageModule.on_train_start
+
+        def started(module: StageModule) -> None:
+            self.training = True
+            start(module)
+
+        stage: Any = StageModule
+        stage.on_train_start = started
         torch.nn.modules.module.register_module_forward_pre_hook(trunk_called)
         register_optimizer_step_pre_hook(lambda *_: self.passed("update"))
         save: Callable[..., None] = torch.save

@@ -28,7 +28,7 @@ OPTIONS = {
     "policy_optimizer.lr_scheduler": "cosine_with_min_lr",
     "critic_optimizer.lr_scheduler": "cosine_with_min_lr",
     "loss.ptx_coef": 0.3,
-    **{f"{network}_grad_clip": norm for network, norm in CLIPS.items()},
+    **{f"{network}_optimizer.grad_clip": norm for network, norm in CLIPS.items()},
 }
 
 
