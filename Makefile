@@ -1,30 +1,30 @@
-# Each target is one command on a machine with Python 3.11 or newer and nothing else.
-# PYTHON chooses the interpreter, VENV the virtual environment.
+# All targets run on a machine that has only Python 3.11 or newer.
+# PYTHON sets the interpreter, VENV the folder of the virtual environment.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-# What is installed elsewhere must not leak in.
+# Packages from outside the virtual environment must not be imported.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
-# The pins hold for the build environments too (deepspeed comes as source): older pips read the first
-# variable there, newer ones the second. DS_BUILD_OPS=0: no DeepSpeed kernel is compiled in advance.
+# Build environments must use the pins too, since deepspeed is built from source. Older releases of pip
+# read PIP_CONSTRAINT there, newer ones PIP_BUILD_CONSTRAINT. DS_BUILD_OPS=0 compiles no DeepSpeed kernels.
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt DS_BUILD_OPS=0 \
 	$(BIN)/python -m pip install --no-input -c constraints.txt
 
 .DEFAULT_GOAL = help
 .PHONY: help install test lint quickstart clean
 
-help: ## list the targets
+help: ## list all targets
 	@sed -n 's/^\([a-z]*\):.*## /\1: /p' Makefile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Python 3.11 or newer is needed; name one: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+		{ echo "Python 3.11 or newer is required. Set an interpreter: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# A stamp says which extras were installed from which requirements.
+# A stamp file records that an extra is installed. It is out of date once the requirements change.
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $@
@@ -33,20 +33,20 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
-install: $(VENV)/.installed-test ## make the virtual environment and install the package with its tests' needs
+install: $(VENV)/.installed-test ## create the virtual environment and install the package for testing
 
-test: install ## run the tests, without those marked slow or gpu
+test: install ## run the tests, except those marked slow or gpu
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.installed-dev ## ruff, mypy --strict and the import contracts
+lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict lit_rlhf callbacks/lit_callbacks
 	$(BIN)/lint-imports
 
-quickstart: install ## train SFT, reward model and PPO-max on the built-in world and compare them
+quickstart: install ## train SFT, a reward model and PPO on the built-in world, and compare the policies
 	$(BIN)/lit_rlhf quickstart
 
-clean: ## remove the virtual environment and all caches
+clean: ## remove the virtual environment, builds and caches
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
