@@ -1,12 +1,12 @@
-"""Does the collapse detector see what it should, in time, and can a run be saved?
+"""Whether the collapse detector flags runs in time, and whether rolling back saves them.
 
     python benchmarks/collapse.py run --output_dir runs/collapse
     python benchmarks/collapse.py report --output_dir runs/collapse
 
 `run` trains, for each seed, the quickstart's stages, then vanilla PPO and PPO-max under a detector
-that only watches, and vanilla PPO under one that rolls back and raises `kl_coef`. What is finished
-is not run again. `report` reads the runs' logs, prints the tables, and writes them with all numbers
-and the ROC to the folder.
+that only watches, and vanilla PPO under one that rolls back and raises `kl_coef`. Runs that are
+finished are not repeated. `report` reads the runs' logs, prints the tables, and writes them, all
+numbers and the ROC to the folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from lit_rlhf.cli.quickstart import Stages
 
 SEEDS = (10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
 """Reported seeds; the thresholds were chosen on seeds 0 to 2."""
-HARM = 0.5  # SFT standard deviations below the SFT policy's gold reward
+HARM = 0.5
+"""Harm is done below the SFT policy's gold reward minus this many of its standard deviations."""
 ROLLBACK = Path("configs/overlays/rollback.yaml")
 RUNS: dict[str, tuple[str | Path, ...]] = {
     "ppo_vanilla": ("ppo_max.yaml", "ppo_vanilla.yaml"),
@@ -52,7 +53,7 @@ def run_seed(output_dir: str, seed: int) -> None:
 
     Args:
         output_dir: Folder of the benchmark.
-        seed: Of the world, the weights, the data order and the rollouts.
+        seed: Seed of the world, the weights, the data order and the rollouts.
     """
     stages = Stages(Path(output_dir) / f"seed_{seed}", seed)
     if not (stages.root / "reward" / "model.safetensors").is_file():
@@ -71,12 +72,12 @@ def run_seed(output_dir: str, seed: int) -> None:
 def run(
     output_dir: str = "runs/collapse", seeds: tuple[int, ...] = SEEDS, parallel: int = 2
 ) -> None:
-    """Train what is missing, each seed in a process with one thread.
+    """Train the runs that are missing, each seed in a process with one thread.
 
     Args:
         output_dir: Folder of the benchmark.
-        seeds: Seeds.
-        parallel: Seeds that run at a time.
+        seeds: Seeds to run.
+        parallel: Number of seeds that run at a time.
     """
 
     def one(seed: int) -> None:
@@ -96,43 +97,43 @@ def run(
         list(pool.map(one, seeds))
 
 
-steps_of = cache(read_logged_steps)
+read_steps = cache(read_logged_steps)
 
 
-def course(folder: Path, key: str) -> dict[int, float]:
-    """A metric of a run by iteration."""
-    return {s.step: s.scalars[key] for s in steps_of(str(folder)) if key in s.scalars}
+def read_metric(folder: Path, key: str) -> dict[int, float]:
+    """Read a metric of a run by iteration."""
+    return {s.step: s.scalars[key] for s in read_steps(str(folder)) if key in s.scalars}
 
 
 def first_collapse(folder: Path, monitors: list[Monitor], votes: int = 2) -> int | None:
     """Iteration at which a detector flags a collapse in a run; `None` if it flags none."""
-    verdicts = replay_steps(steps_of(str(folder)), monitors, votes)
+    verdicts = replay_steps(read_steps(str(folder)), monitors, votes)
     return next((step for step, verdict in verdicts if verdict.level is Level.COLLAPSED), None)
 
 
-def watched(folder: Path, called: int | None, bound: float) -> dict[str, Any]:
-    """One run under a detector that only watches.
+def compare_with_harm(folder: Path, flagged_at: int | None, bound: float) -> dict[str, Any]:
+    """When a run was flagged, and when harm was done.
 
     Args:
         folder: The run's logs.
-        called: Iteration of the verdict; None without one.
+        flagged_at: Iteration of the verdict; `None` without one.
         bound: Gold reward below which harm is done.
     """
-    gold = course(folder, "rollout/gold")
-    harmed = next((step for step, value in gold.items() if value < bound), None)
+    gold = read_metric(folder, "rollout/gold")
+    harmed_at = next((step for step, value in gold.items() if value < bound), None)
     return {
-        "called": called,
-        "gold_then": None if called is None else gold[called],
+        "flagged_at": flagged_at,
+        "gold_at_flag": None if flagged_at is None else gold[flagged_at],
         "peak_gold": max(gold.values()),
         "last_gold": fmean(list(gold.values())[-10:]),
-        "harmed": harmed,
-        "lead": None if called is None or harmed is None else harmed - called,
-        "in_time": called is not None and (harmed is None or called < harmed),
+        "harmed_at": harmed_at,
+        "lead": None if flagged_at is None or harmed_at is None else harmed_at - flagged_at,
+        "in_time": flagged_at is not None and (harmed_at is None or flagged_at < harmed_at),
     }
 
 
-def seed_row(root: Path, seed: int) -> dict[str, Any]:
-    """Everything that the tables say of one seed."""
+def summarize_seed(root: Path, seed: int) -> dict[str, Any]:
+    """The figures of one seed in the tables."""
     folder = root / f"seed_{seed}"
     policies = json.loads((folder / "evaluation.json").read_text("utf-8"))["policies"]
     gold = {
@@ -145,23 +146,29 @@ def seed_row(root: Path, seed: int) -> dict[str, Any]:
         "seed": seed,
         "sft_gold": gold["sft"]["mean"],
         "sft_gold_std": gold["sft"]["std"],
-        "line": bound,
+        "harm_bound": bound,
         **{
-            name: watched(logs[name], first_collapse(logs[name], default_monitors()), bound)
+            name: compare_with_harm(
+                logs[name], first_collapse(logs[name], default_monitors()), bound
+            )
             for name in ("ppo_vanilla", "ppo_max")
         },
         "final_gold": {name: gold[name]["mean"] for name in RUNS},
         "collapses": sum(
             before < Level.COLLAPSED <= after
             for before, after in pairwise(
-                [0.0, *course(logs["ppo_rollback"], "monitor/level").values()]
+                [0.0, *read_metric(logs["ppo_rollback"], "monitor/level").values()]
             )
         ),
     }
 
 
-def tables(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+FIGURES = ("flagged_at", "gold_at_flag", "peak_gold", "last_gold", "harmed_at", "lead")
+"""Figures of a run in the first table, in the order of its columns."""
+
+
+def format_tables(rows: list[dict[str, Any]]) -> str:
+    """The tables as Markdown."""
 
     def shown(value: float | int | None) -> str:
         return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
@@ -174,20 +181,17 @@ def tables(rows: list[dict[str, Any]]) -> str:
     for name in ("ppo_vanilla", "ppo_max"):
         lines += [
             f"| {name.removeprefix('ppo_')}, seed {row['seed']} | "
-            + " | ".join(
-                shown(row[name][key])
-                for key in ("called", "gold_then", "peak_gold", "last_gold", "harmed", "lead")
-            )
+            + " | ".join(shown(row[name][key]) for key in FIGURES)
             + " |"
             for row in rows
         ]
     in_time = sum(row["ppo_vanilla"]["in_time"] for row in rows)
-    called = sum(row["ppo_vanilla"]["called"] is not None for row in rows)
-    false = sum(row["ppo_max"]["called"] is not None for row in rows)
+    flagged = sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows)
+    false = sum(row["ppo_max"]["flagged_at"] is not None for row in rows)
     kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
     lines += [
         "",
-        f"Of {len(rows)} vanilla runs the detector flags {called} as collapsed, {in_time} of "
+        f"Of {len(rows)} vanilla runs the detector flags {flagged} as collapsed, {in_time} of "
         f"them before harm; of {len(rows)} PPO-max runs it flags {false}.",
         "",
         "| seed | final gold: SFT | vanilla | vanilla, roll-back | PPO-max | collapses flagged |",
@@ -208,8 +212,8 @@ def tables(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def scaled(monitor: Monitor, factor: float) -> Monitor:
-    """The monitor with every threshold moved `factor` times as far from the baseline."""
+def scale_thresholds(monitor: Monitor, factor: float) -> Monitor:
+    """Move every threshold of a monitor `factor` times as far from the baseline."""
     if monitor.high is not None:
         monitor.high *= factor
     if monitor.high_ratio is not None:
@@ -220,40 +224,44 @@ def scaled(monitor: Monitor, factor: float) -> Monitor:
 
 
 SIGNALS = ("kl", "length", "perplexity", "entropy", "repetition", "reward")
-"""Signals drawn alone; the others are about the critic and the computation."""
+"""Signals with a curve of their own. The others are about the critic and the computation."""
 FACTORS = tuple(1.15**power for power in range(-14, 15))
 
 
-def rates(
+def compute_rates(
     root: Path, rows: list[dict[str, Any]], monitors: Callable[[], list[Monitor]], votes: int
 ) -> list[dict[str, float]]:
-    """False alarms and collapses flagged in time, as shares of the runs, for every factor."""
+    """False alarms and collapses flagged in time, as shares of the runs, by factor."""
     points = []
     for factor in FACTORS:
         hits = alarms = 0
         for row in rows:
             logs = root / f"seed_{row['seed']}" / "logs"
-            called = {
+            flagged_at = {
                 name: first_collapse(
-                    logs / name, [scaled(monitor, factor) for monitor in monitors()], votes
+                    logs / name,
+                    [scale_thresholds(monitor, factor) for monitor in monitors()],
+                    votes,
                 )
                 for name in ("ppo_vanilla", "ppo_max")
             }
-            hits += watched(logs / "ppo_vanilla", called["ppo_vanilla"], row["line"])["in_time"]
-            alarms += called["ppo_max"] is not None
+            hits += compare_with_harm(
+                logs / "ppo_vanilla", flagged_at["ppo_vanilla"], row["harm_bound"]
+            )["in_time"]
+            alarms += flagged_at["ppo_max"] is not None
         points.append(
             {"factor": factor, "false_alarms": alarms / len(rows), "in_time": hits / len(rows)}
         )
     return points
 
 
-def of_signal(signal: str) -> Callable[[], list[Monitor]]:
-    """Makes the default monitors of one signal."""
+def monitors_of(signal: str) -> Callable[[], list[Monitor]]:
+    """A function that makes the default monitors of one signal."""
     return lambda: [monitor for monitor in default_monitors() if monitor.vote == signal]
 
 
-def roc_figure(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
-    """Draw false alarms against collapses flagged in time, one line for each detector."""
+def draw_roc(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
+    """Draw false alarms against collapses flagged in time, one curve for each detector."""
     figure = Figure(figsize=(7.5, 5.0), layout="constrained")
     axes = figure.add_subplot()
     for name, points in curves.items():
@@ -289,26 +297,26 @@ PANELS = {
 }
 
 
-def monitors_figure(folder: Path, output: Path) -> None:
+def draw_monitors(folder: Path, output: Path) -> None:
     """Draw one seed's signals with the monitors' thresholds and the step of the verdict.
 
     Args:
         folder: The seed's folder.
-        output: Where the figure goes.
+        output: Path of the figure.
     """
     logs = {name: folder / "logs" / name for name in ("ppo_vanilla", "ppo_max")}
     monitors = {monitor.key: monitor for monitor in default_monitors()}
-    called = first_collapse(logs["ppo_vanilla"], list(monitors.values()))
+    flagged_at = first_collapse(logs["ppo_vanilla"], list(monitors.values()))
     figure = Figure(figsize=(12, 6.2), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
         for name, label, color in (
             ("ppo_vanilla", "vanilla PPO", "#D55E00"),
             ("ppo_max", "PPO-max", "#0072B2"),
         ):
-            values = course(logs[name], key)
+            values = read_metric(logs[name], key)
             axes.plot(list(values), list(values.values()), color=color, label=label)
-        if called is not None:
-            axes.axvline(called, color="black", linestyle=":", label="verdict: collapsed")
+        if flagged_at is not None:
+            axes.axvline(flagged_at, color="black", linestyle=":", label="verdict: collapsed")
         if key in monitors:
             drawn = axes.get_ylim()
             for threshold in monitors[key].thresholds():
@@ -332,19 +340,19 @@ def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = SEEDS) -> N
 
     Args:
         output_dir: Folder of the benchmark.
-        seeds: Seeds.
+        seeds: Seeds of the tables.
     """
     root = Path(output_dir)
-    rows = [seed_row(root, seed) for seed in seeds]
-    curves = {"together": rates(root, rows, default_monitors, 2)}
-    curves |= {signal: rates(root, rows, of_signal(signal), 1) for signal in SIGNALS}
-    text = tables(rows)
+    rows = [summarize_seed(root, seed) for seed in seeds]
+    curves = {"together": compute_rates(root, rows, default_monitors, 2)}
+    curves |= {signal: compute_rates(root, rows, monitors_of(signal), 1) for signal in SIGNALS}
+    text = format_tables(rows)
     (root / "collapse.md").write_text(text, "utf-8")
     result = {"seeds": rows, "roc": curves}
     (root / "collapse.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    roc_figure(curves, root / "roc.png")
-    shown = next(row["seed"] for row in rows if row["ppo_vanilla"]["harmed"] is not None)
-    monitors_figure(root / f"seed_{shown}", root / "monitors.png")
+    draw_roc(curves, root / "roc.png")
+    shown = next(row["seed"] for row in rows if row["ppo_vanilla"]["harmed_at"] is not None)
+    draw_monitors(root / f"seed_{shown}", root / "monitors.png")
     print(text)
 
 

@@ -1,4 +1,4 @@
-"""The quickstart over several seeds: does PPO-max improve the policy, and does vanilla PPO cheat?
+"""The quickstart with several seeds: whether PPO-max improves the policy and vanilla PPO cheats.
 
     python benchmarks/five_seeds.py --output_dir runs/five_seeds
 
@@ -22,7 +22,7 @@ GOLD = "lit_rlhf.lab.gold:gold_reward"
 
 
 def run_seed(root: Path, seed: int) -> dict[str, Any]:
-    """Run the quickstart with one seed, unless its evaluation is there already, and read it."""
+    """Run the quickstart with a seed, unless its evaluation exists, and read the evaluation."""
     folder = root / f"seed_{seed}"
     result = folder / "evaluation.json"
     if not result.is_file():
@@ -42,8 +42,8 @@ def run_seed(root: Path, seed: int) -> dict[str, Any]:
     return evaluation
 
 
-def summary(seed: int, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """What one seed says of the claims in the table's caption."""
+def summarize_seed(seed: int, evaluation: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one seed, and whether they bear out the claims in the table's caption."""
     sft, vanilla, ppo_max = evaluation["policies"].values()
     gold = {
         name: report["rewards"]["gold_reward"]
@@ -82,7 +82,7 @@ def summary(seed: int, evaluation: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def format_table(rows: list[dict[str, Any]]) -> str:
     """The seeds as a Markdown table."""
     lines = [
         "| seed | gold: SFT (std) / vanilla / PPO-max | PPO-max gain, std | win / tie / lose, % | "
@@ -118,20 +118,20 @@ def table(rows: list[dict[str, Any]]) -> str:
 def five_seeds(
     output_dir: str = "runs/five_seeds", seeds: tuple[int, ...] = (0, 1, 2, 3, 4), parallel: int = 2
 ) -> None:
-    """Run the quickstart with each seed and tabulate what came out.
+    """Run the quickstart with each seed, and write and print a table.
 
     Args:
-        output_dir: Folder for the runs; a seed that is finished there is not run again.
-        seeds: Seeds.
-        parallel: Seeds that run at a time.
+        output_dir: Folder for the runs. A seed that is finished there is not run again.
+        seeds: Seeds to run.
+        parallel: Number of seeds that run at a time.
     """
     root = Path(output_dir)
     with ThreadPoolExecutor(parallel) as pool:
         evaluations = list(pool.map(lambda seed: run_seed(root, seed), seeds))
-    rows = [summary(seed, result) for seed, result in zip(seeds, evaluations, strict=True)]
+    rows = [summarize_seed(seed, result) for seed, result in zip(seeds, evaluations, strict=True)]
     (root / "five_seeds.json").write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
-    (root / "five_seeds.md").write_text(table(rows), "utf-8")
-    print(table(rows))
+    (root / "five_seeds.md").write_text(format_table(rows), "utf-8")
+    print(format_table(rows))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python benchmarks/hh_cpu.py FOLDER --output_dir runs/hh
 
-`FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`; 90 % of the prompts
-train, 10 % are held out, by seed. Trains a byte-level BPE tokenizer on the chosen dialogues, makes
-an untrained Llama, runs `lit_rlhf fit` for the three stages, and reports on the reward model with
-the held-out pairs, next to two baselines that look at lengths only.
+`FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`. 90 % of the prompts
+are for training and 10 % are held out, by the seed. The script trains a byte-level BPE tokenizer on
+the chosen dialogues, makes an untrained Llama, runs `lit_rlhf fit` for the three stages, and writes
+a report on the reward model with the held-out pairs, beside two baselines by length alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from lit_rlhf.evaluation import write_json_lines
 FILES = {"helpful": "helpful_base_test.jsonl.gz", "harmless": "harmless_base_test.jsonl.gz"}
 
 
-def write_base(folder: Path, texts: list[str], seed: int) -> None:
-    """A tokenizer trained on `texts` and a Llama of about 1 million untrained parameters."""
+def write_base_model(folder: Path, texts: list[str], seed: int) -> None:
+    """Write a tokenizer trained on `texts` and an untrained Llama of about 1 million parameters."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -60,7 +60,7 @@ def write_base(folder: Path, texts: list[str], seed: int) -> None:
 
 
 def length_baselines(held_out: list[Any]) -> dict[str, float]:
-    """Accuracy of 'longer is better' and 'shorter is better' per source, ties counted as half."""
+    """Accuracy by source of preferring the longer or the shorter response; ties count as half."""
     accuracy: dict[str, float] = {}
     for name in FILES:
         pairs = [r for r in held_out if r.source == name]
@@ -74,7 +74,7 @@ def length_baselines(held_out: list[Any]) -> dict[str, float]:
 
 
 def write_held_out(folder: Path, held_out: list[Any]) -> list[str]:
-    """Files of the held-out pairs, one for each source."""
+    """Write the held-out pairs to a file for each source, and return the paths."""
     return [
         str(
             write_json_lines(
@@ -94,8 +94,8 @@ def write_held_out(folder: Path, held_out: list[Any]) -> list[str]:
     ]
 
 
-def last_scalars(folder: Path) -> dict[str, float]:
-    """The first and the last value of every scalar in a run's TensorBoard log."""
+def read_first_and_last(folder: Path) -> dict[str, float]:
+    """Read the first and the last value of every scalar in a run's TensorBoard log."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     values = {key: events.Scalars(key) for key in events.Tags()["scalars"] if "/" in key}
@@ -111,8 +111,8 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
 
     Args:
         data: Folder with the HH-RLHF files.
-        output_dir: Folder for everything that is made.
-        seed: Of the split, the weights and the rollouts.
+        output_dir: Folder for all files that are written.
+        seed: Seed of the split, the weights and the rollouts.
     """
     root = Path(output_dir)
     sources = [DataSource(f"{data}/{file}", name=name) for name, file in FILES.items()]
@@ -120,8 +120,9 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
     records = load_records("preference", sources, on_bad_record="skip", seed=seed).records
     texts = ["\n\nHuman: " + m.content for r in records for m in r.prompt]
     texts += ["\n\nAssistant: " + r.chosen for r in records]
-    write_base(root / "base", texts, seed)
-    for stage in ("sft", "reward", "ppo"):
+    write_base_model(root / "base", texts, seed)
+    stages = ("sft", "reward", "ppo")
+    for stage in stages:
         config = (Path("configs") / stage / "hh_cpu.yaml").read_text("utf-8")
         copy = root / "configs" / f"{stage}.yaml"
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +133,9 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
                 *("--data.init_args.train_sources", given, "--data.init_args.seed", str(seed)),
             ]
         )
-    report = {stage: last_scalars(root / "logs" / stage) for stage in ("sft", "reward", "ppo")}
+    report = {
+        stage: read_first_and_last(root / "logs" / stage) for stage in ("sft", "reward", "ppo")
+    }
     held_out = split_records(records, 0.1, 0.0, seed).val
     report["length baselines"] = length_baselines(held_out)
     (root / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")

@@ -22,23 +22,23 @@ from lit_rlhf.rollout import SamplingOptions
 
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers")
 MODULE_ARGUMENTS: dict[str, Any] = {
-    # the peer's mathematics
+    # what TRL computes: no reward normalization, no clipping of rewards or gradients
     "critic_init": "random",
     "reward_shaping": RewardShapingOptions(kl_coef=0.05, normalization=False, clip=None),
     "policy_optimizer": OptimizerOptions(3e-6, lr_scheduler="constant", grad_clip=None),
     "critic_optimizer": OptimizerOptions(3e-6, lr_scheduler="constant", grad_clip=None),
 }
-"""Arguments of `PPOModule` beside those that the workload gives."""
+"""Arguments of `PPOModule` that do not depend on the workload."""
 PRECISIONS: dict[Precision, dict[str, Any]] = {
     "fp32": {"precision": "32-true"},
     "bf16-mixed": {"precision": "bf16-mixed"},
     "bf16-true": {"precision": "bf16-true"},
 }
-"""Arguments of `Trainer`."""
+"""Arguments of `Trainer` by precision."""
 
 
-def loader(work: Workload, iterations: int) -> DataLoader[PromptBatch]:
-    """The iterations' prompts as `PPOModule` takes them."""
+def build_loader(work: Workload, iterations: int) -> DataLoader[PromptBatch]:
+    """Build a loader of the iterations' prompts."""
     batches = [
         collate_prompts(
             [PromptExample(row, text="", index=index) for index, row in enumerate(rows)], PAD
@@ -48,8 +48,8 @@ def loader(work: Workload, iterations: int) -> DataLoader[PromptBatch]:
     return DataLoader(cast(Any, batches), batch_size=None, collate_fn=lambda batch: batch)
 
 
-def built_module(job: Job) -> PPOModule:
-    """The module, with output layers that end responses as the workload says."""
+def build_module(job: Job) -> PPOModule:
+    """Build the module, with output layers that end responses as the workload says."""
     folder, work = Path(job.folder), job.work
     module = PPOModule(
         str(folder / "policy"),
@@ -66,14 +66,17 @@ def built_module(job: Job) -> PPOModule:
     return module
 
 
-class Watch(Callback):
-    """Tells `laps` of every iteration: all from one batch's end to the next one's counts."""
+class LapCallback(Callback):
+    """Records every iteration in `laps`, from the end of one batch to the end of the next.
+
+    The module itself times the phases.
+    """
 
     def __init__(self, laps: Laps) -> None:
         self.laps = laps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin."""
+        """Start the clocks."""
         self.laps.start()
 
     def on_train_batch_end(
@@ -84,25 +87,25 @@ class Watch(Callback):
         batch: PromptBatch,
         batch_idx: int,
     ) -> None:
-        """Note an iteration's phases and lengths."""
+        """Record an iteration's phases and lengths."""
         seconds = {
             name: float(trainer.callback_metrics[f"time/{name}"])
             for name in ("rollout", "score", "estimate", "update")
         }
-        # the peer scores with reward model, reference and critic in one phase
+        # TRL runs reward model, reference and critic in one phase
         phases = {**seconds, "score": seconds["score"] + seconds["estimate"]}
         del phases["estimate"]
         prompts = batch.attention_mask.sum(1).tolist()
         self.laps.lap(phases, prompts, outputs["response_lengths"].tolist())
 
 
-def quiet_trainer(job: Job, watch: Callback) -> Trainer:
-    """A trainer for one pass over the data that logs, shows and saves nothing."""
+def build_trainer(job: Job, callback: Callback) -> Trainer:
+    """Build a Trainer for one pass over the data that logs, shows and saves nothing."""
     return Trainer(
         max_epochs=1,
         accelerator="gpu" if job.device == "cuda" else "cpu",
         devices=1,
-        callbacks=[watch],
+        callbacks=[callback],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -112,10 +115,10 @@ def quiet_trainer(job: Job, watch: Callback) -> Trainer:
 
 
 def run(job: Job) -> Laps:
-    """Run the job's updates."""
+    """Run the job's updates with the stage's own training step."""
     laps = Laps(job.device)
-    batches = loader(job.work, job.steps)
-    quiet_trainer(job, Watch(laps)).fit(built_module(job), train_dataloaders=batches)
+    batches = build_loader(job.work, job.steps)
+    build_trainer(job, LapCallback(laps)).fit(build_module(job), train_dataloaders=batches)
     return laps
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from benchmarks.speed.job import Job, Laps
-from benchmarks.speed.ours import PACKAGES, quiet_trainer
+from benchmarks.speed.ours import PACKAGES, build_trainer
 from benchmarks.speed.workload import PAD, completions, prompts
 from lit_rlhf.data import PreferenceBatch, TokenBatch, TokenExample, collate_tokens
 from lit_rlhf.models import ModelOptions
@@ -26,11 +26,11 @@ MODULE_ARGUMENTS: dict[str, dict[str, Any]] = {
     "sft": COMMON,
     "reward": {**COMMON, "lm_coef": 0.0},
 }
-"""Arguments of `SFTModule` and `RewardModule`: TRL's steps, and its loss (Eq. 1 alone)."""
+"""Arguments of `SFTModule` and `RewardModule`: TRL's losses (Eq. 1 alone for the reward model)."""
 
 
-def dialogues(rows: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> TokenBatch:
-    """Prompts with a response each."""
+def collate_dialogues(rows: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> TokenBatch:
+    """Collate prompts with a response each."""
     examples = [
         TokenExample(
             torch.cat([row, answer]),
@@ -41,18 +41,18 @@ def dialogues(rows: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> 
     return collate_tokens(examples, PAD)
 
 
-def batches(job: Job) -> list[TokenBatch] | list[PreferenceBatch]:
-    """One batch for every optimizer step."""
+def build_batches(job: Job) -> list[TokenBatch] | list[PreferenceBatch]:
+    """Build one batch for every optimizer step."""
     work, steps = job.work, job.steps
     if job.stage == "sft":
         return [
-            dialogues(rows, [of_row[0] for of_row in answers])
+            collate_dialogues(rows, [of_row[0] for of_row in answers])
             for rows, answers in zip(prompts(work, steps), completions(work, steps, 1), strict=True)
         ]
     return [
         PreferenceBatch(
-            dialogues(rows, [chosen for chosen, _ in pairs]),
-            dialogues(rows, [rejected for _, rejected in pairs]),
+            collate_dialogues(rows, [chosen for chosen, _ in pairs]),
+            collate_dialogues(rows, [rejected for _, rejected in pairs]),
             margin=torch.zeros(len(rows)),
             source=torch.zeros(len(rows), dtype=torch.long),
         )
@@ -61,7 +61,7 @@ def batches(job: Job) -> list[TokenBatch] | list[PreferenceBatch]:
 
 
 def lengths(batch: TokenBatch | PreferenceBatch) -> tuple[list[int], list[int]]:
-    """Tokens of every sequence's prompt and response; of both halves of a batch of pairs."""
+    """Number of tokens of each sequence's prompt and response; of both sequences of each pair."""
     if isinstance(batch, PreferenceBatch):
         (prompts_a, a), (prompts_b, b) = lengths(batch.chosen), lengths(batch.rejected)
         return prompts_a + prompts_b, a + b
@@ -69,14 +69,14 @@ def lengths(batch: TokenBatch | PreferenceBatch) -> tuple[list[int], list[int]]:
     return (batch.attention_mask.sum(1) - responses).tolist(), responses.tolist()
 
 
-class Watch(Callback):
-    """Tells `laps` of every step."""
+class LapCallback(Callback):
+    """Records every step in `laps`."""
 
     def __init__(self, laps: Laps) -> None:
         self.laps = laps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin."""
+        """Start the clocks."""
         self.laps.start()
 
     def on_train_batch_end(
@@ -87,7 +87,7 @@ class Watch(Callback):
         batch: TokenBatch | PreferenceBatch,
         batch_idx: int,
     ) -> None:
-        """Note a step's lengths."""
+        """Record a step's lengths."""
         self.laps.lap({}, *lengths(batch))
 
 
@@ -101,9 +101,9 @@ def run(job: Job) -> Laps:
         network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
         **MODULE_ARGUMENTS[job.stage],
     )
-    data = cast(Any, batches(job))
+    data = cast(Any, build_batches(job))
     loader: DataLoader[Any] = DataLoader(data, batch_size=None, collate_fn=lambda batch: batch)
-    quiet_trainer(job, Watch(laps)).fit(module, train_dataloaders=loader)
+    build_trainer(job, LapCallback(laps)).fit(module, train_dataloaders=loader)
     return laps
 
 

@@ -15,7 +15,7 @@ from benchmarks.scaling import fit_line, resize
 from benchmarks.speed import comparison
 from benchmarks.speed.comparison import Side, best_ceilings, our_sides, peer_side
 from benchmarks.speed.job import Job
-from benchmarks.speed.ours_supervised import batches, lengths
+from benchmarks.speed.ours_supervised import build_batches, lengths
 from benchmarks.speed.report import (
     PAGE,
     RESULTS,
@@ -248,7 +248,7 @@ def test_supervised_batches_hold_the_tokens_that_the_peer_gets(stage: Any) -> No
     n_responses = 1 if stage == "sft" else 2
     questions, answers = prompts(TINY, 2), completions(TINY, 2, n_responses)
 
-    for batch, rows, responses in zip(batches(job), questions, answers, strict=True):
+    for batch, rows, responses in zip(build_batches(job), questions, answers, strict=True):
         expected_prompts = [len(row) for row in rows] * n_responses
         expected = [len(r[side]) for side in range(n_responses) for r in responses]
         assert lengths(batch) == (expected_prompts, expected)

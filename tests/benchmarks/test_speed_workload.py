@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.speed.job import Job
-from benchmarks.speed.ours import built_module, loader, run
+from benchmarks.speed.ours import build_loader, build_module, run
 from benchmarks.speed.workload import (
     BOS,
     EOS,
@@ -47,7 +47,7 @@ def test_prompts_repeat_and_have_all_lengths() -> None:
 
 
 def test_both_sides_get_the_same_prompts() -> None:
-    ours = list(loader(TINY, 2))
+    ours = list(build_loader(TINY, 2))
     peers = [left_padded(rows) for rows in prompts(TINY, 2)]
 
     for mine, theirs in zip(ours, peers, strict=True):
@@ -90,7 +90,7 @@ def test_a_job_survives_its_file(folder: Path, tmp_path: Path) -> None:
 
 
 def test_policy_and_reference_are_one_network_and_the_critic_another(folder: Path) -> None:
-    module = built_module(Job(TINY, str(folder)))
+    module = build_module(Job(TINY, str(folder)))
 
     policy, reference = module.policy.state_dict(), module.reference.state_dict()
     assert policy.keys() == reference.keys()
