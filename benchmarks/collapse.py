@@ -34,7 +34,7 @@ from lit_callbacks import (
     read_logged_steps,
     replay_steps,
 )
-from lit_rlhf.cli.quickstart import Stages
+from lit_rlhf.cli.quickstart import Quickstart
 
 SEEDS = (10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
 """Reported seeds; the thresholds were chosen on seeds 0 to 2."""
@@ -55,12 +55,12 @@ def run_seed(output_dir: str, seed: int) -> None:
         output_dir: Folder of the benchmark.
         seed: Seed of the world, the weights, the data order and the rollouts.
     """
-    stages = Stages(Path(output_dir) / f"seed_{seed}", seed)
+    stages = Quickstart(Path(output_dir) / f"seed_{seed}", seed)
     if not (stages.root / "reward" / "model.safetensors").is_file():
         stages.prepare()
     for name, configs in RUNS.items():
         if not (stages.root / name / "model.safetensors").is_file():
-            stages.ppo(
+            stages.fit_ppo(
                 configs,
                 *("--model.init_args.output_dir", f"{stages.root}/{name}"),
                 *("--trainer.logger.init_args.name", name),

@@ -1,4 +1,4 @@
-"""How a tool is called: a function of plain types, its arguments as flags or from a YAML file."""
+"""Runs a function as a command: its parameters are flags, or keys of a YAML file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def run_command(
     lists: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Result:
-    """Call `function` with the arguments in `argv`.
+    """Call a function with arguments from the command line.
 
     Args:
-        function: Its type hints, plain types and dataclasses, are the arguments' types, its
+        function: The function. Its parameters have plain types or dataclasses as types, and its
             docstring is the help.
-        argv: Flags, among them `--config` with a YAML file of arguments.
-        prog: What the command is called, for help and errors.
-        lists: Help by name of the parameters that take several strings, `--name a b`. Required, and
-            the last one given wins, where the parameter has no default; else `--name a --name b`
+        argv: Flags. `--config` takes a YAML file of arguments.
+        prog: Name of the command, for help and errors.
+        lists: Help by name for parameters that take several strings, `--name a b`. A parameter
+            without a default is required, and the last flag wins; for others `--name a --name b`
             gives both.
-        flags: Help by name of the parameters that are False unless given, `--name`.
+        flags: Help by name for parameters that are False unless the flag `--name` is given.
 
     Raises:
-        SystemExit: With a message and without a traceback, when the arguments cannot be used. The
+        SystemExit: With a message and without a traceback, if the arguments cannot be used. The
             original error is its cause.
     """
     lists, flags = lists or {}, flags or {}

@@ -1,4 +1,4 @@
-"""`lit_rlhf`: LightningCLI for the training stages, and the tools beside it."""
+"""`lit_rlhf`: a LightningCLI for the training stages, and the other commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from lit_rlhf.strategies import (
     use_atomic_checkpoints,
 )
 
-# Each is `lit_rlhf.cli.<name>` with `main(argv)`; imported when called, so that `fit` starts fast.
+# Each is a module `lit_rlhf.cli.<name>` with `main(argv)`, imported when it is called: `fit` starts
+# without them.
 TOOLS = {
     "doctor": "check a PPO run before it starts",
     "evaluate": "compare policies on the same prompts",
@@ -37,8 +38,8 @@ TOOLS = {
 }
 
 
-# jsonargparse's messages about an option of a class that there is not: of a file, of a group of a
-# file, of a flag for a group
+# What jsonargparse 4.53 says about an unknown option: in a file or a flag, in a group of a file, in
+# a flag for a group.
 UNKNOWN_OPTION = re.compile(
     r"class_path '(?P<class>[\w.]+)':\s+"
     r"(?:Option '(?P<option>[^']+)' is not accepted"
@@ -48,28 +49,29 @@ UNKNOWN_OPTION = re.compile(
 
 
 # a flag for a field of a group of options
-GROUP_FIELD = re.compile(r"(?P<group>--(?:model|data)(?:\.init_args)?\.\w+)\.(?P<field>\w+)")
+GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
 
 
 class RLHFArgumentParser(LightningArgumentParser):
-    """A parser that names the option which a wrong name of a module's option was meant to be."""
+    """LightningCLI's parser, with `null` for fields of groups and advice about unknown options."""
 
-    def parse_args(  # type: ignore[override]  # jsonargparse's own names the others
+    def parse_args(  # type: ignore[override]  # the other arguments are handed on
         self, args: Sequence[str] | None = None, *others: Any, **options: Any
     ) -> Namespace:
-        """Parse, also `null` for a field of a group of options."""
+        """Parse arguments, after `group_null_flags`."""
         given = group_null_flags(sys.argv[1:] if args is None else args)
         return super().parse_args(given, *others, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with a usage error."""
+        """End with a usage error, after `explain_unknown_options`."""
         super().error(explain_unknown_options(message), ex)
 
 
 def group_null_flags(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with `--model.group.field null` as `--model.group {field: null}`.
+    """Write `--model.group.field null` as `--model.group {field: null}`.
 
-    jsonargparse 4.53 hands such a `null` on to the parser of the class as the text `None`.
+    jsonargparse 4.53 reads the first as the text `None`, since it formats the parsed value into a
+    new flag for the parser of the class.
     """
     grouped = list(arguments)
     for index, argument in enumerate(arguments):
@@ -86,7 +88,10 @@ def group_null_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def explain_unknown_options(message: str) -> str:
-    """A parser's error message; about options of a module, one that names the right option."""
+    """Replace a parser's message about an unknown option of a stage by advice.
+
+    Other messages are returned as they are.
+    """
     from lit_rlhf.modules import StageModule, explain_unknown_option
 
     found = UNKNOWN_OPTION.search(message)
@@ -98,37 +103,56 @@ def explain_unknown_options(message: str) -> str:
     return f"model.init_args.{name}: {explain_unknown_option(module, name)}"
 
 
+def check_option_ranges(parser: LightningArgumentParser, model: Namespace) -> None:
+    """End with a usage error if an option in a group of a stage is out of its range.
+
+    Otherwise the groups would be checked when the module is built, and the error would not say of
+    which group the option is.
+    """
+    from lit_rlhf.modules import StageModule, merge_options, option_groups
+
+    module = pydoc.locate(model.class_path)
+    if not (isinstance(module, type) and issubclass(module, StageModule)):
+        return
+    for name in option_groups(module):
+        try:
+            merge_options(module, name, model.init_args[name].as_dict())
+        except ValueError as error:
+            parser.error(f"model.init_args.{error}")
+
+
 class RLHFCLI(LightningCLI):
-    """LightningCLI whose configuration and flags win over what a checkpoint remembers."""
+    """A LightningCLI in which configuration and flags win over a checkpoint's hyper-parameters."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse, and refuse a checkpoint of another class before anything is loaded from it."""
+        """Parse arguments, and check options and checkpoint before anything is built."""
         super().parse_arguments(parser, args)
         subcommand = self.config.get("subcommand")
         given = self.config[subcommand] if subcommand else self.config
         if subcommand:
             self._read_tensors_only(parser, given)
-        # LightningCLI merges the checkpoint's hyper-parameters over the configuration next.
+        check_option_ranges(parser, given.model)
+        # LightningCLI next merges the checkpoint's hyper-parameters over the configuration.
         self._given = self.config.clone()
         if given.get("ckpt_path") and Path(given.ckpt_path).exists():
             check_checkpoint_class(parser, given.ckpt_path, given.model.class_path)
 
     @staticmethod
     def _read_tensors_only(parser: LightningArgumentParser, given: Namespace) -> None:
-        """Have checkpoints read without running code from them, also those behind a URL."""
+        """Read checkpoints without running code from them, also those behind a URL."""
         if given.weights_only is False:
             parser.error(
-                "--weights_only false would run code that a checkpoint brings along. If you trust "
-                "it, load it in Python: Trainer.fit(..., weights_only=False)"
+                "--weights_only false would run code from the checkpoint. If you trust it, load it "
+                "in Python: Trainer.fit(..., weights_only=False)"
             )
         given.weights_only = True
 
     def before_instantiate_classes(self) -> None:
-        """Go back to the configuration as given."""
+        """Return to the configuration as it was given."""
         self.config = self._given
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The configured Trainer, with safe checkpoints, one at SIGTERM, and a phase summary."""
+        """Build the Trainer, and add atomic checkpoints, one at SIGTERM, and a phase summary."""
         from lit_rlhf.modules import HINTS
 
         trainer = super().instantiate_trainer(**kwargs)
@@ -143,30 +167,30 @@ class RLHFCLI(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        """Find the checkpoint that `--ckpt_path last` stands for."""
+        """Resolve `--ckpt_path last`."""
         given = self.config_init["fit"]
         if given.get("ckpt_path") == "last":
-            given["ckpt_path"] = last_checkpoint(self.parser, self.trainer)
+            given["ckpt_path"] = find_last_checkpoint(self.parser, self.trainer)
             if given["ckpt_path"] is not None:
                 class_path = self.config["fit"].model.class_path
                 check_checkpoint_class(self.parser, given["ckpt_path"], class_path)
 
 
-def last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> str | None:
-    """The newest checkpoint in the folders of the run's checkpoint callbacks.
+def find_last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> str | None:
+    """The newest checkpoint in the folders of the run's checkpoint callbacks; `None` without one.
 
-    Lightning's own `last` sees the files named so of ModelCheckpoints with `save_last` alone.
+    Lightning's own `last` finds only what a ModelCheckpoint with `save_last` has saved.
     """
     if not trainer.checkpoint_callbacks:
         parser.error(
             "--ckpt_path last: the run keeps no checkpoints. Add configs/overlays/resumable.yaml, "
             "or set trainer.enable_checkpointing to true"
         )
-    usual = default_checkpoint_dir(trainer)
-    # in the order of the callbacks, each once
+    default = default_checkpoint_dir(trainer)
+    # without duplicates, in the order of the callbacks
     folders = list(
         dict.fromkeys(
-            Path(getattr(callback, "dirpath", None) or usual)
+            Path(getattr(callback, "dirpath", None) or default)
             for callback in trainer.checkpoint_callbacks
         )
     )
@@ -181,10 +205,12 @@ def last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> str | 
 
 
 def check_checkpoint_class(parser: LightningArgumentParser, path: str, configured: str) -> None:
-    """End with a usage error when the checkpoint at `path` is not of class `configured`.
+    """End with a usage error if a checkpoint cannot be read, or is of another class.
 
-    And when it cannot be opened, or not without running code: whether its contents are undamaged
-    is for the loading to see.
+    Args:
+        parser: Parser of the command.
+        path: The checkpoint.
+        configured: Class path of the configured module.
     """
     try:
         checkpoint = read_lightning_state(path)
@@ -203,14 +229,15 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
     """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`.
 
     Args:
-        args: Of the command; `None`: those of the process.
-        cli: The class that runs it.
-        **options: Arguments of LightningCLI that differ from the commands' own.
+        args: Arguments of the command; `None`: those of the process.
+        cli: Class that runs it.
+        **options: Arguments of LightningCLI that override those of the commands.
     """
+    # jsonargparse finds a class by its short name (`--model PPOModule`) once it is imported
     import lit_rlhf.data
-    import lit_rlhf.modules  # noqa: F401  # short names of modules and data
+    import lit_rlhf.modules  # noqa: F401
 
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "subclass_mode_model": True,
         "subclass_mode_data": True,
         "seed_everything_default": 0,
@@ -219,7 +246,7 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
         "parser_class": RLHFArgumentParser,
         "parser_kwargs": {"description": __doc__, "prog": "lit_rlhf"},
     }
-    return cli(LightningModule, LightningDataModule, args=args, **(usual | options))
+    return cli(LightningModule, LightningDataModule, args=args, **(defaults | options))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -228,9 +255,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return
-    # Loading and saving take no time worth a bar; the terminal belongs to the stages' own.
+    # The progress bars of loading and saving would break those of the stages.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
-    # LightningCLI warns of arguments beside sys.argv; a tool that calls us means its own.
+    # LightningCLI warns about arguments other than sys.argv, which `quickstart` gives.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     if arguments[0] in TOOLS:
         importlib.import_module(f"lit_rlhf.cli.{arguments[0]}").main(arguments[1:])
@@ -239,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def usage() -> str:
-    """The commands there are."""
+    """Help of the program: its commands."""
     stages = {
         "fit": "train a stage: lit_rlhf fit --config configs/quickstart/sft.yaml",
         "validate": "evaluate a checkpoint on the validation data",

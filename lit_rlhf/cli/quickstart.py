@@ -1,4 +1,4 @@
-"""`lit_rlhf quickstart`: all stages on the built-in world, and what came out."""
+"""`lit_rlhf quickstart`: all stages on the built-in world, and a comparison of the models."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DEFAULT_DIR = "runs/quickstart"
 
 
 @dataclass
-class Stages:
+class Quickstart:
     """The steps of the quickstart, each a command of `lit_rlhf` that is printed before it runs.
 
     Attributes:
-        root: Folder for everything that is made.
-        seed: Of the world, the weights, the data order and the rollouts.
-        language: Of the world.
-        configs: Folder with the stages' configurations.
-        pairs: Preferences that the reward model learns from.
+        root: Folder for all files.
+        seed: Seed of the world, the weights, the order of the data and the rollouts.
+        language: Language of the world.
+        configs: Folder with the configurations of the stages.
+        pairs: Number of preferences that the reward model learns from.
     """
 
     root: Path
@@ -33,7 +33,7 @@ class Stages:
     pairs: int = 13000
 
     def __post_init__(self) -> None:
-        """Check that the configurations are there."""
+        """Check that the configurations exist."""
         if not (self.configs / "sft.yaml").is_file():
             raise FileNotFoundError(
                 f"configs: expected a folder with sft.yaml, got {self.configs}; run from the "
@@ -41,7 +41,7 @@ class Stages:
             )
 
     def prepare(self) -> None:
-        """World, SFT model, preferences and reward model."""
+        """Write the world, train the SFT model, label preferences and train the reward model."""
         root, world, seed = self.root, f"{self.root}/world", str(self.seed)
         run(
             *("lab", "world", "--output_dir", world, "--seed", seed, "--language", self.language),
@@ -55,14 +55,20 @@ class Stages:
         )
         self.fit(["reward.yaml"], seeded=["--data.init_args.seed", "--model.init_args.head_seed"])
 
-    def ppo(self, configs: Sequence[str | Path], *options: str) -> None:
-        """A PPO run from the configurations, given by name or path, and further options."""
+    def fit_ppo(self, configs: Sequence[str | Path], *options: str) -> None:
+        """Train with PPO, from configurations given by name or path, and further options."""
         self.fit(configs, *options, seeded=["--data.init_args.seed", "--model.init_args.seed"])
 
     def fit(self, configs: Sequence[str | Path], *options: str, seeded: Sequence[str]) -> None:
-        """Train with the configurations on top of each other and the seed in every flag for it."""
+        """Train a stage.
+
+        Args:
+            configs: Configurations by name or path, the last of which wins.
+            *options: Further flags.
+            seeded: Flags that get the seed.
+        """
         files = [
-            relocated(c if isinstance(c, Path) else self.configs / c, self.root) for c in configs
+            relocate(c if isinstance(c, Path) else self.configs / c, self.root) for c in configs
         ]
         run(
             "fit",
@@ -73,7 +79,7 @@ class Stages:
         )
 
     def evaluate(self, *policies: str) -> None:
-        """Compare policies, given by the names of their folders, on the held-out prompts."""
+        """Compare policies, by the names of their folders, on the held-out prompts."""
         root = self.root
         run(
             *("evaluate", "--policies", *(f"{root}/{policy}" for policy in policies)),
@@ -104,19 +110,19 @@ def quickstart(
     Each step is a command that you can run by hand; it is printed before it runs.
 
     Args:
-        output_dir: Folder for everything that is made.
-        seed: Of the world, the weights, the data order and the rollouts.
-        language: Of the world.
-        configs: Folder with the stages' configurations.
-        pairs: Preferences that the reward model learns from.
+        output_dir: Folder for all files.
+        seed: Seed of the world, the weights, the order of the data and the rollouts.
+        language: Language of the world.
+        configs: Folder with the configurations of the stages.
+        pairs: Number of preferences that the reward model learns from.
     """
     from lit_callbacks.report import main as write_report
 
     root, start = Path(output_dir), time.perf_counter()
-    stages = Stages(root, seed, language, Path(configs), pairs)
+    stages = Quickstart(root, seed, language, Path(configs), pairs)
     stages.prepare()
-    stages.ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
-    stages.ppo(["ppo_max.yaml"])
+    stages.fit_ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
+    stages.fit_ppo(["ppo_max.yaml"])
     run(
         *("plot", "--runs", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
         *("--output", f"{root}/collapse.png"),
@@ -133,8 +139,12 @@ def quickstart(
     print(f"or tensorboard --logdir {root}/logs. Models: {root}/sft, reward, ppo_vanilla, ppo_max.")
 
 
-def relocated(config: Path, root: Path) -> Path:
-    """A copy of `config` with its paths under `root`; `config` itself where nothing moves."""
+def relocate(config: Path, root: Path) -> Path:
+    """Write a copy of a configuration with its paths under `root`, unless they are there already.
+
+    Returns:
+        The copy, or `config` itself.
+    """
     if root == Path(DEFAULT_DIR):
         return config
     copy = root / "configs" / config.name

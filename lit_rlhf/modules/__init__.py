@@ -8,7 +8,13 @@
 
 from lit_rlhf.modules.guarded_step import TooManySkippedUpdates
 from lit_rlhf.modules.hints import HINTS
-from lit_rlhf.modules.option_names import check_names, dotted_arguments, explain_unknown_option
+from lit_rlhf.modules.option_names import (
+    check_names,
+    dotted_arguments,
+    explain_unknown_option,
+    merge_options,
+    option_groups,
+)
 from lit_rlhf.modules.options import (
     AdvantageOptions,
     CriticPretrainingOptions,
@@ -61,5 +67,7 @@ __all__ = [
     "dotted_arguments",
     "explain_unknown_option",
     "generation_settings",
+    "merge_options",
+    "option_groups",
     "suggest_change",
 ]

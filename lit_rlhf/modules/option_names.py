@@ -1,4 +1,4 @@
-"""Names of the modules' options: those that a class takes, and what a wrong one was meant to be."""
+"""Names of options: those that a module takes, and advice about others."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "reward_scaling": ("reward_shaping.scaling",),
     "scoring_tokens": ("memory.max_tokens_per_forward",),
 }
-"""New dotted names of options that were renamed; those that only moved are found by their name."""
-SIMILAR = 0.6  # share of common characters from which a name may be a misspelling of another
+"""Dotted names of renamed options by old name, except for those that only moved into a group."""
+SIMILAR = 0.6  # similarity (`SequenceMatcher.ratio`) from which a name may be a misspelling
 
 
 class NamedOptions:
-    """Refuses a keyword argument that its class does not take, and names the option that it is.
+    """Checks the names of keyword arguments before a module is built.
 
-    The check is in `__new__`, as Python itself refuses the call before a body of `__init__` runs.
-    This class is apart from the modules so that jsonargparse reads their signatures from
-    `__init__`: it takes `__new__` where a class defines one of its own.
+    Python refuses an unknown keyword before the body of `__init__` runs, so the check is in
+    `__new__`. It is in a class of its own because jsonargparse reads the signature of `__new__`
+    instead of that of `__init__` for a class that defines `__new__` itself.
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -56,11 +56,11 @@ def check_names(
         cls: A module's class.
         names: Of arguments.
         error: Type of the error.
-        others_allowed: Refuse only names of options that have moved, as other names may be those of
-            a subclass. A class that takes any keyword may use it itself: it allows others anyway.
+        others_allowed: Refuse only old names of options, because the others may be those of a
+            subclass. Classes with a `**` parameter always allow others.
 
     Raises:
-        error: For the first name that it does not take.
+        error: If `cls` does not take a name.
     """
     parameters = list(_parameters(cls))
     known = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
@@ -71,11 +71,11 @@ def check_names(
 
 
 def explain_unknown_option(cls: type, name: str) -> str:
-    """What to write instead of an option that there is not.
+    """Advice about an option that a module does not have.
 
     Args:
-        cls: A module's class.
-        name: What was given, for instance `policy_lr` or `sampling.temprature`.
+        cls: The module's class.
+        name: Name that was given, for instance `policy_lr` or `sampling.temprature`.
     """
     now = moved_to(cls, name)
     if now:
@@ -93,14 +93,14 @@ def explain_unknown_option(cls: type, name: str) -> str:
 
 
 def moved_to(cls: type, name: str) -> list[str]:
-    """Dotted names of the options of `cls` that `name` has become; empty for any other name."""
+    """Dotted names of the options of `cls` that were called `name`; empty if there are none."""
     known, leaf = option_names(cls), _leaf(name)
     renamed = [new for new in RENAMED.get(leaf, ()) if new in known]
     return renamed or [new for new in known if _leaf(new) == leaf and new != name]
 
 
 def option_names(cls: type) -> list[str]:
-    """Options of a module's class; those in a group by their dotted names."""
+    """Names of the options of a module's class; those in groups have dotted names."""
     groups = option_groups(cls)
     names = [p.name for p in _parameters(cls) if p.kind is not p.VAR_KEYWORD]
     return [
@@ -113,7 +113,7 @@ def option_names(cls: type) -> list[str]:
 
 
 def option_groups(cls: type) -> dict[str, Any]:
-    """Parameters of a module's class that are groups of options, with their defaults."""
+    """Groups of options of a module's class by name: the defaults of its parameters."""
     groups: dict[str, Any] = {}
     for parameter in _parameters(cls):
         if is_dataclass(parameter.default):
@@ -122,16 +122,16 @@ def option_groups(cls: type) -> dict[str, Any]:
 
 
 def merge_options(cls: type, name: str, given: OptionsT | Mapping[str, Any]) -> OptionsT:
-    """A group of options as its dataclass.
+    """Convert a group of options to its dataclass.
 
     Args:
         cls: The module's class.
-        name: Its parameter for the group.
-        given: The dataclass, or a mapping of some of its fields, as a checkpoint or YAML has it;
-            the others are then those of the parameter's default.
+        name: Name of the group.
+        given: The dataclass, or a mapping of some of its fields, as in checkpoints and YAML. Other
+            fields are taken from the default of the parameter.
 
     Raises:
-        ValueError: If the mapping has a field that the group has not, or it is no mapping.
+        ValueError: If `given` has an unknown field, a field is out of its range, or it is neither.
     """
     default = option_groups(cls)[name]
     if not isinstance(given, Mapping) and isinstance(given, type(default)):
@@ -144,12 +144,12 @@ def merge_options(cls: type, name: str, given: OptionsT | Mapping[str, Any]) -> 
         raise ValueError(f"{name}.{key}: {explain_unknown_option(cls, f'{name}.{key}')}")
     try:
         return cast(OptionsT, replace(default, **given))
-    except ValueError as error:  # it names the field alone, which several groups may have
+    except ValueError as error:  # names the field only, and several groups may have one like it
         raise ValueError(f"{name}.{error}") from error
 
 
 def plain_arguments(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a module as plain data: groups are mappings of all their fields."""
+    """Arguments of a module as plain data, with groups as mappings of all their fields."""
     groups = option_groups(cls)
     return {
         name: asdict(merge_options(cls, name, value)) if name in groups else value
@@ -158,10 +158,12 @@ def plain_arguments(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dotted_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain arguments of a module with dotted names for those in groups, to be shown."""
+    """Plain arguments of a module in one level, with dotted names for those in groups."""
     shown: dict[str, Any] = {}
     for name, value in arguments.items():
-        if isinstance(value, Mapping) and name != "rewards":  # whose keys are paths
+        if name == "_instantiator":  # LightningCLI's, for `load_from_checkpoint`
+            continue
+        if isinstance(value, Mapping) and name != "rewards":  # whose keys are paths, not options
             shown |= {f"{name}.{key}": option for key, option in value.items()}
         else:
             shown[name] = value
@@ -173,7 +175,7 @@ def _leaf(name: str) -> str:
 
 
 def _parameters(cls: type) -> Iterator[inspect.Parameter]:
-    """Parameters of a class, and those of its bases that its `**` parameters hand on to."""
+    """Parameters of a class, and those of its bases as long as a `**` parameter passes them on."""
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue

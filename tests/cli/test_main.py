@@ -307,6 +307,17 @@ def test_an_option_that_does_not_exist_or_fit_is_named(
     assert "Traceback" not in shown
 
 
+def test_an_option_out_of_its_range_is_named_with_its_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("--config", QUICKSTART / "ppo_max.yaml", "--model.critic_optimizer.grad_clip", -1)
+    with pytest.raises(SystemExit) as refused:
+        command("fit", *flags)
+    assert refused.value.code == 2
+    told = "model.init_args.critic_optimizer.grad_clip: expected a value > 0, got -1.0"
+    assert f"error: {told}\n" in capsys.readouterr().err
+
+
 def test_a_command_or_file_that_does_not_exist_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -242,6 +242,7 @@ def test_an_overlay_keeps_the_modules_own_defaults_of_a_group(tmp_path: Path) ->
         (["--model.init_args.loss.value_clip=null"], {"loss.value_clip": None}),
         (["--model.loss", "{value_clip: 0.1}"], {"loss.value_clip": 0.1}),
         (["--model.output_dir", "null"], {"output_dir": None}),
+        (["--model.init_args.output_dir", "null"], {"output_dir": None}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
