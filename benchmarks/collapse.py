@@ -174,8 +174,8 @@ def format_tables(rows: list[dict[str, Any]]) -> str:
         return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
     lines = [
-        "| run | verdict at iteration | gold then | peak gold | gold, last 10 iterations | "
-        "harm at iteration | lead, iterations |",
+        "| run | flagged at iteration | gold at that iteration | peak gold | "
+        "gold, last 10 iterations | harm at iteration | lead, iterations |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in ("ppo_vanilla", "ppo_max"):
@@ -191,8 +191,8 @@ def format_tables(rows: list[dict[str, Any]]) -> str:
     kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
     lines += [
         "",
-        f"Of {len(rows)} vanilla runs the detector flags {flagged} as collapsed, {in_time} of "
-        f"them before harm; of {len(rows)} PPO-max runs it flags {false}.",
+        f"The detector flags {flagged} of {len(rows)} vanilla runs, {in_time} of them before "
+        f"harm, and {false} of {len(rows)} PPO-max runs.",
         "",
         "| seed | final gold: SFT | vanilla | vanilla, roll-back | PPO-max | collapses flagged |",
         "|---|---|---|---|---|---|",
@@ -206,8 +206,8 @@ def format_tables(rows: list[dict[str, Any]]) -> str:
             for row in rows
         ),
         "",
-        f"With roll-back the vanilla run ends with gold no lower than SFT's in {kept} of "
-        f"{len(rows)}.",
+        f"With roll-back, the final gold of {kept} of {len(rows)} vanilla runs is no lower than "
+        "that of SFT.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -108,9 +108,9 @@ def format_table(rows: list[dict[str, Any]]) -> str:
     improves, cheats = (sum(r[key] for r in rows) for key in ("ppo_max_improves", "vanilla_cheats"))
     lines += [
         "",
-        f"PPO-max gains at least 0.3 SFT standard deviations of gold and wins more often than it "
-        f"loses in {improves} of {len(rows)} seeds. Vanilla PPO ends below SFT in gold with a "
-        f"higher reward-model score than PPO-max in {cheats} of {len(rows)}.",
+        f"In {improves} of {len(rows)} seeds, PPO-max gains at least 0.3 SFT standard deviations "
+        f"of gold and wins more often than it loses. In {cheats} of {len(rows)}, vanilla PPO ends "
+        "below SFT in gold with a higher reward-model score than PPO-max.",
     ]
     return "\n".join(lines) + "\n"
 
