@@ -149,7 +149,7 @@ def gpu_figures(used: list[dict[str, Any]], ceilings: dict[str, Any]) -> dict[st
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times as fast a side is as another, and its share of the other's memory.
+    """Speed-up of a side over another, and its peak memory relative to the other's.
 
     Each of our sides is compared with TRL, in all combinations of precisions, and each source tree
     after the first with the first, in the same precision. `speed_at_equal_work` divides useful
@@ -196,7 +196,7 @@ def comparison_tables(result: dict[str, Any]) -> str:
     parts = [
         table(
             [
-                *(*names, "seconds per update (min-max)", "useful GFLOP/s", "of torch.mm"),
+                *(*names, "seconds per update (min-max)", "useful GFLOP/s", "share of torch.mm"),
                 *("peak memory (before), MiB", "updates"),
             ],
             (
@@ -230,8 +230,8 @@ def comparison_tables(result: dict[str, Any]) -> str:
         parts.append(
             table(
                 [
-                    *("case", "side / other", "precisions", "times as fast"),
-                    *("at equal useful work", "peak memory / other's"),
+                    *("case", "side / other", "precisions", "speed-up"),
+                    *("speed-up at equal useful work", "relative peak memory"),
                 ],
                 (
                     [
@@ -248,7 +248,7 @@ def comparison_tables(result: dict[str, Any]) -> str:
     if "training_mfu" in rows[0]:
         parts.append(
             table(
-                ["case", "side", "MFU of training", "tokens/s of generation", "of the bound"],
+                ["case", "side", "training MFU", "generated tokens/s", "share of the bound"],
                 (
                     [
                         *(r["case"], r["side"], f"{r['training_mfu']:.1%}"),
@@ -279,7 +279,7 @@ def scaling_tables(result: dict[str, Any]) -> str:
     points = table(
         [
             *("size", "value", "real tokens", "useful GFLOP", "seconds"),
-            *("of torch.mm", "peak memory, MiB"),
+            *("share of torch.mm", "peak memory, MiB"),
         ],
         (
             [
