@@ -1,4 +1,4 @@
-"""The fenced blocks of the project's documents, and the commands in them."""
+"""The fenced code blocks of the documentation, and the commands in them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 
 
 class Block(NamedTuple):
-    """A fenced block.
+    """A fenced code block.
 
     Attributes:
-        document: The file that it stands in.
-        line: Line of its fence, from 1.
-        language: What the fence says, or nothing.
-        title: Name of the file that a reader is to make of it, or nothing.
+        document: The Markdown file.
+        line: Line number of the opening fence, from 1.
+        language: Language that the fence names, or an empty string.
+        title: Name of the file that readers save the block to, or an empty string.
         text: Its lines.
     """
 
@@ -39,17 +39,17 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command line in a block, as a shell reads it, without variables set before it."""
+    """A command line in a block, split as a shell does, without leading variable assignments."""
 
     block: Block
     words: list[str]
 
 
 def blocks(document: Path) -> list[Block]:
-    """The fenced blocks of a document, in order.
+    """The fenced code blocks of a document, in order.
 
     Raises:
-        ValueError: If a fence is not understood or not closed.
+        ValueError: If a fence cannot be parsed or is not closed.
     """
     found: list[Block] = []
     opened: tuple[int, str, str] | None = None
@@ -71,7 +71,7 @@ def blocks(document: Path) -> list[Block]:
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """The commands of a shell block; anything else in it is taken for output."""
+    """The commands of a shell block. Lines that cannot be split are taken for output."""
     if block.language not in SHELLS:
         return
     for line in block.text.replace("\\\n", " ").splitlines():
@@ -86,10 +86,10 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def all_blocks() -> list[Block]:
-    """The blocks of all documents."""
+    """The code blocks of all documents."""
     return [block for document in DOCUMENTS for block in blocks(document)]
 
 
 def place(block: Block) -> str:
-    """For test ids: `docs/data.md:12`."""
+    """File and line for test ids, for instance `docs/data.md:12`."""
     return f"{block.document.relative_to(ROOT)}:{block.line}"

@@ -11,13 +11,13 @@ from tests.docs.workspace import make_workspace, standing_in
 
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root with all models of a quickstart; read only."""
+    """A folder with all models of a tiny quickstart; read only."""
     return full_root(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")
 def workspace(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder of a module's tests, see `make_workspace`."""
+    """A workspace that the tests of a module share; it is the current folder."""
     folder = make_workspace(tmp_path_factory.mktemp("docs") / "workspace", quickstart)
     with standing_in(folder):
         yield folder
@@ -25,7 +25,7 @@ def workspace(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def fresh_workspace(quickstart: Path, tmp_path: Path) -> Iterator[Path]:
-    """The same for a single test that writes to it."""
+    """A workspace for one test that writes to it; it is the current folder."""
     folder = make_workspace(tmp_path / "workspace", quickstart)
     with standing_in(folder):
         yield folder

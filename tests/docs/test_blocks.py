@@ -1,4 +1,4 @@
-"""Every code block of the documents runs, and every command in them is one."""
+"""Every Python block of the documentation runs, every command parses, every link resolves."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def command_id(command: Command) -> str:
 
 
 class _ParsedError(Exception):
-    """Raised in place of running a command whose arguments are good."""
+    """Raised instead of running a command whose arguments are valid."""
 
 
 def parse(words: list[str]) -> None:
-    """Parse the arguments of `lit_rlhf`, without running it.
+    """Parse the arguments of `lit_rlhf` without running it.
 
     Raises:
-        SystemExit: If there is no such command or argument, or a configuration is missing.
+        SystemExit: If a command or argument does not exist, or a configuration is missing.
     """
     assert words[0] in (*STAGES, *TOOLS), f"lit_rlhf has no command {words[0]!r}"
     if words[0] in STAGES:
@@ -66,7 +66,7 @@ def parse(words: list[str]) -> None:
 def test_python_blocks_run_one_after_the_other(document: Path, workspace: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "docs"}
     with warnings.catch_warnings():
-        # Lightning's remark on a run without validation data
+        # Lightning warns of a run without validation data
         warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
         for block in PYTHON[document]:
             code = compile("\n" * block.line + block.text, str(document), "exec")
@@ -144,7 +144,7 @@ def test_links_within_the_project_lead_somewhere(document: Path) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """What links to headings are called, as GitHub makes them."""
+    """Anchors of a document's headings, as GitHub derives them."""
     headings = re.findall(r"^#+ (.+)$", document.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

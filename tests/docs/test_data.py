@@ -1,4 +1,4 @@
-"""What docs/data.md says of formats, sources, templates and batches is so."""
+"""docs/data.md agrees with the code on formats, sources, templates and batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ANSWERED = PREFERENCES | {"messages", "instruction", "instances", "question", "m
 
 
 def kinds(format: str) -> list[str]:
-    """What a file of a format serves as."""
+    """Kinds of records that a file of a format can hold."""
     if format == "text":
         return ["text", "ptx"]
     answered = ["demonstration", "ptx"] if format in ANSWERED else []
@@ -90,7 +90,7 @@ def test_the_table_of_templates_shows_what_they_render(name: str) -> None:
 
 
 def shown(cell: str) -> str:
-    """A table cell as text: code spans as they are, words between them without their spaces."""
+    """Text of a table cell: code spans as they are, words between them without spaces."""
     parts = cell.replace("\0", "|").strip().split("`")
     code = [part.replace("\\n", "\n") for part in parts[1::2]]
     words = [part.replace("and", "").strip() for part in parts[2::2]]

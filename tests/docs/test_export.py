@@ -1,4 +1,4 @@
-"""What docs/export.md tells to type, typed."""
+"""The commands of docs/export.md, run as they are on the page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEEP = {
 
 @pytest.fixture(scope="module")
 def page(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder, behind a quickstart that has kept its checkpoints."""
+    """A workspace after a quickstart that kept its checkpoints; it is the current folder."""
     folder = make_workspace(tmp_path_factory.mktemp("export") / "workspace", quickstart)
     own = folder / "own"
     config = moved(ROOT / "configs/quickstart/ppo_max.yaml", own, {RUNS: folder / RUNS})
@@ -47,7 +47,7 @@ def page(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def typed(word: str) -> list[list[str]]:
-    """The commands of the page that have a word in them."""
+    """The commands of the page that contain a word."""
     found = [command.words for block in BLOCKS for command in commands(block)]
     return [words[1:] for words in found if any(word in part for part in words)]
 

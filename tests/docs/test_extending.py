@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md, run from the command line and looked at."""
+"""The examples of docs/extending.md, run from the command line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ COMMANDS = [c.words for block in blocks(PAGE) for c in commands(block) if c.word
 
 
 def command_with(word: str) -> list[str]:
-    """The page's command that has a word, without the program's name."""
+    """The command of the page that contains a word, without the name of the program."""
     (words,) = (words for words in COMMANDS if word in words)
     return words[1:]
 
 
 def run_small(words: list[str], folder: Path) -> None:
-    """Run a `fit` command, with an overlay behind its base configuration that makes it small."""
+    """Run a `fit` command, with an overlay after its base configuration that makes it small."""
     base = words.index("--config") + 2
     stage = "sft" if words[base - 1].endswith("sft.yaml") else "ppo"
     small = overlay(folder, f"small_{stage}", SMALL[stage])
@@ -30,14 +30,14 @@ def run_small(words: list[str], folder: Path) -> None:
 
 
 def settings(run_folder: Path) -> dict[str, dict[str, object]]:
-    """The configuration that a run has kept."""
+    """The configuration that a run has saved."""
     content: dict[str, dict[str, object]] = yaml.safe_load((run_folder / "config.yaml").read_text())
     return content
 
 
 @pytest.fixture
 def logs(fresh_workspace: Path) -> Path:
-    """Where the quickstart's configurations log; empty."""
+    """The log folder of the quickstart, emptied."""
     folder = fresh_workspace / "runs" / "quickstart" / "logs"
     for stage in ("sft", "ppo_max"):
         for file in (folder / stage).iterdir():

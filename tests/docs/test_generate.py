@@ -17,7 +17,7 @@ ARGUMENT, CHAT, PIPE, FILE = (block.text for block in blocks(PAGE) if block.lang
 
 
 def in_shell(text: str, folder: Path) -> str:
-    """What a block of the page writes to standard output."""
+    """Run a block of the page; its standard output."""
     done = run_in_shell(text, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout

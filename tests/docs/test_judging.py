@@ -1,4 +1,4 @@
-"""The commands of docs/judging.md do what the page says; a rule judges in place of a model."""
+"""The commands of docs/judging.md, with a rule as judge instead of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md lists the keys that the stages log: all of them, and no others."""
+"""docs/metrics.md lists exactly the keys that the stages log."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def documented() -> set[str]:
 
 
 def stems(run: Path) -> set[str]:
-    """Keys of a run, as in training; agreement per source is one key."""
+    """Keys that a run has logged, without `val/` and `test/` and without names of sources."""
     bare = [key.removeprefix("val/").removeprefix("test/") for key in logged(run)]
     return {"/".join(key.split("/")[:2]) for key in bare}
 
 
 @pytest.fixture(scope="module")
 def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What the three stages log, PPO with everything that adds a key."""
+    """Keys that the three stages log, with all options of PPO that add a key."""
     folder = tmp_path_factory.mktemp("everything")
     moves = {RUNS: quickstart, f"{RUNS}/ppo_max": folder / "ppo", f"{RUNS}/logs": folder}
     overlays = [CONFIGS / "ablations" / f"{name}.yaml" for name in ("ptx", "entropy_bonus")]

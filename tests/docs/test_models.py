@@ -1,4 +1,4 @@
-"""What docs/models.md says of model folders is so."""
+"""docs/models.md agrees with the code on model folders, scores and adapters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def executed(word: str) -> dict[str, Any]:
 
 
 def score(folder: str | Path, dialogue: tuple[Message, ...]) -> float:
-    """Score of a dialogue that the model's own template renders."""
+    """Score of a dialogue, rendered with the model's own template."""
     encoder = DialogueEncoder(load_tokenizer(folder), max_length=128)
     ids = encoder.encode_dialogue(dialogue).input_ids.long().unsqueeze(0)
     model = load_scalar_model(folder)

@@ -1,4 +1,4 @@
-"""The examples of docs/rewards.md, run from the command line and looked at."""
+"""The examples of docs/rewards.md, run from the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOGS = Path("runs/quickstart/logs/ppo_max")
 
 
 def fit(words: list[str], folder: Path) -> dict[str, list[float]]:
-    """Run a `fit` command of the page, small; what it logged."""
+    """Run a `fit` command of the page, made small; the metrics that it logged."""
     for file in LOGS.iterdir():
         file.unlink()
     small = overlay(folder, "small", SMALL["ppo"])

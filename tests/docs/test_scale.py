@@ -1,4 +1,4 @@
-"""The launch lines of docs/scale.md parse, and its table of memory is the estimate's."""
+"""The launch commands of docs/scale.md parse, and its memory table equals the estimate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def shape(size: str) -> NetworkShape:
-    """Of a Llama, its parameters counted on no device."""
+    """Shape of a Llama, whose parameters are counted on the meta device."""
     heads, kv_heads = HEADS[size]
     config = LlamaConfig(
         vocab_size=32000,
@@ -54,7 +54,7 @@ def shape(size: str) -> NetworkShape:
 
 
 def rows() -> Iterator[str]:
-    """The table as the estimate has it."""
+    """Rows of the table, from the estimate."""
     for size in LAYOUTS:
         network = shape(size)
         for name, setting in SETTINGS.items():
@@ -104,7 +104,7 @@ def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
 
 
 def launches() -> list[list[str]]:
-    """The command lines that something else than a shell starts `lit_rlhf` with."""
+    """The commands that start `lit_rlhf` through `torchrun` or `srun`."""
     text = "\n".join(block.text for block in blocks(PAGE)).replace("\\\n", " ")
     return [
         shlex.split(line) for line in text.splitlines() if line.startswith(("torchrun", "srun"))

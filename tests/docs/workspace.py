@@ -1,4 +1,4 @@
-"""A folder in which a reader of the documents could stand, behind a (tiny) quickstart."""
+"""A workspace as readers of the documentation have it after a (tiny) quickstart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.docs.blocks import ROOT, all_blocks
 
 
 def make_workspace(folder: Path, quickstart: Path) -> Path:
-    """`configs/`, `runs/quickstart/`, the files that blocks tell to make, and a foreign model."""
+    """Make `configs/`, `runs/quickstart/`, the files of titled blocks, and a foreign model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(quickstart, folder / "runs" / "quickstart")
@@ -30,7 +30,7 @@ def make_workspace(folder: Path, quickstart: Path) -> Path:
 
 @contextmanager
 def standing_in(folder: Path) -> Iterator[None]:
-    """The folder is the current one and on the path; modules of the documents are made anew."""
+    """Make the folder current and importable; modules of the documentation are imported anew."""
     own = {block.title.removesuffix(".py") for block in all_blocks() if block.language == "python"}
     with pytest.MonkeyPatch.context() as patches:
         patches.chdir(folder)
@@ -43,9 +43,9 @@ def standing_in(folder: Path) -> Iterator[None]:
 
 
 def write_foreign_reward(reward: Path, folder: Path, llama: Path) -> None:
-    """The reward model as the paper's authors publish theirs.
+    """Save the reward model in the layout of the paper's authors.
 
-    A language model with `reward_head`, whose layers have the weights of another subtracted.
+    It is a language model with a `reward_head`, and its layers are differences from another model.
     """
     from safetensors.torch import load_file
 
