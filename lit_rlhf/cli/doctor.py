@@ -90,7 +90,7 @@ class DoctorCLI(RLHFCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer of the examination, without the summary of phases that runs have."""
         trainer = super().instantiate_trainer(**kwargs)
-        # Lightning does not declare the attribute
+        # The summary is about a whole run. Lightning does not declare the attribute.
         trainer.callbacks = [  # type: ignore[attr-defined]
             callback
             for callback in trainer.callbacks  # type: ignore[attr-defined]
@@ -109,6 +109,7 @@ class DoctorCLI(RLHFCLI):
 def original_error(error: Exception) -> Exception:
     """The error that jsonargparse raised others from, whose messages show all arguments."""
     inner: BaseException | None = error
+    # the first error of the chain, from the outside, that was not raised in jsonargparse itself
     while isinstance(inner, Exception):
         frames = list(traceback.walk_tb(inner.__traceback__))
         if not frames[-1][0].f_globals["__name__"].startswith("jsonargparse"):
