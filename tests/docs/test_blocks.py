@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from lit_rlhf.cli.main import TOOLS, main
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules.option_names import option_names
 from tests.configs.parsing import cli_parser
 from tests.configs.tiny_runs import CONFIGS
 from tests.docs.blocks import DOCUMENTS, ROOT, Block, Command, all_blocks, commands, place
@@ -147,6 +149,18 @@ def anchors(document: Path) -> set[str]:
     """Anchors of a document's headings, as GitHub derives them."""
     headings = re.findall(r"^#+ (.+)$", document.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+OPTIONS = {name for module in (SFTModule, RewardModule, PPOModule) for name in option_names(module)}
+GROUPS = {name.partition(".")[0] for name in OPTIONS if "." in name}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_dotted_options_exist(document: Path) -> None:
+    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", document.read_text("utf-8"))
+    named = {match for span in spans for match in re.findall(r"(?<![\w./])\w+\.\w+", span)}
+    of_groups = {name for name in named if name.partition(".")[0] in GROUPS}
+    assert of_groups - OPTIONS == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
