@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.modules.stage import random_state, restore_random_state
 from tests.modules.stages import (
     assert_equal_states,
     copied,
@@ -155,23 +152,6 @@ def test_a_run_resumes_from_any_hook_and_then_again(
     module, rest = go("never", 0, tmp_path / f"{second[1]}.ckpt")
     assert seen + rest == steps
     assert_equal_states(copied(module), copied(whole))
-
-
-def test_every_global_generator_goes_on_where_it_stood(tmp_path: Path) -> None:
-    device = torch.device("cpu")
-
-    def draws() -> list[float]:
-        numpy = [np.random.random(), np.random.normal()]  # noqa: NPY002
-        return [random.random(), random.gauss(0, 1), *numpy, float(torch.rand(()))]
-
-    draws()
-    torch.save(random_state(device), tmp_path / "state.ckpt")
-    expected = draws()
-    state = torch.load(tmp_path / "state.ckpt", weights_only=True)
-    restore_random_state(state, device)
-    assert draws() == expected
-    restore_random_state({}, device)  # a checkpoint of another project has none
-    assert draws() != expected
 
 
 def test_a_checkpoint_of_ppo_holds_its_state_and_no_frozen_weights(

@@ -207,6 +207,20 @@ def test_the_policys_warmup_starts_after_critic_pretraining(root: Path, tmp_path
     assert [rate[1] for rate in rates] == pytest.approx([0, 1 / 3, 2 / 3, 1.0, 1.0, 1.0])
 
 
+def test_each_network_has_its_own_schedule(root: Path, tmp_path: Path) -> None:
+    critic = {"lr_scheduler": "linear", "warmup_ratio": 0.0, "learning_rate": 2e-3}
+    module = PPOModule(**ppo_options(root, critic_optimizer=critic))
+    rates: list[list[float]] = []
+
+    class Rates(StepRecorder):
+        def on_train_batch_start(self, trainer: Any, *_: object) -> None:
+            rates.append([optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers])
+
+    fitted(module, prompts(root), tmp_path, max_epochs=4, callbacks=[Rates()])
+    assert [rate[0] for rate in rates] == [1e-3] * 4
+    assert [rate[1] for rate in rates] == pytest.approx([2e-3, 1.5e-3, 1e-3, 5e-4])
+
+
 def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: Path) -> None:
     one_step = {
         "minibatches.minibatch_size": 8,
