@@ -12,7 +12,11 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from lit_rlhf.forward import (
     LanguageModel,
@@ -21,6 +25,7 @@ from lit_rlhf.forward import (
     target_logprobs,
     token_logits,
 )
+from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, save_model_folder
 from lit_rlhf.models.saving import merged_state_dict
 from lit_rlhf.rollout import SamplingOptions, generate_responses
@@ -162,10 +167,23 @@ def batch(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-@pytest.mark.parametrize(
-    "backend",
-    ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)],
-)
+def test_the_trunk_is_compiled_after_its_forwards_were_compared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def compile_module(trunk: PreTrainedModel, **arguments: Any) -> None:
+        assert attention_implementation(trunk) == ATTENTION_NAME
+        trunk.register_forward_hook(lambda *_: pytest.fail("a compiled trunk ran while loading"))
+        calls.append(arguments)
+
+    monkeypatch.setattr(PreTrainedModel, "compile", compile_module)
+    load_causal_lm(folder, ModelOptions(torch_compile="inductor"))
+    assert calls == [{"dynamic": True, "backend": "inductor"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_model_is_the_same_model(folder: Path, backend: str) -> None:
     plain = load_causal_lm(folder)
     model = load_causal_lm(folder, ModelOptions(torch_compile=backend))
