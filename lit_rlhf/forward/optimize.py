@@ -70,6 +70,9 @@ def optimize_forward(model: ModuleT) -> ModuleT:
 
     Returns:
         `model`, whose decision `forward_plan` returns.
+
+    Raises:
+        ValueError: If `model` is neither a transformers model nor a linear layer.
     """
     onednn_matmul = mkl_is_slow()
     if onednn_matmul:
@@ -137,10 +140,10 @@ def _install_packing(model: PreTrainedModel) -> _Packing:
 
 
 def _packed_outputs_agree(trunk: PreTrainedModel) -> bool:
-    """Compare packed with padded outputs on rows of random tokens.
+    """Whether packed outputs are the padded ones, on rows of random tokens.
 
-    What a model does with its tokens beside attention, recurrences for instance, cannot be told
-    from its config.
+    A model's config does not tell what else mixes tokens beside attention, for instance recurrences
+    or convolutions.
     """
     embedding = trunk.get_input_embeddings().weight
     assert isinstance(embedding, Tensor)
