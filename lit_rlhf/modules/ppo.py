@@ -178,8 +178,8 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         advantages: AdvantageOptions = AdvantageOptions(),
         loss: PPOLossOptions = PPOLossOptions(),
         minibatches: MinibatchOptions = MinibatchOptions(),
-        policy_optimizer: OptimizerOptions = OptimizerOptions(5e-7),
-        critic_optimizer: OptimizerOptions = OptimizerOptions(1.65e-6),
+        policy_optimizer: OptimizerOptions = OptimizerOptions(learning_rate=5e-7),
+        critic_optimizer: OptimizerOptions = OptimizerOptions(learning_rate=1.65e-6),
         critic_pretraining: CriticPretrainingOptions = CriticPretrainingOptions(),
         memory: MemoryOptions = MemoryOptions(),
         network: ModelOptions = ModelOptions(),
@@ -206,6 +206,8 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         check_sampling(self.sampling)
         self.sampled_texts = sampled_texts
         self.seed = seed
+        # Without dropout the log-probs of rollout, scoring and update are those of one policy, and
+        # the first ratio is 1.
         self.policy = disable_dropout(load_causal_lm(model_path, self.network))
         frozen = replace(self.network, dtype=self.memory.frozen_dtype or self.network.dtype)
         offload = self.memory.offload_frozen
@@ -217,6 +219,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         self.gold = None
         if gold_reward is not None:
             self.gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
+        # Buffers, so that checkpoints hold them.
         self.score_moments = RunningMoments()
         kl_coef = torch.tensor(self.reward_shaping.kl_coef, dtype=torch.float64)
         self.register_buffer("kl_coef", kl_coef)
@@ -239,6 +242,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         metrics = self.summarize_rollouts(rollouts, batch.texts, scores, estimates)
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
         if self.check_rollouts(scores, estimates):
+            # Only iterations that are learned from count in the running moments of rewards.
             self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
             experience = self.experience(rollouts, rewards, estimates)
@@ -359,6 +363,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
     ) -> Tensor:
         """Rewards `[B, T]`: the score at the last token, minus the KL penalty of each (Eq. 19)."""
         scores = self.reparameterize(scores)
+        # after Eq. 18, so that the penalty is in the units of the reward that is learned from
         scores = scores - self.reward_shaping.missing_eos_penalty * (~rollouts.terminated)
         return token_rewards(
             scores,
@@ -397,6 +402,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         if options.truncation == "mask":
             mask = mask & rollouts.terminated[:, None]
         if options.normalization:
+            # over the tokens to learn from only, of all ranks: padding would change the moments
             moments = global_masked_moments(advantages, mask)
             advantages = masked_whiten(advantages, mask, moments=moments)
         if options.clip is not None:
@@ -445,6 +451,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
                     metrics |= self.train_policy(minibatch, texts, place)
                 history.append(metrics)
         self.step_schedules()
+        # Skipped steps have NaN for all metrics.
         means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}
         if pretraining:
             # over all ranks: they have to agree on when the phase ends
@@ -465,6 +472,8 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         """
         _, critic = self.trained_networks()
         totals: dict[str, Tensor] = {}
+        # All micro-batches divide by the tokens of the whole minibatch on all ranks, so that a long
+        # response weighs as much as in one large batch.
         tokens = self.global_denominator(minibatch.loss_mask.sum())
         for part in self.split_experience(minibatch):
             loss, metrics = self.critic_loss(part, tokens)
@@ -495,6 +504,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             loss, metrics = self.policy_loss(part, tokens)
             backward(self, loss, policy.optimizer)
             accumulate(totals, metrics)
+        # Its gradient is added to that of PPO before the one step (Eq. 17).
         if ptx is not None and self.loss.ptx_coef > 0:
             text_tokens = self.global_denominator(ptx.completion_mask.sum())
             size = self.minibatches.micro_batch_size
@@ -562,6 +572,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             rollouts.to_sequence_mask(mask),
             read,
         )
+        # The last T columns of a sequence are its response.
         logprobs = logprobs[:, -mask.shape[1] :]
         terms = self.policy_objective(logprobs, experience, tokens)
         share = mask.sum() / tokens
@@ -701,6 +712,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the weights of reference and reward models from their folders."""
         super().on_load_checkpoint(checkpoint)
+        # The state dict is loaded strictly, so all keys have to be there.
         own = {k: v for k, v in self.state_dict().items() if k.startswith(FROZEN)}
         checkpoint["state_dict"] = own | checkpoint["state_dict"]
 

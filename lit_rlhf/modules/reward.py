@@ -75,7 +75,7 @@ class RewardModule(StageModule):
         model_path: str,
         output_dir: str | None = None,
         lm_coef: float = 1.0,
-        optimizer: OptimizerOptions = OptimizerOptions(5e-6),
+        optimizer: OptimizerOptions = OptimizerOptions(learning_rate=5e-6),
         micro_batch_size: int | None = None,
         head_seed: int = 0,
         network: ModelOptions = ModelOptions(),
@@ -94,6 +94,7 @@ class RewardModule(StageModule):
         if lm_coef > 0:
             self.networks["lm_head"] = load_lm_head(model_path, self.network)
         self.pairwise_loss, self.lm_loss = MeanMetric(), MeanMetric()
+        # All differences are kept: accuracy per source and calibration need them one by one.
         self.differences, self.sources = CatMetric(), CatMetric()
 
     @property
@@ -136,6 +137,7 @@ class RewardModule(StageModule):
         }
         lm_loss = hidden.new_zeros((), dtype=torch.float32)
         if self.lm_head is not None:
+            # The hidden states of the chosen responses serve both heads.
             logprobs = target_logprobs_from_hidden(
                 self.model,
                 self.lm_head,

@@ -41,7 +41,9 @@ class SFTModule(StageModule):
         self,
         model_path: str,
         output_dir: str | None = None,
-        optimizer: OptimizerOptions = OptimizerOptions(9.5e-6, lr_scheduler="cosine_with_min_lr"),
+        optimizer: OptimizerOptions = OptimizerOptions(
+            learning_rate=9.5e-6, lr_scheduler="cosine_with_min_lr"
+        ),
         micro_batch_size: int | None = None,
         network: ModelOptions = ModelOptions(),
         max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
@@ -50,6 +52,7 @@ class SFTModule(StageModule):
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
         self.model = load_causal_lm(model_path, self.network)
+        # Means over tokens of the evaluation set: batches differ in tokens.
         self.loss_mean, self.accuracy_mean = MeanMetric(), MeanMetric()
 
     def forward(self, batch: TokenBatch, denominator: Tensor) -> dict[str, Tensor]:
