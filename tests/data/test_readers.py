@@ -115,13 +115,16 @@ def test_array_elements_have_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("empty.jsonl", b"", "empty file"),
-        ("empty.txt", b"", "empty file"),
-        ("blank.jsonl", b"\n\n", "no record that can be used"),
-        ("empty.jsonl.gz", gzip.compress(b""), "no record that can be used"),
-        ("array.json", b"[]", "no record that can be used"),
-        ("damaged.jsonl.gz", gzip.compress(b"x" * 999)[:-9], "cannot be read"),
-        ("no.parquet", b"PAR1 but not really", "cannot be read"),
+        pytest.param(name, content, reason, id=name)
+        for name, content, reason in (
+            ("empty.jsonl", b"", "empty file"),
+            ("empty.txt", b"", "empty file"),
+            ("blank.jsonl", b"\n\n", "no record that can be used"),
+            ("empty.jsonl.gz", gzip.compress(b""), "no record that can be used"),
+            ("array.json", b"[]", "no record that can be used"),
+            ("damaged.jsonl.gz", gzip.compress(b"x" * 999)[:-9], "cannot be read"),
+            ("no.parquet", b"PAR1 but not really", "cannot be read"),
+        )
     ],
 )
 @pytest.mark.parametrize("on_bad_record", ["error", "skip"])
