@@ -1,5 +1,5 @@
 # All targets run on a machine that has only Python 3.11 or newer.
-# PYTHON sets the interpreter, VENV the folder of the virtual environment.
+# PYTHON sets the interpreter, VENV the folder of the virtual environment, WORKERS the processes of tests.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -13,11 +13,15 @@ export PYTHONNOUSERSITE = 1
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt DS_BUILD_OPS=0 \
 	$(BIN)/python -m pip install --no-input -c constraints.txt
 
+# A file's tests stay in one process, since many of them share a fixture that takes seconds.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+WORKERS ?= 2
+
 .DEFAULT_GOAL = help
-.PHONY: help install test lint quickstart clean
+.PHONY: help install test test-all lint quickstart clean
 
 help: ## list all targets
-	@sed -n 's/^\([a-z]*\):.*## /\1: /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -36,7 +40,10 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 install: $(VENV)/.installed-test ## create the virtual environment and install the package for testing
 
 test: install ## run the tests, except those marked slow or gpu
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-all: install ## run all tests but those marked gpu: before a release, about half an hour
+	$(PYTEST) -m "not gpu"
 
 lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .

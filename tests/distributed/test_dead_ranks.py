@@ -29,14 +29,15 @@ def free_port() -> int:
         return int(asked.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)  # half an hour is what a rank would wait by default
 @pytest.mark.parametrize(
     ("strategy", "end"),
     [
         ("ddp", "dies"),
+        ("ddp", "stands still"),
+        ("deepspeed", "dies"),
         ("deepspeed", "stands still"),
-        pytest.param("ddp", "stands still", marks=pytest.mark.slow),
-        pytest.param("deepspeed", "dies", marks=pytest.mark.slow),
     ],
 )
 def test_the_other_rank_ends_with_an_error(folder: Path, strategy: str, end: str) -> None:

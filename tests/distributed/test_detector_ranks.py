@@ -28,6 +28,8 @@ from tests.callbacks.scripted import Scripted, Watch, above, batches, trainer
 from tests.strategies.toy_modules import PolicyAndCritic
 from tests.support.ranks import run_on_ranks
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 NAN = math.nan
 

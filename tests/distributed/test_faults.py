@@ -11,6 +11,8 @@ from tests.distributed.fault_runs import STRATEGIES, on_a_rank
 from tests.modules.stages import assert_equal_states, distance, write_data, write_models
 from tests.support.ranks import run_on_ranks
 
+pytestmark = pytest.mark.slow
+
 STAGES = {
     "sft": "update of the model skipped at epoch 0, batch 1: not finite were sft/loss",
     "reward": "update of the model skipped at epoch 0, batch 1: not finite were reward/loss",

@@ -15,11 +15,11 @@ from tests.strategies.runs import outcome
 Outcomes = Callable[..., dict[str, Any]]
 
 LIKE_SINGLE_DEVICE = [
-    ("multi_deepspeed_stage_1", 2),
     ("multi_deepspeed_stage_2", 2),
-    ("small_buckets_offload", 2),
     ("ddp_find_unused_parameters_true", 2),
+    pytest.param("multi_deepspeed_stage_1", 2, marks=pytest.mark.slow),
     pytest.param("multi_deepspeed_stage_2", 1, marks=pytest.mark.slow),
+    pytest.param("small_buckets_offload", 2, marks=pytest.mark.slow),
     pytest.param("multi_deepspeed_stage_2_offload", 2, marks=pytest.mark.slow),
     pytest.param("small_buckets", 2, marks=pytest.mark.slow),
 ]
@@ -145,6 +145,7 @@ def test_zero_grad_drops_a_backward_that_was_given_up(
     assert not any(value.any() for key, value in moved.items() if key.startswith("second.0"))
 
 
+@pytest.mark.slow
 def test_zero_grad_drops_it_in_bf16_too(outcomes: Outcomes) -> None:
     result = outcomes(*TWO_ENGINES, "bf16-mixed")["clipping"]
     for key, value in result["small"]["moved"].items():
@@ -160,6 +161,7 @@ def test_lightnings_own_clip_gradients_acts(
     assert length(result, "second") == pytest.approx(0.25, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_bf16_follows_fp32_and_keeps_masters_moments_and_buffers(outcomes: Outcomes) -> None:
     result = outcomes(*TWO_ENGINES, "bf16-mixed")
     expected = outcomes("auto", 1)["gan"]["state"]
@@ -178,13 +180,17 @@ def test_fp32_leaves_a_frozen_network_in_the_type_it_was_loaded_in(outcomes: Out
     assert {v for k, v in types.items() if k.startswith(("first", "second"))} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_network_stays_in_fp32_on_request(outcomes: Outcomes) -> None:
     types = outcomes("second_in_fp32", 1, "bf16-mixed")["names"]["dtypes"]
     assert {v for k, v in types.items() if k.startswith("second")} == {torch.float32}
     assert {v for k, v in types.items() if k.startswith(("first", "frozen"))} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("strategy", [TWO_ENGINES[0], "small_buckets_offload"])
+@pytest.mark.parametrize(
+    "strategy",
+    [TWO_ENGINES[0], pytest.param("small_buckets_offload", marks=pytest.mark.slow)],
+)
 def test_deepspeed_still_has_the_names_that_the_strategy_uses(
     outcomes: Outcomes, strategy: str
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one_bit_for_bit(
     assert result["resume"]["global_step"] == 5 + 2 * 15
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_resumes_with_one(
     two: tuple[dict[str, Any], Path], one: dict[str, Any]
 ) -> None:
@@ -62,18 +63,21 @@ def test_a_run_of_two_processes_resumes_with_one(
         assert torch.allclose(one["resume"]["state"][key], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_weights_are_there_when_fit_starts_as_under_other_strategies(
     two: tuple[dict[str, Any], Path], one: dict[str, Any]
 ) -> None:
     assert same(one["resume"]["at_start"], read_state_dict(two[1]))
 
 
+@pytest.mark.slow
 def test_validation_reads_a_checkpoint_without_engines(
     two: tuple[dict[str, Any], Path], one: dict[str, Any]
 ) -> None:
     assert same(one["validate"]["state"], read_state_dict(two[1]))
 
 
+@pytest.mark.slow
 def test_resuming_a_damaged_checkpoint_names_the_file(one: dict[str, Any]) -> None:
     told = one["damaged"]
     for damage in ("cut", "flipped"):
@@ -109,6 +113,7 @@ def test_tied_weights_are_kept_under_both_names(two: tuple[dict[str, Any], Path]
     assert "first.lm_head.weight" in state
 
 
+@pytest.mark.slow
 def test_language_models_train_as_on_one_device(
     two: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
@@ -132,6 +137,7 @@ def test_a_rank_that_cannot_write_ends_the_save_and_the_old_checkpoint_stays(
     assert same(read_state_dict(kept), result["disk_full"]["state"])
 
 
+@pytest.mark.slow
 def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(bf16: tuple[dict[str, Any], Path]) -> None:
     result, checkpoint = bf16
     assert same(result["resume"]["state"], result["save"]["state"])
@@ -141,6 +147,7 @@ def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(bf16: tuple[dict[str, An
     assert not torch.equal(masters, masters.bfloat16().float())
 
 
+@pytest.mark.slow
 def test_a_run_of_one_process_resumes_with_two(
     bf16: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:

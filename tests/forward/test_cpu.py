@@ -265,6 +265,7 @@ def test_freed_memory_is_used_again_until_it_is_given_back() -> None:
 
 
 @glibc
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cpu.MALLOC_VARIABLES)
 def test_the_users_own_settings_stay(name: str) -> None:
     memory = run_in_process(**{name: "4096"})

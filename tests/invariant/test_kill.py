@@ -80,6 +80,7 @@ def test_differences_are_found() -> None:
     assert differences(one, {"b": 0.5}) == [": {'a'}"]
 
 
+@pytest.mark.slow
 def test_runs_are_killed_in_rollout_update_and_saving(runs: Runs) -> None:
     kills = runs.of("kill")
     kinds = [seen["kind"] for seen in kills.values()]
@@ -91,12 +92,14 @@ def test_runs_are_killed_in_rollout_update_and_saving(runs: Runs) -> None:
     assert len({tuple(seen["left"]) for seen in kills.values()}) > 5
 
 
+@pytest.mark.slow
 def test_every_killed_run_resumes_and_ends_bit_by_bit_as_the_whole_one(runs: Runs) -> None:
     for name, seen in runs.of("kill").items():
         assert seen["resumed"] == 0, (runs.folder / name / "resumed.log").read_text()
         check_end(runs.folder, name)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_run_resumes_as_if_nothing_had_happened(runs: Runs) -> None:
     terminated = runs.of("term")
     assert len(terminated) == 2

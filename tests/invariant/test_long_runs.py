@@ -23,30 +23,32 @@ from tests.invariant.rank_runs import RANKS
 from tests.invariant.test_ranks import OF_A_RANK
 from tests.support.ranks import run_on_ranks
 
+pytestmark = pytest.mark.slow
+
+ITERATIONS = 20
 TOLERANCE = 1e-4
 STRATEGIES = ("ddp", "deepspeed")
 
 
 class Runs(NamedTuple):
-    """The same run of `iterations` alone and, by rank and strategy, on two ranks."""
+    """The same run alone and, by rank and strategy, on two ranks."""
 
-    iterations: int
     alone: Run
     ranks: list[dict[str, Run]]
 
 
-@pytest.fixture(scope="module", params=[5, pytest.param(20, marks=pytest.mark.slow)])
-def runs(request: Any, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+@pytest.fixture(scope="module")
+def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DS_ACCELERATOR", "cpu")
-        ranks = run_on_ranks(on_a_rank, RANKS, folder, root, folder, request.param)
-    return Runs(request.param, ppo_run(root, folder / "alone", request.param), ranks)
+        ranks = run_on_ranks(on_a_rank, RANKS, folder, root, folder, ITERATIONS)
+    return Runs(ppo_run(root, folder / "alone", ITERATIONS), ranks)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_losses_and_all_else_that_is_logged_follow(runs: Runs, strategy: str) -> None:
-    assert len(runs.alone.metrics) == runs.iterations
+    assert len(runs.alone.metrics) == ITERATIONS
     for rank in runs.ranks:
         for one, other in zip(rank[strategy].metrics, runs.alone.metrics, strict=True):
             wanted = {key: value for key, value in other.items() if key not in OF_A_RANK}
@@ -90,6 +92,6 @@ def test_critic_pretraining_leaves_the_policy_exactly_as_it_was(runs: Runs) -> N
     for run in (runs.alone, *(rank[name] for rank in runs.ranks for name in STRATEGIES)):
         assert run.untouched == [True] * PRETRAINING + [False]
         assert run.steps == {
-            "policy": PASSES * (runs.iterations - PRETRAINING),
-            "critic": PASSES * runs.iterations,
+            "policy": PASSES * (ITERATIONS - PRETRAINING),
+            "critic": PASSES * ITERATIONS,
         }

@@ -64,9 +64,8 @@ def test_a_notebook_is_fast_unless_told_otherwise(path: Path) -> None:
     assert first.source.splitlines()[0] == "FAST = True"
 
 
-def test_the_lab_notebook_compares_the_three_policies(
-    done: dict[str, Any],
-) -> None:
+@pytest.mark.slow
+def test_the_lab_notebook_compares_the_three_policies(done: dict[str, Any]) -> None:
     printed = text(done["ppo_max_on_the_lab"])
 
     assert "against sft, % of prompts" in printed
@@ -74,18 +73,16 @@ def test_the_lab_notebook_compares_the_three_policies(
         assert f"    {name}, gold " in printed
 
 
-def test_the_lab_notebook_draws_the_signals_of_a_collapse(
-    done: dict[str, Any],
-) -> None:
+@pytest.mark.slow
+def test_the_lab_notebook_draws_the_signals_of_a_collapse(done: dict[str, Any]) -> None:
     cells = code_cells(done["ppo_max_on_the_lab"])
     images = [out for cell in cells for out in cell.outputs if "image/png" in out.get("data", {})]
 
     assert len(images) == 1
 
 
-def test_the_lab_notebook_reads_the_timeline_of_both_runs(
-    done: dict[str, Any],
-) -> None:
+@pytest.mark.slow
+def test_the_lab_notebook_reads_the_timeline_of_both_runs(done: dict[str, Any]) -> None:
     (printed,) = (
         cell.outputs[0].text
         for cell in code_cells(done["ppo_max_on_the_lab"])
@@ -97,9 +94,8 @@ def test_the_lab_notebook_reads_the_timeline_of_both_runs(
     assert steps == ["0", "2", "4", "6"] * 2
 
 
-def test_nothing_but_progress_goes_to_standard_error(
-    done: dict[str, Any],
-) -> None:
+@pytest.mark.slow
+def test_nothing_but_progress_goes_to_standard_error(done: dict[str, Any]) -> None:
     errors = [
         output.text
         for notebook in done.values()

@@ -28,6 +28,7 @@ def python(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_importing_registers_without_importing_deepspeed() -> None:
     code = (
         "import sys, lit_rlhf.strategies\n"
@@ -38,6 +39,7 @@ def test_importing_registers_without_importing_deepspeed() -> None:
     assert python(code).strip() == f"False {expected}"
 
 
+@pytest.mark.slow
 def test_importing_works_where_deepspeed_is_missing() -> None:
     assert python(WITHOUT_DEEPSPEED + "import lit_rlhf.strategies; print('done')") == "done\n"
 
