@@ -7,7 +7,7 @@ critic pre-training, ptx, four micro-batches, schedules, and clipping that acts 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
