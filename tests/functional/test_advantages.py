@@ -109,8 +109,10 @@ def test_the_score_is_the_advantage_of_the_last_action() -> None:
 
 
 def test_advantages_and_returns_are_constants() -> None:
-    values = torch.randn(1, 3, requires_grad=True)
-    output = gae(values, torch.randn(1, 3), torch.ones(1, 3, dtype=torch.bool))
+    values, rewards = (torch.randn(1, 3, requires_grad=True) for _ in range(2))
+    bootstrap = torch.randn(1, requires_grad=True)
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    output = gae(values, rewards, mask, bootstrap_values=bootstrap)
     assert not output.advantages.requires_grad
     assert not output.returns.requires_grad
 

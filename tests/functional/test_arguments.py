@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -114,6 +115,52 @@ def test_a_wrong_argument_is_named(
 ) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         function(*arguments)
+
+
+DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (F.gae, {"gamma": 1.0, "lam": 0.95, "bootstrap_values": None}),
+    (F.surrogate_loss, {"ratio_clip": 0.2, "denominator": None}),
+    (F.value_loss, {"value_clip": 0.2, "denominator": None}),
+    (F.entropy_loss, {"clip": None, "denominator": None}),
+    (F.kl_estimate, {"estimator": "k1"}),
+    (F.token_rewards, {"estimator": "k1"}),
+    (F.adaptive_kl_coef, {"error_clip": 0.2}),
+    (F.exact_kl, {"temperature": 1.0}),
+    (F.token_logprobs, {"temperature": 1.0}),
+    (F.token_entropy, {"temperature": 1.0}),
+    (F.token_logprobs_and_entropy, {"temperature": 1.0}),
+    (F.masked_var, {"unbiased": False}),
+    (F.masked_whiten, {"shift_mean": True, "moments": None}),
+    (F.wilson_interval, {"confidence": 0.95}),
+    (F.distinct_n, {"n": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "promised"), DEFAULTS, ids=[case[0].__name__ for case in DEFAULTS]
+)
+def test_defaults(function: Callable[..., Any], promised: dict[str, Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    assert {name: parameters[name].default for name in promised} == promised
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool])
+def test_only_integers_count(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="lengths: expected an integer dtype"):
+        F.length_mask(torch.ones(2).to(dtype), 3)
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan, -1.0, 0.0])
+def test_a_positive_number_is_finite_too(number: float) -> None:
+    with pytest.raises(ValueError, match="clip: expected a finite number > 0"):
+        F.clipped_advantages(REAL, number)
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan, -1.0])
+def test_a_number_that_is_not_negative_is_finite_too(number: float) -> None:
+    with pytest.raises(ValueError, match="kl_coef: expected a finite number >= 0"):
+        F.token_rewards(ROWS, REAL, REAL, MASK, number)
+    F.token_rewards(ROWS, REAL, REAL, MASK, 0.0)
 
 
 def test_every_exported_function_that_takes_an_argument_to_check_has_a_case() -> None:

@@ -111,6 +111,8 @@ def test_the_coefficient_moves_towards_the_target(kl: float, expected: float) ->
 def test_a_horizon_that_could_bring_the_coefficient_to_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"horizon: expected more than .* = 25.6, got 25"):
         adaptive_kl_coef(0.2, 1.0, target=6.0, horizon=25, n_samples=128)
+    with pytest.raises(ValueError, match=r"horizon: expected more than .* = 32, got 32"):
+        adaptive_kl_coef(0.2, 1.0, target=6.0, horizon=32, n_samples=128, error_clip=0.25)
 
 
 def test_a_kl_that_is_not_a_number_is_refused() -> None:

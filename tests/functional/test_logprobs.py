@@ -142,3 +142,16 @@ def test_gradients() -> None:
 
 def test_perplexity_of_no_token_is_1() -> None:
     assert perplexity(RAGGED, torch.zeros_like(RAGGED_MASK)).item() == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_token_ids_of_any_integer_type_are_read(dtype: torch.dtype) -> None:
+    ids = torch.tensor([[1, 2]], dtype=dtype)
+    logprobs = token_logprobs(PROBABILITIES.log(), ids)
+    assert logprobs.exp().tolist()[0] == pytest.approx([0.3, 0.8], rel=1e-12)
+
+
+def test_a_temperature_of_two_halves_the_logits() -> None:
+    logits = torch.tensor([[[4.0, 0.0]]])
+    expected = -math.log1p(math.exp(-2.0))
+    assert token_logprobs(logits, torch.tensor([[0]]), 2.0).item() == pytest.approx(expected)

@@ -13,6 +13,7 @@ from lit_rlhf.functional import (
     masked_whiten,
     merged_moments,
 )
+from lit_rlhf.functional.masking import masked_average, safe_std
 
 NAN = float("nan")
 # kept: 1, 2, 3, 10; their mean is 4 and their squared differences add up to 9 + 4 + 1 + 36 = 50
@@ -32,6 +33,11 @@ def test_length_mask_refuses_lengths_out_of_range(length: int) -> None:
         ValueError, match=rf"lengths: expected values in \[0, 3\], got \[{length}\]"
     ):
         length_mask(torch.tensor([length]), 3)
+
+
+def test_one_length_out_of_range_is_enough() -> None:
+    with pytest.raises(ValueError, match="lengths: expected values in"):
+        length_mask(torch.tensor([1, 4]), 3)
 
 
 def test_sum_and_mean_skip_what_is_masked() -> None:
@@ -169,3 +175,24 @@ def test_empty_masks_give_zeros() -> None:
     assert masked_var(VALUES, nothing, unbiased=True) == 0
     assert [float(x) for x in masked_moments(VALUES, nothing)] == [0, 0, 0]
     assert (masked_whiten(VALUES, nothing) == 0).all()
+
+
+def test_a_large_mean_leaves_no_rounding_error_behind() -> None:
+    # float32 has no 2 ** 24 + 1, the mean of these two
+    values = torch.tensor([2.0**24, 2.0**24 + 2])
+    assert masked_whiten(values, torch.tensor([True, True])).tolist() == [-1.0, 1.0]
+
+
+def test_a_standard_deviation_up_to_a_hundred_millionth_counts_as_0() -> None:
+    stds = torch.tensor([0.0, 0.75e-8, 1e-8, 1.25e-8, 3.0], dtype=torch.float64)
+    assert safe_std(stds).tolist() == [1.0, 1.0, 1.0, 1.25e-8, 3.0]
+
+
+def test_a_denominator_is_a_constant_and_changes_no_dtype() -> None:
+    values, mask = torch.ones(2, requires_grad=True), torch.tensor([True, True])
+    denominator = torch.tensor(4.0, dtype=torch.float64, requires_grad=True)
+    average = masked_average(values, mask, denominator)
+    assert average.dtype == torch.float32
+    grads = torch.autograd.grad(average, [values, denominator], allow_unused=True)
+    assert grads[0] is not None
+    assert not isinstance(grads[1], torch.Tensor)

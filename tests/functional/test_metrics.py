@@ -33,12 +33,13 @@ def test_more_confidence_is_a_wider_interval_and_half_successes_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("successes", "trials", "confidence"), [(1, 0, 0.95), (3, 2, 0.95), (1, 2, 1)]
+    ("successes", "trials", "confidence"),
+    [(0, 0, 0.95), (3, 2, 0.95), (-0.5, 2, 0.95), (1, 2, 1), (1, 2, 0)],
 )
 def test_interval_arguments_out_of_range_are_refused(
     successes: int, trials: int, confidence: float
 ) -> None:
-    with pytest.raises(ValueError, match="expected a number"):
+    with pytest.raises(ValueError, match=r"^(successes|confidence): expected a number"):
         wilson_interval(successes, trials, confidence)
 
 
@@ -71,3 +72,14 @@ def test_distinct_n_without_an_ngram_is_zero(length: int) -> None:
     mask = length_mask(torch.tensor([length]), 3)
     assert distinct_n(torch.ones(1, 3, dtype=torch.long), mask, 2).item() == 0.0
     assert distinct_n(torch.ones(1, 1, dtype=torch.long), mask[:, :1], 2).item() == 0.0
+
+
+def test_an_interval_stays_within_0_and_1() -> None:
+    for trials in range(1, 200):
+        assert wilson_interval(trials, trials).high <= 1.0
+        assert wilson_interval(0, trials).low >= 0.0
+
+
+def test_a_response_may_be_as_short_as_an_ngram() -> None:
+    ids = torch.tensor([[5, 6]])
+    assert distinct_n(ids, torch.ones_like(ids, dtype=torch.bool), 2).item() == 1.0

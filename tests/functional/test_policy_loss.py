@@ -216,3 +216,24 @@ def test_gradients() -> None:
 def test_a_ratio_clip_out_of_range_is_refused(clip: float) -> None:
     with pytest.raises(ValueError, match=r"ratio_clip: expected a number in \(0, 1\) or None"):
         at_ratio(1.0, 1.0, clip)
+
+
+def test_the_penalty_clips_nothing() -> None:
+    logprobs = torch.tensor([[OLD + math.log(3.0)]])
+    old = torch.full_like(logprobs, OLD)
+    output = kl_penalty_loss(logprobs, old, torch.ones_like(old), ONE, kl_penalty=0.5)
+    assert output.clip_fraction.item() == 0.0
+
+
+def test_a_wide_clip_is_legal() -> None:
+    output, _ = at_ratio(1.7, 2.0, clip=0.75)
+    assert output.loss.item() == pytest.approx(-3.4, rel=1e-12)
+
+
+@pytest.mark.parametrize(("log_ratio", "bound"), [(79.0, 79.0), (81.0, 80.0), (300.0, 80.0)])
+def test_a_ratio_ends_at_exp_80(log_ratio: float, bound: float) -> None:
+    # in float32 exp overflows at 88.7
+    logprobs = torch.tensor([[log_ratio]])
+    zeros = torch.zeros_like(logprobs)
+    output = surrogate_loss(logprobs, zeros, torch.ones_like(zeros), ONE, ratio_clip=None)
+    assert output.ratio_mean.item() == pytest.approx(math.exp(bound), rel=1e-5)

@@ -9,6 +9,7 @@ from lit_rlhf.functional import (
     KLEstimator,
     clipped_scores,
     length_mask,
+    length_penalty,
     normalized_scores,
     scaled_scores,
     token_rewards,
@@ -101,8 +102,44 @@ def test_a_response_without_a_token_gets_no_reward() -> None:
 
 
 def test_rewards_are_constants() -> None:
-    scores, logprobs = torch.randn(1, requires_grad=True), torch.randn(1, 2, requires_grad=True)
+    scores = torch.randn(1, requires_grad=True)
     mask = torch.ones(1, 2, dtype=torch.bool)
-    output = token_rewards(scores, logprobs, torch.zeros(1, 2), mask, kl_coef=0.1)
-    others = (normalized_scores(scores, 0.0, 1.0, 1.0), scaled_scores(scores, 1.0))
-    assert not any(x.requires_grad for x in (*output, *others))
+    for trained in range(3):
+        inputs = [scores.detach(), torch.randn(1, 2), torch.randn(1, 2)]
+        inputs[trained].requires_grad_()
+        output = token_rewards(*inputs, mask, kl_coef=0.1)
+        assert not any(x.requires_grad for x in output)
+    scores.requires_grad_()
+    others = (
+        normalized_scores(scores, 0.0, 1.0, None),
+        normalized_scores(scores, 0.0, 1.0, 1.0),
+        scaled_scores(scores, 1.0),
+        clipped_scores(scores, 1.0),
+    )
+    assert not any(x.requires_grad for x in others)
+
+
+def test_rewards_have_the_dtype_of_the_logprobs() -> None:
+    logprobs, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    scores = torch.tensor([1.0], dtype=torch.float64)
+    output = token_rewards(scores, logprobs, logprobs, mask, kl_coef=0.1)
+    assert {x.dtype for x in output} == {torch.float32}
+
+
+def test_scores_are_divided_by_the_standard_deviation_in_float64() -> None:
+    # float32 has no 0.3, and the quotients by what it has instead end otherwise
+    scores = torch.arange(1.0, 100.0)
+    expected = torch.tensor([float(score) / 0.3 for score in scores])
+    for std in (0.3, torch.tensor(0.3, dtype=torch.float64)):
+        assert torch.equal(scaled_scores(scores, std), expected)
+
+
+def test_the_length_penalty_is_the_distance_from_the_range() -> None:
+    lengths = torch.tensor([0, 2, 3, 4, 5, 6, 9])
+    both = length_penalty(lengths, shortest=3, longest=5)
+    assert both.dtype == torch.float32
+    assert both.tolist() == [-3.0, -1.0, 0.0, 0.0, 0.0, -1.0, -4.0]
+    open_ended = length_penalty(lengths, shortest=3, longest=None)
+    assert open_ended.tolist() == [-3.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    halves = length_penalty(torch.tensor([2.5, 5.5]), shortest=3, longest=5)
+    assert halves.tolist() == [-0.5, -0.5]

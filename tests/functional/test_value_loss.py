@@ -107,3 +107,30 @@ def test_a_constant_critic_explains_nothing_and_a_wrong_one_less() -> None:
 def test_without_variance_there_is_nothing_to_explain(kept: int) -> None:
     mask = length_mask(torch.tensor([kept]), 3)
     assert explained_variance(torch.randn(1, 3), torch.ones(1, 3), mask).item() == 0.0
+
+
+def clip_fraction(value: float, old: float, target: float, clip: float) -> float:
+    output = value_loss(one(value), one(old), one(target), ALL, value_clip=clip)
+    return output.clip_fraction.item()
+
+
+def test_what_is_clipped_has_left_the_interval_around_the_old_value() -> None:
+    assert clip_fraction(-1.0, 1.0, -2.0, 0.25) == 1.0
+    # half way between the value and the bound both errors are equal, and a gradient stays
+    assert clip_fraction(2.0, 0.0, 1.5, 1.0) == 0.0
+
+
+def test_explained_variance_of_returns_that_hardly_vary() -> None:
+    returns, mask = torch.tensor([[0.0, 0.5]]), torch.ones(1, 2, dtype=torch.bool)
+    explained = explained_variance(torch.tensor([[0.125, 0.375]]), returns, mask)
+    assert explained.item() == pytest.approx(0.75, rel=1e-6)
+    assert explained.dtype == torch.float32
+
+
+def test_explained_variance_is_computed_in_float64() -> None:
+    # in float32 a large return swallows a small value
+    returns, values = torch.tensor([[2.0**24, 2.0**24 + 2]]), torch.tensor([[-0.5, 0.5]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    # the returns have a variance of 1; what is left of them, 0.5 and 1.5 more, has one of 0.25
+    assert explained_variance(values, returns, mask).item() == pytest.approx(0.75)
+    assert explained_variance(returns - 2.0**24, returns, mask).item() == pytest.approx(1.0)

@@ -107,6 +107,7 @@ def test_without_ranks_global_is_local() -> None:
     total = global_sum(numbers)
     assert total.tolist() == [1, 2]
     assert total is not numbers
+    assert not global_sum(torch.ones(2, requires_grad=True)).requires_grad
 
 
 def test_a_sum_of_bools_is_refused() -> None:

@@ -122,3 +122,32 @@ def test_an_update_has_no_graph() -> None:
     moments = RunningMoments()
     moments.update(torch.ones(3, requires_grad=True))
     assert not any(x.requires_grad for x in (moments.mean, moments.m2, moments.std))
+
+
+def test_the_sample_deviation_of_two_numbers() -> None:
+    moments = moments_of([1.0, 3.0])
+    assert moments.sample_std.item() == pytest.approx(2**0.5, rel=1e-12)
+    assert moments.std.item() == pytest.approx(1.0, rel=1e-12)
+
+
+def test_finite_numbers_of_no_finite_variance_are_refused() -> None:
+    moments = moments_of([1.0, 2.0])
+    before = copy.deepcopy(moments.state_dict())
+    with pytest.raises(ValueError, match="values: expected finite numbers"):
+        moments.update(torch.tensor([1e200, -1e200], dtype=torch.float64))
+    assert moments.state_dict() == before
+
+
+def test_modules_inside_are_cast_and_moved_as_usual() -> None:
+    class Outer(FixedDtypeBuffers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.BatchNorm1d(1)
+            self.register_buffer("state", torch.ones((), dtype=torch.float64))
+
+    outer = Outer().to(torch.bfloat16)
+    assert outer.get_buffer("state").dtype == torch.float64
+    assert {outer.inner.weight.dtype, outer.inner.get_buffer("running_mean").dtype} == {
+        torch.bfloat16
+    }
+    assert {x.device.type for x in outer.to("meta").state_dict().values()} == {"meta"}
