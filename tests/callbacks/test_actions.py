@@ -88,6 +88,7 @@ class Counted(Action):
     ("options", "expected"),
     [
         ({"level": "suspicious", "cooldown": 2}, [2, 4, 7, 9]),
+        ({"level": "suspicious", "cooldown": 10}, [2, 7]),  # below its level the cooldown ends
         ({"level": "suspicious", "cooldown": 1}, [2, 3, 4, 5, 7, 8, 9, 10]),
         ({"level": "collapsed", "cooldown": 2}, [8, 10]),
         ({}, [8]),
@@ -332,8 +333,13 @@ def test_all_learning_rates_that_follow_are_scaled(tmp_path: Path, schedule: str
     factors = [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25]
     for rates, usual, factor in zip(module.rates, plain.rates, factors, strict=True):
         assert rates == pytest.approx([factor * rate for rate in usual], rel=1e-6)
-    if schedule is not None:
-        assert plain.rates[3] != plain.rates[4]
+    if schedule is None:
+        return
+    assert plain.rates[3] != plain.rates[4]
+    # the rates that a schedule starts from stand in the groups too, for whoever reads them later
+    for optimizer, usual in zip(module.optimizers_of_run(), plain.optimizers_of_run(), strict=True):
+        for group, unscaled in zip(optimizer.param_groups, usual.param_groups, strict=True):
+            assert group["initial_lr"] == pytest.approx(0.25 * unscaled["initial_lr"], rel=1e-6)
 
 
 @pytest.mark.parametrize("done", [2, 3, 5])

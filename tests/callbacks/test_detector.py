@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from lit_callbacks import (
+    Action,
     CollapseDetector,
     CollapseEarlyStopping,
     Level,
@@ -134,6 +135,49 @@ def test_a_watched_metric_that_is_nan_counts_as_beyond_its_line(tmp_path: Path) 
     assert monitor.normal == [1.0, 1.0]
 
 
+# --- what is done about it
+
+
+class Told(Action):
+    """Writes down when it is told of a step, and when it acts."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        super().__init__(cooldown=1)
+        self.name, self.events = name, events
+
+    def on_step(self, *_: object) -> None:
+        self.events.append(f"{self.name} sees")
+
+    def act(self, *_: object) -> str:
+        self.events.append(f"{self.name} acts")
+        return ""
+
+
+class Clearing(Told):
+    clears_monitors = True
+
+
+def test_all_actions_see_a_step_before_one_acts(tmp_path: Path) -> None:
+    events: list[str] = []
+    actions: list[Action] = [Told("first", events), Told("second", events)]
+    detector = CollapseDetector([above(10.0)], actions)
+    trainer(tmp_path, detector).fit(Scripted({"kl": [20.0, 20.0]}), batches(2))
+    seen = ["first sees", "second sees"]
+    assert events == [*seen, *seen, "first acts", "second acts"]
+
+
+def test_readings_are_void_after_an_action_that_restores_an_earlier_state(tmp_path: Path) -> None:
+    events: list[str] = []
+    monitor, other = above(10.0), above(10.0, "drift")
+    detector = CollapseDetector([monitor, other], [Clearing("it", events)], votes=1)
+    script = {"kl": [1.0, 20.0, 20.0, 20.0], "drift": [1.0, 2.0, 3.0, 4.0]}
+    trainer(tmp_path, detector).fit(Scripted(script), batches(4))
+    # two readings beyond the threshold make a collapse, and the fourth is the first after it
+    assert events.count("it acts") == 1
+    assert (monitor.history, monitor.level) == ([20.0], Level.HEALTHY)
+    assert (other.history, other.normal) == ([4.0], [1.0, 2.0, 3.0, 4.0])
+
+
 # --- what is read
 
 
@@ -147,6 +191,13 @@ def test_a_missing_key_ends_the_run_at_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=expected):
         run.fit(module, batches(2))
     assert module.batches == 1
+
+
+def test_keys_of_an_earlier_fit_are_not_those_of_this_one(tmp_path: Path) -> None:
+    detector = CollapseDetector([above(10.0, "drift")])
+    trainer(tmp_path, detector).fit(Scripted({"drift": [1.0]}), batches(1))
+    with pytest.raises(ValueError, match="expected drift among the logged metrics"):
+        trainer(tmp_path, detector).fit(Scripted({"kl": [1.0]}), batches(1))
 
 
 def test_records_without_an_optional_key_are_passed_over(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -283,3 +284,23 @@ def test_its_folder_is_that_of_model_checkpoint(tmp_path: Path, logger: Any) -> 
 def test_numbers_that_are_too_small_are_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ResumeCheckpoint(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_was_just_saved_is_not_saved_again_at_sigterm(tmp_path: Path) -> None:
+    ended_by_sigterm(tmp_path, Told("on_train_batch_start", 4), ResumeCheckpoint(2))
+    assert names(tmp_path) == ["batch=2.ckpt", "batch=4.ckpt"]
+
+
+@pytest.mark.parametrize("end", ["on_train_end", "on_exception"])
+def test_the_handler_before_is_restored_by_the_callback_itself(end: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    callback, run = ResumeCheckpoint(), Mock(received_sigterm=False)
+    run.fit_loop.restarted_mid_epoch = False
+    try:
+        callback.on_train_start(run, Module())
+        assert signal.getsignal(signal.SIGTERM) is not before
+        arguments = (run, Module()) if end == "on_train_end" else (run, Module(), KeyError())
+        getattr(callback, end)(*arguments)
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)

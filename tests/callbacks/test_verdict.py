@@ -246,3 +246,11 @@ def test_every_conclusion_speaks_of_signals_that_the_defaults_watch() -> None:
 
 def test_both_kl_monitors_have_one_vote_among_the_defaults() -> None:
     assert KLMonitor().vote == KLPerTokenMonitor().vote == "kl"
+
+
+def test_an_optional_monitor_votes_once_it_has_observed_a_step() -> None:
+    silent = Monitor("gold", low=0.0, optional=True)
+    # of one signal that votes, one beyond its threshold is enough
+    assert level_of(Signal("v", C), silent) is C
+    silent.observe(1.0)
+    assert level_of(Signal("v", C), silent) is S
