@@ -181,7 +181,7 @@ def test_pair_shares_its_prompt_ids(any_tokenizer: PreTrainedTokenizerFast) -> N
 
 def test_decode_stops_at_the_first_eos(tokenizer: PreTrainedTokenizerFast) -> None:
     coder = encoder(tokenizer, "hh")
-    response = tokenizer(" yes</s> no", add_special_tokens=False)["input_ids"]
+    response = tokenizer(" yes</s> no</s>", add_special_tokens=False)["input_ids"]
     assert coder.decode_response(response) == "yes"
 
 

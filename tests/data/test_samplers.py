@@ -161,6 +161,11 @@ def test_batches_do_not_come_in_order_of_length() -> None:
     batches = batches_of(TokenBudgetBatchSampler(LENGTHS, 2048))
     longest = [max(LENGTHS[i] for i in batch) for batch in batches]
     assert longest != sorted(longest, reverse=True)
+    # with two lengths, shuffling within them alone would leave all long batches first
+    lengths = [100] * 40 + [10] * 400
+    sizes = [len(batch) for batch in batches_of(TokenBudgetBatchSampler(lengths, 400))]
+    assert set(sizes) == {4, 40}
+    assert sizes != sorted(sizes)
 
 
 def test_token_budget_without_shuffling() -> None:

@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from lit_rlhf.forward.attention import (
     MAX_BATCHED_LENGTH,
     AttentionInputs,
+    attention,
     attention_bias,
     attention_implementation,
     batched_attention,
@@ -117,3 +118,25 @@ def test_transformers_still_has_the_private_names_that_are_read() -> None:
     model = tiny_causal_lm()
     assert supports_layouts(model.base_model)
     assert attention_implementation(model.base_model) == "sdpa"
+
+
+class Recording:
+    """Keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.inputs: list[AttentionInputs] = []
+
+    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
+        self.inputs.append(inputs)
+        return inputs.query
+
+
+def test_a_layout_gets_all_settings_of_the_layer() -> None:
+    query, key, value = states(1, 2, 1, 3, 4, torch.float32)
+    layout = Recording()
+    output, _ = attention(
+        nn.Identity(), query, key, value, None, dropout=0.25, scaling=0.5, sliding_window=3,
+        layout=layout,
+    )  # fmt: skip
+    assert output is query
+    assert layout.inputs == [AttentionInputs(query, key, value, 0.5, 0.25, 3)]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GraniteConfig,
+    PreTrainedConfig,
+)
 
 from lit_rlhf.forward import (
     hidden_states,
+    logits_from_hidden,
     map_target_logits,
     supports_chunked_logits,
     target_logprobs,
@@ -16,7 +26,19 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.forward.outputs import shift_to_predictors
 from lit_rlhf.functional import token_entropy, token_logprobs
-from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
+from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm, tiny_config
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+)
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -122,3 +144,24 @@ def test_targets_have_the_masks_shape() -> None:
 def test_a_target_is_predicted_by_the_token_before_it() -> None:
     targets = torch.tensor([[False, True, False, True], [False, False, False, False]])
     assert shift_to_predictors(targets).tolist() == [[True, False, True, False], [False] * 4]
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings"),
+    [
+        (CohereConfig, {"logit_scale": 0.25}),
+        (GraniteConfig, {"logits_scaling": 4.0}),
+        (Gemma2Config, {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
+    ],
+)
+def test_what_follows_the_output_layer_is_that_of_the_architecture(
+    config_class: type[PreTrainedConfig], settings: dict[str, Any]
+) -> None:
+    sizes = {name: getattr(tiny_config("llama"), name) for name in SIZES}
+    config = config_class(**sizes, head_dim=8, pad_token_id=0, initializer_range=0.5, **settings)
+    model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
+    ids, mask = torch.randint(4, 288, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
+    head = model.get_output_embeddings()
+    logits = logits_from_hidden(model, head, hidden_states(model, ids, mask))
+    torch.testing.assert_close(logits, token_logits(model, ids, mask), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(logits, head(hidden_states(model, ids, mask)))

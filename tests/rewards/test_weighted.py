@@ -84,6 +84,16 @@ def test_scores_that_are_not_accepted_are_forgotten() -> None:
     assert float(moments.count) == 3
 
 
+def test_scores_are_accepted_once() -> None:
+    reward = weighted()
+    scored(reward, BATCHES[0])
+    reward.commit_moments()
+    empty = weighted().moments.state_dict()
+    reward.moments.load_state_dict(empty)  # as a checkpoint does
+    reward.commit_moments()
+    assert reward.moments.state_dict() == empty
+
+
 def test_nothing_is_learned_in_evaluation_mode() -> None:
     reward = weighted().eval()
     # before any score is known they stay as they are

@@ -78,6 +78,31 @@ def test_a_row_depends_on_its_prompt_place_and_seed_alone(family: str) -> None:
     assert torch.equal(beside.response_ids[2, :n_tokens], one.response_ids[2, :n_tokens])
 
 
+def test_padding_is_no_token_that_occurred() -> None:
+    # the padding of the shorter prompts is the token that would come next without a penalty
+    model, alone = optimized_causal_lm(), []
+    options = SamplingOptions(max_new_tokens=4, do_sample=False, repetition_penalty=1e6)
+    ids, mask = prompts()
+    for row in range(len(ids)):
+        prompt, real = ids[row, mask[row]][None], mask[row, mask[row]][None]
+        one = generate_responses(model, prompt, real, options, [], PAD_ID, 0)
+        alone.append(one.response_ids[0])
+    for row in range(1, len(ids)):
+        padded = ids.masked_fill(~mask, int(alone[row][0]))
+        together = generate_responses(model, padded, mask, options, [], PAD_ID, 0)
+        assert torch.equal(together.response_ids[row], alone[row])
+
+
+def test_rollouts_have_no_graph() -> None:
+    ids, mask = prompts()
+    rollouts = generate_responses(
+        optimized_causal_lm(), ids, mask, SamplingOptions(max_new_tokens=4), EOS, PAD_ID, 0
+    )
+    assert rollouts.statistics is not None
+    assert not rollouts.statistics.logprobs.requires_grad
+    assert not rollouts.statistics.entropy.requires_grad
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_what_generation_knows_is_what_scoring_finds(temperature: float) -> None:
     model = optimized_causal_lm()

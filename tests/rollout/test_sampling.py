@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.rollout.sampling import sample_tokens
@@ -113,3 +115,36 @@ def test_options_that_leave_the_policy_are_named(
 def test_options_out_of_range_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(OPTIONS, **changes)
+
+
+def test_the_temperature_comes_before_the_nucleus() -> None:
+    # at a temperature of 0.5 the first token alone has 0.685; as they are, the first two have 0.8
+    options = SamplingOptions(max_new_tokens=5, temperature=0.5, top_p=0.6)
+    assert shares(options, [3]) == [1.0, 0.0, 0.0, 0.0]
+
+
+def draw(logits: Tensor, uniform: float) -> int:
+    tokens = sample_tokens(
+        logits[None],
+        torch.tensor([uniform], dtype=torch.float64),
+        SamplingOptions(max_new_tokens=1),
+        torch.tensor([], dtype=torch.long),
+        torch.zeros(1, 1, dtype=torch.long),
+        torch.zeros(1, dtype=torch.long),
+    )
+    return int(tokens)
+
+
+def test_a_token_below_the_precision_of_float32_can_be_drawn() -> None:
+    logits = torch.tensor([0.0, math.log(1e-9)])
+    assert draw(logits, 1 - 2e-9) == 0
+    assert draw(logits, 1 - 2e-10) == 1
+
+
+def test_no_token_without_probability_is_drawn_where_probabilities_sum_to_less_than_1() -> None:
+    sums = []
+    for n in range(2, 60):
+        logits = torch.cat([torch.zeros(n), torch.tensor([-torch.inf])])
+        sums.append(float(logits.softmax(-1).sum(dtype=torch.float64)))
+        assert draw(logits, 1 - 2**-53) == n - 1
+    assert min(sums) < 1 - 2**-53

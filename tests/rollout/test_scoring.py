@@ -16,6 +16,7 @@ from lit_rlhf.models import (
     save_model_folder,
 )
 from lit_rlhf.rollout import (
+    PolicyStatistics,
     RolloutBatch,
     SamplingOptions,
     compute_logprobs,
@@ -205,3 +206,30 @@ def test_parts_of_a_rollout_give_what_the_whole_gives(folder: Path, rollouts: Ro
     parts = score_rollouts(policy, policy, critic, rollouts, max_tokens_per_forward=1)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_sampling_are_reused_at_their_own_temperature_alone(
+    folder: Path, rollouts: RolloutBatch
+) -> None:
+    policy, critic = optimized_causal_lm(seed=1), load_scalar_model(folder)
+    known = PolicyStatistics(torch.full((2, 4), -7.0), torch.full((2, 4), 5.0), TEMPERATURE)
+    sampled = rollouts._replace(statistics=known)
+    reused = score_rollouts(policy, policy, critic, sampled, TEMPERATURE)
+    assert torch.equal(reused.logprobs, known.logprobs)
+    assert torch.equal(reused.entropy, known.entropy)
+    computed = score_rollouts(policy, policy, critic, sampled, 1.0)
+    expected = compute_policy_statistics(policy, rollouts, 1.0)
+    assert torch.equal(computed.logprobs, expected.logprobs)
+    assert torch.equal(computed.entropy, expected.entropy)
+
+
+def test_values_are_read_without_dropout(rollouts: RolloutBatch) -> None:
+    config = tiny_config("gpt2")
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        causal_lm = type(tiny_causal_lm("gpt2"))(config)
+    critic = optimize_forward(build_scalar_model(causal_lm)).train()
+    one, other = compute_values(critic, rollouts), compute_values(critic, rollouts)
+    assert torch.equal(one.values, other.values)
+    assert critic.training

@@ -1,15 +1,28 @@
 from __future__ import annotations
 
+import ctypes
+import os
 from pathlib import Path
 
 from lit_rlhf.strategies.atomic_io import delete_partials, partial_path, try_swap_names
+
+
+def can_swap_names(folder: Path) -> bool:
+    """Whether system and file system can swap two names, by a system call of our own."""
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = [os.fsencode(folder / name) for name in ("a", "b")]
+    return swap is not None and swap(-100, names[0], -100, names[1], 2) == 0
 
 
 def test_names_are_swapped_in_one_step_or_nothing_changes(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("1")
     second.mkdir()
-    if try_swap_names(first, second):  # not on every file system
+    swapped = try_swap_names(first, second)
+    assert swapped == can_swap_names(tmp_path)
+    if swapped:
         assert first.is_dir()
         assert second.read_text() == "1"
     assert not try_swap_names(tmp_path / "none", second)

@@ -28,7 +28,13 @@ from lit_rlhf.strategies import (
     use_atomic_checkpoints,
 )
 from lit_rlhf.strategies.atomic_io import delete_partials, partial_path, replaced_path
-from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, MANIFEST, read_engine_layouts
+from lit_rlhf.strategies.checkpoint_files import (
+    LIGHTNING_FILE,
+    MANIFEST,
+    damaged_checkpoint_error,
+    folder_problem,
+    read_engine_layouts,
+)
 from tests.strategies.folders import write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,6 +213,23 @@ def test_the_newest_intact_checkpoint_is_offered(tmp_path: Path) -> None:
         step_of(paths[3])
     assert find_newest_checkpoint(tmp_path / "none", tmp_path) == paths[3]
     assert find_newest_checkpoint(tmp_path / "none") is None
+
+
+def test_a_checkpoint_is_not_offered_in_its_own_place(tmp_path: Path) -> None:
+    # torch's reader may find a damage that the checksums do not cover
+    path = saved(tmp_path / "step=1.ckpt", 1)
+    assert checkpoint_problem(path) is None
+    message = str(damaged_checkpoint_error(path, "is damaged: bad header"))
+    assert message.endswith(f"bad header; there is no other intact checkpoint in {tmp_path}")
+
+
+def test_a_file_of_another_size_is_found_without_reading_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "last.ckpt")
+    file = path / LIGHTNING_FILE
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-1])
+    expected = f"{LIGHTNING_FILE} is damaged: expected {size} bytes, got {size - 1}"
+    assert folder_problem(path) == expected
 
 
 def test_a_link_to_a_checkpoint_that_is_gone_is_none(tmp_path: Path) -> None:
