@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,17 @@ def test_the_newest_checkpoint_that_is_still_there_is_named(tmp_path: Path) -> N
     first.best_model_path = str(tmp_path / "best.ckpt")
     (tmp_path / "best.ckpt").touch()
     assert find_last_checkpoint([first, second]) == str(tmp_path / "best.ckpt")
+
+
+def test_the_newest_of_several_checkpoints_is_named(tmp_path: Path) -> None:
+    callbacks = []
+    for name, time in (("old", 1), ("new", 3), ("older", 2)):
+        path = tmp_path / f"{name}.ckpt"
+        path.touch()
+        os.utime(path, (time, time))
+        callbacks.append(ModelCheckpoint(dirpath=tmp_path))
+        callbacks[-1].best_model_path = str(path)
+    assert find_last_checkpoint(callbacks) == str(tmp_path / "new.ckpt")
 
 
 def test_a_checkpoint_to_resume_from_is_named_too(tmp_path: Path) -> None:

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
-from lit_rlhf.forward import position_ids_from_mask
+from lit_rlhf.forward import position_ids_from_mask, response_values
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics
-from tests.modules.stages import first_batch, ppo_options, prompts
+from tests.modules.stages import (
+    first_batch,
+    fitted,
+    ppo_options,
+    prompts,
+    write_data,
+    write_models,
+)
+from tests.support.tiny_models import tiny_config
 
 # no whitening: advantages can be worked out by hand
 PLAIN = {
@@ -276,3 +284,88 @@ def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) ->
     critic = module.critic_loss(experience, torch.tensor(4.0)).loss
     assert torch.isfinite(torch.stack([policy, critic, *metrics.values()])).all()
     assert float(metrics["rollout/response_length"]) == 1.0
+
+
+def test_the_penalty_is_that_of_the_coefficient_as_it_stands(
+    root: Path, batch: PromptBatch
+) -> None:
+    rollouts = rollouts_of(batch, [True, False], [3, 2])
+    estimates, scores = estimates_of(rollouts), torch.zeros(2)
+    module = PPOModule(**ppo_options(root, reward_shaping={"kl_coef": 0.5}, **PLAIN))
+    before = module.shape_rewards(rollouts, scores, estimates)
+    module.kl_coef.fill_(2.0)  # as the adaptive controller does
+    torch.testing.assert_close(module.shape_rewards(rollouts, scores, estimates), 4 * before)
+
+
+def test_a_normalized_score_misses_the_whole_penalty(root: Path, batch: PromptBatch) -> None:
+    rollouts = rollouts_of(batch, [True, False], [3, 2])
+    estimates, scores = estimates_of(rollouts), torch.tensor([100.0, 200.0])
+    totals = []
+    for penalty in (0.0, 0.75):
+        module = PPOModule(**ppo_options(root, reward_shaping={"missing_eos_penalty": penalty}))
+        totals.append(module.shape_rewards(rollouts, scores, estimates).sum(1))
+    assert (totals[0] - totals[1]).tolist() == pytest.approx([0.0, 0.75], abs=1e-6)
+
+
+def test_the_coefficient_waits_for_the_policy_to_be_trained(root: Path) -> None:
+    shaping = {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100}
+    module = PPOModule(
+        **ppo_options(root, reward_shaping=shaping, critic_pretraining={"iterations": 1})
+    )
+    module.adapt_kl_coef(40.0, 10)
+    assert float(module.kl_coef) == 0.2
+    module.pretraining_done.fill_(True)
+    module.adapt_kl_coef(40.0, 10)
+    assert float(module.kl_coef) > 0.2
+
+
+def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_it(
+    root: Path, tmp_path: Path
+) -> None:
+    shaping = {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100}
+    module = PPOModule(**ppo_options(root, reward_shaping=shaping))
+    with torch.no_grad():
+        for parameter in module.policy.parameters():
+            parameter.mul_(1.02)
+    logged = fitted(module, prompts(root), tmp_path).callback_metrics
+    assert float(logged["ppo/kl_coef"]) == pytest.approx(0.2)
+    kl = float(logged["rollout/kl"])
+    error = kl / 4.0 - 1.0
+    assert abs(error) > 0.2
+    per_token = float(logged["rollout/kl_per_token"]) / 4.0 - 1.0
+    expected = 0.2 * (1 + min(max(error, -0.2), 0.2) * 8 / 100)
+    assert float(module.kl_coef) == pytest.approx(expected, rel=1e-6)
+    assert per_token != error
+
+
+def test_the_critic_has_no_dropout(tmp_path: Path) -> None:
+    config = tiny_config("gpt2")
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
+    folder = write_models(write_data(tmp_path), config)
+    module = PPOModule(**ppo_options(folder)).train()
+    rollouts = rollouts_of(first_batch(prompts(folder), folder), [True, False], [3, 2])
+    one, other = (
+        response_values(module.critic, rollouts.sequence_ids, rollouts.sequence_mask, 3)
+        for _ in range(2)
+    )
+    assert torch.equal(one[rollouts.response_mask], other[rollouts.response_mask])
+
+
+def test_validation_draws_depend_on_the_batch_and_not_on_the_iteration(
+    root: Path, tmp_path: Path
+) -> None:
+    seeds: list[int] = []
+
+    class Watched(PPOModule):
+        def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
+            if not self.training:
+                seeds.append(seed)
+            return super().rollout(batch, seed)
+
+    module = Watched(**ppo_options(root, seed=5, minibatches={"minibatch_size": 4}))
+    data = prompts(root, batch_size=4)
+    fitted(module, data, tmp_path, max_epochs=2, limit_val_batches=2)
+    assert int(module.iteration) == 4
+    assert len(seeds) == 4
+    assert seeds[:2] == seeds[2:]
+    assert seeds[0] != seeds[1]

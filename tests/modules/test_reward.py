@@ -202,6 +202,43 @@ def test_validation_reports_each_source_and_every_pair_alike(root: Path, tmp_pat
     assert logged["val/reward/calibration_error"] == pytest.approx(error, rel=1e-4)
 
 
+def test_validation_weighs_imitation_by_tokens_and_starts_anew_each_time(
+    root: Path, tmp_path: Path
+) -> None:
+    model = module(root, lm_coef=0.3)
+    batch = first_batch(preferences(root, batch_size=8), root)
+    run = trainer(tmp_path, limit_val_batches=None)
+    lm = float(lm_losses(model, batch, load_causal_lm(root / "policy")).mean())
+    pairwise = []
+    for factor in (1.0, -2.0):
+        with torch.no_grad():
+            model.model.score.weight *= factor
+        # batches of 3, 3 and 2 pairs
+        (logged,) = run.validate(model, datamodule=preferences(root, batch_size=3), verbose=False)
+        scores = read_scores(model, batch)
+        difference = scores[:, 0] - scores[:, 1]
+        expected = float(-logsigmoid(difference).mean())
+        assert logged["val/reward/lm_loss"] == pytest.approx(lm, rel=1e-5)
+        assert logged["val/reward/pairwise_loss"] == pytest.approx(expected, rel=1e-5)
+        assert logged["val/reward/loss"] == pytest.approx(expected + 0.3 * lm, rel=1e-5)
+        assert logged["val/reward/margin"] == pytest.approx(float(difference.mean()), abs=1e-6)
+        hits = float((difference > 0).double().mean())
+        assert logged["val/reward/accuracy"] == pytest.approx(hits)
+        assert logged["val/reward/accuracy/preferences"] == pytest.approx(hits)
+        pairwise.append(expected)
+    assert abs(pairwise[0] - pairwise[1]) > 1e-3
+
+
+def test_a_tie_is_no_hit(root: Path, tmp_path: Path) -> None:
+    model = module(root)
+    with torch.no_grad():
+        model.model.score.weight.zero_()
+    run = trainer(tmp_path, limit_val_batches=None)
+    (logged,) = run.validate(model, datamodule=preferences(root), verbose=False)
+    assert logged["val/reward/margin"] == 0.0
+    assert logged["val/reward/accuracy"] == 0.0
+
+
 def test_the_learning_rate_rises_over_the_first_tenth(root: Path, tmp_path: Path) -> None:
     rates: list[float] = []
 

@@ -58,6 +58,28 @@ def test_validation_weighs_batches_by_their_tokens(root: Path, tmp_path: Path) -
     assert logged["val/sft/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
 
 
+def test_validation_starts_anew_each_time(root: Path, tmp_path: Path) -> None:
+    model = module(root)
+    batch = first_batch(demonstrations(root, batch_size=8), root)
+    run = trainer(tmp_path, limit_val_batches=None)
+    tokens = batch.completion_mask.sum()
+    seen = []
+    for factor in (1.0, 1e3):
+        with torch.no_grad():
+            model.model.lm_head.weight[EOS_ID] *= factor
+        # batches of 3, 3 and 2 sequences, of unlike numbers of tokens
+        (logged,) = run.validate(
+            model, datamodule=demonstrations(root, batch_size=3), verbose=False
+        )
+        expected = float(completion_losses(model, batch).mean())
+        accuracy = float(model(batch, tokens.float())["sft/token_accuracy"])
+        assert logged["val/sft/loss"] == pytest.approx(expected, rel=1e-5)
+        assert logged["val/sft/token_accuracy"] == pytest.approx(accuracy, rel=1e-5)
+        seen.append((expected, accuracy))
+    assert seen[0][0] != pytest.approx(seen[1][0], rel=0.01)
+    assert seen[0][1] != pytest.approx(seen[1][1], rel=0.01)
+
+
 def test_token_accuracy_counts_completion_tokens_ranked_first(root: Path) -> None:
     model = module(root)
     with torch.no_grad():
