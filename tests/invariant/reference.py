@@ -1,0 +1,426 @@
+"""One PPO iteration again, in float64: row by row without padding, token by token.
+
+It is written from the paper (arXiv 2307.04964) and shares no code with the package: the networks
+are those of transformers, everything else is a loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import Experience
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
+from tests.invariant.trajectories import Scripted
+from tests.modules.stages import StepRecorder, fitted, ppo_options, prompts
+
+TRUNCATIONS = ("terminal", "bootstrap", "mask")
+TEMPERATURE = 0.7
+SHAPING = {"clip": 0.8, "kl_coef": 0.2, "missing_eos_penalty": 0.3}
+GAE = {"gamma": 0.97, "lam": 0.9, "clip": 1.2}
+LOSS = {
+    "ratio_clip": 0.05,
+    "value_clip": 0.05,
+    "entropy_coef": 0.1,
+    "entropy_clip": 3.0,
+    "ptx_coef": 0.3,
+}
+POLICY = {"learning_rate": 2e-3, "weight_decay": 0.5, "grad_clip": 0.5}
+CRITIC = {"learning_rate": 3e-3, "weight_decay": 0.3, "grad_clip": 0.4}
+EPOCHS, MINIBATCH = 2, 4  # rollouts of a minibatch on all ranks
+
+
+class Sample(NamedTuple):
+    """A prompt with its response, and a text for the language-model loss.
+
+    Attributes:
+        prompt: Token ids.
+        response: Token ids, EOS included.
+        ended: Whether it ended with EOS.
+        text: Token ids.
+        targets: Which tokens of the text are learned.
+    """
+
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    ended: bool
+    text: tuple[int, ...]
+    targets: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration of the module started from and came to, on one rank.
+
+    Attributes:
+        samples: The rank's samples.
+        order: Places in `samples` of each minibatch.
+        start: State of policy and critic before it.
+        end: The same after it.
+        gradients: By network, what each step was made with, after clipping; empty under engines,
+            which clip inside their step.
+        logged: The metrics.
+    """
+
+    samples: list[Sample]
+    order: list[list[int]]
+    start: dict[str, dict[str, Tensor]]
+    end: dict[str, dict[str, Tensor]]
+    gradients: dict[str, list[dict[str, Tensor]]]
+    logged: dict[str, float]
+
+
+class Expected(NamedTuple):
+    """What the reference computes: see `Iteration`."""
+
+    end: dict[str, dict[str, Tensor]]
+    gradients: dict[str, list[dict[str, Tensor]]]
+    logged: dict[str, float]
+
+
+# --- the iteration of the module
+
+
+class Recorded(Scripted):
+    """Keeps the samples, and which of them are in each minibatch."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.samples: list[Sample] = []
+        self.order: list[list[int]] = []
+
+    def rollout(self, batch: Any, seed: int) -> Any:
+        rollouts = super().rollout(batch, seed)
+        texts = batch.ptx
+        for row in range(len(rollouts.terminated)):
+            real = texts.attention_mask[row]
+            self.samples.append(
+                Sample(
+                    prompt=tuple(rollouts.prompt_ids[row][rollouts.prompt_mask[row]].tolist()),
+                    response=tuple(
+                        rollouts.response_ids[row][rollouts.response_mask[row]].tolist()
+                    ),
+                    ended=bool(rollouts.terminated[row]),
+                    text=tuple(texts.input_ids[row][real].tolist()),
+                    targets=tuple(texts.completion_mask[row][real].tolist()),
+                )
+            )
+        return rollouts
+
+    def train_critic(self, minibatch: Experience, *arguments: Any) -> dict[str, Tensor]:
+        rollouts, asked = minibatch.rollouts, [sample.prompt for sample in self.samples]
+        rows = zip(rollouts.prompt_ids, rollouts.prompt_mask, strict=True)
+        self.order.append([asked.index(tuple(ids[mask].tolist())) for ids, mask in rows])
+        return super().train_critic(minibatch, *arguments)
+
+
+def build_module(root: Path, truncation: str, n_ranks: int = 1) -> Recorded:
+    """The module with all tricks on, and a policy that has moved away from its reference."""
+    constant = {"lr_scheduler": "constant"}
+    module = Recorded(
+        **ppo_options(
+            root,
+            **{
+                "sampling.temperature": TEMPERATURE,
+                "reward_shaping": {"normalization": True, "kl_estimator": "k1", **SHAPING},
+                "advantages": {"normalization": True, "truncation": truncation, **GAE},
+                "loss": LOSS,
+                "policy_optimizer": {**POLICY, **constant},
+                "critic_optimizer": {**CRITIC, **constant},
+                "minibatches": {
+                    "minibatch_size": MINIBATCH // n_ranks,
+                    "micro_batch_size": 3 // n_ranks,  # does not divide the minibatch of one rank
+                    "ppo_epochs": EPOCHS,
+                },
+            },
+        )
+    )
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in module.policy.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
+    return module
+
+
+def run_iteration(
+    root: Path, folder: Path, truncation: str, n_ranks: int = 1, **trainer: Any
+) -> Iteration:
+    """Run one iteration on eight prompts."""
+    module, recorder = build_module(root, truncation, n_ranks), StepRecorder()
+    start = states(module)
+    data = prompts(root, ptx=True, batch_size=8 // n_ranks)
+    engines = isinstance(trainer.get("strategy"), MultiEngineDeepSpeedStrategy)
+    run = fitted(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
+    logged = {key: float(value) for key, value in run.callback_metrics.items()}
+    return Iteration(module.samples, module.order, start, states(module), recorder.steps, logged)
+
+
+def states(module: PPOModule) -> dict[str, dict[str, Tensor]]:
+    networks = {"policy": module.policy, "critic": module.critic}
+    return {
+        name: {key: p.detach().clone() for key, p in network.named_parameters()}
+        for name, network in networks.items()
+    }
+
+
+# --- the same by loops
+
+
+class Score(NamedTuple):
+    """What is known of a response before the update; one number per token."""
+
+    old_logprobs: list[float]
+    old_values: list[float]
+    advantages: list[float]
+    returns: list[float]
+    kl: float
+    reward: float
+    learned: bool
+
+
+def load(auto: Any, folder: Path, state: dict[str, Tensor] | None = None) -> nn.Module:
+    model: nn.Module = auto.from_pretrained(folder, dtype=torch.float64).eval()
+    if state is not None:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(state[name])
+    return model
+
+
+def log_distributions(model: Any, before: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    """Logits of each token given what precedes it, `[len(tokens), V]`."""
+    ids = torch.tensor([[*before, *tokens]])
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    return logits[len(before) - 1 : len(before) + len(tokens) - 1]
+
+
+def read_policy(model: Any, sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
+    """Log-prob and entropy of each token of the response at the sampling temperature."""
+    logits = log_distributions(model, sample.prompt, sample.response) / TEMPERATURE
+    for token, row in zip(sample.response, logits, strict=True):
+        logs = row - row.logsumexp(0)
+        yield logs[token], -(logs.exp() * logs).sum()
+
+
+def read_values(model: Any, sample: Sample) -> Tensor:
+    """Value before each token of the response, and after the last one."""
+    ids = torch.tensor([[*sample.prompt, *sample.response]])
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+    values: Tensor = model.score(hidden)[len(sample.prompt) - 1 :, 0]
+    return values
+
+
+def mean_and_std(numbers: Sequence[float]) -> tuple[float, float]:
+    mean = sum(numbers) / len(numbers)
+    return mean, math.sqrt(sum((x - mean) ** 2 for x in numbers) / len(numbers))
+
+
+def clipped(number: float, bound: float) -> float:
+    return max(-bound, min(bound, number))
+
+
+@torch.no_grad()
+def score_samples(
+    policy: nn.Module, critic: nn.Module, root: Path, samples: list[Sample], truncation: str
+) -> list[Score]:
+    reference = load(AutoModelForCausalLM, root / "policy")
+    reward_model = load(AutoModelForSequenceClassification, root / "reward")
+    raw = [float(read_values(reward_model, sample)[-1]) for sample in samples]
+    mean, std = mean_and_std(raw)
+    scores = []
+    for sample, score in zip(samples, raw, strict=True):
+        reward = clipped((score - mean) / std, SHAPING["clip"])
+        if not sample.ended:
+            reward -= SHAPING["missing_eos_penalty"]
+        logprobs = [float(logprob) for logprob, _ in read_policy(policy, sample)]
+        kls = [
+            logprob - float(other)
+            for logprob, (other, _) in zip(logprobs, read_policy(reference, sample), strict=True)
+        ]
+        rewards = [-SHAPING["kl_coef"] * kl for kl in kls]
+        rewards[-1] += reward
+        *values, after = read_values(critic, sample).tolist()
+        bootstraps = truncation == "bootstrap" and not sample.ended
+        following = [*values[1:], after if bootstraps else 0.0]
+        deltas = [
+            r + GAE["gamma"] * n - v for r, n, v in zip(rewards, following, values, strict=True)
+        ]
+        advantages = [
+            sum(
+                (GAE["gamma"] * GAE["lam"]) ** (later - t) * deltas[later]
+                for later in range(t, len(deltas))
+            )
+            for t in range(len(deltas))
+        ]
+        returns = [a + v for a, v in zip(advantages, values, strict=True)]
+        learned = sample.ended or truncation != "mask"
+        scores.append(Score(logprobs, values, advantages, returns, sum(kls), sum(rewards), learned))
+    mean, std = mean_and_std([a for score in scores if score.learned for a in score.advantages])
+    return [
+        score._replace(
+            advantages=[clipped((a - mean) / std, GAE["clip"]) for a in score.advantages]
+        )
+        for score in scores
+    ]
+
+
+class AdamW:
+    """Adam with decoupled weight decay (arXiv 1711.05101), after clipping by the norm."""
+
+    def __init__(self, network: nn.Module, options: dict[str, float]) -> None:
+        self.parameters = dict(network.named_parameters())
+        self.options = options
+        self.steps = 0
+        self.m = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.v = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.gradients: list[dict[str, Tensor]] = []
+        self.norms: list[float] = []
+
+    def step(self, loss: Tensor) -> None:
+        names, parameters = list(self.parameters), list(self.parameters.values())
+        found = torch.autograd.grad(loss, parameters)
+        norm = math.sqrt(sum(float(g.square().sum()) for g in found))
+        factor = min(1.0, self.options["grad_clip"] / norm)
+        gradients = {name: factor * g for name, g in zip(names, found, strict=True)}
+        self.norms.append(norm)
+        self.gradients.append(gradients)
+        self.steps += 1
+        rate, decay = self.options["learning_rate"], self.options["weight_decay"]
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                g = gradients[name]
+                self.m[name] = 0.9 * self.m[name] + 0.1 * g
+                self.v[name] = 0.999 * self.v[name] + 0.001 * g * g
+                m = self.m[name] / (1 - 0.9**self.steps)
+                v = self.v[name] / (1 - 0.999**self.steps)
+                p.copy_(p - rate * decay * p - rate * m / (v.sqrt() + 1e-8))
+
+
+def critic_loss(critic: nn.Module, batch: list[tuple[Sample, Score]], tokens: int) -> Any:
+    """The loss of Eq. 16, and its metrics."""
+    total, clips = torch.zeros((), dtype=torch.float64), 0
+    for sample, score in batch:
+        values = read_values(critic, sample)
+        for value, old, target in zip(values, score.old_values, score.returns, strict=False):
+            moved = float(value.detach()) - old
+            plain = (value - target) ** 2
+            if abs(moved) <= LOSS["value_clip"]:
+                total = total + 0.5 * plain
+                continue
+            held = (old + clipped(moved, LOSS["value_clip"]) - target) ** 2
+            clips += held > float(plain.detach())
+            total = total + 0.5 * (plain if float(plain.detach()) >= held else held)
+    loss = total / tokens
+    return loss, {
+        "ppo/value_loss": float(loss.detach()),
+        "ppo/value_clip_fraction": clips / tokens,
+    }
+
+
+def policy_loss(
+    policy: nn.Module, batch: list[tuple[Sample, Score]], tokens: int, texts: list[Sample]
+) -> Any:
+    """The loss of Eqs. 15 and 17 with the entropy bonus, and its metrics."""
+    surrogate, bonus, text_nll = (torch.zeros((), dtype=torch.float64) for _ in range(3))
+    clips, kl = 0, 0.0
+    for sample, score in batch:
+        for (logprob, entropy), old, advantage in zip(
+            read_policy(policy, sample), score.old_logprobs, score.advantages, strict=True
+        ):
+            ratio = (logprob - old).exp()
+            bound = 1 + math.copysign(LOSS["ratio_clip"], advantage)
+            held = float(ratio.detach()) > bound if advantage > 0 else float(ratio.detach()) < bound
+            surrogate = surrogate - advantage * (bound if held else ratio)
+            clips += held
+            bonus = bonus + entropy.clamp(max=LOSS["entropy_clip"])
+            moved = float(logprob.detach()) - old
+            kl += math.exp(moved) - 1 - moved
+    text_tokens = sum(sum(sample.targets) for sample in texts)
+    for sample in texts:
+        logits = log_distributions(policy, sample.text[:1], sample.text[1:])
+        for token, target, row in zip(sample.text[1:], sample.targets[1:], logits, strict=True):
+            if target:
+                text_nll = text_nll - (row[token] - row.logsumexp(0))
+    surrogate, entropy_loss = surrogate / tokens, -bonus / tokens
+    text_nll = text_nll / text_tokens
+    loss = surrogate + LOSS["entropy_coef"] * entropy_loss + LOSS["ptx_coef"] * text_nll
+    return loss, {
+        "ppo/policy_loss": float(surrogate.detach()),
+        "ppo/entropy_loss": float(entropy_loss.detach()),
+        "ppo/ptx_loss": float(text_nll.detach()),
+        "ppo/clip_fraction": clips / tokens,
+        "ppo/approx_kl": kl / tokens,
+    }
+
+
+def recompute(root: Path, truncation: str, ranks: Sequence[Iteration]) -> Expected:
+    """The iteration that these ranks ran, in one process."""
+    start = ranks[0].start
+    policy = load(AutoModelForCausalLM, root / "policy", start["policy"])
+    critic = load(AutoModelForSequenceClassification, root / "reward", start["critic"])
+    samples = [sample for rank in ranks for sample in rank.samples]
+    scores = score_samples(policy, critic, root, samples, truncation)
+    offsets = [sum(len(rank.samples) for rank in ranks[:n]) for n in range(len(ranks))]
+    optimizers = {"policy": AdamW(policy, POLICY), "critic": AdamW(critic, CRITIC)}
+    history: list[dict[str, float]] = []
+    for parts in zip(*(rank.order for rank in ranks), strict=True):
+        rows = [offset + row for offset, part in zip(offsets, parts, strict=True) for row in part]
+        batch = [(samples[row], scores[row]) for row in rows if scores[row].learned]
+        tokens = sum(len(sample.response) for sample, _ in batch)
+        value, metrics = critic_loss(critic, batch, tokens)
+        optimizers["critic"].step(value)
+        loss, more = policy_loss(policy, batch, tokens, [samples[row] for row in rows])
+        optimizers["policy"].step(loss)
+        history.append(metrics | more)
+    logged = {key: sum(step[key] for step in history) / len(history) for key in history[0]}
+    for name, optimizer in optimizers.items():
+        logged[f"ppo/{name}_grad_norm"] = sum(optimizer.norms) / len(optimizer.norms)
+    if len(ranks) == 1:  # defined for the responses of one rank
+        _, unexplained = mean_and_std(
+            [r - v for s in scores for r, v in zip(s.returns, s.old_values, strict=True)]
+        )
+        _, total = mean_and_std([r for s in scores for r in s.returns])
+        logged["ppo/explained_variance"] = 1 - unexplained**2 / total**2
+    logged["rollout/kl"] = sum(score.kl for score in scores) / len(scores)
+    logged["rollout/reward"] = sum(score.reward for score in scores) / len(scores)
+    return Expected(
+        end={
+            name: {key: p.detach() for key, p in optimizer.parameters.items()}
+            for name, optimizer in optimizers.items()
+        },
+        gradients={name: optimizer.gradients for name, optimizer in optimizers.items()},
+        logged=logged,
+    )
+
+
+def assert_follows_reference(actual: Iteration, expected: Expected) -> None:
+    """Metrics, gradients and weights agree up to the rounding of float32."""
+    unlike = {
+        key: (actual.logged[key], value)
+        for key, value in expected.logged.items()
+        if abs(actual.logged[key] - value) > 1e-4 * max(abs(value), 0.1)
+    }
+    assert unlike == {}
+    for network, steps in actual.gradients.items():
+        for found, wanted in zip(steps, expected.gradients[network], strict=True):
+            difference, size = 0.0, 0.0
+            for name, gradient in wanted.items():
+                gap = found[f"{network}.{name}"].double() - gradient
+                difference += float(gap.square().sum())
+                size += float(gradient.square().sum())
+            assert math.sqrt(difference / size) < 1e-3
+    for network, weights in expected.end.items():
+        gap, way = 0.0, 0.0
+        for name, weight in weights.items():
+            gap += float((actual.end[network][name].double() - weight).square().sum())
+            way += float((actual.start[network][name].double() - weight).square().sum())
+        assert way > 0
+        assert math.sqrt(gap / way) < 1e-3
