@@ -75,6 +75,9 @@ class Action:
         """
         raise NotImplementedError
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Called with the content of every checkpoint before it is written."""
+
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
         return {"last": self._last}

@@ -163,6 +163,13 @@ class CollapseDetector(Callback):
 
     # --- state
 
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Show the actions what a checkpoint holds."""
+        for action in self.actions:
+            action.on_save_checkpoint(checkpoint)
+
     @property
     def state_key(self) -> str:
         """Key of the state in a checkpoint; detectors that watch different metrics differ in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 EXIT_STATUS = 128 + signal.SIGTERM  # status that a shell reports for a process ended by SIGTERM
+OWN_NAME = re.compile(r"batch=\d+(-v\d+)?\.ckpt")
 
 
 class ResumeCheckpoint(Checkpoint):
@@ -73,6 +75,10 @@ class ResumeCheckpoint(Checkpoint):
         communication the ranks are in at that moment.
         """
         count_resumed_epoch(trainer)
+        resumed, folder = trainer.ckpt_path, Path(str(self.dirpath))
+        # The names of a checkpoint from elsewhere are not those of this folder.
+        if resumed is not None and Path(resumed).parent.resolve() != folder.resolve():
+            self._names = []
         self._remove_old(trainer)  # left by a run that was killed between a save and its removals
         self._received_sigterm = trainer.received_sigterm
         self._ending = False
@@ -163,8 +169,12 @@ class ResumeCheckpoint(Checkpoint):
         return {"names": list(self._names)} if self._names else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the checkpoints of the run that is resumed."""
-        self._names = list(state_dict["names"])
+        """Take over the checkpoints of the run that is resumed.
+
+        They are deleted in time, so names that it would not give itself, paths above all, are not
+        taken from a checkpoint.
+        """
+        self._names = [name for name in state_dict["names"] if OWN_NAME.fullmatch(name)]
 
 
 def count_resumed_epoch(trainer: Trainer) -> None:

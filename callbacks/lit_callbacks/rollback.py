@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lit_callbacks.actions import Action
 from lit_callbacks.monitors import Level
 from lit_callbacks.verdict import Verdict
+
+OWN_NAME = re.compile(r"step=\d+\.ckpt")
+HYPER_PARAMETERS = (
+    LightningModule.CHECKPOINT_HYPER_PARAMS_KEY,
+    LightningModule.CHECKPOINT_HYPER_PARAMS_NAME,
+    LightningModule.CHECKPOINT_HYPER_PARAMS_TYPE,
+)
 
 
 class RollBack(Action):
@@ -24,6 +34,10 @@ class RollBack(Action):
     `times` restores, the action stops training instead.
 
     Put it before actions that change coefficients, so that it does not restore the old values.
+
+    Its checkpoints are read as tensors and plain data. Hyper-parameters of other types are left out
+    of them; a module or callback that adds other objects to checkpoints has to allow their classes
+    with `torch.serialization.add_safe_globals`.
 
     Args:
         times: Largest number of restores.
@@ -59,12 +73,13 @@ class RollBack(Action):
         self.folder = folder
         self.done = 0
         self.saved: list[tuple[int, str]] = []
-        """Steps and paths of the checkpoints on disk, oldest first."""
-        self._restored = ""  # path of the checkpoint that was restored last
+        """Steps and names of the checkpoints on disk, oldest first."""
+        self._restored = ""  # name of the checkpoint that was restored last
         self._since = 0  # step of the last save or restore
+        self._saving = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the names to keep.
+        """Check the names to keep, and forget checkpoints that no longer exist.
 
         Raises:
             ValueError: If a name is not in the module's state.
@@ -75,6 +90,11 @@ class RollBack(Action):
                 raise ValueError(
                     f"keep: expected names in the state of {type(pl_module).__name__}, got {name!r}"
                 )
+        folder = self._own_folder(trainer)
+        self.saved = [(step, name) for step, name in self.saved if (folder / name).exists()]
+
+    def _own_folder(self, trainer: Trainer) -> Path:
+        return Path(self.folder or Path(trainer.log_dir or trainer.default_root_dir) / "healthy")
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
         """Save a checkpoint if the verdict is healthy and the last save is long enough ago."""
@@ -82,13 +102,24 @@ class RollBack(Action):
             return
         if self.saved and verdict.step - self._since < self.every_n_steps:
             return
-        folder = Path(self.folder or Path(trainer.log_dir or trainer.default_root_dir) / "healthy")
-        path = folder / f"step={verdict.step}.ckpt"
-        trainer.save_checkpoint(path, weights_only=False)
-        self.saved.append((verdict.step, str(path)))
+        folder, name = self._own_folder(trainer), f"step={verdict.step}.ckpt"
+        self._saving = True
+        trainer.save_checkpoint(folder / name, weights_only=False)
+        self._saving = False
+        self.saved.append((verdict.step, name))
         self._since = verdict.step
         while len(self.saved) > self.KEPT:
-            trainer.strategy.remove_checkpoint(self.saved.pop(0)[1])
+            trainer.strategy.remove_checkpoint(folder / self.saved.pop(0)[1])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leave hyper-parameters that are no plain data out of its own checkpoints.
+
+        No restore reads them, and with them `weights_only=True` would refuse the file.
+        """
+        found = {key: checkpoint[key] for key in HYPER_PARAMETERS if key in checkpoint}
+        if self._saving and not _is_plain(found):
+            for key in found:
+                del checkpoint[key]
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
         """Restore a checkpoint; stop training if there is none, or `times` is used up."""
@@ -96,12 +127,13 @@ class RollBack(Action):
             trainer.should_stop = True
             why = "there was no checkpoint" if not self.saved else "no roll-back was left"
             return f"stopped training: {why}"
+        folder = self._own_folder(trainer)
         # The newest checkpoint has already led to a collapse: it was too near to it.
         if self._restored == self.saved[-1][1] and len(self.saved) > 1:
-            trainer.strategy.remove_checkpoint(self.saved.pop()[1])
-        step, path = self.saved[-1]
-        restore(trainer, pl_module, path, self.keep)
-        self._restored, self._since = path, verdict.step
+            trainer.strategy.remove_checkpoint(folder / self.saved.pop()[1])
+        step, name = self.saved[-1]
+        restore(trainer, pl_module, folder / name, self.keep)
+        self._restored, self._since = name, verdict.step
         self.done += 1
         return f"went back to the weights of step {step} ({self.done} of {self.times} times)"
 
@@ -112,13 +144,19 @@ class RollBack(Action):
         return {**super().state_dict(), **own, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, without checkpoints that no longer exist."""
+        """Restore a state.
+
+        Its checkpoints are read and deleted, so names that the action would not give itself, paths
+        above all, are not taken from a checkpoint.
+        """
         super().load_state_dict(state)
         self.done, self._restored, self._since = state["done"], state["restored"], state["since"]
-        self.saved = [(step, path) for step, path in state["saved"] if Path(path).exists()]
+        self.saved = [(step, name) for step, name in state["saved"] if OWN_NAME.fullmatch(name)]
 
 
-def restore(trainer: Trainer, pl_module: LightningModule, path: str, keep: list[str]) -> None:
+def restore(
+    trainer: Trainer, pl_module: LightningModule, path: str | Path, keep: list[str]
+) -> None:
     """Load weights and optimizers from a checkpoint in the middle of a fit.
 
     Gradients that have not been stepped on are dropped, as they belong to the weights that are
@@ -135,8 +173,8 @@ def restore(trainer: Trainer, pl_module: LightningModule, path: str, keep: list[
     kept = {k: v.clone() for k, v in state.items() if any(_matches(k, name) for name in keep)}
     settings = [dict(group) for optimizer in trainer.optimizers for group in optimizer.param_groups]
     strategy = trainer.strategy
-    # weights_only=False: the run wrote the file, and its hyper-parameters may be of any class.
-    checkpoint = strategy.load_checkpoint(path, weights_only=False)
+    # The folder may hold files of another run, so even these are read as plain data.
+    checkpoint = strategy.load_checkpoint(path, weights_only=True)
     pl_module.on_load_checkpoint(checkpoint)
     strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
     # Strategies with engines restore their optimizers together with the weights.
@@ -152,6 +190,18 @@ def restore(trainer: Trainer, pl_module: LightningModule, path: str, keep: list[
         group.update({key: value for key, value in setting.items() if key != "params"})
     for optimizer in trainer.optimizers:
         optimizer.zero_grad()
+
+
+def _is_plain(value: object) -> bool:
+    """Whether `value` can be read with `weights_only=True`."""
+    buffer = BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    try:
+        torch.load(buffer, weights_only=True)
+    except pickle.UnpicklingError:
+        return False
+    return True
 
 
 def _matches(key: str, name: str) -> bool:

@@ -132,10 +132,13 @@ class RLHFCLI(LightningCLI):
         if subcommand:
             self._read_tensors_only(parser, given)
         check_option_ranges(parser, given.model)
-        # LightningCLI next merges the checkpoint's hyper-parameters over the configuration.
         self._given = self.config.clone()
-        if given.get("ckpt_path") and Path(given.ckpt_path).exists():
-            check_checkpoint_class(parser, given.ckpt_path, given.model.class_path)
+        if given.get("ckpt_path"):
+            if Path(given.ckpt_path).exists():
+                check_checkpoint_class(parser, given.ckpt_path, given.model.class_path)
+            # LightningCLI would next parse the checkpoint's hyper-parameters over the
+            # configuration, and the parser would import every class and function named there.
+            given.ckpt_path = None
 
     @staticmethod
     def _read_tensors_only(parser: LightningArgumentParser, given: Namespace) -> None:
@@ -148,7 +151,7 @@ class RLHFCLI(LightningCLI):
         given.weights_only = True
 
     def before_instantiate_classes(self) -> None:
-        """Return to the configuration as it was given."""
+        """Return to the configuration as it was given, with the checkpoint."""
         self.config = self._given
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -9,7 +9,7 @@ Notation: `B` responses, `T` tokens of the longest response.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
@@ -70,7 +70,7 @@ from lit_rlhf.modules.options import (
 )
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
 from lit_rlhf.modules.timing import PhaseTimer
-from lit_rlhf.rewards import FunctionReward, ModelReward, WeightedReward
+from lit_rlhf.rewards import FunctionReward, ModelReward, WeightedReward, untrusted_rewards
 from lit_rlhf.rollout import (
     Experience,
     RolloutBatch,
@@ -227,6 +227,25 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         self.register_buffer("ppo_step", torch.zeros((), dtype=torch.long))
         no_pretraining = torch.tensor(self.critic_pretraining.iterations == 0)
         self.register_buffer("pretraining_done", no_pretraining)
+
+    @classmethod
+    def trusted_arguments(
+        cls, saved: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Merge arguments as the base class does, and refuse reward functions of the checkpoint."""
+        gold = saved.get("gold_reward")
+        named = {
+            "rewards": untrusted_rewards(saved.get("rewards", {})),
+            "gold_reward": untrusted_rewards({} if gold is None else {gold: 1.0}),
+        }
+        for option, names in named.items():
+            if names and option not in given:
+                raise ValueError(
+                    f"{option}: the checkpoint names {', '.join(names)}, which would be imported "
+                    f"or sent all responses. If you trust it, give {option} yourself: "
+                    f"load_from_checkpoint(path, {option}={saved[option]!r})"
+                )
+        return super().trusted_arguments(saved, given)
 
     def setup(self, stage: str) -> None:
         """Check that the reward models read text as the policy writes it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import IO, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.out_of_memory import explain_memory_errors, suggest_change
 from lit_rlhf.modules.timing import PhaseTimer
 from lit_rlhf.stats import global_sum, world_size
+from lit_rlhf.strategies import AtomicCheckpointIO
 
 CONTRACT_KEY = "text_contract"  # of a checkpoint
 # what to change when an update of SFT or reward modelling runs out of memory
@@ -109,19 +110,78 @@ class StageModule(NamedOptions, LightningModule):
         )
 
     @classmethod
-    def load_from_checkpoint(cls, *arguments: Any, **options: Any) -> Self:
-        """Load a module as `LightningModule.load_from_checkpoint` does.
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: str | Path | IO[bytes],
+        map_location: torch.device | str | Callable[[Any, str], Any] | None = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Build a module of this class from a checkpoint's arguments, and load its weights.
+
+        Nothing that the checkpoint names is imported or run: neither a class, nor the code of a
+        model, nor a reward function of another package. What is needed of these is given as an
+        option.
 
         Args:
-            *arguments: See there.
-            **options: See there; a group of options may be its dataclass or a mapping.
+            checkpoint_path: File, URL or binary stream.
+            map_location: Where tensors go, as for `torch.load`.
+            hparams_file: Not supported, as checkpoints hold their arguments.
+            strict: Whether missing and unexpected weights are errors; `None` for the module's
+                setting.
+            weights_only: False unpickles the file, which can run code from it.
+            **options: Arguments that win over the checkpoint's; a group of options may be its
+                dataclass or a mapping. Code that comes with a model is run only if `network` is
+                given here with `trust_remote_code`.
+
+        Raises:
+            ValueError: If the file is damaged, an argument in it is not an option of the class, or
+                it names code that is not given as an option.
         """
-        # A checkpoint of the command line is instantiated by jsonargparse, which takes mappings.
-        plain: dict[str, Any] = {
-            name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-            for name, value in options.items()
+        if hparams_file is not None:
+            raise ValueError(f"hparams_file: expected None, got {hparams_file}")
+        if map_location is None and not torch.cuda.is_available():
+            map_location = "cpu"
+        if isinstance(checkpoint_path, str | Path):
+            load: Callable[..., dict[str, Any]] = AtomicCheckpointIO().load_checkpoint
+        else:
+            load = torch.load
+        content = load(checkpoint_path, map_location, weights_only=weights_only is not False)
+        # Names with an underscore are LightningCLI's, for a function of its own that would build
+        # the class named there, and import any other class named among the arguments.
+        saved = {
+            name: value
+            for name, value in content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}).items()
+            if not name.startswith("_")
         }
-        return super().load_from_checkpoint(*arguments, **plain)
+        check_names(cls, saved)
+        module = cls(**cls.trusted_arguments(saved, options))
+        module.on_load_checkpoint(content)
+        module.load_state_dict(
+            content["state_dict"], strict=module.strict_loading if strict is None else strict
+        )
+        tensors = (t for t in content["state_dict"].values() if isinstance(t, Tensor))
+        return module.to(next(tensors, torch.empty(0)).device)
+
+    @classmethod
+    def trusted_arguments(
+        cls, saved: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Merge the arguments of a checkpoint with those given now, which win.
+
+        Args:
+            saved: The checkpoint's. Its setting of `trust_remote_code` is ignored.
+            given: Those that the user gives now.
+
+        Raises:
+            ValueError: If the checkpoint names code that is not given now.
+        """
+        arguments = {**saved, **given}
+        if "network" in saved and "network" not in given:
+            arguments["network"] = {**saved["network"], "trust_remote_code": False}
+        return arguments
 
     def build_optimizer(self, network: nn.Module, options: OptimizerOptions) -> Optimizer:
         """AdamW over the trainable parameters of a network, fused into one kernel."""

@@ -16,6 +16,7 @@ from lit_rlhf.rewards.weighted import (
     WeightedReward,
     parse_rewards,
     shorten_names,
+    untrusted_rewards,
 )
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "WeightedReward",
     "parse_rewards",
     "shorten_names",
+    "untrusted_rewards",
 ]

@@ -41,6 +41,9 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 """Ready-made reward functions by the name that `rule:` gives them."""
 
+OWN_FUNCTIONS = ("lit_rlhf.lab.gold:gold_reward",)
+"""Reward functions of this package."""
+
 COMMON_OPTIONS = ("weight", "normalize")
 """Options of every entry; a rule takes its own arguments too."""
 
@@ -67,9 +70,7 @@ class RewardSpec(NamedTuple):
     @property
     def is_model(self) -> bool:
         """Whether it is a reward model: neither a rule nor the path of a Python function."""
-        # a folder's name may contain a colon too
-        is_function = ":" in self.path and not Path(self.path).exists()
-        return self.rule is None and not is_function
+        return self.rule is None and not is_function_path(self.path)
 
 
 class WeightedReward(nn.Module):
@@ -241,6 +242,27 @@ def parse_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[Rewa
     rules = [key for key in entries if "rule" in entries[key]]
     names = shorten_names(list(entries), unchanged=rules)
     return [_parse_entry(key, names[key], options) for key, options in entries.items()]
+
+
+def is_function_path(path: str) -> bool:
+    """Whether `path` is `package.module:function` rather than a model's folder or hub id."""
+    # a folder's name may contain a colon too
+    return ":" in path and not Path(path).exists()
+
+
+def untrusted_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[str]:
+    """Entries that a received checkpoint may not decide on.
+
+    These are functions of other packages, which are imported and called, and servers, which get all
+    prompts and responses.
+    """
+    found = []
+    for key, value in rewards.items():
+        rule = value.get("rule") if isinstance(value, Mapping) else None
+        foreign = rule is None and is_function_path(key) and key not in OWN_FUNCTIONS
+        if foreign or rule == "http":
+            found.append(key)
+    return found
 
 
 def shorten_names(keys: Sequence[str], unchanged: Sequence[str] = ()) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,6 +187,35 @@ def test_checkpoints_of_another_run_are_neither_replaced_nor_deleted(tmp_path: P
     both = [f"batch={n}{version}.ckpt" for n in (3, 6) for version in ("-v1", "")]
     assert names(tmp_path) == both
     assert (tmp_path / "checkpoints/batch=3.ckpt").read_bytes() == content
+
+
+def received(path: Path, names: list[str]) -> Path:
+    """Rewrite a checkpoint, so that it says that it keeps other ones."""
+    content = torch.load(path, weights_only=True)
+    content["callbacks"]["ResumeCheckpoint"] = {"names": names}
+    torch.save(content, path)
+    return path
+
+
+def test_a_received_checkpoint_deletes_nothing_elsewhere(tmp_path: Path) -> None:
+    fit(tmp_path, ResumeCheckpoint(every_n_batches=2), max_epochs=1)
+    folder, precious = tmp_path / "checkpoints", tmp_path / "precious"
+    precious.mkdir()
+    (precious / "batch=1.ckpt").touch()
+    (folder / "best.ckpt").touch()
+    foreign = [str(precious), "../precious", "../precious/batch=1.ckpt", "best.ckpt", "..", "."]
+    path = received(folder / "batch=4.ckpt", [*foreign, "batch=2.ckpt", "batch=4.ckpt"])
+    fit(tmp_path, ResumeCheckpoint(every_n_batches=2), ckpt_path=path)
+    assert names(tmp_path) == ["batch=6.ckpt", "batch=8.ckpt", "best.ckpt"]
+    assert (precious / "batch=1.ckpt").exists()
+
+
+def test_a_checkpoint_from_elsewhere_deletes_no_checkpoint_of_its_names(tmp_path: Path) -> None:
+    fit(tmp_path, ResumeCheckpoint(every_n_batches=2), max_epochs=1)
+    path = tmp_path / "received.ckpt"
+    shutil.copy(tmp_path / "checkpoints" / "batch=4.ckpt", path)
+    fit(tmp_path, ResumeCheckpoint(every_n_batches=2), ckpt_path=path)
+    assert names(tmp_path) == [f"batch={n}.ckpt" for n in (2, 4, 6, 8)]
 
 
 @pytest.mark.parametrize(

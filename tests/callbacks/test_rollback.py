@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -325,9 +326,57 @@ def test_a_checkpoint_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     action = RollBack()
     for name in ("step=1.ckpt", "step=6.ckpt"):
         (tmp_path / name).touch()
-        action.saved.append((int(name[5]), str(tmp_path / name)))
+        action.saved.append((int(name[5]), name))
     state = action.state_dict()
     (tmp_path / "step=6.ckpt").unlink()
-    again = RollBack()
+    again = RollBack(folder=str(tmp_path))
     again.load_state_dict(state)
-    assert again.saved == [(1, str(tmp_path / "step=1.ckpt"))]
+    again.on_train_start(trainer(tmp_path), Trained([0]))
+    assert again.saved == [(1, "step=1.ckpt")]
+
+
+class Payload:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.mark,))
+
+
+def test_a_received_checkpoint_names_no_file_to_load_or_delete(tmp_path: Path) -> None:
+    folder, mark = tmp_path / "own", tmp_path / "mark"
+    (tmp_path / "precious").mkdir()
+    torch.save(Payload(mark), tmp_path / "step=9.ckpt")
+    paths = [
+        str(tmp_path / "precious"),
+        "../precious",
+        "../step=9.ckpt",
+        str(tmp_path / "step=9.ckpt"),
+    ]
+    action = RollBack(every_n_steps=1, folder=str(folder))
+    state = {"last": None, "done": 0, "restored": "", "since": 0}
+    action.load_state_dict({**state, "saved": [[9, path] for path in paths]})
+    module = Trained([2, 0, 0, 0, 0, 0])
+    rolled_back(tmp_path, module, 6, action)
+    assert (module.batches, action.saved) == (1, [])  # it had nothing to go back to
+    assert not mark.exists()
+    assert (tmp_path / "precious").exists()
+    assert (tmp_path / "step=9.ckpt").exists()
+
+
+def test_its_own_checkpoints_are_read_as_plain_data(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    class Replacing(Callback):
+        """Puts another file into the place of a checkpoint."""
+
+        def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.fit_loop.total_batch_idx == 1:
+                torch.save(Payload(mark), tmp_path / "healthy" / "step=1.ckpt")
+
+    run = trainer(tmp_path, watching(RollBack()), Replacing())
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        run.fit(Trained([0, 0, 2]), batches(3))
+    assert not mark.exists()

@@ -151,6 +151,29 @@ def test_a_checkpoint_cannot_run_code(
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+def test_a_checkpoint_cannot_name_code_to_import(
+    world: Path, checkpoints: dict[str, Path], tmp_path: Path, verb: str
+) -> None:
+    mark, named = tmp_path / "mark", f"received_{verb}"
+    code = (
+        f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
+        "from lit_rlhf.modules import SFTModule\n"
+    )
+    (tmp_path / f"{named}.py").write_text(code)
+    content = torch.load(checkpoints["sft"], weights_only=True)
+    content["hyper_parameters"] |= {
+        "_class_path": f"{named}.SFTModule",
+        "network": {"trust_remote_code": True, "class_path": f"{named}.SFTModule"},
+    }
+    torch.save(content, tmp_path / "received.ckpt")
+    flags = [*configs("sft", world, tmp_path), "--ckpt_path", tmp_path / "received.ckpt"]
+    with patch.object(sys, "path", [str(tmp_path), *sys.path]):
+        cli = command(verb, *flags, *(["--trainer.max_epochs", 2] if verb == "fit" else []))
+    assert not mark.exists()
+    assert not cli.model.network.trust_remote_code
+
+
 def test_a_configuration_cannot_allow_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

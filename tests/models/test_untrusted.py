@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 import pickle
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from jinja2.exceptions import SecurityError
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.models import (
+    ModelOptions,
     build_random_scalar_model,
     load_causal_lm,
     load_lm_head,
@@ -25,7 +29,7 @@ from lit_rlhf.models import (
     load_tokenizer,
     save_model_folder,
 )
-from lit_rlhf.modules import SFTModule
+from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.strategies import read_state_dict
 from tests.support.engine_checkpoints import write_checkpoint_folder
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
@@ -166,3 +170,98 @@ def test_a_checkpoint_file_is_read_without_executing_it(
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         SFTModule.load_from_checkpoint(tmp_path / "evil.ckpt")
     assert not mark.exists()
+
+
+def received(folder: Path, module: SFTModule | PPOModule, **arguments: Any) -> Path:
+    """A checkpoint of a module that holds other arguments than the module had."""
+    hparams = {**module.hparams, **arguments}
+    content = {"state_dict": module.state_dict(), "hyper_parameters": hparams}
+    if isinstance(module, PPOModule):
+        frozen = ("reference.", "reward.functions.")
+        state = {k: v for k, v in content["state_dict"].items() if not k.startswith(frozen)}
+        content["state_dict"] = state
+    torch.save(content, folder / "received.ckpt")
+    return folder / "received.ckpt"
+
+
+def importable(folder: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that leaves the mark when it is imported."""
+    (folder / "evil_package.py").write_text(
+        f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
+        "def reward(prompts, responses):\n    return [0.0 for _ in responses]\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "evil_package", raising=False)
+
+
+def test_a_checkpoint_names_no_class_to_import(
+    folder: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importable(tmp_path, mark, monkeypatch)
+    evil = {"class_path": "evil_package.reward", "init_args": {}}
+    of_cli = {
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+        "_class_path": "lit_rlhf.modules.SFTModule",
+    }
+    path = received(tmp_path, SFTModule(str(folder)), **of_cli, network=evil)
+    with pytest.raises(ValueError, match=r"network\.(class_path|init_args): no such option"):
+        SFTModule.load_from_checkpoint(path)
+    assert not mark.exists()
+    path = received(tmp_path, SFTModule(str(folder)), _class_path="evil_package.reward")
+    assert type(SFTModule.load_from_checkpoint(path)) is SFTModule
+    assert not mark.exists()
+
+
+def test_a_checkpoint_does_not_decide_to_trust_code(
+    folder: Path, tmp_path: Path, mark: Path
+) -> None:
+    network = {"trust_remote_code": True, "lora_rank": 0}
+    path = received(tmp_path, SFTModule(str(folder)), network=network)
+    with_code(folder, mark, model_type="evil")
+    with pytest.raises(ValueError, match="custom code"):
+        SFTModule.load_from_checkpoint(path)
+    assert not mark.exists()
+    with pytest.raises(AttributeError, match="Evil"):  # that class is not there, but the code is
+        SFTModule.load_from_checkpoint(path, network=ModelOptions(trust_remote_code=True))
+    assert mark.exists()
+
+
+def test_a_checkpoint_names_no_reward_function_or_server(
+    folder: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importable(tmp_path, mark, monkeypatch)
+    mine = {"short": {"rule": "length", "target": 10}}
+    module = PPOModule(str(folder), mine, critic_init="policy")
+    server = {"theirs": {"rule": "http", "url": "https://example.org"}}
+    for option, value, named in (
+        ("rewards", {**mine, "evil_package:reward": 1.0}, "evil_package:reward"),
+        ("rewards", {"os:system": 1.0}, "os:system"),
+        ("rewards", {"lit_rlhf.cli.main:main": 1.0}, "lit_rlhf.cli.main:main"),
+        ("rewards", server, "theirs"),
+        ("gold_reward", "evil_package:reward", "evil_package:reward"),
+    ):
+        path = received(tmp_path, module, **{option: value})
+        with pytest.raises(ValueError, match=rf"^{option}: the checkpoint names {named},"):
+            PPOModule.load_from_checkpoint(path)
+        assert not mark.exists()
+    path = received(tmp_path, module, rewards={"evil_package:reward": 1.0})
+    again = PPOModule.load_from_checkpoint(path, rewards=mine)
+    assert [spec.name for spec in again.reward.specs] == ["short"]
+    assert not mark.exists()
+    PPOModule.load_from_checkpoint(path, rewards={"evil_package:reward": 1.0})
+    assert mark.exists()
+
+
+def test_a_checkpoint_behind_a_url_is_read_as_plain_data() -> None:
+    asked: list[bool | None] = []
+
+    def load(self: object, path: object, location: object, weights_only: bool | None) -> Any:
+        asked.append(weights_only)
+        return {"state_dict": {}, "hyper_parameters": {"zzz": 0}}
+
+    with (
+        patch.object(TorchCheckpointIO, "load_checkpoint", load),
+        pytest.raises(ValueError, match="SFTModule: zzz"),
+    ):
+        SFTModule.load_from_checkpoint("https://example.org/received.ckpt")
+    assert asked == [True]
