@@ -249,7 +249,7 @@ class Examination:
         module: Any = self.case.module
         module.setup = self.setup
         module.training_step = self.training_step
-        module.on_train_end = self.on_train_end
+        module.save_finished = self.save_finished
 
     def setup(self, stage: str) -> None:
         """Run the checks that need no device, then the module's own setup."""
@@ -281,7 +281,7 @@ class Examination:
             self.run_check(check)
         self.case.trainer.should_stop = True
 
-    def on_train_end(self) -> None:
+    def save_finished(self) -> None:
         """Save nothing."""
 
     def run_check(self, check: Check) -> None:

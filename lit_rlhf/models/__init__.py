@@ -25,7 +25,12 @@ from lit_rlhf.models.loading import (
     load_scalar_model,
     load_tokenizer,
 )
-from lit_rlhf.models.saving import save_adapter_folder, save_model_folder
+from lit_rlhf.models.saving import (
+    check_replaceable,
+    replace_folder,
+    save_adapter_folder,
+    save_model_folder,
+)
 
 __all__ = [
     "ADAPTER_CONFIG",
@@ -39,6 +44,7 @@ __all__ = [
     "build_random_scalar_model",
     "build_scalar_model",
     "check_model_path",
+    "check_replaceable",
     "find_stored_head",
     "is_classifier",
     "load_adapter_folder",
@@ -50,6 +56,7 @@ __all__ = [
     "merge_adapters",
     "read_config",
     "read_lm_head",
+    "replace_folder",
     "save_adapter_folder",
     "save_model_folder",
 ]

@@ -10,6 +10,8 @@ from typing import Literal, get_args
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
+from lit_rlhf.files import PARTIAL
+
 DType = Literal["float32", "bfloat16", "float16"]
 """Names of the types that weights are loaded in."""
 
@@ -109,6 +111,11 @@ def check_model_folder(folder: Path) -> None:
     Raises:
         ValueError: If `folder` holds an adapter or a checkpoint instead of a model.
     """
+    if folder.name.startswith(".") and folder.suffix == f".{PARTIAL}":
+        raise ValueError(
+            f"path: expected a folder with a model, got {folder}, which an interrupted save has "
+            "left; resume the run that wrote it"
+        )
     if (folder / "config.json").is_file():
         return
     if (folder / "adapter_config.json").is_file():

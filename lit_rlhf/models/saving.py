@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,14 +15,20 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from lit_rlhf.files import (
+    delete,
+    fsync,
+    move_into_place,
+    partial_path,
+    undo_interrupted_replacement,
+)
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models.card import ModelCardInfo, render_model_card
 from lit_rlhf.models.heads import save_lm_head, set_scalar_padding
 from lit_rlhf.models.interop import HeadFormat, convert_to_trl
 
-MODEL_SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model", ".md", ".py"}
-"""Suffixes of the files that a model folder may hold, and that saving may replace."""
-CONFIGS = ("config.json", "adapter_config.json")
+FILE_LIST = "lit_rlhf.json"
+"""File of a saved folder that lists the others. Only listed files are ever replaced."""
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Generation settings that transformers refuses without `do_sample`."""
 
@@ -55,7 +61,7 @@ def save_model_folder(
         model: A causal language model or a scalar model.
         tokenizer: Saved with the model. Its token ids go into the generation config of a language
             model and the config of a scalar model.
-        folder: Where to save. An existing model folder is replaced.
+        folder: Where to save. A folder that was saved like this is replaced.
         contract: Text contract to save with the model, if there is one.
         card: How the model was made, for its README.md, or the text of that file; `None` writes
             none.
@@ -67,8 +73,8 @@ def save_model_folder(
             if any. It goes to a file of its own, or to the model's under TRL's names.
 
     Raises:
-        ValueError: If `folder` holds something other than a model, `generation` is not valid, or
-            the model cannot be saved in `head_format`.
+        ValueError: If `folder` has content that was not saved like this, `generation` is not
+            valid, or the model cannot be saved in `head_format`.
     """
     with replace_folder(folder) as partial:
         scalar = not unwrap_model(model).can_generate()
@@ -101,7 +107,7 @@ def save_adapter_folder(
         card: As for `save_model_folder`.
 
     Raises:
-        ValueError: If `folder` holds something other than a model.
+        ValueError: If `folder` has content that was not saved like this.
     """
     with replace_folder(folder) as partial:
         # otherwise peft asks the base model, even on the hub, whether its vocabulary has grown
@@ -114,44 +120,33 @@ def save_adapter_folder(
 def replace_folder(folder: str | Path) -> Iterator[Path]:
     """A hidden folder next to `folder` that takes its name when the context ends without an error.
 
-    An existing model is kept until then. After a crash between the two renames it is in
-    `.<name>.previous`, from where the next save brings it back.
+    The content is on disk by then, with a list of its files. An existing model is kept until then.
 
     Args:
-        folder: A model folder or a free name.
+        folder: A folder that was saved like this, or a free name.
 
     Yields:
         An empty folder to write to.
 
     Raises:
-        ValueError: If `folder` holds something other than a model.
+        ValueError: If `folder` has content that was not saved like this.
     """
     target = Path(folder).resolve()
-    partial = target.with_name(f".{target.name}.partial")
-    previous = target.with_name(f".{target.name}.previous")
-    if previous.exists() and not target.exists():
-        previous.rename(target)
-    _check_replaceable(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in (partial, previous):
-        if leftover.exists():
-            shutil.rmtree(leftover)
+    undo_interrupted_replacement(target)
+    check_replaceable(target)
+    partial = partial_path(target)
+    delete(partial)
+    partial.mkdir(parents=True)
     try:
-        partial.mkdir()
         yield partial
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if not target.exists():
-        partial.rename(target)
-        return
-    target.rename(previous)
-    try:
-        partial.rename(target)
-    except BaseException:
-        previous.rename(target)
-        raise
-    shutil.rmtree(previous)
+        files = sorted(p.relative_to(partial).as_posix() for p in partial.rglob("*") if p.is_file())
+        (partial / FILE_LIST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+        for path in (*partial.rglob("*"), partial):
+            fsync(path)
+        move_into_place(target)
+    finally:
+        delete(partial)
+        undo_interrupted_replacement(target)
 
 
 def _write_language_model(
@@ -308,28 +303,30 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
     return merged
 
 
-def _check_replaceable(folder: Path) -> None:
-    """Refuse to replace anything but a model folder, as its content would be lost."""
+def check_replaceable(folder: Path) -> None:
+    """Refuse to replace a folder with files that `replace_folder` has not put there.
+
+    Raises:
+        ValueError: If `folder` is a file, or has such files.
+    """
     if not folder.exists():
         return
     if not folder.is_dir():
         raise ValueError(f"folder: expected a folder or a free name, got the file {folder}")
-    foreign = _foreign_files(folder)
+    saved = {FILE_LIST, *_saved_files(folder)}
+    found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")))
+    foreign = [name for name in found if name not in saved and not (folder / name).is_dir()]
     if foreign:
         raise ValueError(
-            f"folder: expected a model folder or a free name, got {folder} with other content "
-            f"({', '.join(foreign[:3])})"
+            f"folder: expected a model folder or a free name, got {folder} with content that was "
+            f"not saved by a stage or an export ({', '.join(foreign[:3])})"
         )
 
 
-def _foreign_files(folder: Path) -> list[str]:
-    """Names of files that no model has; a model may hold another, as a policy its critic."""
-    content = sorted(folder.iterdir())
-    names = [path.name for path in content if path.is_file() and path.suffix not in MODEL_SUFFIXES]
-    for path in content:
-        leftover = path.name.startswith(".") and path.suffix in (".partial", ".previous")
-        if path.is_dir() and not leftover:
-            names += [f"{path.name}/{name}" for name in _foreign_files(path)]
-    if content and not any((folder / name).is_file() for name in CONFIGS):
-        names += [path.name for path in content]
-    return names
+def _saved_files(folder: Path) -> list[str]:
+    """Names of the files that `replace_folder` has put into a folder."""
+    try:
+        listed = json.loads((folder / FILE_LIST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, TypeError, KeyError):  # none, or one of another program
+        return []
+    return [str(name) for name in listed]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -227,6 +228,11 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         self.register_buffer("ppo_step", torch.zeros((), dtype=torch.long))
         no_pretraining = torch.tensor(self.critic_pretraining.iterations == 0)
         self.register_buffer("pretraining_done", no_pretraining)
+
+    @property
+    def inputs(self) -> dict[str, list[str]]:
+        """Folders or hub ids of the SFT model and the reward models."""
+        return {**super().inputs, "rewards": [model.path for model in self.reward.models]}
 
     @classmethod
     def trusted_arguments(
@@ -735,12 +741,10 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         own = {k: v for k, v in self.state_dict().items() if k.startswith(FROZEN)}
         checkpoint["state_dict"] = own | checkpoint["state_dict"]
 
-    def on_train_end(self) -> None:
-        """Save the finished policy, with the critic in a folder inside."""
-        self.save_finished(
-            self.policy, self.finished_dir, generation_settings(self.sampling.temperature)
-        )
-        self.save_finished(self.critic, self.finished_dir / "critic")
+    def write_finished(self, folder: Path) -> None:
+        """Write the policy, with the critic in a folder inside."""
+        self.write_network(self.policy, folder, generation_settings(self.sampling.temperature))
+        self.write_network(self.critic, folder / "critic")
 
 
 def load_reference(

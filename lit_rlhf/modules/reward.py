@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
@@ -238,6 +239,6 @@ class RewardModule(StageModule):
         optimizer = self.build_optimizer(self.networks, self.optimizer)
         return [optimizer], [self.build_schedule(optimizer, self.optimizer)]
 
-    def on_train_end(self) -> None:
-        """Save the finished reward model, with its text contract, for PPO."""
-        self.save_finished(self.model, self.finished_dir, lm_head=self.lm_head)
+    def write_finished(self, folder: Path) -> None:
+        """Write the reward model, with its text contract, for PPO."""
+        self.write_network(self.model, folder, lm_head=self.lm_head)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics import MeanMetric
@@ -150,6 +152,6 @@ class SFTModule(StageModule):
         optimizer = self.build_optimizer(self.model, self.optimizer)
         return [optimizer], [self.build_schedule(optimizer, self.optimizer)]
 
-    def on_train_end(self) -> None:
-        """Save the finished model for the next stage."""
-        self.save_finished(self.model, self.finished_dir)
+    def write_finished(self, folder: Path) -> None:
+        """Write the model for the next stage."""
+        self.write_network(self.model, folder)

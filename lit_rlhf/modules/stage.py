@@ -13,8 +13,9 @@ from typing import IO, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,7 +25,13 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from lit_callbacks import count_resumed_epoch
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_memory
-from lit_rlhf.models import ModelCardInfo, ModelOptions, load_tokenizer, save_model_folder
+from lit_rlhf.models import (
+    ModelCardInfo,
+    ModelOptions,
+    load_tokenizer,
+    replace_folder,
+    save_model_folder,
+)
 from lit_rlhf.modules.guarded_step import UpdateGuard
 from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, split_batch
 from lit_rlhf.modules.option_names import (
@@ -36,6 +43,7 @@ from lit_rlhf.modules.option_names import (
 )
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.out_of_memory import explain_memory_errors, suggest_change
+from lit_rlhf.modules.run_folders import RunFolders, check_finished_dir, log_folder
 from lit_rlhf.modules.timing import PhaseTimer
 from lit_rlhf.stats import global_sum, world_size
 from lit_rlhf.strategies import AtomicCheckpointIO
@@ -101,6 +109,7 @@ class StageModule(NamedOptions, LightningModule):
         self.network = merge_options(type(self), "network", network)
         self.guard = UpdateGuard(max_skipped_in_a_row)
         self.timer = PhaseTimer()
+        self.folders = RunFolders()
         self._random_state: dict[str, Any] = {}
         self._trained = False
         self._keeps_memory = False
@@ -113,7 +122,7 @@ class StageModule(NamedOptions, LightningModule):
     def load_from_checkpoint(
         cls,
         checkpoint_path: str | Path | IO[bytes],
-        map_location: torch.device | str | Callable[[Any, str], Any] | None = None,
+        map_location: object = None,
         hparams_file: str | Path | None = None,
         strict: bool | None = None,
         weights_only: bool | None = None,
@@ -336,8 +345,35 @@ class StageModule(NamedOptions, LightningModule):
         fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
         self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
 
+    @property
+    def inputs(self) -> dict[str, list[str]]:
+        """Folders or hub ids of the models that the stage starts from, by option."""
+        return {"model_path": [self.model_path]}
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Release the run's folders when it ends."""
+        return [self.folders]
+
+    def prepare_data(self) -> None:
+        """On rank 0, check the folder of the finished model, and lock the run's folders.
+
+        Later hooks would be too late: in between, loggers open their files, which can delete those
+        of a run that is going on.
+        """
+        if self.trainer.state.fn != TrainerFn.FITTING or not self.trainer.is_global_zero:
+            return
+        check_finished_dir(self.trainer, self.finished_dir, self.inputs)
+        if not self.fast_dev_run:
+            self.folders.lock(self.trainer, self.finished_dir)
+
+    @property
+    def fast_dev_run(self) -> bool:
+        """Whether the Trainer only tries the code out. Lightning does not declare its attribute."""
+        return bool(getattr(self.trainer, "fast_dev_run", False))
+
     def on_fit_start(self) -> None:
         """On a CPU, keep freed memory in the process for the next allocations."""
+        self._trained = False  # the trials of a Tuner end before this hook
         self._keeps_memory = self.device.type == "cpu" and keep_freed_memory()
 
     def on_train_start(self) -> None:
@@ -357,14 +393,15 @@ class StageModule(NamedOptions, LightningModule):
         self._trained = True
 
     def on_fit_end(self) -> None:
-        """Save the finished model, also if a kill came between the last step and its saving.
+        """Save the finished model, unless the fit was a trial.
 
-        A run that resumes from its very end has no batch left, and Lightning then calls none of
-        the hooks around training.
+        `on_train_end` would be too early: Lightning calls it at the end of every trial of a Tuner
+        too, but not for a run that resumes from its very end, where a kill came between the last
+        step and the saving.
         """
-        if self.trainer.ckpt_path is not None and not self._trained:
-            self.on_train_end()
-        self._trained = False
+        ended = self._trained or self.trainer.ckpt_path is not None
+        if ended and not self.fast_dev_run:
+            self.save_finished()
         if self._keeps_memory:
             give_back_freed_memory()
 
@@ -379,35 +416,45 @@ class StageModule(NamedOptions, LightningModule):
         """Folder of the finished model."""
         if self.output_dir is not None:
             return Path(self.output_dir)
-        return Path(self.trainer.log_dir or self.trainer.default_root_dir) / "model"
+        return log_folder(self.trainer) / "model"
 
-    def save_finished(
+    def save_finished(self) -> None:
+        """Save the finished networks to `finished_dir`, on rank 0 and all at once."""
+        folder = self.finished_dir
+        if self.trainer.is_global_zero:
+            with replace_folder(folder) as partial:
+                self.write_finished(partial)
+            rank_zero_info(f"{self.stage}: saved the model to {folder}")
+        self.trainer.strategy.barrier("lit_rlhf.save_finished")
+
+    def write_finished(self, folder: Path) -> None:
+        """Write the finished networks to an empty folder, with `write_network`."""
+        raise NotImplementedError
+
+    def write_network(
         self,
         model: LanguageModel,
         folder: Path,
         generation: dict[str, Any] | None = None,
         lm_head: nn.Module | None = None,
     ) -> None:
-        """Save a finished model as a Hugging Face folder, on rank 0.
+        """Write a network as a Hugging Face folder.
 
         Args:
-            model: The model; adapters are merged.
+            model: The network; adapters are merged.
             folder: Where to.
             generation: Settings of its `generation_config.json`; `None`: those of the start.
             lm_head: Output layer that was trained beside a scalar model.
         """
-        if self.trainer.is_global_zero:
-            save_model_folder(
-                model,
-                self.tokenizer if self.encoder is None else self.encoder.tokenizer,
-                folder,
-                contract=None if self.encoder is None else self.encoder.contract,
-                card=self.card(),
-                generation=generation,
-                lm_head=None if lm_head is None else lm_head.state_dict(),
-            )
-            rank_zero_info(f"{self.stage}: saved the model to {folder}")
-        self.trainer.strategy.barrier("lit_rlhf.save_finished")
+        save_model_folder(
+            model,
+            self.tokenizer if self.encoder is None else self.encoder.tokenizer,
+            folder,
+            contract=None if self.encoder is None else self.encoder.contract,
+            card=self.card(),
+            generation=generation,
+            lm_head=None if lm_head is None else lm_head.state_dict(),
+        )
 
     def card(self) -> ModelCardInfo:
         """The model card of this run: its options and final metrics."""

@@ -19,7 +19,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lit_rlhf.strategies.atomic_io import (
+from lit_rlhf.files import (
     REPLACED,
     delete,
     delete_partials,

@@ -26,7 +26,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.optim import Optimizer
 
-from lit_rlhf.strategies.atomic_io import (
+from lit_rlhf.files import (
     delete,
     delete_partials,
     file_crc32,

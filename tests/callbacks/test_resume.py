@@ -324,7 +324,7 @@ def test_a_batch_that_was_just_saved_is_not_saved_again_at_sigterm(tmp_path: Pat
 @pytest.mark.parametrize("end", ["on_train_end", "on_exception"])
 def test_the_handler_before_is_restored_by_the_callback_itself(end: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    callback, run = ResumeCheckpoint(), Mock(received_sigterm=False)
+    callback, run = ResumeCheckpoint(), Mock(received_sigterm=False, ckpt_path=None)
     run.fit_loop.restarted_mid_epoch = False
     try:
         callback.on_train_start(run, Module())

@@ -5,16 +5,20 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from lit_rlhf.files import atomic_io, replaced_path
 from lit_rlhf.models import (
     load_causal_lm,
     load_scalar_model,
     load_tokenizer,
+    replace_folder,
     save_model_folder,
+    saving,
 )
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
@@ -42,6 +46,7 @@ def test_a_folder_holds_what_plain_transformers_loads(family: str, tmp_path: Pat
     assert {path.name for path in (tmp_path / "m").iterdir()} == {
         "config.json",
         "generation_config.json",
+        "lit_rlhf.json",
         "model.safetensors",
         "text_contract.json",
         "tokenizer.json",
@@ -86,6 +91,8 @@ def test_a_failed_second_rename_brings_the_old_model_back(
             raise OSError("interrupted")
         return rename(path, target)
 
+    # as on a file system that cannot swap two names
+    monkeypatch.setattr(atomic_io, "try_swap_names", lambda first, second: False)
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(OSError, match="interrupted"):
         save_model_folder(tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m")
@@ -94,7 +101,7 @@ def test_a_failed_second_rename_brings_the_old_model_back(
 
 def test_a_model_lost_between_the_renames_is_brought_back(tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), tmp_path / "m")
-    (tmp_path / "m").rename(tmp_path / ".m.previous")
+    (tmp_path / "m").rename(replaced_path(tmp_path / "m"))
     with pytest.raises(OSError, match="disk full"):
         save_model_folder(
             tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m", contract=Broken()
@@ -112,12 +119,49 @@ def test_what_a_crash_left_is_cleared(tmp_path: Path) -> None:
 def test_a_model_may_hold_another(tmp_path: Path, causal_folder: Folder) -> None:
     policy, critic = tiny_causal_lm(), load_scalar_model(causal_folder("llama"))
     for _ in range(2):
-        save_model_folder(policy, tiny_tokenizer(), tmp_path / "m")
-        save_model_folder(critic, tiny_tokenizer(), tmp_path / "m" / "critic")
+        with replace_folder(tmp_path / "m") as partial:
+            save_model_folder(policy, tiny_tokenizer(), partial)
+            save_model_folder(critic, tiny_tokenizer(), partial / "critic")
     assert (tmp_path / "m" / "critic" / "config.json").is_file()
+    assert weights_equal(tmp_path / "m", 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.parametrize("foreign", ["notes.docx", "data/train.csv", "checkpoints/last.ckpt"])
+def test_a_model_saved_inside_another_is_not_lost_with_it(tmp_path: Path) -> None:
+    for folder in (tmp_path / "m", tmp_path / "m" / "other"):
+        save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), folder)
+    with pytest.raises(ValueError, match=r"expected a model folder.*other/config\.json"):
+        save_model_folder(tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m")
+    assert weights_equal(tmp_path / "m" / "other", 0)
+
+
+def test_a_folder_is_on_disk_before_it_has_its_name(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    def record(path: Path) -> None:
+        assert not (tmp_path / "m").exists() or path == tmp_path
+        synced.append(path.name)
+
+    with (
+        patch.object(saving, "fsync", record),
+        replace_folder(tmp_path / "m") as partial,
+    ):
+        (partial / "critic").mkdir()
+        (partial / "critic" / "model.safetensors").touch()
+    assert sorted(synced) == [".m.partial", "critic", "lit_rlhf.json", "model.safetensors"]
+
+
+def test_what_an_interrupted_save_left_is_no_model(tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / ".m.partial")
+    for load in (load_causal_lm, load_scalar_model):
+        with pytest.raises(ValueError, match=r"path: .*\.m\.partial, which an interrupted save"):
+            load(tmp_path / ".m.partial")
+
+
+@pytest.mark.parametrize(
+    "foreign", ["notes.docx", "notes.txt", "run.py", "data/train.csv", "checkpoints/last.ckpt"]
+)
 def test_a_folder_with_other_content_is_not_replaced(foreign: str, tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
     (tmp_path / "m" / foreign).parent.mkdir(exist_ok=True)

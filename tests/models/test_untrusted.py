@@ -230,7 +230,7 @@ def test_a_checkpoint_names_no_reward_function_or_server(
     folder: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     importable(tmp_path, mark, monkeypatch)
-    mine = {"short": {"rule": "length", "target": 10}}
+    mine = {"short": {"rule": "length", "longest": 10}}
     module = PPOModule(str(folder), mine, critic_init="policy")
     server = {"theirs": {"rule": "http", "url": "https://example.org"}}
     for option, value, named in (

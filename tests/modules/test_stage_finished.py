@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.tuner import Tuner
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -24,6 +27,7 @@ from tests.modules.stages import (
     ppo_options,
     preferences,
     prompts,
+    trainer,
 )
 
 
@@ -135,3 +139,69 @@ def test_adapters_are_merged(chain: dict[str, Any]) -> None:
 def test_the_log_folder_is_the_default_place(root: Path, tmp_path: Path) -> None:
     fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
     assert (tmp_path / "model/config.json").is_file()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """What is in a folder, by name."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def finished(root: Path, tmp_path: Path) -> Path:
+    """The model that a run has left."""
+    fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
+    return tmp_path / "model"
+
+
+def test_a_trial_leaves_a_finished_model_alone(root: Path, tmp_path: Path, finished: Path) -> None:
+    before = content(finished)
+    fast = {"optimizer": {"learning_rate": 1e-2, "lr_scheduler": "constant"}}
+    fitted(SFTModule(str(root / "policy"), **fast), demonstrations(root), tmp_path, fast_dev_run=1)
+    assert content(finished) == before
+    fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path, fast_dev_run=True)
+    assert content(finished) == before
+
+
+@pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
+def test_the_trials_of_a_tuner_leave_a_finished_model_alone(
+    root: Path, tmp_path: Path, finished: Path, method: str
+) -> None:
+    before = content(finished)
+    options = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
+    module, data = SFTModule(str(root / "policy"), optimizer=options), demonstrations(root)
+    run = trainer(tmp_path, max_epochs=2)
+    arguments = {
+        "lr_find": {"num_training": 2, "update_attr": False},
+        "scale_batch_size": {"max_trials": 1, "steps_per_trial": 1},
+    }
+    getattr(Tuner(run), method)(module, datamodule=data, **arguments[method])
+    assert content(finished) == before
+    run.fit(module, datamodule=data)
+    assert content(finished) != before
+
+
+def test_a_sanity_check_saves_nothing(root: Path, tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_sanity_check_end(self, *_: Any) -> None:
+            raise InterruptedError
+
+    options = {"num_sanity_val_steps": 1, "limit_val_batches": 1, "callbacks": [Stop()]}
+    with pytest.raises(InterruptedError):
+        fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, **options)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_run_that_is_interrupted_while_it_saves_leaves_no_half_of_a_model(
+    root: Path, tmp_path: Path
+) -> None:
+    """A policy without its critic would look like a finished one."""
+    write = PPOModule.write_network
+
+    def interrupted(module: PPOModule, network: Any, folder: Path, *more: Any) -> None:
+        if folder.name == "critic":
+            raise InterruptedError
+        write(module, network, folder, *more)
+
+    with patch.object(PPOModule, "write_network", interrupted), pytest.raises(InterruptedError):
+        fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]

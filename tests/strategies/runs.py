@@ -22,8 +22,8 @@ from lightning.pytorch.strategies import Strategy
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_callbacks import ResumeCheckpoint
+from lit_rlhf.files import partial_path
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward, find_newest_checkpoint
-from lit_rlhf.strategies.atomic_io import partial_path
 from tests.strategies.toy_modules import (
     STEPS,
     Gan,

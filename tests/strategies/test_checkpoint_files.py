@@ -20,6 +20,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
 
+from lit_rlhf.files import delete_partials, partial_path, replaced_path
 from lit_rlhf.strategies import (
     AtomicCheckpointIO,
     checkpoint_problem,
@@ -27,7 +28,6 @@ from lit_rlhf.strategies import (
     read_state_dict,
     use_atomic_checkpoints,
 )
-from lit_rlhf.strategies.atomic_io import delete_partials, partial_path, replaced_path
 from lit_rlhf.strategies.checkpoint_files import (
     LIGHTNING_FILE,
     MANIFEST,

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lit_rlhf.strategies.atomic_io import partial_path
+from lit_rlhf.files import partial_path
 from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, finish_folder
 from lit_rlhf.strategies.engine_shards import EngineLayout, ParameterSpec, shard_file
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from lit_rlhf.strategies.atomic_io import delete_partials, partial_path, try_swap_names
+from lit_rlhf.files import delete_partials, partial_path, try_swap_names
 
 
 def can_swap_names(folder: Path) -> bool:

@@ -1,0 +1,39 @@
+"""Files and folders that stay whole: atomic replacement, and locks against a second run.
+
+- `partial_path`, `save_durably` and `move_into_place` write a file or folder under a hidden name
+  and give it its name when it is complete and on disk.
+- `FolderLocks` keeps two runs from writing to one folder.
+"""
+
+from lit_rlhf.files.atomic_io import (
+    PARTIAL,
+    REPLACED,
+    delete,
+    delete_partials,
+    file_crc32,
+    fsync,
+    move_into_place,
+    partial_path,
+    replaced_path,
+    save_durably,
+    try_swap_names,
+    undo_interrupted_replacement,
+)
+from lit_rlhf.files.locks import FolderLocks, lock_path
+
+__all__ = [
+    "PARTIAL",
+    "REPLACED",
+    "FolderLocks",
+    "delete",
+    "delete_partials",
+    "file_crc32",
+    "fsync",
+    "lock_path",
+    "move_into_place",
+    "partial_path",
+    "replaced_path",
+    "save_durably",
+    "try_swap_names",
+    "undo_interrupted_replacement",
+]

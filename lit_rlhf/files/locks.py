@@ -1,0 +1,80 @@
+"""Locks on folders, so that two runs do not write to the same one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+
+class FolderLocks:
+    """Locks on folders that this process holds.
+
+    The operating system gives a lock up when the process ends, however it ends. The file of the
+    lock, `lock_path(folder)`, says who holds it. It is deleted when the lock is released, but stays
+    after an interruption, as a mark that the work on the folder was not finished.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[BaseFileLock] = []
+
+    def acquire(self, folders: Iterable[Path]) -> None:
+        """Lock folders, all or none. A file system that has no locks is warned of.
+
+        Args:
+            folders: Existing folders or free names.
+
+        Raises:
+            RuntimeError: If another run has locked one of them; it names the process.
+        """
+        for path in dict.fromkeys(map(lock_path, folders)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # not per thread: the lock may be released in another thread
+            lock: BaseFileLock = FileLock(path, blocking=False, thread_local=False)
+            try:
+                lock.acquire()
+            except Timeout:
+                holder = path.read_text(encoding="utf-8")
+                self.interrupt()
+                raise RuntimeError(
+                    f"{locked_folder(path)}: another run writes to this folder: {holder}. Wait for "
+                    "its end, or give this run another folder"
+                ) from None
+            except OSError as error:
+                warnings.warn(f"{path} cannot be locked: {error}", stacklevel=2)
+                continue
+            # where the system has no locks, filelock keeps its own notes in the file
+            if not isinstance(lock, SoftFileLock):
+                since = datetime.now().astimezone().isoformat(timespec="seconds")
+                holder = f"process {os.getpid()} on {socket.gethostname()}, since {since}"
+                path.write_text(holder, encoding="utf-8")
+            self._held.append(lock)
+
+    def release(self) -> None:
+        """Give up all locks after finished work, and delete their files."""
+        for lock in self._held:
+            # before the lock is given up, so that no other process has locked the file by then
+            Path(lock.lock_file).unlink(missing_ok=True)
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Give up all locks after work that was not finished; their files stay."""
+        for lock in self._held:
+            lock.release()
+        self._held = []
+
+
+def lock_path(folder: Path) -> Path:
+    """File of the lock on a folder: `.NAME.lock` beside it."""
+    folder = folder.resolve()
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def locked_folder(path: Path) -> Path:
+    """The folder whose `lock_path` is `path`."""
+    return path.with_name(path.name[1 : -len(".lock")])

@@ -1,0 +1,84 @@
+"""Locks on folders: who is refused, and what a process leaves when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from filelock import FileLock
+
+from lit_rlhf.files import FolderLocks, lock_path
+
+
+def killed(work: Callable[[], None]) -> None:
+    """Do `work` in a process of its own, and kill it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        work()
+        os.write(writing, b"!")
+        signal.pause()
+    os.close(writing)
+    assert os.read(reading, 1) == b"!"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reading)
+
+
+def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    first, second = FolderLocks(), FolderLocks()
+    first.acquire([tmp_path / "a", tmp_path / "b"])
+    told = rf"{tmp_path}/b: another run writes to this folder: process {os.getpid()} on "
+    with pytest.raises(RuntimeError, match=told):
+        second.acquire([tmp_path / "c", tmp_path / "b"])
+    FolderLocks().acquire([tmp_path / "c"])  # the refused run has kept nothing
+    first.release()
+    second.acquire([tmp_path / "b"])
+    second.release()
+    assert not lock_path(tmp_path / "b").exists()
+
+
+def test_a_folder_has_one_lock_however_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
+    locks = FolderLocks()
+    locks.acquire([tmp_path / "a", tmp_path / "link", tmp_path / "b" / ".." / "a"])
+    assert [path.name for path in tmp_path.glob(".*")] == [".a.lock"]
+    locks.release()
+
+
+def test_a_killed_run_leaves_its_mark_and_no_lock(tmp_path: Path) -> None:
+    killed(lambda: FolderLocks().acquire([tmp_path / "a"]))
+    assert lock_path(tmp_path / "a").is_file()
+    locks = FolderLocks()
+    locks.acquire([tmp_path / "a"])
+    locks.release()
+    assert not lock_path(tmp_path / "a").exists()
+
+
+def test_a_worker_that_outlives_a_killed_run_holds_no_lock(tmp_path: Path) -> None:
+    """Workers of a DataLoader are forks; they notice only after seconds that they are alone."""
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        FolderLocks().acquire([tmp_path / "a"])
+        if not os.fork():
+            os.close(writing)
+            os.read(reading, 1)  # until the test closes its end
+            os._exit(0)
+
+    killed(work)
+    FolderLocks().acquire([tmp_path / "a"])
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_file_system_without_locks_is_warned_of(tmp_path: Path) -> None:
+    with (
+        patch.object(FileLock, "acquire", side_effect=OSError(37, "No locks available")),
+        pytest.warns(UserWarning, match=r"\.a\.lock cannot be locked: .*No locks available"),
+    ):
+        FolderLocks().acquire([tmp_path / "a"])

@@ -1,0 +1,176 @@
+"""What a run checks and locks before it trains."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from lit_callbacks import ResumeCheckpoint
+from lit_rlhf.files import FolderLocks, lock_path
+from lit_rlhf.modules import PPOModule, SFTModule
+from tests.modules.stages import (
+    demonstrations,
+    fitted,
+    ppo_options,
+    prompts,
+    write_data,
+    write_models,
+)
+
+
+class Started(AssertionError):
+    """Training has begun."""
+
+
+class Refused(Callback):
+    """No run that is refused trains."""
+
+    def on_train_start(self, *_: Any) -> None:
+        raise Started
+
+
+def sft(root: Path, output: Path | None, **options: Any) -> None:
+    """Start SFT, and stop when it trains."""
+    module = SFTModule(str(root / "policy"), output_dir=None if output is None else str(output))
+    if "callbacks" in options:
+        options["enable_checkpointing"] = True
+    callbacks = [Refused(), *options.pop("callbacks", [])]
+    fitted(module, demonstrations(root), root / "logs", callbacks=callbacks, **options)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Models and data that a test may change."""
+    return write_models(write_data(tmp_path))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """What is in a folder, by name."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_output_may_not_be_an_input(own: Path) -> None:
+    (own / "link").symlink_to(own / "policy", target_is_directory=True)
+    for output in (own / "policy", own / "link", own / "policy" / ".." / "policy", own):
+        told = rf"output_dir: .*{output.name}, which is or contains model_path \(.*policy\)"
+        with pytest.raises(ValueError, match=told):
+            sft(own, output)
+    module = PPOModule(**ppo_options(own, output_dir=str(own / "reward")))
+    told = r"output_dir: .*reward, which is or contains rewards \(.*reward\)"
+    with pytest.raises(ValueError, match=told):
+        fitted(module, prompts(own), own / "logs", callbacks=[Refused()])
+    inside = ppo_options(own, output_dir=str(own / "ppo"), model_path=str(own / "ppo" / "sft"))
+    (own / "ppo").mkdir()
+    (own / "policy").rename(own / "ppo" / "sft")
+    with pytest.raises(ValueError, match=r"ppo, which is or contains model_path"):
+        fitted(PPOModule(**inside), prompts(own), own / "logs", callbacks=[Refused()])
+
+
+def test_the_output_may_not_hold_the_folders_of_the_run(root: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    for options in (
+        {"logger": TensorBoardLogger(tmp_path, name="out", version="")},
+        {"logger": CSVLogger(output, name="logs", version="one")},
+        {"callbacks": [ResumeCheckpoint(2, dirpath=str(output / "checkpoints"))]},
+    ):
+        with pytest.raises(ValueError, match=r"out, which is or contains the run's own folder"):
+            sft(root, output, **options)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "train.py", "critic/config.json", "a/b/c"])
+def test_a_folder_with_foreign_files_is_refused_before_training(own: Path, foreign: str) -> None:
+    output = own / "reward"  # a finished model, with a file that no stage has written
+    (output / foreign).parent.mkdir(parents=True, exist_ok=True)
+    (output / foreign).write_text("mine")
+    before = content(output)
+    told = rf"output_dir: folder: expected a model folder or a free name.*\({foreign}\)"
+    with pytest.raises(ValueError, match=told):
+        sft(own, output)
+    assert content(output) == before
+
+
+def test_a_model_of_another_program_is_not_replaced(own: Path) -> None:
+    (own / "reward" / "lit_rlhf.json").unlink()
+    before = content(own / "reward")
+    with pytest.raises(ValueError, match=r"expected a model folder.*config\.json"):
+        sft(own, own / "reward")
+    (own / "reward" / "lit_rlhf.json").write_text("[]")
+    with pytest.raises(ValueError, match="expected a model folder"):
+        sft(own, own / "reward", fast_dev_run=1)
+    (own / "reward" / "lit_rlhf.json").unlink()
+    assert content(own / "reward") == before
+
+
+@pytest.mark.filterwarnings("ignore:Experiment logs directory")  # CSVLogger's, once it may run
+@pytest.mark.parametrize("held", ["out", "logs/one", "logs/one/checkpoints", "other"])
+def test_a_second_run_in_a_folder_is_refused_before_it_writes(
+    root: Path, tmp_path: Path, held: str
+) -> None:
+    logger = CSVLogger(tmp_path, name="logs", version="one")
+    checkpoints = [ResumeCheckpoint(dirpath=str(tmp_path / "other"))]
+    options: dict[str, Any] = {"logger": logger, "callbacks": checkpoints}
+    if held == "logs/one/checkpoints":
+        options = {"default_root_dir": tmp_path / "logs/one", "enable_checkpointing": True}
+    running = FolderLocks()
+    running.acquire([tmp_path / held])
+    (tmp_path / "logs/one").mkdir(parents=True, exist_ok=True)
+    metrics = tmp_path / "logs/one/metrics.csv"
+    metrics.write_text("of the first run")  # which CSVLogger would delete
+    with pytest.raises(RuntimeError, match=rf"{held}: another run writes to this folder"):
+        sft(root, tmp_path / "out", **options)
+    assert metrics.read_text() == "of the first run"
+    sft_options = {"fast_dev_run": 1, **options, "logger": False}
+    with pytest.raises(Started):  # it writes nothing
+        sft(root, tmp_path / "out", **sft_options)
+    running.release()
+    with pytest.raises(Started):
+        sft(root, tmp_path / "out", **options)
+
+
+def test_a_run_that_ends_leaves_no_lock_and_an_interrupted_one_a_mark(
+    root: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    with pytest.raises(Started):
+        sft(root, output)
+    assert lock_path(output).is_file()
+    module = SFTModule(str(root / "policy"), output_dir=str(output))
+    fitted(module, demonstrations(root), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_run_does_not_start_from_the_folder_of_an_interrupted_one(own: Path) -> None:
+    """The model there may be that of a run before."""
+    (own / "policy").rename(own / "sft")
+    module = SFTModule(str(own / "sft"), output_dir=str(own / "policy"))
+    with pytest.raises(Started):
+        fitted(module, demonstrations(own), own, callbacks=[Refused()])
+    (own / "sft").rename(own / "policy")  # stands for the model of an earlier run
+    told = rf"model_path: expected a finished model, got {own}/policy, .*process {os.getpid()} on"
+    for stage, data in (
+        (SFTModule(str(own / "policy")), demonstrations(own)),
+        (PPOModule(**ppo_options(own)), prompts(own)),
+    ):
+        with pytest.raises(ValueError, match=told):
+            fitted(stage, data, own / "logs", callbacks=[Refused()])
+    lock_path(own / "policy").unlink()
+    with pytest.raises(Started):
+        sft(own, own / "out")
+
+
+def test_only_rank_0_checks_and_locks(root: Path, tmp_path: Path) -> None:
+    running = FolderLocks()
+    running.acquire([tmp_path / "out"])
+    with (
+        patch("lightning.pytorch.Trainer.is_global_zero", False),
+        pytest.raises(Started),
+    ):
+        sft(root, tmp_path / "out")
+    running.release()
