@@ -3,6 +3,8 @@
 - `partial_path`, `save_durably` and `move_into_place` write a file or folder under a hidden name
   and give it its name when it is complete and on disk.
 - `FolderLocks` keeps two runs from writing to one folder.
+- `write_text` and `write_json_lines` write the results of commands; `ProgressFile` keeps the finished
+  batches of one that is interrupted.
 """
 
 from lit_rlhf.files.atomic_io import (
@@ -20,20 +22,32 @@ from lit_rlhf.files.atomic_io import (
     undo_interrupted_replacement,
 )
 from lit_rlhf.files.locks import FolderLocks, lock_path
+from lit_rlhf.files.results import (
+    ProgressFile,
+    json_lines,
+    name_file,
+    write_json_lines,
+    write_text,
+)
 
 __all__ = [
     "PARTIAL",
     "REPLACED",
     "FolderLocks",
+    "ProgressFile",
     "delete",
     "delete_partials",
     "file_crc32",
     "fsync",
+    "json_lines",
     "lock_path",
     "move_into_place",
+    "name_file",
     "partial_path",
     "replaced_path",
     "save_durably",
     "try_swap_names",
     "undo_interrupted_replacement",
+    "write_json_lines",
+    "write_text",
 ]

@@ -8,7 +8,7 @@ weighted sum of these (`WeightedReward`), which is what PPO trains on. The ready
 
 from lit_rlhf.rewards.functions import CallableReward, FunctionReward, RewardError, RewardFunction
 from lit_rlhf.rewards.model import ModelReward
-from lit_rlhf.rewards.remote import RemoteScorer
+from lit_rlhf.rewards.remote import RemoteScorer, redact_url
 from lit_rlhf.rewards.rules import FormatRule, LengthRule, RegexRule
 from lit_rlhf.rewards.weighted import (
     RULES,
@@ -33,6 +33,7 @@ __all__ = [
     "RewardSpec",
     "WeightedReward",
     "parse_rewards",
+    "redact_url",
     "shorten_names",
     "untrusted_rewards",
 ]

@@ -9,9 +9,8 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
-from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.rollout import RolloutBatch, decode_responses
+from lit_rlhf.time_limit import call_with_timeout
 
 MAX_SHOWN = 200
 """Characters of a prompt, response or answer that a message shows."""
@@ -113,7 +113,8 @@ class CallableReward(nn.Module):
             `[B]` float32.
 
         Raises:
-            RuntimeError: If the callable raises; chained to its exception.
+            RewardError: If the callable changes its arguments or torch's gradient mode.
+            RuntimeError: If the callable raises, or calls `sys.exit`; chained to its exception.
             TimeoutError: If the call takes longer than `timeout`.
             ValueError: If it returns anything but one number per response.
         """
@@ -156,9 +157,36 @@ class CallableReward(nn.Module):
         ) from error
 
     def _attempt(self, samples: Samples) -> Future[Any]:
-        optional = {name: getattr(samples, name) for name in self.optional_arguments}
-        call = partial(self.function, samples.prompts, samples.responses, **optional)
-        return call_with_timeout(call, self.timeout)
+        return call_with_timeout(partial(self._call_guarded, samples), self.timeout)
+
+    def _call_guarded(self, samples: Samples) -> Any:  # noqa: ANN401  # whatever it returns
+        """Call the function on copies, and see that it leaves them and the gradient mode alone.
+
+        Raises:
+            RewardError: If it does not.
+        """
+        names = ("prompts", "responses", *self.optional_arguments)
+        prompts, responses, *others = copies = [list(getattr(samples, name)) for name in names]
+        optional = dict(zip(self.optional_arguments, others, strict=True))
+        grad_enabled = torch.is_grad_enabled()
+        try:
+            returned = self.function(prompts, responses, **optional)
+        finally:
+            # without a time limit it runs in the thread that trains
+            changes_mode = torch.is_grad_enabled() != grad_enabled
+            torch.set_grad_enabled(grad_enabled)
+        if changes_mode:
+            raise RewardError(
+                "expected a function that leaves torch's gradient mode as it is, got one that "
+                f"turns it {'off' if grad_enabled else 'on'}; use `with torch.no_grad():` in it"
+            )
+        for name, copy in zip(names, copies, strict=True):
+            if copy != getattr(samples, name):
+                raise RewardError(
+                    f"expected a function that leaves its argument {name!r} as it is, got one that "
+                    "changes it; let it work on a copy"
+                )
+        return returned
 
     def _find_culprit(self, samples: Samples) -> Samples | None:
         """Call the function on one sample at a time; the first that raises or takes too long."""
@@ -194,46 +222,16 @@ def import_function(path: str) -> Callable[..., Any]:
     module_name, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, SystemExit) as error:
+        said = f"importing it exits: {error!r}" if isinstance(error, SystemExit) else error
         raise ValueError(
-            f"reward function {path!r}: expected 'package.module:function'; {error}"
+            f"reward function {path!r}: expected 'package.module:function'; {said}"
         ) from error
     if not callable(function):
         raise ValueError(
             f"reward function {path!r}: expected a callable, got {type(function).__name__}"
         )
     return function  # type: ignore[no-any-return]
-
-
-def call_with_timeout(call: Callable[[], Any], timeout: float | None) -> Future[Any]:
-    """Run `call` and wait for it, at most `timeout` seconds.
-
-    Args:
-        call: The function to run.
-        timeout: Seconds. `None` runs it in this thread, without a limit.
-
-    Returns:
-        A future with the result or the exception of `call`; one that is not done if `call` took
-        too long.
-    """
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:  # raised again by the caller, with the sample at fault
-            future.set_exception(error)
-
-    if timeout is None:
-        run()
-    else:
-        # Python cannot stop a thread, so one that takes too long goes on running. A daemon thread
-        # at least does not keep the process from exiting; the threads of ThreadPoolExecutor would.
-        # Torch keeps the current device, autocast and the gradient mode per thread: they are at
-        # their defaults in the new one.
-        Thread(target=run, daemon=True).start()
-        wait([future], timeout)
-    return future
 
 
 def decode_samples(

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import math
+import os
+import re
 import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import sleep
+from functools import partial
+from time import monotonic, sleep
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import torch
 
 from lit_rlhf.rewards.functions import MAX_SHOWN, RewardError, shorten
+from lit_rlhf.time_limit import call_with_timeout
 
 TOO_MANY_REQUESTS = 429
+MAX_BODY = 2**24  # bytes, hundreds of thousands of scores
+LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
 class Answer(NamedTuple):
@@ -41,16 +50,20 @@ class RemoteScorer:
 
     The service answers `{"scores": [...]}`, a finite number for each response. An attempt is
     repeated if the connection fails, no answer comes in time, or the status is 429 or 5xx.
+    Redirects are not followed.
 
     Args:
-        url: URL of the service, http or https.
+        url: URL of the service, http or https. It may begin with `user:$VARIABLE@`, which sends the
+            password in that environment variable (HTTP Basic). A password itself is refused, as
+            configurations, checkpoints and model cards hold the URL.
         batch_size: Most responses per request.
-        timeout: Seconds that an attempt may take.
+        timeout: Seconds that an attempt may take, from connecting to the end of the answer.
         retries: Further attempts after the first.
         backoff: Seconds before the second attempt; doubled before each further one.
 
     Raises:
-        ValueError: If the URL is not http or https, or a number is out of range.
+        ValueError: If the URL is not http or https or has a password in it, or a number is out of
+            range.
     """
 
     url: str
@@ -61,9 +74,21 @@ class RemoteScorer:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+        except ValueError:
+            # its message may quote a password
+            parts = SplitResult("", "", "", "", "")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url: expected http://host... or https://host..., got {self.url!r}")
+            raise ValueError(
+                f"url: expected http://host... or https://host..., got {redact_url(self.url)!r}"
+            )
+        secret = parts.password or ""
+        if parts.username is not None and not re.fullmatch(r"\$[A-Za-z_]\w*", secret):
+            raise ValueError(
+                "url: expected the name of an environment variable in place of the password, as in "
+                f"https://user:$VARIABLE@host, got {redact_url(self.url)!r}"
+            )
         if self.batch_size < 1:
             raise ValueError(f"batch_size: expected an integer >= 1, got {self.batch_size}")
         if not self.timeout > 0:
@@ -89,6 +114,7 @@ class RemoteScorer:
     def _score_batch(self, prompts: list[str], responses: list[str]) -> list[float]:
         """Score the responses of one request, with several attempts where that may help."""
         content = f"{len(responses)} responses, the first: {shorten(responses[0])}"
+        url = redact_url(self.url)
         body = json.dumps({"prompts": prompts, "responses": responses}).encode()
         for attempt in range(self.retries + 1):
             try:
@@ -96,12 +122,12 @@ class RemoteScorer:
             except TransientError as error:
                 if attempt == self.retries:
                     raise RewardError(
-                        f"{self.url}: {error} in the last of {attempt + 1} attempts (retries); "
+                        f"{url}: {error} in the last of {attempt + 1} attempts (retries); "
                         f"asked about {content}"
                     ) from error
                 pause = self.backoff * 2**attempt
                 warnings.warn(
-                    f"{self.url}: {error} in attempt {attempt + 1} of {self.retries + 1}; the next "
+                    f"{url}: {error} in attempt {attempt + 1} of {self.retries + 1}; the next "
                     f"one is in {pause:g} seconds",
                     stacklevel=2,
                 )
@@ -114,30 +140,63 @@ class RemoteScorer:
         """Make one attempt.
 
         Raises:
-            RewardError: For a status that another attempt will not change.
+            RewardError: For a status that another attempt will not change, or an answer that is too
+                long.
             TransientError: If another attempt may succeed.
         """
-        request = urllib.request.Request(
-            self.url, body, {"Content-Type": "application/json", "Accept": "application/json"}
-        )
+        # The time limit of a socket starts anew with every byte that arrives, and resolving a name
+        # has none. A thread that is given up ends at its next byte.
+        post = partial(_post, self._make_request(body), self.timeout, monotonic() + self.timeout)
+        sent = call_with_timeout(post, self.timeout)
+        too_slow = f"no answer within {self.timeout:g} seconds (timeout)"
+        if not sent.done():
+            raise TransientError(too_slow)
         try:
-            answer = _post(request, self.timeout)
+            answer = sent.result()
         except TimeoutError as error:
-            raise TransientError(f"no answer within {self.timeout:g} seconds (timeout)") from error
+            raise TransientError(too_slow) from error
+        except http.client.InvalidURL:  # its message may quote a password
+            raise RewardError(f"{redact_url(self.url)}: expected a valid URL") from None
         except (OSError, http.client.HTTPException) as error:
             # a timeout while connecting arrives here, inside of a URLError
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 reason = f"not within {self.timeout:g} seconds (timeout)"
             raise TransientError(f"the connection failed ({reason!s})") from error
+        if len(answer.body) > MAX_BODY:
+            raise RewardError(
+                f"{redact_url(self.url)}: expected an answer of at most {MAX_BODY} bytes, got a "
+                f"longer one with status {answer.status}"
+            )
         if answer.status == TOO_MANY_REQUESTS or answer.status >= 500:
             raise TransientError(f"status {answer.status} and {_quote_body(answer.body)}")
         if not 200 <= answer.status < 300:
+            hint = ", a redirect, which is not followed" if 300 <= answer.status < 400 else ""
             raise RewardError(
-                f"{self.url}: expected status 200, got status {answer.status} and "
-                f"{_quote_body(answer.body)}"
+                f"{redact_url(self.url)}: expected status 200, got status {answer.status}{hint} "
+                f"and {_quote_body(answer.body)}"
             )
         return answer
+
+    def _make_request(self, body: bytes) -> urllib.request.Request:
+        """The request, with the password of the environment if the URL names one.
+
+        Raises:
+            RewardError: If the environment does not have it.
+        """
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        parts = urlsplit(self.url)
+        if parts.password is not None:
+            variable = parts.password.removeprefix("$")
+            if variable not in os.environ:
+                raise RewardError(
+                    f"{redact_url(self.url)}: expected the password in the environment variable "
+                    f"{variable}, which is not set"
+                )
+            user = f"{unquote(parts.username or '')}:{os.environ[variable]}"
+            headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+            parts = parts._replace(netloc=parts.netloc.rpartition("@")[2])
+        return urllib.request.Request(parts.geturl(), body, headers)
 
     def _parse_scores(self, answer: Answer, count: int, content: str) -> list[float]:
         """Take `count` finite scores from an answer.
@@ -154,25 +213,60 @@ class RemoteScorer:
             problem = "got"
         elif len(scores) != count:
             problem = f"got {len(scores)} scores with"
-        elif not all(map(math.isfinite, scores)):
+        # compared and not passed to `isfinite`, which fails for an integer of 400 digits
+        elif not all(abs(score) < math.inf for score in scores):
             problem = "not all are finite in"
+        elif not all(abs(score) <= LARGEST_SCORE for score in scores):
+            problem = "not all are in the range of float32 in"
         if problem:
             raise RewardError(
-                f'{self.url}: expected {{"scores": [...]}} with {count} finite numbers, one for '
-                f"each response, {problem} status {answer.status} and {_quote_body(answer.body)}; "
-                f"asked about {content}"
+                f'{redact_url(self.url)}: expected {{"scores": [...]}} with {count} finite '
+                f"numbers, one for each response, {problem} status {answer.status} and "
+                f"{_quote_body(answer.body)}; asked about {content}"
             )
         return [float(score) for score in scores]
 
 
-def _post(request: urllib.request.Request, timeout: float) -> Answer:
+def redact_url(url: str) -> str:
+    """Replace user and password in a URL by `***`, for messages and reports."""
+    # up to the last @: a password may contain a / or another @
+    return re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
+
+
+class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
+    """Turns redirects into errors: urllib would follow one of a POST by a GET without a body."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Make no further request; urllib then raises an HTTPError."""
+
+
+def _post(request: urllib.request.Request, timeout: float, deadline: float) -> Answer:
+    opener = urllib.request.build_opener(_RefuseRedirects)
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return Answer(answer.status, answer.read())
+        with opener.open(request, timeout=timeout) as answer:
+            return Answer(answer.status, _read_body(answer, deadline))
     except urllib.error.HTTPError as error:
         # raised for a status outside 2xx, whose body says what went wrong
         with error:
-            return Answer(error.code, error.read())
+            return Answer(error.code, _read_body(error, deadline))
+
+
+def _read_body(answer: http.client.HTTPResponse | urllib.error.HTTPError, deadline: float) -> bytes:
+    """Read at most one byte more than `MAX_BODY`.
+
+    Raises:
+        IncompleteRead: If the connection ends early.
+        TimeoutError: If `deadline` has passed.
+    """
+    body = bytearray()
+    while len(body) <= MAX_BODY and (part := answer.read1(MAX_BODY + 1 - len(body))):
+        body += part
+        if monotonic() > deadline:
+            raise TimeoutError
+    length = answer.headers.get("Content-Length", "")
+    if length.isdecimal() and len(body) < min(int(length), MAX_BODY + 1):
+        raise http.client.IncompleteRead(bytes(body))  # `read1` takes it for the end
+    return bytes(body)
 
 
 def _is_number(value: object) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from threading import Event
+
+import torch
 
 not_callable = 3
 
@@ -60,6 +63,39 @@ def fails_on_several(prompts: Sequence[str], responses: Sequence[str]) -> list[f
 
 def infinite(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
     return [-float("inf")] * len(responses)
+
+
+def exits(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    if "no way" in responses:
+        sys.exit(0)
+    return [0.0] * len(responses)
+
+
+def turns_gradients_off(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    torch.set_grad_enabled(False)
+    return [0.0] * len(responses)
+
+
+def turns_gradients_on(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    torch.set_grad_enabled(True)
+    return [0.0] * len(responses)
+
+
+def sorts_the_responses(prompts: list[str], responses: list[str]) -> list[float]:
+    responses.sort()
+    return [0.0] * len(responses)
+
+
+def empties_the_prompts(prompts: list[str], responses: list[str]) -> list[float]:
+    prompts.clear()
+    return [0.0] * len(responses)
+
+
+def changes_the_lengths(
+    prompts: list[str], responses: list[str], lengths: list[int]
+) -> list[float]:
+    lengths[0] += 1
+    return [0.0] * len(responses)
 
 
 released = Event()

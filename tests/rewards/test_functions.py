@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import FunctionReward, WeightedReward
-from lit_rlhf.rewards.functions import call_with_timeout, import_function
+from lit_rlhf.rewards.functions import import_function
 from lit_rlhf.rollout import RolloutBatch
 from tests.rewards import reward_functions
 from tests.rewards.said import PROMPTS, TEXTS
@@ -123,10 +123,40 @@ def test_a_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None
         reward_functions.released.set()
 
 
-def test_a_function_that_never_ends_does_not_keep_the_process_from_ending() -> None:
-    assert (
-        call_with_timeout(lambda: threading.current_thread().daemon, timeout=60.0).result() is True
-    )
+@pytest.mark.parametrize("timeout", [None, 60.0])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "exits",
+            "exits' raised SystemExit: 0. Called with prompt 'second' and response 'no way'",
+        ),
+        ("turns_gradients_off", "turns_gradients_off': expected a function that leaves torch's"),
+        ("turns_gradients_on", "turns_gradients_on': expected a function that leaves torch's"),
+        ("sorts_the_responses", "sorts_the_responses': .* leaves its argument 'responses' as it"),
+        ("empties_the_prompts", "empties_the_prompts': .* leaves its argument 'prompts' as it is"),
+        ("changes_the_lengths", "changes_the_lengths': .* leaves its argument 'lengths' as it is"),
+    ],
+)
+def test_a_function_that_does_more_than_score_is_reported(
+    rollouts: RolloutBatch, name: str, message: str, timeout: float | None
+) -> None:
+    reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout)
+    with torch.set_grad_enabled(name != "turns_gradients_on"):
+        before = torch.is_grad_enabled()
+        if name == "turns_gradients_on" and timeout is not None:
+            reward(rollouts, PROMPTS, None)  # gradients are on at the start of a thread
+        else:
+            with pytest.raises(RuntimeError, match=message):
+                reward(rollouts, PROMPTS, None)
+        assert torch.is_grad_enabled() == before
+
+
+def test_a_module_that_exits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exits_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"'exits_at_import:score': .*exits: SystemExit\(0\)"):
+        import_function("exits_at_import:score")
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import socket
-from collections.abc import Sequence
-from threading import Event
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain, repeat
+from threading import Event, Thread
+from time import monotonic, sleep
+from traceback import format_exception
 from typing import Any
 
 import pytest
 
-from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, remote
+from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, redact_url, remote
 from tests.rewards.said import Answer, said, service
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -136,6 +141,9 @@ def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
         ('{"scores": [1, 2]}', "got 2 scores with status 200 and"),
         ('{"scores": [1, 2, NaN]}', "not all are finite in status 200 and"),
         ('{"scores": [1, 2, 1e999]}', "not all are finite in status 200 and"),
+        ('{"scores": [1, 2, -1e39]}', "not all are in the range of float32 in status 200 and"),
+        (f'{{"scores": [1, 2, 1{"0" * 400}]}}', "not all are in the range of float32 in status"),
+        (f'{{"scores": [1, 2, 1{"0" * 5000}]}}', "got status 200 and"),
         ("", "got status 200 and no body"),
         (f'{{"scores": "{"x" * 1000}"}}', 'got status 200 and the body \'{"scores": "xxxx'),
     ],
@@ -166,11 +174,127 @@ def test_no_sample_is_looked_for_where_a_service_fails() -> None:
         ({"url": "localhost:8000"}, "url: expected http://host... or https.* got 'localhost:8000'"),
         ({"url": "file:///etc/passwd"}, "url: expected http"),
         ({"url": "http://"}, "url: expected http"),
+        ({"url": "ftp://me:secret@host"}, r"url: expected http.* got 'ftp://\*\*\*@host'"),
+        ({"url": "http://me:secret@host"}, r"variable in place of the .*'http://\*\*\*@host'"),
+        ({"url": "http://me:$a$b@host"}, r"variable in place of the .*'http://\*\*\*@host'"),
+        ({"url": "http://secret@host"}, r"variable in place of the .*'http://\*\*\*@host'"),
+        ({"url": "http://me:secret\u2100@host"}, r"url: expected http.* got 'http://\*\*\*@host'"),
         ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
         ({"timeout": 0.0}, r"timeout: expected a value > 0, got 0\.0"),
         ({"retries": -1}, "retries, backoff: expected values >= 0, got -1 and 1.0"),
     ],
 )
 def test_arguments_out_of_range_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         RemoteScorer(**{"url": "http://localhost/", **arguments})
+    assert "secret" not in "".join(format_exception(error.value))
+
+
+@contextmanager
+def raw_service(pieces: Iterable[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that answers each request by these bytes; its URL, and the requests that it gets."""
+    requests: list[bytes] = []
+    stopped = Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):  # the client or the test has gone
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    requests.append(connection.recv(10_000))
+                    for piece in pieces:
+                        connection.sendall(piece)
+                        if stopped.is_set():
+                            return
+
+    thread = Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/score", requests
+    finally:
+        stopped.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def dripping(start: bytes) -> Iterable[bytes]:
+    yield start
+    while True:
+        sleep(0.01)
+        yield b" "
+
+
+@pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nX:", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_an_answer_that_drips_does_not_stretch_the_time_limit(start: bytes) -> None:
+    begun = monotonic()
+    with (
+        raw_service(dripping(start)) as (url, _),
+        pytest.raises(RewardError, match=r"no answer within 0\.1 seconds .timeout. in"),
+    ):
+        RemoteScorer(url, timeout=0.1, retries=0)(PROMPTS, TEXTS)
+    assert monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(status: int) -> None:
+    head = f"HTTP/1.1 {status} Moved\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n"
+    with (
+        raw_service([head.encode()]) as (url, requests),
+        pytest.raises(RewardError, match=f"got status {status}, a redirect, which is not followed"),
+    ):
+        RemoteScorer(url)(PROMPTS, TEXTS)
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "MAX_BODY", 1000)
+    head = f"HTTP/1.1 {status} OK\r\n\r\n".encode()
+    with (
+        raw_service(chain([head], repeat(bytes(100)))) as (url, _),
+        pytest.raises(RewardError, match=f"of at most 1000 bytes, got .* with status {status}"),
+    ):
+        RemoteScorer(url)(PROMPTS, TEXTS)
+
+
+@pytest.mark.filterwarnings("ignore:http.*in attempt")
+def test_an_answer_that_is_cut_off_is_tried_again() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
+    with (
+        raw_service([head, b'{"scores"']) as (url, requests),
+        pytest.raises(RewardError, match=r"connection failed .IncompleteRead.* last of 2 attempts"),
+    ):
+        RemoteScorer(url, retries=1)(PROMPTS, TEXTS)
+    assert len(requests) == 2
+
+
+def test_a_password_of_the_environment_is_sent_and_never_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with raw_service([b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"]) as (url, requests):
+        scorer = RemoteScorer(url.replace("//", "//me:$SCORER_PASSWORD@"))
+        with pytest.raises(RewardError, match="environment variable SCORER_PASSWORD, which is not"):
+            scorer(PROMPTS, TEXTS)
+        monkeypatch.setenv("SCORER_PASSWORD", "secret")
+        with pytest.raises(RewardError, match=r"http://\*\*\*@127.* got status 403") as error:
+            scorer(PROMPTS, TEXTS)
+    assert b"Authorization: Basic " + base64.b64encode(b"me:secret") in requests[0]
+    assert b"@" not in requests[0]
+    assert "secret" not in "".join(format_exception(error.value))
+    assert "secret" not in repr(scorer)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://host:1/a?b#c", "https://host:1/a?b#c"),
+        ("https://me:p/w@x@host/a", "https://***@host/a"),
+        ("me:secret@host", "***@host"),
+    ],
+)
+def test_a_url_is_shown_without_user_and_password(url: str, shown: str) -> None:
+    assert redact_url(url) == shown

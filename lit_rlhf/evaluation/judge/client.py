@@ -16,6 +16,7 @@ from lit_rlhf.evaluation.judge.messages import (
     parse_reply,
     retry_messages,
 )
+from lit_rlhf.rewards import redact_url
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
@@ -230,8 +231,9 @@ class JudgeClient:
             raise JudgeError(_describe(error, self.options)) from error
         if not getattr(completion, "choices", None):
             raise JudgeError(
-                f"judge.base_url: {self._client.base_url} does not reply as an OpenAI-compatible "
-                f"endpoint does; the address usually ends in /v1. It sent {str(completion)!r:.200}"
+                f"judge.base_url: {redact_url(str(self._client.base_url))} does not reply as an "
+                "OpenAI-compatible endpoint does; the address usually ends in /v1. It sent "
+                f"{str(completion)!r:.200}"
             )
         choice, usage = completion.choices[0], completion.usage
         return _Completion(
@@ -261,7 +263,7 @@ def _describe(error: Exception, options: JudgeOptions) -> str:
     """Say what happened and what helps."""
     import openai
 
-    where = options.base_url or "OpenAI's endpoint"
+    where = redact_url(options.base_url) if options.base_url else "OpenAI's endpoint"
     said = f"{type(error).__name__}: {error}"[:500]
     repeated = f"after {options.max_retries} retries (judge.max_retries)"
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):

@@ -23,8 +23,10 @@ from lit_rlhf.evaluation.judge.verdicts import (
     verdict_rates,
 )
 from lit_rlhf.evaluation.outcomes import HeadToHead, Outcomes, format_share, outcomes_table
-from lit_rlhf.evaluation.output import print_table, write_json_lines
+from lit_rlhf.evaluation.output import print_table
 from lit_rlhf.evaluation.responses import Responses
+from lit_rlhf.files import write_json_lines
+from lit_rlhf.rewards import redact_url
 
 VERDICTS_FILE = "verdicts.jsonl"
 LABELS_FILE = "labels.jsonl"
@@ -55,7 +57,7 @@ class Judgement:
 
     Attributes:
         model: Name of the judge.
-        base_url: Address of its endpoint; `None` is OpenAI's.
+        base_url: Address of its endpoint, without user and password; `None` is OpenAI's.
         baseline: Name of the policy that the others are compared with.
         policies: Results, criterion by criterion.
         agreements: Agreement with human labels, for the criteria that have labels.
@@ -166,7 +168,7 @@ def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
         usage = judge.usage
     return Judgement(
         model=str(options.model),
-        base_url=options.base_url,
+        base_url=None if options.base_url is None else redact_url(options.base_url),
         baseline=baseline,
         policies=[
             JudgedPolicy(

@@ -1,0 +1,176 @@
+"""Result files: written atomically or batch by batch, with errors that name the file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import BufferedWriter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+@contextmanager
+def name_file(path: str | Path) -> Iterator[None]:
+    """Name a file in the errors of writing it. That of a full disk has no name by itself.
+
+    Args:
+        path: What is written in the context.
+
+    Raises:
+        OSError: If writing fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a text file atomically: readers see the old file or the complete new one.
+
+    The text is written as UTF-8 to a hidden file in the same folder, which then takes the name. A
+    failed write leaves the old file as it was. Missing folders are created.
+
+    Args:
+        path: The file.
+        text: Its content.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: If the file cannot be written; the message names it.
+        UnicodeEncodeError: If the text has half of a surrogate pair; see `json_lines`.
+    """
+    # One rename is enough here. `move_into_place` is for what has to survive a power failure.
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with name_file(target):
+            partial.write_text(text, encoding="utf-8", newline="\n")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Path:
+    """Write one JSON object per line, atomically like `write_text`.
+
+    Args:
+        path: The file.
+        records: The objects.
+
+    Returns:
+        The path.
+    """
+    return write_text(path, json_lines(records))
+
+
+def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
+    """Format objects as JSON lines.
+
+    Text outside ASCII stays readable. Halves of surrogate pairs, which a model's response may
+    contain and UTF-8 cannot encode, become JSON escapes.
+    """
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    # Python's escape of a lone surrogate, \ud800, is JSON's escape of it too
+    return text.encode(errors="backslashreplace").decode()
+
+
+class ProgressFile:
+    """The finished batches of a command that writes a file, so that it continues after a kill.
+
+    They are in `<output>.partial`: a line with the settings, then a line per batch. The same
+    command reads them and computes the others. This is a context manager: it deletes the file when
+    the context ends without an error, as the output is then complete.
+
+    Args:
+        output: The file that the command writes when all batches are finished; `None` keeps
+            nothing.
+        settings: Everything that the batches depend on, as JSON types.
+
+    Raises:
+        ValueError: If the file is of a command with other settings, or is damaged.
+    """
+
+    def __init__(self, output: str | Path | None, settings: Mapping[str, Any]) -> None:
+        self.path = None if output is None else Path(f"{output}.partial")
+        self._settings = json.loads(json.dumps(settings))  # a tuple comes back as a list
+        self._batches: dict[str, list[Any]] = {}
+        self._file: BufferedWriter | None = None
+        self._size = 0  # bytes of the complete lines
+        if self.path is not None and self.path.exists():
+            self._read(self.path)
+
+    def __enter__(self) -> Self:
+        """Return the file."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the file, and delete it unless there was an error."""
+        if self._file is not None:
+            # After a failed write, closing tries it once more; its error has been raised already.
+            with suppress(OSError):
+                self._file.close()
+        if self.path is not None and error is None:
+            self.path.unlink(missing_ok=True)
+
+    def batches(self, name: str) -> list[Any]:
+        """The batches that an earlier command finished under a name, in their order."""
+        return self._batches.get(name, [])
+
+    def add(self, name: str, batch: Any) -> None:  # noqa: ANN401  # JSON types
+        """Keep a finished batch. It has left the process when this returns.
+
+        Args:
+            name: What the batch belongs to, for instance the name of a model.
+            batch: The batch as JSON types.
+
+        Raises:
+            OSError: If it cannot be written; the message names the file.
+        """
+        if self.path is None:
+            return
+        lines = [[name, batch]]
+        with name_file(self.path):
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("ab")
+                self._file.truncate(self._size)
+                if self._size == 0:
+                    lines.insert(0, self._settings)
+            self._file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+            self._file.flush()
+
+    def _read(self, path: Path) -> None:
+        # A kill while a line is written leaves a part of it.
+        complete, newline, _ = path.read_bytes().rpartition(b"\n")
+        try:
+            begun, *batches = [json.loads(line) for line in complete.splitlines()] or [{}]
+            differing = [name for name in self._settings if self._settings[name] != begun.get(name)]
+            for name, batch in batches:
+                self._batches.setdefault(name, []).append(batch)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path}: expected the finished batches of an interrupted command, got something "
+                "else; delete the file to start over"
+            ) from error
+        if batches and differing:
+            raise ValueError(
+                f"{path}: expected the finished batches of this command, got those of one with "
+                f"another value of {', '.join(differing)}; repeat that command to finish it, or "
+                "delete the file to start over"
+            )
+        self._size = len(complete) + len(newline) if batches else 0

@@ -1,0 +1,177 @@
+"""Result files: atomic, or continued after a kill; errors name the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_rlhf.files import ProgressFile, name_file, write_json_lines, write_text
+
+SETTINGS = {"seed": 1, "models": ["sft"]}
+
+
+def test_lines_are_json_in_utf_8(tmp_path: Path) -> None:
+    records = [{"text": "铁、铜\n"}, {"text": "iron"}]
+
+    path = write_json_lines(tmp_path / "new" / "records.jsonl", records)
+
+    lines = path.read_bytes().decode("utf-8").splitlines()
+    assert "铁" in lines[0]
+    assert [json.loads(line) for line in lines] == records
+
+
+def test_half_a_surrogate_pair_is_written_as_json_writes_it(tmp_path: Path) -> None:
+    records = [{"text": "half \ud800 of a pair, 铁"}]  # a model's text read from JSON may hold it
+
+    path = write_json_lines(tmp_path / "records.jsonl", records)
+
+    assert "铁" in path.read_text("utf-8")
+    assert [json.loads(line) for line in path.read_text("utf-8").splitlines()] == records
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    def broken() -> Iterator[dict[str, str]]:
+        yield {"text": "new"}
+        raise RuntimeError("on the way")
+
+    path = write_text(tmp_path / "records.jsonl", "old\n")
+    with pytest.raises(RuntimeError, match="on the way"):
+        write_json_lines(path, broken())
+
+    assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [
+        ("records.jsonl", "old\n")
+    ]
+
+
+def test_a_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "records.jsonl", "old\n")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "new\n\ud800")
+
+    assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [
+        ("records.jsonl", "old\n")
+    ]
+
+
+def full_disk(path: Path) -> Path:
+    """Whatever is written to the path, the disk is full."""
+    if not Path("/dev/full").exists():
+        pytest.skip("a full disk is pretended with Linux' /dev/full")
+    path.symlink_to("/dev/full")
+    return path
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "report.json", "old")
+    full_disk(tmp_path / f".report.json.{os.getpid()}.partial")
+
+    with pytest.raises(OSError, match=rf"No space left on device: '{re.escape(str(path))}'"):
+        write_text(path, "new" * 10_000)
+
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_that_names_a_file_is_raised_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"No such file.*missing'"), name_file("other"):
+        (tmp_path / "missing").read_text()
+
+
+def finished(path: Path, settings: dict[str, Any] = SETTINGS) -> list[Any]:
+    progress = ProgressFile(path, settings)
+    return [*progress.batches("sft"), *progress.batches("ppo")]
+
+
+def interrupted(path: Path) -> None:
+    """Two batches of one name and one of another, then the end."""
+    with suppress(KeyboardInterrupt), ProgressFile(path, SETTINGS) as progress:
+        progress.add("ppo", {"text": "\ud800 铁"})
+        for number in (1, 2):
+            progress.add("sft", [number, 0.1])
+        raise KeyboardInterrupt
+
+
+def test_finished_batches_are_there_after_an_interruption(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.jsonl"
+    interrupted(path)
+
+    assert finished(path) == [[1, 0.1], [2, 0.1], {"text": "\ud800 铁"}]
+    with ProgressFile(path, SETTINGS) as progress:
+        progress.add("sft", [3, 0.1])
+        assert finished(path)[:3] == [[1, 0.1], [2, 0.1], [3, 0.1]]
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_batch_that_was_cut_off_is_computed_again(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    interrupted(path)
+    partial = tmp_path / "out.jsonl.partial"
+    whole = partial.read_bytes()
+    for cut in range(len(whole)):
+        partial.write_bytes(whole[:cut])
+        number = whole[:cut].count(b"\n") - 1
+        assert len(finished(path)) == max(number, 0)
+    partial.write_bytes(whole[:-3])
+    with suppress(KeyboardInterrupt), ProgressFile(path, SETTINGS) as progress:
+        progress.add("sft", [2, 0.1])
+        raise KeyboardInterrupt
+    assert partial.read_bytes() == whole
+
+
+def test_batches_of_other_settings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    interrupted(path)
+
+    message = r"out\.jsonl\.partial: .* another value of seed; repeat that command to finish it, or"
+    with pytest.raises(ValueError, match=message):
+        finished(path, SETTINGS | {"seed": 2})
+    assert len(finished(path)) == 3
+
+
+def test_a_command_that_finished_no_batch_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError), ProgressFile(tmp_path / "out.jsonl", SETTINGS):
+        raise MemoryError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["no json\n", "[1]\n[2]\n", '{"seed": 1}\n{"a": 1}\n'])
+def test_another_file_of_that_name_is_refused(tmp_path: Path, content: str) -> None:
+    partial = tmp_path / "out.jsonl.partial"
+    partial.write_text(content)
+
+    with pytest.raises(ValueError, match=r"partial: expected the finished batches of an inter"):
+        ProgressFile(tmp_path / "out.jsonl", SETTINGS)
+    assert partial.read_text() == content
+
+
+def test_a_full_disk_is_named_with_the_file_of_batches(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    interrupted(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # as on a full disk, no file can grow beyond this size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+    try:
+        with (
+            pytest.raises(OSError, match=r"File too large: '.*out\.jsonl\.partial'"),
+            ProgressFile(path, SETTINGS) as progress,
+        ):
+            progress.add("sft", ["x" * 200])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(finished(path)) == 3
+
+
+def test_without_an_output_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ProgressFile(None, SETTINGS) as progress:
+        progress.add("sft", [1])
+        assert progress.batches("sft") == []
+    assert list(tmp_path.iterdir()) == []
