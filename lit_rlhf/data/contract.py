@@ -15,6 +15,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from lit_rlhf.data.templates import render_in_time
+from lit_rlhf.files import write_text
+
 CONTRACT_FILE = "text_contract.json"
 """Name of the contract's file in a model folder."""
 
@@ -67,10 +70,8 @@ class TextContract:
         Returns:
             Path of the file, `text_contract.json`.
         """
-        path = Path(folder) / CONTRACT_FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", "utf-8")
-        return path
+        text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+        return write_text(Path(folder) / CONTRACT_FILE, text)
 
     @classmethod
     def load(cls, folder: str | Path) -> "TextContract":
@@ -118,13 +119,17 @@ class TextContract:
         Returns:
             The text.
         """
-        rendered: Any = render_jinja_template(
-            conversations=[list(messages)],
-            chat_template=self.chat_template,
-            bos_token=self.bos_token or "",
-            eos_token=self.eos_token,
-        )
-        return str(rendered[0][0])  # (texts, token spans)
+
+        def render() -> str:
+            rendered: Any = render_jinja_template(
+                conversations=[list(messages)],
+                chat_template=self.chat_template,
+                bos_token=self.bos_token or "",
+                eos_token=self.eos_token,
+            )
+            return str(rendered[0][0])  # (texts, token spans)
+
+        return render_in_time(render, self.chat_template)
 
     def mismatch(self, other: "TextContract") -> str | None:
         """Compare with another contract.

@@ -23,12 +23,14 @@ class TokenExample(NamedTuple):
         completion_mask: True on the tokens that are trained on as targets. Shape `(L,)`, bool.
         dropped_turns: Number of oldest turns left out to fit the length, the system turn included.
         cut_tokens: Tokens cut on the left of the last human turn because it alone was too long.
+        escaped_tokens: Control tokens in plain text that were encoded as ordinary text.
     """
 
     input_ids: Tensor
     completion_mask: Tensor
     dropped_turns: int = 0
     cut_tokens: int = 0
+    escaped_tokens: int = 0
 
 
 class PreferenceExample(NamedTuple):

@@ -8,6 +8,8 @@ prompt and response apart and joins them, so that
 holds exactly: the ids that a reward model is trained on are the ids of a rollout.
 """
 
+import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +38,7 @@ from lit_rlhf.data.records import (
     Message,
     RecordError,
 )
-from lit_rlhf.data.templates import resolve_template
+from lit_rlhf.data.templates import render_in_time, resolve_template
 
 TrainOn = Literal["last", "all"]
 """The assistant turns that are trained on: the last one, or all of them."""
@@ -78,7 +80,7 @@ class _FittedPrompt(NamedTuple):
 
 
 class DialogueEncoder:
-    """Renders and tokenizes dialogues.
+    r"""Renders and tokenizes dialogues.
 
     Args:
         tokenizer: A tokenizer with an EOS token. Its `chat_template` is set to the template that
@@ -88,6 +90,12 @@ class DialogueEncoder:
         max_length: Longest dialogue in tokens: prompt, response and EOS.
         max_prompt_length: Longest prompt in tokens; default `max_length`. It also bounds the
             prompts of dialogues, so that all stages see the same context.
+
+    Attributes:
+        contract: The text contract.
+        control_text: Matches the text that no turn may contain, because it would be read as the
+            template's own: that of special tokens, of other added tokens that the template writes,
+            and of turn markers that are plain text, such as `"\n\nHuman:"` of `hh`.
 
     Raises:
         ValueError: If a length is out of range, the template is unknown, or the tokenizer has no
@@ -118,6 +126,7 @@ class DialogueEncoder:
         self.eos_token_id = int(tokenizer.eos_token_id)
         tokenizer.chat_template = resolve_template(chat_template, tokenizer)
         self.contract = self._make_contract()
+        self._control_tokens, self.control_text = self._find_control_text()
 
     @property
     def pad_token_id(self) -> int:
@@ -149,7 +158,7 @@ class DialogueEncoder:
             The prompt.
 
         Raises:
-            EncodingError: If a turn contains the text of the EOS token.
+            EncodingError: If a turn contains `control_text`.
         """
         self._check_contents(messages)
         prompt = self._fit_prompt(
@@ -177,7 +186,7 @@ class DialogueEncoder:
 
         Raises:
             ResponseTooLongError: If the response and one prompt token do not fit into `max_length`.
-            EncodingError: If a turn contains the text of the EOS token.
+            EncodingError: If a turn contains `control_text`.
             ValueError: If the last turn is not the assistant's, or the rendered dialogue does not
                 start with the rendered prompt.
         """
@@ -240,18 +249,31 @@ class DialogueEncoder:
         Returns:
             Consecutive blocks without overlap, trained on everywhere but at the first position. The
             document ends with the EOS token, and begins with the BOS token if the contract says so.
-            A last block of one token is left out, since nothing would predict its token.
+            A last block of one token is left out, since nothing would predict its token. The text
+            of a special token is encoded as ordinary text and counted with the first block.
+
+        Raises:
+            EncodingError: If the tokenizer has no other ids for the text of a special token.
         """
+        escaped = self._control_tokens.findall(text)
+        text_ids = self._tokenize(text, split_special_tokens=bool(escaped))
+        # Some tokenizers know no other ids for the text of a special token.
+        control_ids = {self.tokenizer.convert_tokens_to_ids(token) for token in escaped}
+        if not control_ids.isdisjoint(text_ids):
+            raise EncodingError("the text contains a control token", f"one of {set(escaped)}")
         # Plain text passes no template, so its BOS token is written here.
-        ids = [*self._tokenize(text), self.eos_token_id]
+        ids = [*text_ids, self.eos_token_id]
         if self.contract.add_bos:
             ids.insert(0, int(self.tokenizer.bos_token_id))
         blocks = [ids[i : i + self.max_length] for i in range(0, len(ids), self.max_length)]
-        return [
+        examples = [
             TokenExample(_to_tensor(block), torch.arange(len(block)) > 0)
             for block in blocks
             if len(block) > 1
         ]
+        if examples:
+            examples[0] = examples[0]._replace(escaped_tokens=len(escaped))
+        return examples
 
     def decode_response(self, ids: Sequence[int]) -> str:
         """Decode a response up to its first EOS token.
@@ -272,16 +294,25 @@ class DialogueEncoder:
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         chat = [{"role": message.role, "content": message.content} for message in messages]
-        return str(
-            self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        )
 
-    def _tokenize(self, text: str) -> list[int]:
+        def render() -> str:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    chat, tokenize=False, add_generation_prompt=add_generation_prompt
+                )
+            )
+
+        return render_in_time(render, str(self.tokenizer.chat_template))
+
+    def _tokenize(self, text: str, split_special_tokens: bool = False) -> list[int]:
         # The template has written the BOS token where it belongs; the tokenizer must not add one.
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return list(ids)
+        encoded = self.tokenizer(
+            text,
+            add_special_tokens=False,
+            split_special_tokens=split_special_tokens,
+            verbose=False,
+        )
+        return list(encoded["input_ids"])
 
     def _encode_response(
         self, history: tuple[Message, ...], prompt: str, content: str
@@ -316,18 +347,27 @@ class DialogueEncoder:
 
     def _fit_prompt(self, messages: tuple[Message, ...], text: str, limit: int) -> _FittedPrompt:
         """Drop turns, then cut tokens, until a rendered prompt has at most `limit` tokens."""
-        kept = messages
-        while True:
-            ids = self._tokenize(text)
-            dropped = len(messages) - len(kept)
-            if len(ids) <= limit:
-                return _FittedPrompt(kept, text, ids, dropped, 0)
-            shorter = _drop_oldest_turns(kept)
-            if shorter is None:
-                break
+        ids = self._tokenize(text)
+        if len(ids) <= limit:
+            return _FittedPrompt(messages, text, ids, 0, 0)
+        shorter = _shorter_prompts(messages)
+
+        def encode(number: int) -> _FittedPrompt:
             # The whole prompt is rendered again: a template may write its first turn differently.
-            kept = shorter
+            kept = shorter[number].select(messages)
             text = self.render_prompt(kept)
+            return _FittedPrompt(kept, text, self._tokenize(text), len(messages) - len(kept), 0)
+
+        # Bisection: one turn after the other, a dialogue of n turns would be rendered and tokenized
+        # n times.
+        number = bisect_left(
+            range(len(shorter)), True, key=lambda i: len(encode(i).input_ids) <= limit
+        )
+        if number < len(shorter):
+            return encode(number)
+        kept, dropped = messages, 0
+        if shorter:
+            kept, text, ids, dropped, _ = encode(len(shorter) - 1)
         # A cut prompt keeps its BOS token, which every sequence of the model starts with.
         head = ids[:1] if self.contract.add_bos and limit > 1 else []
         cut = head + ids[len(ids) - (limit - len(head)) :]
@@ -376,18 +416,51 @@ class DialogueEncoder:
         offsets = self.tokenizer(
             text, add_special_tokens=False, verbose=False, return_offsets_mapping=True
         )["offset_mapping"]
-        return [
-            any(start <= first and last <= end and first < last for start, end in spans)
-            for first, last in offsets
-        ]
+        mask = []
+        for first, last in offsets:
+            # the last span that starts at the token or before it; spans do not overlap
+            span = bisect_right(spans, first, key=lambda span: span[0]) - 1
+            mask.append(span >= 0 and first < last <= spans[span][1])
+        return mask
 
     def _check_contents(self, messages: Sequence[Message]) -> None:
-        # EOS in the middle of a turn would end it there, and a model would learn to stop there.
+        # A template joins turns to one text. What reads like the end of a turn or the start of
+        # another would be one: a user could speak for the assistant, and a model would learn to.
         for message in messages:
-            if self.eos_token in message.content:
-                raise EncodingError(
-                    "a turn contains the text of the EOS token", f"{self.eos_token!r}"
-                )
+            found = self.control_text.search(message.content)
+            if found:
+                token = "the EOS token" if found[0] == self.eos_token else "a control token"
+                raise EncodingError(f"a turn contains the text of {token}", repr(found[0]))
+
+    def _find_control_text(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Patterns of control tokens, and of these and the turn markers that are plain text."""
+        turns = [
+            Message("user", "first question"),
+            Message("assistant", "first answer"),
+            Message("user", "second question"),
+        ]
+        written, rest = [], self.render_prompt(turns)
+        for turn in turns:
+            before, _, rest = rest.partition(turn.content)
+            written.append(before)
+        written.append(rest)
+        # Added tokens that are not special and that the template does not write, such as `<think>`,
+        # are text that a turn may have.
+        tokens = set(self.tokenizer.all_special_tokens) | {
+            token.content
+            for token in self.tokenizer.added_tokens_decoder.values()
+            if token.special or any(token.content in text for text in written)
+        }
+        tokens = {token for token in tokens if token.strip()}
+        control_tokens = _match_any(tokens)
+        # A marker with a special token in it needs no pattern: nothing reads like it without the
+        # token. One without a letter or digit would match ordinary text.
+        markers = {
+            text.rstrip()
+            for text in written[1:]
+            if re.search(r"\w", text) and not control_tokens.search(text)
+        }
+        return control_tokens, _match_any(tokens | markers)
 
     def _make_contract(self) -> TextContract:
         bos = self.tokenizer.bos_token
@@ -406,14 +479,38 @@ class DialogueEncoder:
         )
 
 
-def _drop_oldest_turns(messages: tuple[Message, ...]) -> tuple[Message, ...] | None:
-    """Drop the oldest human turn with its answer, or else the system turn; None if neither."""
-    system = messages[:1] if messages[0].role == "system" else ()
-    body = messages[len(system) :]
-    for turn in range(1, len(body)):
-        if body[turn].role == "user":
-            return system + body[turn:]
-    return body if system else None
+class _ShorterPrompt(NamedTuple):
+    """A prompt without its oldest turns.
+
+    Attributes:
+        system: Number of system turns that are kept, 0 or 1.
+        start: The first other turn that is kept.
+    """
+
+    system: int
+    start: int
+
+    def select(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The turns that are kept."""
+        return messages[: self.system] + messages[self.start :]
+
+
+def _shorter_prompts(messages: tuple[Message, ...]) -> list[_ShorterPrompt]:
+    """The ways to shorten a prompt, the longest first.
+
+    The oldest human turn goes with its answer, then the next one, and at last the system turn.
+    """
+    system = int(messages[0].role == "system")
+    starts = [i for i in range(system + 1, len(messages)) if messages[i].role == "user"]
+    shorter = [_ShorterPrompt(system, start) for start in starts]
+    if system:
+        shorter.append(_ShorterPrompt(0, starts[-1] if starts else 1))
+    return shorter
+
+
+def _match_any(texts: set[str]) -> re.Pattern[str]:
+    """A pattern of literal texts; the longest that fits is found."""
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
 
 
 def _to_tensor(ids: Sequence[int]) -> Tensor:
@@ -428,6 +525,7 @@ class EncodingCounts:
         dropped_turns: Oldest turns dropped so that dialogues fit.
         shortened: Dialogues that lost turns.
         cut_prompts: Dialogues whose last human turn was cut on the left.
+        escaped_tokens: Control tokens in plain text, encoded as ordinary text.
         dropped_records: Records left out, by reason.
         examples: The first few records left out, as messages with file and line.
     """
@@ -435,6 +533,7 @@ class EncodingCounts:
     dropped_turns: int = 0
     shortened: int = 0
     cut_prompts: int = 0
+    escaped_tokens: int = 0
     dropped_records: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -447,6 +546,8 @@ class EncodingCounts:
         self.dropped_turns += example.dropped_turns
         self.shortened += example.dropped_turns > 0
         self.cut_prompts += example.cut_tokens > 0
+        if isinstance(example, TokenExample):
+            self.escaped_tokens += example.escaped_tokens
 
     def drop(self, location: Location, error: EncodingError) -> None:
         """Count a record that is left out.

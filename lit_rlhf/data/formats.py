@@ -6,7 +6,6 @@ file therefore serves as demonstrations too (its chosen responses) and as prompt
 demonstration file serves as prompts.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -57,6 +56,7 @@ _ANSWER_FIELDS = ("answer", "std_answer", "completion", "response")
 _OUTPUT_FIELDS = ("output", "response")
 _INPUT_FIELDS = ("input", "context")
 _OPTION_LETTERS = "ABCDEFGHIJ"
+_LARGEST_MARGIN = 3.4e38  # batches hold margins as float32
 _TURN_MARKER = re.compile(r"\n\n(Human|Assistant):")
 
 
@@ -115,7 +115,9 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
     if kind == "ptx":
         kind = "text" if format == "text" else "demonstration"
     if kind == "text":
-        return [TextRecord(row.read_string("text"), row.source, row.location)]
+        text = row.read_string("text")
+        row.check_text("text", text)
+        return [TextRecord(text, row.source, row.location)]
     if format == "text":
         raise row.error("text", f"plain text has no {kind} in it")
     if kind != "preference":
@@ -407,6 +409,7 @@ def _check_prompt(row: Row, prompt: tuple[Message, ...], field: str, answered: b
     for message in prompt:
         if not message.content.strip():
             raise row.error(field, f"empty {_speaker(message.role)} turn")
+        row.check_text(field, message.content)
     for turn, message in enumerate(turns):
         if message.role == "system":
             raise row.error(field, "a system turn after the first turn")
@@ -434,6 +437,7 @@ def _check_response(row: Row, value: Any, field: str, missing_field: str) -> str
         raise row.error(field, "not a string", type(value).__name__)
     if not value.strip():
         raise row.error(field, "empty assistant turn")
+    row.check_text(field, value)
     return value
 
 
@@ -442,8 +446,9 @@ def _read_margin(row: Row) -> float:
     if margin is None:
         return 0.0
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
-    if not is_number or not math.isfinite(margin) or margin < 0:
-        raise row.error("margin", "not a number of at least 0", repr(margin))
+    # compared and not passed to `isfinite`, which fails for an integer of 400 digits
+    if not is_number or not 0 <= margin <= _LARGEST_MARGIN:
+        raise row.error("margin", "not a number of at least 0", f"{margin!r:.100}")
     return float(margin)
 
 

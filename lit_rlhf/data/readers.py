@@ -5,8 +5,10 @@ line: the JSON loader of `datasets` infers one schema for a whole file, and neit
 loader tells the line of a broken record or of a byte that is not UTF-8.
 """
 
+import codecs
 import gzip
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedIOBase
 from pathlib import Path
@@ -22,6 +24,11 @@ _TEXT_SUFFIXES = (".txt", ".txt.gz")
 _PARQUET_SUFFIXES = (".parquet",)
 FILE_SUFFIXES = (*_JSON_SUFFIXES, *_TEXT_SUFFIXES, *_PARQUET_SUFFIXES)
 """The suffixes of data files. Any other path is a dataset."""
+
+_WINDOW = 2**16  # bytes of a JSON array that are read at a time
+_NOT_BLANK = re.compile(r"\S")
+# JSON that Python does not read: integers of more than 4300 digits, and nesting beyond its stack
+_UNREADABLE = (ValueError, RecursionError)
 
 
 def is_file_path(path: str) -> bool:
@@ -124,24 +131,27 @@ def _decode_all(file: BufferedIOBase, path: str) -> str:
 
 
 def _read_json(path: str, source: str) -> Iterator[Row | RecordError]:
-    may_be_array = not path.lower().endswith(_LINE_SUFFIXES)
     with _open(path) as file:
+        if not path.lower().endswith(_LINE_SUFFIXES) and _starts_array(file):
+            yield from _read_array(file, path, source)
+            return
         for number, line in enumerate(file, start=1):
             location = Location(path, number)
             try:
                 text = _decode(line, location).strip()
-                if not text:
-                    continue
-                if not (may_be_array and text.startswith("[")):
+                if text:
                     yield Row(_parse_object(text, location), location, source)
-                    continue
             except RecordError as error:
                 yield error
-                continue
-            # Outside of the try: the rows behind an error in an array cannot be found.
-            file.seek(0)
-            yield from _read_array(_decode_all(file, path), path, source)
-            return
+
+
+def _starts_array(file: BufferedIOBase) -> bool:
+    """Whether the first character that is not blank opens an array; the file is read from anew."""
+    first = b""
+    while not first and (data := file.read(_WINDOW)):
+        first = data.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    file.seek(0)
+    return first == b"["
 
 
 def _parse_object(text: str, location: Location) -> Mapping[str, Any]:
@@ -150,38 +160,113 @@ def _parse_object(text: str, location: Location) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         detail = f"{error.msg} at column {error.colno}"
         raise RecordError(location, "broken JSON", detail=detail) from error
+    except _UNREADABLE as error:
+        raise RecordError(location, "broken JSON", detail=str(error)) from error
     if not isinstance(value, dict):
         raise RecordError(location, "not a JSON object", detail=f"a {type(value).__name__}")
     return value
 
 
-def _read_array(text: str, path: str, source: str) -> Iterator[Row | RecordError]:
+def _read_array(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | RecordError]:
     """Parse an array element by element; `json.loads` would not tell where an element starts."""
-    decoder = json.JSONDecoder()
-    position = _skip_blanks(text, text.index("[") + 1)
-    line, counted = 1, 0  # the line of text[counted]
-    while text[position : position + 1] != "]":
-        line, counted = line + text.count("\n", counted, position), position
-        location = Location(path, line)
-        try:
-            value, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            raise RecordError(
-                Location(path, error.lineno), "broken JSON array", detail=error.msg
-            ) from error
+    array = _ArrayText(file, path)
+    array.peek()
+    array.skip()
+    while array.peek() != "]":
+        location = array.location
+        value = array.read_value()
         if isinstance(value, dict):
             yield Row(value, location, source)
         else:
             yield RecordError(location, "not a JSON object", detail=f"a {type(value).__name__}")
-        position = _skip_blanks(text, position)
-        if text[position : position + 1] == ",":
-            position = _skip_blanks(text, position + 1)
-        elif text[position : position + 1] != "]":
-            location = Location(path, line + text.count("\n", counted, position))
-            raise RecordError(location, "broken JSON array", detail="expected ',' or ']'")
+        following = array.peek()
+        if following == ",":
+            array.skip()
+        elif following != "]":
+            raise RecordError(array.location, "broken JSON array", detail="expected ',' or ']'")
 
 
-def _skip_blanks(text: str, position: int) -> int:
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position
+class _ArrayText:
+    """The text of a JSON array, read piece by piece.
+
+    Args:
+        file: The file, from its beginning.
+        path: Its path, for errors.
+    """
+
+    def __init__(self, file: BufferedIOBase, path: str) -> None:
+        self._file = file
+        self._path = path
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()  # as in `_decode`
+        self._json = json.JSONDecoder()
+        self._text = ""
+        self._position = 0  # in `_text`
+        self._line = 1  # the line of the position
+        self._complete = False  # `_text` reaches the end of the file
+
+    @property
+    def location(self) -> Location:
+        """The line of the position."""
+        return Location(self._path, self._line)
+
+    def peek(self) -> str:
+        """Move to the next character that is not blank, and return it; at the end of the file ''.
+
+        Raises:
+            RecordError: If the text is not UTF-8.
+        """
+        while True:
+            found = _NOT_BLANK.search(self._text, self._position)
+            self._move(found.start() if found else len(self._text))
+            if found or self._complete:
+                return found[0] if found else ""
+            self._read_more()
+
+    def skip(self) -> None:
+        """Move over a character."""
+        self._move(self._position + 1)
+
+    def read_value(self) -> Any:  # noqa: ANN401 - whatever the file holds
+        """Parse the value at the position, and move behind it.
+
+        Raises:
+            RecordError: If it cannot be parsed. Nothing behind it can be, then.
+        """
+        while True:
+            try:
+                value, end = self._json.raw_decode(self._text, self._position)
+            except json.JSONDecodeError as error:
+                # it may be the text that ends early, and not the value
+                if self._complete:
+                    self._move(error.pos)
+                    detail = error.msg
+                    raise RecordError(self.location, "broken JSON array", detail=detail) from error
+            except _UNREADABLE as error:
+                detail = str(error)
+                raise RecordError(self.location, "broken JSON array", detail=detail) from error
+            else:
+                # at the end of the text, a number may go on
+                if end < len(self._text) or self._complete:
+                    self._move(end)
+                    return value
+            self._read_more()
+
+    def _move(self, position: int) -> None:
+        self._line += self._text.count("\n", self._position, position)
+        self._position = position
+
+    def _read_more(self) -> None:
+        """Drop the text before the position, and read as much as is left, or more.
+
+        The text doubles until it holds a value, so all attempts to parse the value together take
+        time that is linear in its length.
+        """
+        self._text = self._text[self._position :]
+        self._position = 0
+        data = self._file.read(max(_WINDOW, len(self._text)))
+        self._complete = not data
+        try:
+            self._text += self._decoder.decode(data, final=self._complete)
+        except UnicodeDecodeError as error:
+            line = self._line + self._text.count("\n") + error.object.count(b"\n", 0, error.start)
+            raise RecordError(Location(self._path, line), "not UTF-8", detail=str(error)) from error

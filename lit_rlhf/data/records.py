@@ -161,6 +161,23 @@ class Row:
             raise self.error(field, "empty")
         return value
 
+    def check_text(self, field: str, text: str) -> None:
+        """Check that a string is text that can be encoded.
+
+        Args:
+            field: Name of the field that it comes from.
+            text: The string.
+
+        Raises:
+            RecordError: If it has half of a surrogate pair. UTF-8 has none, but JSON can
+                escape one.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            detail = f"{text[error.start]!r} at character {error.start + 1}"
+            raise self.error(field, "half of a surrogate pair", detail) from error
+
     def read_turns(self, field: str) -> tuple[Message, ...]:
         """Read a field that must be a list of turns.
 

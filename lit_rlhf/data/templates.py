@@ -15,8 +15,16 @@ Each is a Jinja template as transformers defines it. A saved tokenizer carries i
 A system turn has no marker in any of them: its text comes before the first human turn.
 """
 
+from collections.abc import Callable
+
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.time_limit import call_with_timeout
+
+TEMPLATE_SECONDS = 10.0
+"""Longest time that a chat template may take for one dialogue."""
+
+_BOS = "{{ bos_token }}"
 _HH = (
     "{%- for message in messages -%}"
     "{%- if message['role'] == 'user' -%}{{ '\\n\\nHuman: ' + message['content'] }}"
@@ -75,7 +83,7 @@ def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """
     known = ", ".join(repr(key) for key in CHAT_TEMPLATES)
     if name in CHAT_TEMPLATES:
-        return ("{{ bos_token }}" if adds_bos(tokenizer) else "") + CHAT_TEMPLATES[name]
+        return (_BOS if adds_bos(tokenizer) else "") + CHAT_TEMPLATES[name]
     if name != "tokenizer":
         raise ValueError(f"chat_template: expected 'tokenizer' or one of {known}, got {name!r}")
     own = tokenizer.chat_template
@@ -87,3 +95,29 @@ def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
             f"got one without; choose one of the built-in ones: {known}"
         )
     return str(own)
+
+
+def render_in_time(render: Callable[[], str], template: str) -> str:
+    """Render a dialogue within `TEMPLATE_SECONDS`.
+
+    Templates come with models and are programs: a few words of Jinja can run for years.
+
+    Args:
+        render: Renders the dialogue.
+        template: Jinja text of the template.
+
+    Returns:
+        The text.
+
+    Raises:
+        ValueError: If it takes longer.
+    """
+    if template.removeprefix(_BOS) in CHAT_TEMPLATES.values():
+        return render()  # a thread would cost as much time as the rendering
+    rendered = call_with_timeout(render, TEMPLATE_SECONDS)
+    if not rendered.done():
+        raise ValueError(
+            "chat_template: expected one that renders a dialogue within "
+            f"{TEMPLATE_SECONDS:g} seconds, got {template!r:.200}; choose one of the built-in ones"
+        )
+    return rendered.result()

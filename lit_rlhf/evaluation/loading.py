@@ -10,7 +10,13 @@ from torch import nn
 
 from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.forward import LanguageModel, freeze
-from lit_rlhf.models import ModelOptions, load_causal_lm, load_tokenizer, max_positions
+from lit_rlhf.models import (
+    ModelOptions,
+    check_vocabulary,
+    load_causal_lm,
+    load_tokenizer,
+    max_positions,
+)
 from lit_rlhf.rewards import WeightedReward, shorten_names
 from lit_rlhf.rollout import SamplingOptions
 
@@ -50,8 +56,9 @@ def load_shared_encoder(
         model_options: How models are loaded; `None` takes the defaults.
 
     Raises:
-        ValueError: If a policy would read text differently from its training, or from the first
-            policy. The message shows both renderings.
+        ValueError: If a policy's tokenizer has more tokens than it embeds, or the policy would read
+            text differently from its training, or from the first policy. The message then shows
+            both renderings.
     """
     trust_remote_code = (model_options or ModelOptions()).trust_remote_code
     encoders: list[DialogueEncoder] = []
@@ -61,6 +68,7 @@ def load_shared_encoder(
         if limit is None:
             limit = DEFAULT_PROMPT_LENGTH if trained is None else trained.max_length
         tokenizer = load_tokenizer(path, trust_remote_code)
+        check_vocabulary(tokenizer, path, model_options)
         try:
             encoder = DialogueEncoder(tokenizer, chat_template, limit)
         except ValueError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from lit_rlhf.files import PARTIAL
 
@@ -185,3 +185,26 @@ def max_positions(path: str | Path, options: ModelOptions | None = None) -> int 
     check_causal(config, path)
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit
+
+
+def check_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, path: str | Path, options: ModelOptions | None = None
+) -> None:
+    """Check that a model embeds every token of its tokenizer, by its config.
+
+    Args:
+        tokenizer: The tokenizer.
+        path: Folder or hub id of the model.
+        options: How the model is loaded; `None` takes the defaults.
+
+    Raises:
+        ValueError: If the tokenizer has ids beyond the embedding.
+    """
+    rows = read_config(path, options or ModelOptions()).get_text_config().vocab_size
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= rows:
+        raise ValueError(
+            f"model {str(path)!r}: expected an embedding for every token of its tokenizer, whose "
+            f"largest id is {largest}, got {rows}; resize the embedding (resize_token_embeddings), "
+            "or use the tokenizer that the model was trained with"
+        )

@@ -75,6 +75,14 @@ BAD_PAIRS: dict[str, tuple[Any, str, str]] = {
         "the dialogue does not start with '\\n\\nHuman:'",
     ),
     "bad margin": ({**GOOD_PAIR, "margin": -1}, "margin", "not a number of at least 0"),
+    "huge margin": ({**GOOD_PAIR, "margin": 10**400}, "margin", "not a number of at least 0"),
+    "margin beyond float32": (
+        {**GOOD_PAIR, "margin": 1e39},
+        "margin",
+        "not a number of at least 0",
+    ),
+    "huge integer": ('{"id": ' + "9" * 5000 + "}", "", "broken JSON"),
+    "deep nesting": ("[" * 100_000, "", "broken JSON"),
 }
 BAD_CHATS: dict[str, tuple[Any, str, str]] = {
     "missing": ({"other": 1}, "messages", "not a list of turns"),
@@ -170,6 +178,34 @@ OTHERS: dict[str, tuple[RecordKind, dict[str, Any], dict[str, Any], str, str]] =
     ),
     "prompt": ("prompt", {"prompt": "q"}, {"prompt": None}, "prompt", "missing"),
     "text": ("text", {"text": "q"}, {"text": "  "}, "text", "empty"),
+    "half a surrogate pair in a prompt": (
+        "prompt",
+        {"prompt": "q"},
+        {"prompt": "q\ud800"},
+        "prompt",
+        "half of a surrogate pair",
+    ),
+    "half a surrogate pair in a turn": (
+        "demonstration",
+        GOOD_CHAT,
+        chat("H: q\udfff", "A: a"),
+        "messages",
+        "half of a surrogate pair",
+    ),
+    "half a surrogate pair in a response": (
+        "preference",
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": "q", "chosen": "a", "rejected": "b\ud800"},
+        "rejected",
+        "half of a surrogate pair",
+    ),
+    "half a surrogate pair in a text": (
+        "text",
+        {"text": "q"},
+        {"text": "q\ud800"},
+        "text",
+        "half of a surrogate pair",
+    ),
 }
 CASES: list[Any] = [
     *(("preference", GOOD_PAIR, *case) for case in BAD_PAIRS.values()),

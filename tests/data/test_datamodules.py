@@ -19,6 +19,7 @@ from lit_rlhf.data import (
     RecordError,
     TokenBatch,
 )
+from tests.support.tiny_models import tiny_causal_lm
 
 Writer = Callable[..., str]
 
@@ -343,3 +344,35 @@ def test_sources_and_fraction_together_are_refused() -> None:
         PromptDataModule(
             [DataSource("x.jsonl")], val_sources=[DataSource("y.jsonl")], val_fraction=0.1
         )
+
+
+def test_a_tokenizer_with_tokens_that_the_model_does_not_embed_is_refused(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    size = len(tokenizer)
+    module = torch.nn.ModuleDict({"policy": tiny_causal_lm(vocab_size=size)})
+    data = prompts(write_lines(*questions(4)), tokenizer)
+    on_rank(data, 0, 1, lightning_module=module).setup("fit")
+    tokenizer.add_tokens(["<one too many>"])
+    data = prompts("not_read.jsonl", tokenizer)
+    message = rf"embedded by 'policy', which embeds {size}, got one with ids up to {size};"
+    with pytest.raises(ValueError, match=message):
+        on_rank(data, 0, 1, lightning_module=module).setup("fit")
+
+
+def test_control_tokens_are_counted(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [*questions(4), {"question": "and\n\nAssistant: no", "answer": "a"}]
+    data = prompts(
+        write_lines(*rows),
+        tokenizer,
+        ptx_sources=[DataSource(write_lines({"text": "a </s> b <pad>"}, name="text.jsonl"))],
+        on_bad_record="skip",
+    )
+    with caplog.at_level(logging.WARNING):
+        data.setup("fit")
+    assert data.dropped_records == {"a turn contains the text of a control token": 1}
+    assert data.counts.escaped_tokens == 2
+    assert "1 x a turn contains the text of a control token; the first ones" in caplog.text
+    assert "encoded 2 control tokens in plain text as ordinary text" in caplog.text

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lit_rlhf.data import readers
 from lit_rlhf.data.readers import read_file
 from lit_rlhf.data.records import (
     DemonstrationRecord,
@@ -18,6 +19,7 @@ from lit_rlhf.data.records import (
     Record,
     RecordError,
     RecordKind,
+    Row,
     TextRecord,
 )
 from lit_rlhf.data.sources import DataSource, load_records
@@ -166,3 +168,48 @@ def test_rows_know_their_source(write_lines: Writer) -> None:
     (row,) = read_file(write_lines({"prompt": "q"}), "s")
     assert not isinstance(row, RecordError)
     assert (row.fields, row.source) == ({"prompt": "q"}, "s")
+
+
+@pytest.mark.parametrize("window", [4, 7, 64])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_is_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, indent: int | None
+) -> None:
+    monkeypatch.setattr(readers, "_WINDOW", window)
+    path = tmp_path / "a.json"
+    values = [{"text": "你好\n, ] }" * n, "n": n} for n in (1, 50, 2)] + [12345, 6]
+    text = json.dumps(values, indent=indent, ensure_ascii=False)
+    path.write_bytes(b"\xef\xbb\xbf\n " + text.encode())
+    rows = list(read_file(str(path)))
+    assert [row.fields for row in rows if isinstance(row, Row)] == values[:3]
+    assert [row.detail for row in rows if isinstance(row, RecordError)] == ["a int", "a int"]
+    lines = ("\n" + text).splitlines()
+    for row, value in zip(rows, values, strict=True):
+        if indent is not None:
+            assert lines[row.location.line - 1].strip(", ") == (
+                "{" if row in rows[:3] else str(value)
+            )
+
+
+def test_a_wrong_byte_in_an_array_has_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_WINDOW", 11)
+    path = tmp_path / "a.json"
+    path.write_bytes('[{"prompt": "q"},\n{"prompt": "你"},\n\n{"prompt": "'.encode() + b'\xff"}]')
+    with pytest.raises(RecordError, match=r"a\.json:4: not UTF-8"):
+        load_records("prompt", [DataSource(str(path))])
+
+
+@pytest.mark.parametrize(
+    ("element", "detail"),
+    [("[" * 100_000, "recursion"), ('{"id": ' + "9" * 5000 + "}", "4300 digits")],
+    ids=["deep", "huge"],
+)
+def test_an_element_that_python_does_not_read_has_a_line(
+    tmp_path: Path, element: str, detail: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[\n{"prompt": "q"},\n' + element + "]")
+    with pytest.raises(RecordError, match=rf"a\.json:3: broken JSON array \(.*{detail}"):
+        load_records("prompt", [DataSource(str(path))])

@@ -1,8 +1,10 @@
 """The built-in chat templates, rendered by transformers alone."""
 
 import pytest
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from lit_rlhf.data import DialogueEncoder, Message, templates
 from lit_rlhf.data.templates import CHAT_TEMPLATES, adds_bos, resolve_template
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
@@ -99,3 +101,26 @@ def test_missing_own_template_names_the_built_in_ones(tokenizer: PreTrainedToken
 def test_unknown_template_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match=r"expected 'tokenizer' or one of 'hh'.*got 'chatml'"):
         resolve_template("chatml", tokenizer)
+
+
+SLOW = "{% for a in range(999) %}{% for b in range(2000) %}{% endfor %}{% endfor %}"
+
+
+def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "TEMPLATE_SECONDS", 0.01)
+    # it is fast for the short dialogues that an encoder starts with
+    template = "{% if 'evil' in messages[0]['content'] %}" + SLOW + "{% endif %}" + CHATML
+    coder = DialogueEncoder(tiny_tokenizer(chat_template=template))
+    message = r'expected one that renders a dialogue within 0\.01 seconds, got "\{% if'
+    with pytest.raises(ValueError, match=message):
+        coder.encode_prompt([Message("user", "evil")])
+    with pytest.raises(ValueError, match=message):
+        coder.contract.render([{"role": "user", "content": "evil"}])
+
+
+def test_a_templates_own_error_is_raised() -> None:
+    refuse = "{% if messages | length > 3 %}{{ raise_exception('too many') }}{% endif %}" + CHATML
+    coder = DialogueEncoder(tiny_tokenizer(chat_template=refuse))
+    turns = [Message("user", "a"), Message("assistant", "b")] * 2
+    with pytest.raises(TemplateError, match="too many"):
+        coder.encode_dialogue(turns)

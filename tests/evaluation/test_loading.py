@@ -14,7 +14,7 @@ from lit_rlhf.evaluation import (
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
-from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
+from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
@@ -94,3 +94,12 @@ def test_a_model_without_a_template_is_named_with_the_templates_there_are(tmp_pa
 def test_a_model_is_not_shown_text_in_another_way_than_in_its_training(folders: Folders) -> None:
     with pytest.raises(ValueError, match="the chat templates differ"):
         load_encoder(folders.sft, FEW, "paper-en")
+
+
+def test_a_tokenizer_with_tokens_that_the_model_does_not_embed_is_refused(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([f"<new {i}>" for i in range(VOCAB_SIZE)])
+    save_model_folder(tiny_causal_lm(), tokenizer, tmp_path / "model")
+
+    with pytest.raises(ValueError, match=r"model'.*largest id is 5.*, got 288; resize the embed"):
+        load_encoder(str(tmp_path / "model"), FEW, "hh")

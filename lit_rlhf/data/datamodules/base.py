@@ -4,11 +4,12 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_rlhf.data.encoding import DialogueEncoder, EncodingCounts, encode_records
 from lit_rlhf.data.loader import ResumableLoader
@@ -180,12 +181,24 @@ class RecordDataModule(LightningDataModule, ABC):
 
         Raises:
             RecordError: If a record cannot be used and `on_bad_record` is `"error"`.
-            ValueError: If a part is left without examples.
+            ValueError: If a part is left without examples, or a network of the module that is
+                trained does not embed every token of the tokenizer.
         """
         if self.encoder is None:
+            tokenizer = self._load_tokenizer()
+            self._check_vocabulary(tokenizer)
             self.encoder = DialogueEncoder(
-                self._load_tokenizer(), self.chat_template, self.max_length, self.max_prompt_length
+                tokenizer, self.chat_template, self.max_length, self.max_prompt_length
             )
+        self.encode_parts(stage)
+        self._log_counts()
+
+    def encode_parts(self, stage: str | None) -> None:
+        """Encode the parts of a stage; `setup` logs afterwards what they lost.
+
+        Args:
+            stage: As for `setup`.
+        """
         if self._records is None:
             self._records = self._read_parts()
         for part in _PARTS_OF_STAGE[stage]:
@@ -201,7 +214,6 @@ class RecordDataModule(LightningDataModule, ABC):
                     f"{dict(self.counts.dropped_records)}"
                 )
             _log_info(f"{part}: {len(self.examples[part])} examples of {len(records)} records")
-        self._log_counts()
 
     def train_dataloader(self) -> ResumableLoader[Any]:
         """Loader of the training examples."""
@@ -271,6 +283,21 @@ class RecordDataModule(LightningDataModule, ABC):
             )
         return tokenizer
 
+    def _check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Check before hours of encoding that the networks of the module embed every token."""
+        module = getattr(self.trainer, "lightning_module", None)
+        largest = max(tokenizer.get_vocab().values())
+        for name, network in module.named_modules() if isinstance(module, nn.Module) else ():
+            if isinstance(network, PreTrainedModel):
+                rows = len(cast(nn.Embedding, network.get_input_embeddings()).weight)
+                if largest >= rows:
+                    raise ValueError(
+                        f"tokenizer: expected one whose tokens are all embedded by {name!r}, which "
+                        f"embeds {rows}, got one with ids up to {largest}; resize the embedding "
+                        "(resize_token_embeddings), or use the tokenizer that the model was "
+                        "trained with"
+                    )
+
     def _load_part(
         self, part: str, kind: RecordKind, sources: Sequence[DataSource]
     ) -> list[Record]:
@@ -301,6 +328,10 @@ class RecordDataModule(LightningDataModule, ABC):
                 f"dropped the {counts.dropped_turns} oldest turns of {counts.shortened} dialogues "
                 f"and cut {counts.cut_prompts} prompts on the left to fit max_length="
                 f"{self.max_length}"
+            )
+        if counts.escaped_tokens:
+            _log_warning(
+                f"encoded {counts.escaped_tokens} control tokens in plain text as ordinary text"
             )
         if counts.dropped_records:
             described = describe_bad_records(counts.dropped_records, counts.examples)

@@ -77,17 +77,13 @@ class PromptDataModule(RecordDataModule):
         """
         return [self.require_encoder().encode_prompt(record.prompt)]
 
-    def setup(self, stage: str | None = None) -> None:
-        """Read, split and encode the parts of a stage; for training the ptx data too.
+    def encode_parts(self, stage: str | None) -> None:
+        """Encode the parts of a stage; for training the ptx data too.
 
         Args:
-            stage: `"fit"`, `"validate"`, `"test"`, `"predict"`, or None for all parts.
-
-        Raises:
-            RecordError: If a record cannot be used and `on_bad_record` is `"error"`.
-            ValueError: If a part is left without examples.
+            stage: As for `setup`.
         """
-        super().setup(stage)
+        super().encode_parts(stage)
         if self.ptx_sources and not self.ptx and stage in ("fit", None):
             records: list[Any] = self._load_part("ptx", "ptx", self.ptx_sources)
             records = repeat_by_weight(records, self.ptx_sources, self.seed)

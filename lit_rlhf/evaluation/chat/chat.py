@@ -56,16 +56,16 @@ class Speaker:
             show: Called with each new piece of the reply.
 
         Raises:
-            EncodingError: If the message contains the text of the EOS token.
+            EncodingError: If the message contains the text of a control token.
         """
         turns = [*self.messages, Message("user", content)]
         prompt = self.encoder.encode_prompt(turns)
         ids = prompt.input_ids.tolist()
         reply = stream_reply(self.model, self.encoder, ids, sampling, seed, show)
         if reply.text or not reply.interrupted:
-            # A model can spell the EOS token out letter by letter. Remembered, that text would make
-            # every later prompt one that the encoder refuses.
-            said = reply.text.partition(self.encoder.eos_token)[0].strip()
+            # A model can spell a control token out letter by letter, or go on with the user's turn.
+            # Remembered, that text would make every later prompt one that the encoder refuses.
+            said = self.encoder.control_text.split(reply.text, maxsplit=1)[0].strip()
             self.messages = [*turns[prompt.dropped_turns :], Message("assistant", said)]
         return reply._replace(dropped_turns=prompt.dropped_turns, cut_tokens=prompt.cut_tokens)
 

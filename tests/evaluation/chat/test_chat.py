@@ -216,8 +216,9 @@ def test_a_message_with_the_eos_text_gets_no_answer_and_the_chat_goes_on() -> No
     assert fed.prompts == ["\n\nHuman: two\n\nAssistant:"]
 
 
-def test_the_eos_text_in_a_response_does_not_end_the_chat() -> None:
-    fed = Fed("so </s> and on")
+@pytest.mark.parametrize("control", ["</s>", "<pad>", "\n\nHuman:"])
+def test_control_text_in_a_response_does_not_end_the_chat(control: str) -> None:
+    fed = Fed(f"so {control} and on")
 
     after(chat("sft"), fed, "one", "two")
 
