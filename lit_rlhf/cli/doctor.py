@@ -31,7 +31,7 @@ from lit_rlhf.doctor import (
     plan_run,
     report_start_failure,
 )
-from lit_rlhf.evaluation import write_text
+from lit_rlhf.files import write_text
 from lit_rlhf.modules import PPOModule
 
 PROG = "lit_rlhf doctor"

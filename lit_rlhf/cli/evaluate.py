@@ -18,11 +18,10 @@ from lit_rlhf.evaluation import (
     print_comparison,
     read_responses,
     save_figure,
-    write_json_lines,
-    write_text,
 )
 from lit_rlhf.evaluation.benchmarks import print_benchmarks, run_benchmarks
 from lit_rlhf.evaluation.judge import JudgeOptions, judge_policies, print_judgement
+from lit_rlhf.files import write_text
 from lit_rlhf.models import DType, ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
@@ -82,7 +81,8 @@ def evaluate(
         max_questions: Use only this many questions of each task, from the first. Default: all.
         benchmark_batch_size: Texts per forward of benchmarks and choices.
         output: JSON file for the report.
-        responses: JSON lines file for all responses with their scores and KL.
+        responses: JSON lines file for all responses with their scores and KL. Finished batches are
+            kept beside the file until it is complete, and the same command continues with them.
         chart: File for a chart of win, tie and lose by every reward and criterion. The suffix is
             the format, for example .png or .svg.
         max_new_tokens: Longest response in tokens, including EOS. Use the value that the policies
@@ -127,13 +127,13 @@ def evaluate(
             max_prompt_length=max_prompt_length,
             max_prompts=max_prompts,
             seed=seed,
+            responses=responses,
         )
         if comparison.shortened:
             print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
         print_comparison(comparison)
         if responses is not None:
-            # written before the judge is asked: if that fails, the samples are not lost
-            print(f"Responses: {write_json_lines(responses, comparison.records())}")
+            print(f"Responses: {responses}")
         settings = {
             "max_new_tokens": max_new_tokens,
             "temperature": temperature,

@@ -15,13 +15,12 @@ from lit_rlhf.evaluation import (
     Generation,
     choose_device,
     generate_from_models,
-    json_lines,
     print_generation,
     print_text,
     read_prompts,
-    write_json_lines,
 )
 from lit_rlhf.evaluation.chat import Chat, load_speakers
+from lit_rlhf.files import json_lines
 from lit_rlhf.models import DType, ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 
@@ -68,7 +67,8 @@ def generate(
         prompt: Prompts on the command line.
         chat: Chat with the models in the terminal.
         output: JSON lines file for the responses with model, settings and seed; - is standard
-            output. Default: print them as text.
+            output. Finished batches are kept beside the file until it is complete, and the same
+            command continues with them. Default: print the responses as text.
         responses_per_prompt: Responses of each model to each prompt.
         max_new_tokens: Longest response in tokens, including EOS.
         temperature: Sampling temperature. Default: the paper's.
@@ -126,6 +126,7 @@ def generate(
         chat_template=chat_template,
         max_prompt_length=max_prompt_length,
         seed=seed,
+        output=None if output == "-" else output,
     )
     for name, number in generation.shortened.items():
         if number:
@@ -136,7 +137,7 @@ def generate(
     elif output == "-":
         print(json_lines(generation.records()), end="")
     else:
-        print(f"Responses: {write_json_lines(output, generation.records())}")
+        print(f"Responses: {output}")
     return generation
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -13,13 +14,15 @@ from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptExa
 from lit_rlhf.evaluation import (
     choose_device,
     encode_prompt_records,
+    hash_prompts,
     load_policy,
     load_shared_encoder,
+    model_files,
     progress_bar,
     read_prompts,
     sample_batches,
-    write_json_lines,
 )
+from lit_rlhf.files import ProgressFile, write_json_lines
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.lab import ResponsePair, World, label_pair, read_world, write_world
 from lit_rlhf.models import ModelOptions
@@ -79,7 +82,8 @@ def preferences(
     Args:
         policy: Folder of the policy, for instance the SFT model.
         world: Folder that `lit_rlhf lab world` wrote.
-        output: JSON lines file to write, with chosen and rejected dialogues.
+        output: JSON lines file to write, with chosen and rejected dialogues. Finished batches are
+            kept beside it until it is complete, and the same command continues with them.
         pairs: Number of records. The training prompts are repeated as often as necessary. Pairs of
             equal responses make no record and are replaced.
         seed: Seed of the order of the prompts, the sampling and the labels.
@@ -91,9 +95,9 @@ def preferences(
         raise ValueError(f"pairs: expected an integer >= 1, got {pairs}")
     with progress_bar("preference pairs", pairs) as progress:
         records = sample_preferences(
-            policy, Path(world), pairs, seed, max_new_tokens, batch_size, device, progress
+            policy, Path(world), pairs, seed, max_new_tokens, batch_size, device, progress, output
         )
-    print(f"{len(records)} preferences in {write_json_lines(output, records)}")
+    print(f"{len(records)} preferences in {output}")
 
 
 def sample_preferences(
@@ -105,6 +109,7 @@ def sample_preferences(
     batch_size: int = 128,
     device: str = "auto",
     progress: Callable[[int], None] | None = None,
+    output: str | Path | None = None,
 ) -> list[dict[str, str]]:
     """Sample and label exactly `pairs` pairs.
 
@@ -117,11 +122,14 @@ def sample_preferences(
         batch_size: Prompts per batch, with two responses each. The samples depend on it.
         device: The device to sample on, or `"auto"`.
         progress: Called with the number of new records after each batch.
+        output: JSON lines file for the records, written when they are complete. Until then
+            `<output>.partial` keeps the finished batches, from which the same call continues.
 
     Returns:
         HH records.
 
     Raises:
+        OSError: If a file cannot be written.
         ValueError: If the folder holds no world, the policy cannot take the world's prompts, or too
             few of its responses differ.
     """
@@ -140,24 +148,45 @@ def sample_preferences(
     # Three streams of random numbers: how many one of them uses does not change the others.
     order = iterate_prompts(prompts.examples, seed)
     sampling_seeds, label_rng = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
+    settings = {
+        "policy": model_files([policy]),
+        "world": dataclasses.asdict(world),
+        "prompts": hash_prompts(prompts),
+        "pairs": pairs,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        "device": str(choose_device(device)),
+    }
     records: list[dict[str, str]] = []
     attempts = 0
-    while len(records) < pairs:
-        if attempts >= MAX_ATTEMPTS * pairs:
-            raise ValueError(
-                f"policy: expected one whose responses differ, got {len(records)} usable pairs of "
-                f"{attempts} from {policy!r}"
+    with ProgressFile(output, settings) as unfinished:
+        while len(records) < pairs:
+            if attempts >= MAX_ATTEMPTS * pairs:
+                raise ValueError(
+                    f"policy: expected one whose responses differ, got {len(records)} usable pairs "
+                    f"of {attempts} from {policy!r}"
+                )
+            examples = list(islice(order, pairs - len(records)))
+            sampled = sample_pairs(
+                model,
+                encoder,
+                examples,
+                options,
+                batch_size,
+                sampling_seeds.getrandbits(31),
+                progress,
+                unfinished,
+                f"pairs from {attempts} on",
             )
-        examples = list(islice(order, pairs - len(records)))
-        attempts += len(examples)
-        sampled = sample_pairs(
-            model, encoder, examples, options, batch_size, sampling_seeds.getrandbits(31), progress
-        )
-        records += [
-            label_pair(example.text, pair, world, label_rng)
-            for example, pair in zip(examples, sampled, strict=True)
-            if pair.is_usable
-        ]
+            attempts += len(examples)
+            records += [
+                label_pair(example.text, pair, world, label_rng)
+                for example, pair in zip(examples, sampled, strict=True)
+                if pair.is_usable
+            ]
+        if output is not None:
+            write_json_lines(output, records)
     return records
 
 
@@ -169,6 +198,8 @@ def sample_pairs(
     batch_size: int,
     seed: int,
     progress: Callable[[int], None] | None = None,
+    unfinished: ProgressFile | None = None,
+    name: str = "",
 ) -> list[ResponsePair]:
     """Sample two responses to each prompt.
 
@@ -180,12 +211,23 @@ def sample_pairs(
         batch_size: Prompts per batch.
         seed: Seed of the sampling.
         progress: Called with the number of usable pairs after each batch.
+        unfinished: Finished batches to continue from, and to add others to.
+        name: Name of these pairs in `unfinished`.
 
     Returns:
         One pair per prompt, in the order of the prompts.
     """
-    pairs: dict[int, ResponsePair] = {}
-    for batch in sample_batches(model, encoder, examples, options, batch_size, seed, 2):
+    unfinished = unfinished or ProgressFile(None, {})
+    pairs = {
+        position: ResponsePair(*pair)
+        for batch in unfinished.batches(name)
+        for position, pair in batch
+    }
+    if progress is not None:
+        progress(sum(pair.is_usable for pair in pairs.values()))
+    for batch in sample_batches(
+        model, encoder, examples, options, batch_size, seed, 2, finished=set(pairs)
+    ):
         texts = decode_responses(batch.rollouts, encoder.tokenizer)
         terminated = batch.rollouts.terminated.tolist()
         # The two responses to a prompt are consecutive rows.
@@ -193,7 +235,9 @@ def sample_pairs(
             ResponsePair(texts[row], texts[row + 1], terminated[row], terminated[row + 1])
             for row in range(0, len(texts), 2)
         ]
-        pairs.update(zip(batch.positions, sampled, strict=True))
+        finished = list(zip(batch.positions, sampled, strict=True))
+        unfinished.add(name, finished)
+        pairs.update(finished)
         if progress is not None:
             progress(sum(pair.is_usable for pair in sampled))
     return [pairs[position] for position in range(len(examples))]

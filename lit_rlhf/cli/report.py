@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.data import DataSource, RecordError
-from lit_rlhf.evaluation import choose_device, write_text
+from lit_rlhf.evaluation import choose_device
 from lit_rlhf.evaluation.reward_report import (
     RewardReport,
     measure_reward_model,
@@ -17,6 +17,7 @@ from lit_rlhf.evaluation.reward_report import (
     report_html,
     score_pairs,
 )
+from lit_rlhf.files import write_text
 from lit_rlhf.models import DType, ModelOptions
 
 PREFERENCES_HELP = (

@@ -32,12 +32,9 @@ from lit_rlhf.evaluation.outcomes import (
 )
 from lit_rlhf.evaluation.output import (
     NOTE_STYLE,
-    json_lines,
     print_table,
     print_text,
     progress_bar,
-    write_json_lines,
-    write_text,
 )
 from lit_rlhf.evaluation.responses import Responses, SampledResponse, read_responses
 from lit_rlhf.evaluation.sampling import (
@@ -47,6 +44,8 @@ from lit_rlhf.evaluation.sampling import (
     batch_by_length,
     encode_prompt_records,
     generate_from_models,
+    hash_prompts,
+    model_files,
     print_generation,
     read_prompts,
     sample_batches,
@@ -71,12 +70,13 @@ __all__ = [
     "comparison_table",
     "encode_prompt_records",
     "generate_from_models",
-    "json_lines",
+    "hash_prompts",
     "load_encoder",
     "load_policy",
     "load_reward",
     "load_shared_encoder",
     "measure_policy",
+    "model_files",
     "outcome_figure",
     "outcome_rates",
     "outcomes_table",
@@ -92,6 +92,4 @@ __all__ = [
     "save_figure",
     "score_summary",
     "short_names",
-    "write_json_lines",
-    "write_text",
 ]

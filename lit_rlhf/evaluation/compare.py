@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import torch
 from rich import box
@@ -33,9 +34,12 @@ from lit_rlhf.evaluation.sampling import (
     SampledBatch,
     collect_responses,
     encode_prompt_records,
+    hash_prompts,
+    model_files,
     read_prompts,
     sample_batches,
 )
+from lit_rlhf.files import ProgressFile, write_json_lines
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.functional import kl_estimate
 from lit_rlhf.models import ModelOptions
@@ -215,6 +219,7 @@ def compare_policies(
     max_prompt_length: int | None = None,
     max_prompts: int | None = None,
     seed: int = 0,
+    responses: str | Path | None = None,
 ) -> Comparison:
     """Sample from several policies on the same prompts, and score and compare the responses.
 
@@ -233,11 +238,16 @@ def compare_policies(
         max_prompt_length: Longest prompt in tokens; `None` decides as `load_shared_encoder` does.
         max_prompts: Number of prompts to use, from the first; `None` uses all.
         seed: Seed of the sampling, the same for every policy, and of the bootstrap intervals.
+        responses: JSON lines file for all responses with their scores and KL, written when they are
+            complete. Until then `<responses>.partial` keeps the finished batches, from which the
+            same call continues.
 
     Raises:
+        OSError: If a file cannot be written.
         RecordError: If the prompts cannot be read.
         ValueError: If policies or reward models do not share one tokenizer and template, a policy
-            is given twice, or an argument is out of range.
+            is given twice, an argument is out of range, or the finished batches are those of
+            another call.
     """
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     if not tie_margin >= 0:
@@ -250,37 +260,54 @@ def compare_policies(
         name: load_reward(source, rewards[source], model_options, encoder).to(device)
         for name, source in zip(reward_names, rewards, strict=True)
     }
+    settings = {
+        "policies": model_files(policies),
+        "prompts": hash_prompts(encoded),
+        "rewards": dict(rewards),
+        "reward_models": model_files(list(rewards)),
+        "sampling": asdict(sampling),
+        "batch_size": batch_size,
+        "seed": seed,
+        "dtype": model_options.dtype,
+        "device": str(device),
+    }
     # the baseline stays loaded: it is every policy's reference
     reference = load_policy(policies[0], model_options, device)
     samples = {}
-    for name, path in zip(names, policies, strict=True):
-        policy = reference if path == policies[0] else load_policy(path, model_options, device)
-        with progress_bar(f"responses of {name}", len(encoded.examples)) as progress:
-            samples[name] = measure_policy(
-                policy,
-                reference,
-                encoder,
-                encoded,
-                loaded_rewards,
-                sampling,
-                batch_size,
-                seed,
-                progress,
-            )
-        del policy  # frees its memory before the next one is loaded
-    return Comparison(
-        policies={
-            name: _summarize(path, samples[name], samples[names[0]], tie_margin, seed)
-            for name, path in zip(names, policies, strict=True)
-        },
-        samples=samples,
-        rewards={
-            name: dict(value) if isinstance(value, Mapping) and "rule" in value else source
-            for name, (source, value) in zip(reward_names, rewards.items(), strict=True)
-        },
-        n_prompts=len(encoded.examples),
-        shortened=encoded.shortened,
-    )
+    with ProgressFile(responses, settings) as unfinished:
+        for name, path in zip(names, policies, strict=True):
+            policy = reference if path == policies[0] else load_policy(path, model_options, device)
+            with progress_bar(f"responses of {name}", len(encoded.examples)) as progress:
+                samples[name] = measure_policy(
+                    policy,
+                    reference,
+                    encoder,
+                    encoded,
+                    loaded_rewards,
+                    sampling,
+                    batch_size,
+                    seed,
+                    progress,
+                    unfinished,
+                    name,
+                )
+            del policy  # frees its memory before the next one is loaded
+        comparison = Comparison(
+            policies={
+                name: _summarize(path, samples[name], samples[names[0]], tie_margin, seed)
+                for name, path in zip(names, policies, strict=True)
+            },
+            samples=samples,
+            rewards={
+                name: dict(value) if isinstance(value, Mapping) and "rule" in value else source
+                for name, (source, value) in zip(reward_names, rewards.items(), strict=True)
+            },
+            n_prompts=len(encoded.examples),
+            shortened=encoded.shortened,
+        )
+        if responses is not None:
+            write_json_lines(responses, comparison.records())
+    return comparison
 
 
 def measure_policy(
@@ -293,6 +320,8 @@ def measure_policy(
     batch_size: int = 32,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
+    unfinished: ProgressFile | None = None,
+    name: str = "",
 ) -> PolicySamples:
     """Sample one response to each prompt and compute its scores and its KL to the reference.
 
@@ -306,6 +335,8 @@ def measure_policy(
         batch_size: Prompts per batch.
         seed: Seed of the sampling; equal seeds give every policy the same seeds, batch by batch.
         progress: Called with the number of prompts after each batch.
+        unfinished: Finished batches to continue from, and to add others to.
+        name: Name of the policy in `unfinished`.
 
     Raises:
         ValueError: If there is no prompt, or prompts and responses do not fit into the model's
@@ -313,13 +344,32 @@ def measure_policy(
     """
     if not prompts.examples:
         raise ValueError("prompts: expected at least one prompt, got none")
+    unfinished = unfinished or ProgressFile(None, {})
     batches, responses = [], dict[int, list[SampledResponse]]()
+    for tensors, texts in unfinished.batches(name):
+        batch = _MeasuredBatch.from_json(tensors)
+        batches.append(batch)
+        for position, fields in zip(batch.positions, texts, strict=True):
+            responses[position] = [SampledResponse(prompts.records[position].prompt, **fields)]
+    if progress is not None:
+        progress(len(responses))
     for sampled in sample_batches(
-        policy, encoder, prompts.examples, sampling, batch_size, seed, progress=progress
+        policy,
+        encoder,
+        prompts.examples,
+        sampling,
+        batch_size,
+        seed,
+        progress=progress,
+        finished=set(responses),
     ):
         texts = decode_responses(sampled.rollouts, encoder.tokenizer)
-        responses |= collect_responses(prompts.records, sampled, texts)
-        batches.append(_measure_batch(policy, reference, sampled, rewards, sampling.temperature))
+        collected = collect_responses(prompts.records, sampled, texts)
+        batch = _measure_batch(policy, reference, sampled, rewards, sampling.temperature)
+        fields = [collected[position][0].sampled_fields() for position in batch.positions]
+        unfinished.add(name, [batch.as_json(), fields])
+        responses |= collected
+        batches.append(batch)
     # batches are sorted by length; everything is returned in the order of the prompts
     order = torch.tensor([i for batch in batches for i in batch.positions]).argsort()
     logprobs, ref_logprobs, entropy, response_ids, response_mask, terminated = (
@@ -358,6 +408,27 @@ class _MeasuredBatch(NamedTuple):
     response_ids: Tensor
     response_mask: Tensor
     terminated: Tensor
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields as JSON types. Floats keep all of their digits."""
+        tensors = {name: getattr(self, name) for name in self._fields[2:]}
+        return {
+            "positions": self.positions,
+            "scores": {name: scores.tolist() for name, scores in self.scores.items()},
+            "tensors": {
+                name: [str(tensor.dtype), tensor.tolist()] for name, tensor in tensors.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Undo `as_json`."""
+        tensors = {
+            name: torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
+            for name, (dtype, values) in fields["tensors"].items()
+        }
+        scores = {name: torch.tensor(values) for name, values in fields["scores"].items()}
+        return cls(fields["positions"], scores, **tensors)
 
 
 def _measure_batch(

@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from lit_callbacks import Curve, read_run
 from lit_callbacks.report import moving_average, thin
 from lit_rlhf.evaluation.outcomes import HeadToHead, Outcomes
+from lit_rlhf.files import name_file
 
 PANELS = {
     "rollout/score": "reward model's score",
@@ -64,7 +65,8 @@ def save_figure(figure: Figure, output: str | Path) -> Path:
     """
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with name_file(path):
+        figure.savefig(path)
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lit_rlhf.data import (
     Location,
@@ -40,6 +40,10 @@ class SampledResponse:
     response: str
     ended: bool
     length: int
+
+    def sampled_fields(self) -> dict[str, Any]:
+        """All fields but the turns of the prompt, as JSON types."""
+        return {name: value for name, value in vars(self).items() if name != "prompt"}
 
 
 @dataclass(frozen=True)

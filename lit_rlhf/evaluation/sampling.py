@@ -5,8 +5,11 @@ Notation: `B` prompts per batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +29,7 @@ from lit_rlhf.data import (
 from lit_rlhf.evaluation.loading import load_encoder, load_policy, short_names
 from lit_rlhf.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progress_bar
 from lit_rlhf.evaluation.responses import SampledResponse
+from lit_rlhf.files import ProgressFile, write_json_lines
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
@@ -120,7 +124,7 @@ def encode_prompt_records(
     """Encode prompts; those that are too long lose their oldest turns, or else their beginning.
 
     Raises:
-        RecordError: If a turn contains the text of the EOS token.
+        RecordError: If a turn contains the text of a control token.
     """
     examples = encode_records(
         records,
@@ -160,6 +164,7 @@ def sample_batches(
     seed: int,
     responses_per_prompt: int = 1,
     progress: Callable[[int], None] | None = None,
+    finished: Container[int] = (),
 ) -> Iterator[SampledBatch]:
     """Sample responses to all prompts, batch by batch.
 
@@ -175,6 +180,8 @@ def sample_batches(
         seed: Seed of the sampling.
         responses_per_prompt: Responses to each prompt.
         progress: Called with the number of prompts after each batch.
+        finished: Positions of prompts whose batches are left out. The others are sampled as they
+            are without it.
 
     Yields:
         The batches, those with the longest prompts first.
@@ -187,6 +194,9 @@ def sample_batches(
     generator = torch.Generator().manual_seed(seed)
     lengths = [len(example.input_ids) for example in examples]
     for positions in batch_by_length(lengths, batch_size):
+        batch_seed = int(torch.randint(2**31, (), generator=generator))
+        if positions[0] in finished:
+            continue
         prompts = collate_prompts([examples[i] for i in positions], encoder.pad_token_id)
         rollouts = generate_responses(
             model,
@@ -195,7 +205,7 @@ def sample_batches(
             sampling,
             eos_token_ids=[encoder.eos_token_id],
             pad_token_id=encoder.pad_token_id,
-            seed=int(torch.randint(2**31, (), generator=generator)),
+            seed=batch_seed,
         )
         yield SampledBatch(positions, prompts, rollouts)
         if progress is not None:
@@ -243,6 +253,7 @@ def generate_from_models(
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
     seed: int = 0,
+    output: str | Path | None = None,
 ) -> Generation:
     """Sample responses to prompts from one or more models, one model after the other.
 
@@ -258,11 +269,14 @@ def generate_from_models(
         chat_template: `tokenizer` for the models' own, or the name of a built-in one.
         max_prompt_length: Longest prompt in tokens; `None` decides as `load_encoder` does.
         seed: Seed of the sampling, the same for every model.
+        output: JSON lines file for the responses, written when they are complete. Until then
+            `<output>.partial` keeps the finished batches, from which the same call continues.
 
     Raises:
+        OSError: If a file cannot be written.
         RecordError: If a prompt cannot be encoded.
-        ValueError: If there is no prompt, a model is given twice or cannot be used, or an argument
-            is out of range.
+        ValueError: If there is no prompt, a model is given twice or cannot be used, an argument is
+            out of range, or the finished batches are those of another call.
     """
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     if not prompts:
@@ -277,48 +291,103 @@ def generate_from_models(
         for path in models
     ]
     encoded = [encode_prompt_records(prompts, encoder) for encoder in encoders]
+    settings = {
+        **asdict(sampling),
+        "responses_per_prompt": responses_per_prompt,
+        "batch_size": batch_size,
+        "chat_template": chat_template,
+        "dtype": model_options.dtype,
+        "device": str(device),
+    }
+    begun = settings | {
+        "seed": seed,
+        "models": model_files(models),
+        "prompts": [hash_prompts(model_prompts) for model_prompts in encoded],
+    }
     responses: dict[str, list[SampledResponse]] = {}
-    for name, path, encoder, model_prompts in zip(names, models, encoders, encoded, strict=True):
-        model = load_policy(path, model_options, device)
-        by_position: dict[int, list[SampledResponse]] = {}
-        with progress_bar(f"responses of {name}", len(prompts)) as progress:
-            for batch in sample_batches(
-                model,
-                encoder,
-                model_prompts.examples,
-                sampling,
-                batch_size,
-                seed,
-                responses_per_prompt,
-                progress,
-            ):
-                ids, mask = batch.rollouts.response_ids.cpu(), batch.rollouts.response_mask.cpu()
-                texts = [
-                    encoder.decode_response(row[real].tolist())
-                    for row, real in zip(ids, mask, strict=True)
+    with ProgressFile(output, begun) as unfinished:
+        for name, path, encoder, model_prompts in zip(
+            names, models, encoders, encoded, strict=True
+        ):
+            by_position = {
+                position: [
+                    SampledResponse(prompts[position].prompt, **fields) for fields in of_prompt
                 ]
-                by_position |= collect_responses(prompts, batch, texts)
-        del model  # frees its memory before the next one is loaded
-        responses[name] = [
-            response for position in range(len(prompts)) for response in by_position[position]
-        ]
-    return Generation(
-        models=dict(zip(names, models, strict=True)),
-        responses=responses,
-        shortened={
-            name: model_prompts.shortened
-            for name, model_prompts in zip(names, encoded, strict=True)
-        },
-        seed=seed,
-        settings={
-            **asdict(sampling),
-            "responses_per_prompt": responses_per_prompt,
-            "batch_size": batch_size,
-            "chat_template": chat_template,
-            "dtype": model_options.dtype,
-            "device": str(device),
-        },
-    )
+                for batch in unfinished.batches(name)
+                for position, of_prompt in batch
+            }
+            if len(by_position) < len(prompts):
+                model = load_policy(path, model_options, device)
+                with progress_bar(f"responses of {name}", len(prompts)) as progress:
+                    progress(len(by_position))
+                    for batch in sample_batches(
+                        model,
+                        encoder,
+                        model_prompts.examples,
+                        sampling,
+                        batch_size,
+                        seed,
+                        responses_per_prompt,
+                        progress,
+                        finished=set(by_position),
+                    ):
+                        collected = collect_responses(prompts, batch, _decode(batch, encoder))
+                        unfinished.add(
+                            name,
+                            [
+                                [position, [response.sampled_fields() for response in of_prompt]]
+                                for position, of_prompt in collected.items()
+                            ],
+                        )
+                        by_position |= collected
+                del model  # frees its memory before the next one is loaded
+            responses[name] = [
+                response for position in range(len(prompts)) for response in by_position[position]
+            ]
+        generation = Generation(
+            models=dict(zip(names, models, strict=True)),
+            responses=responses,
+            shortened={
+                name: model_prompts.shortened
+                for name, model_prompts in zip(names, encoded, strict=True)
+            },
+            seed=seed,
+            settings=settings,
+        )
+        if output is not None:
+            write_json_lines(output, generation.records())
+    return generation
+
+
+def _decode(batch: SampledBatch, encoder: DialogueEncoder) -> list[str]:
+    ids, mask = batch.rollouts.response_ids.cpu(), batch.rollouts.response_mask.cpu()
+    return [
+        encoder.decode_response(row[real].tolist()) for row, real in zip(ids, mask, strict=True)
+    ]
+
+
+def model_files(models: Sequence[str]) -> dict[str, dict[str, list[int]]]:
+    """Size and time of the weight files of local models, which another training changes.
+
+    Args:
+        models: Folders or hub ids.
+
+    Returns:
+        Bytes and nanoseconds by file name, by model; nothing for a hub id.
+    """
+    return {
+        path: {
+            file.name: [file.stat().st_size, file.stat().st_mtime_ns]
+            for file in sorted(Path(path).glob("*.safetensors"))
+        }
+        for path in models
+    }
+
+
+def hash_prompts(prompts: EncodedPrompts) -> str:
+    """SHA-256 of prompts as a model reads them, in hexadecimal digits."""
+    texts = json.dumps([example.text for example in prompts.examples])
+    return hashlib.sha256(texts.encode()).hexdigest()
 
 
 def print_generation(generation: Generation) -> None:

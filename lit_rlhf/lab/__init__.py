@@ -1,6 +1,6 @@
 """The lab: a small helpful and harmless world in which the true ("gold") reward is known.
 
-The package imports no other part of the project, and importing it does not load torch.
+Importing the package loads no other part of the project, and not torch.
 """
 
 from lit_rlhf.lab.gold import GoldTerms, Request, gold_reward, gold_terms, parse_request

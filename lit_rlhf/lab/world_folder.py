@@ -54,41 +54,45 @@ def write_world(
     Returns:
         The folder.
     """
+    from lit_rlhf.files import write_json_lines, write_text  # see write_base_model
+
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
+    (root / _SETTINGS_FILE).unlink(missing_ok=True)
     rng = random.Random(f"demonstrations {seed}")
     dialogues = [
         (prompt, world.sample_demonstration(prompt, rng))
         for prompt in world.sample_prompts(n_demonstrations + n_texts, seed)
     ]
-    _write_json_lines(
+    write_json_lines(
         root / "demonstrations.jsonl",
         (
             {"messages": [*prompt, {"role": "assistant", "content": answer}]}
             for prompt, answer in dialogues[:n_demonstrations]
         ),
     )
-    _write_json_lines(
+    write_json_lines(
         root / "prompts_train.jsonl",
         ({"prompt": list(prompt)} for prompt in world.sample_prompts(n_train_prompts, seed + 1)),
     )
-    _write_json_lines(
+    write_json_lines(
         root / "prompts_heldout.jsonl",
         (
             {"prompt": list(prompt)}
             for prompt in world.sample_held_out_prompts(n_heldout_prompts, seed)
         ),
     )
-    _write_json_lines(
+    write_json_lines(
         root / "text.jsonl",
         (
             {"text": f"{render_prompt(prompt)} {answer}"}
             for prompt, answer in dialogues[n_demonstrations:]
         ),
     )
-    settings = {"seed": seed, "world": dataclasses.asdict(world)}
-    (root / _SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     write_base_model(root / "base", world, seed, chat_template)
+    # Last, as `read_world` takes a folder with these settings for a complete one.
+    settings = {"seed": seed, "world": dataclasses.asdict(world)}
+    write_text(root / _SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
     return root
 
 
@@ -130,6 +134,8 @@ def write_base_model(folder: str | Path, world: World, seed: int, chat_template:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from lit_rlhf.files import name_file
+
     tokenizer = build_tokenizer(world, chat_template)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -147,8 +153,9 @@ def write_base_model(folder: str | Path, world: World, seed: int, chat_template:
     with torch.random.fork_rng(devices=[]):  # leaves the caller's random state as it was
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with name_file(folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def build_tokenizer(world: World, chat_template: str) -> "PreTrainedTokenizerFast":
@@ -233,9 +240,3 @@ def _fill(template: str, values: Mapping[str, Iterable[str]]) -> list[str]:
         if "{" + name + "}" in template:
             texts = [text.replace("{" + name + "}", choice) for text in texts for choice in choices]
     return texts
-
-
-def _write_json_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        for record in records:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -11,7 +12,7 @@ from lit_rlhf.cli import lab
 from lit_rlhf.cli.lab import iterate_prompts, main, sample_preferences
 from lit_rlhf.data import DataSource, PromptExample, load_records
 from lit_rlhf.lab import ResponsePair, World, read_world
-from tests.evaluation.folders import write_policy
+from tests.evaluation.folders import Sampling, write_policy
 
 SIZES = ("--n_demonstrations", "8", "--n_train_prompts", "6", "--n_heldout_prompts", "4")
 
@@ -107,6 +108,41 @@ def test_the_seed_repeats_the_preferences(world: Path) -> None:
 
     assert sampled(world, pairs=4, seed=1) == first
     assert sampled(world, pairs=4, seed=2) != first
+
+
+def test_interrupted_preferences_continue_with_the_batches_that_are_missing(
+    world: Path, tmp_path: Path
+) -> None:
+    def run(output: str, last: int | None = None) -> int:
+        sampling = Sampling(last)
+        argv = [
+            *("preferences", "--policy", str(world / "base"), "--world", str(world)),
+            *("--output", str(tmp_path / output), "--pairs", "7", "--max_new_tokens", "4"),
+            *("--batch_size", "2", "--device", "cpu"),
+        ]
+        with patch("lit_rlhf.evaluation.sampling.generate_responses", sampling):
+            main(argv)
+        return sampling.n_batches
+
+    n_batches = run("whole.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run("out.jsonl", last=n_batches - 1)
+    assert not (tmp_path / "out.jsonl").exists()
+
+    assert run("out.jsonl") == 1
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
+
+
+def test_a_world_that_is_not_complete_is_none(tmp_path: Path) -> None:
+    main(["world", "--output_dir", str(tmp_path), *SIZES, "--n_texts", "1"])
+    with (
+        patch("lit_rlhf.lab.world_folder.write_base_model", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        main(["world", "--output_dir", str(tmp_path), *SIZES, "--n_texts", "1"])
+    with pytest.raises(ValueError, match="expected a folder that `lit_rlhf lab world` wrote"):
+        read_world(tmp_path)
 
 
 def test_passes_reshuffle_all_prompts() -> None:

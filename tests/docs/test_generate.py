@@ -67,6 +67,6 @@ def test_messages_are_those_of_the_program() -> None:
         for path in (ROOT / "lit_rlhf").rglob("*.py")
     )
     messages = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
-    assert len(messages) == 7
+    assert len(messages) == 9
     for message in messages:
         assert all(part in source for part in message.split(" ... ")[0].split("...")), message

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.models import load_scalar_model, save_model_folder
+from lit_rlhf.rollout import RolloutBatch, generate_responses
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 QUESTIONS = ["hi", "name three metals, please, now", "a", "make tea", "name two", "why?", "ok"]
@@ -43,6 +45,20 @@ def write_prompts(path: Path, questions: Sequence[str] = QUESTIONS) -> str:
     records = [{"prompt": [{"role": "user", "content": text}]} for text in questions]
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return str(path)
+
+
+class Sampling:
+    """Samples, and counts the batches; the user presses Ctrl-C in one."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.last = last
+        self.n_batches = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> RolloutBatch:
+        if self.n_batches == self.last:
+            raise KeyboardInterrupt
+        self.n_batches += 1
+        return generate_responses(*arguments, **options)
 
 
 def characters(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:

@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,9 +27,9 @@ from lit_rlhf.evaluation import (
     read_responses,
     sample_batches,
     score_summary,
-    write_json_lines,
 )
 from lit_rlhf.evaluation.compare import METRICS
+from lit_rlhf.files import write_json_lines
 from lit_rlhf.functional import Interval
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import WeightedReward
@@ -38,6 +39,7 @@ from tests.evaluation.folders import (
     CHARACTERS,
     QUESTION_MARKS,
     QUESTIONS,
+    Sampling,
     write_policy,
     write_prompts,
     write_reward,
@@ -114,6 +116,34 @@ def test_a_file_of_responses_has_the_prompts_as_they_were_read(tmp_path: Path) -
     file = write_json_lines(tmp_path / "responses.jsonl", comparison.records())
 
     assert read_responses([str(file)]) == comparison.responses
+
+
+def test_an_interrupted_comparison_continues_with_the_batches_that_are_missing(
+    folders: Folders, tmp_path: Path
+) -> None:
+    def run(output: str, last: int | None = None, **options: Any) -> Comparison:
+        sampling = Sampling(last)
+        with patch("lit_rlhf.evaluation.sampling.generate_responses", sampling):
+            result = compared(
+                folders, [folders.sft, folders.ppo], responses=tmp_path / output, **options
+            )
+        n_batches.append(sampling.n_batches)
+        return result
+
+    n_batches: list[int] = []
+    whole = run("whole.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run("out.jsonl", last=4)
+    assert not (tmp_path / "out.jsonl").exists()
+    with pytest.raises(ValueError, match=r"out\.jsonl\.partial: .* another value of rewards, rew"):
+        run("out.jsonl", rewards={QUESTION_MARKS: 1.0})
+    result = run("out.jsonl")
+
+    assert n_batches == [6, 2]  # of three for each policy
+    assert result.as_dict() == whole.as_dict()
+    assert torch.equal(result.samples["ppo"].kl, whole.samples["ppo"].kl)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
 
 
 def test_kl_is_against_the_first_policy(comparison: Comparison) -> None:

@@ -23,13 +23,14 @@ from lit_rlhf.evaluation import (
     batch_by_length,
     encode_prompt_records,
     generate_from_models,
+    load_policy,
     read_prompts,
     sample_batches,
-    write_json_lines,
 )
+from lit_rlhf.files import write_json_lines
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions
 from tests.evaluation.conftest import Folders
-from tests.evaluation.folders import QUESTIONS, write_policy, write_prompts
+from tests.evaluation.folders import QUESTIONS, Sampling, write_policy, write_prompts
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
 
@@ -226,6 +227,52 @@ def test_the_seed_repeats_responses_and_is_the_same_for_every_model(folders: Fol
     assert first[0] == first[1]
     assert texts(0) == first
     assert texts(1) != first
+
+
+def test_an_interrupted_generation_continues_with_the_batches_that_are_missing(
+    folders: Folders, tmp_path: Path
+) -> None:
+    def run(output: str, sampling: Sampling, **options: Any) -> Generation:
+        with patch("lit_rlhf.evaluation.sampling.generate_responses", sampling):
+            return generated(
+                folders,
+                *(folders.sft, folders.ppo),
+                batch_size=2,
+                responses_per_prompt=2,
+                output=tmp_path / output,
+                **options,
+            )
+
+    whole = run("whole.jsonl", Sampling())
+    with pytest.raises(KeyboardInterrupt):
+        run("out.jsonl", Sampling(last=5))
+    assert not (tmp_path / "out.jsonl").exists()
+    with pytest.raises(ValueError, match=r"out\.jsonl\.partial: .* another value of seed;"):
+        run("out.jsonl", Sampling(), seed=1)
+    sampling = Sampling()
+    with patch("lit_rlhf.evaluation.sampling.load_policy", side_effect=load_policy) as load:
+        result = run("out.jsonl", sampling)
+
+    assert sampling.n_batches == 3  # of four for each model
+    assert [call.args[0] for call in load.call_args_list] == [folders.ppo]
+    assert result == whole
+    written = (tmp_path / "out.jsonl").read_bytes()
+    assert written == (tmp_path / "whole.jsonl").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
+
+
+def test_the_batches_of_a_model_that_was_trained_since_are_refused(tmp_path: Path) -> None:
+    policy = write_policy(tmp_path / "sft")
+    options: dict[str, Any] = {"batch_size": 1, "output": tmp_path / "out.jsonl"}
+    prompts = parse_prompts(["a", "b"])
+    with (
+        patch("lit_rlhf.evaluation.sampling.generate_responses", Sampling(last=1)),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        generate_from_models([policy], prompts, FEW, **options)
+    write_policy(tmp_path / "sft", seed=1)
+    with pytest.raises(ValueError, match="another value of models;"):
+        generate_from_models([policy], prompts, FEW, **options)
 
 
 def test_the_file_is_one_of_demonstrations_and_of_prompts(folders: Folders, tmp_path: Path) -> None:
