@@ -3,8 +3,8 @@
 - `partial_path`, `save_durably` and `move_into_place` write a file or folder under a hidden name
   and give it its name when it is complete and on disk.
 - `FolderLocks` keeps two runs from writing to one folder.
-- `write_text` and `write_json_lines` write the results of commands; `ProgressFile` keeps the finished
-  batches of one that is interrupted.
+- `write_text` and `write_json_lines` write the results of commands; `ProgressFile` keeps the
+  finished batches of one that is interrupted.
 """
 
 from lit_rlhf.files.atomic_io import (
