@@ -45,11 +45,11 @@ from lit_rlhf.functional import kl_estimate
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import (
+    RolloutMetrics,
     SamplingOptions,
     compute_logprobs,
     compute_policy_statistics,
     decode_responses,
-    rollout_metrics,
 )
 
 METRICS = (
@@ -383,9 +383,9 @@ def measure_policy(
             "terminated",
         )
     )
-    metrics = rollout_metrics(
-        logprobs, ref_logprobs, entropy, response_mask, response_ids, terminated
-    )
+    totals = RolloutMetrics()
+    totals.update(logprobs, ref_logprobs, entropy, response_mask, response_ids, terminated)
+    metrics = totals.compute()
     return PolicySamples(
         responses=[responses[position][0] for position in range(len(prompts.examples))],
         scores={
@@ -398,7 +398,7 @@ def measure_policy(
 
 
 class _MeasuredBatch(NamedTuple):
-    """Tensors of one batch on the CPU; `[B]` or `[B, T]`, as in `rollout_metrics`."""
+    """Tensors of one batch on the CPU; `[B]` or `[B, T]`, as in `RolloutMetrics`."""
 
     positions: list[int]
     scores: dict[str, Tensor]

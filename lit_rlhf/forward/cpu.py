@@ -40,6 +40,9 @@ class OneDNNLinear(nn.Linear):
             and input.numel() * len(self.weight) >= MIN_MULTIPLICATIONS
             and not torch.is_autocast_enabled("cpu")
             and not torch.compiler.is_compiling()
+            # anomaly detection (torch 2.13) looks for NaN in the gradients of every step of the
+            # graph, and cannot read those in oneDNN's layout
+            and not torch.is_anomaly_enabled()
         ):
             # torch has no switch for the matmul library, but it uses oneDNN for an input in
             # oneDNN's memory layout

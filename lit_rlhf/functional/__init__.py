@@ -29,7 +29,7 @@ from lit_rlhf.functional.masking import (
     masked_whiten,
     merged_moments,
 )
-from lit_rlhf.functional.metrics import Interval, distinct_n, wilson_interval
+from lit_rlhf.functional.metrics import Interval, distinct_n, response_ngrams, wilson_interval
 from lit_rlhf.functional.policy_loss import (
     PolicyLoss,
     entropy_loss,
@@ -87,6 +87,7 @@ __all__ = [
     "perplexity",
     "policy_gradient_loss",
     "preference_probability",
+    "response_ngrams",
     "reward_model_loss",
     "scaled_scores",
     "surrogate_loss",

@@ -62,11 +62,40 @@ def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> 
     return Interval(max(0.0, (center - half) / scale), min(1.0, (center + half) / scale))
 
 
+def response_ngrams(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
+    """All n-grams of a batch of responses, one per row; an n-gram lies within one response.
+
+    Args:
+        token_ids: `[B, T]` integers.
+        mask: Response tokens, `[B, T]` bool. An n-gram across a gap does not count.
+        n: Tokens per n-gram, at least 1.
+
+    Returns:
+        `[m, n]` of the dtype of `token_ids`; no rows if no response has `n` tokens.
+
+    Raises:
+        ValueError: For a wrong shape, dtype or range.
+
+    Example:
+        >>> ids = torch.tensor([[5, 6, 7]])
+        >>> response_ngrams(ids, torch.ones_like(ids, dtype=torch.bool), n=2).tolist()
+        [[5, 6], [6, 7]]
+    """
+    check_dims("token_ids", token_ids, 2)
+    check_integer("token_ids", token_ids)
+    check_mask(mask, token_ids.shape)
+    if n < 1:
+        raise ValueError(f"n: expected an integer >= 1, got {n}")
+    if token_ids.shape[1] < n:  # unfold would raise
+        return token_ids.new_empty((0, n))
+    return token_ids.unfold(1, n, 1)[mask.unfold(1, n, 1).all(-1)]
+
+
 def distinct_n(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
     """Distinct n-grams over all n-grams of a batch of responses (Li et al., arXiv 1510.03055).
 
-    An n-gram lies within one response. Distinct n-grams are counted over all responses, so both
-    repetition within a response and similar responses lower the number.
+    Distinct n-grams are counted over all responses, so both repetition within a response and
+    similar responses lower the number.
 
     Args:
         token_ids: `[B, T]` integers.
@@ -84,15 +113,7 @@ def distinct_n(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
         >>> distinct_n(ids, torch.ones_like(ids, dtype=torch.bool), n=2).item()
         0.5
     """
-    check_dims("token_ids", token_ids, 2)
-    check_integer("token_ids", token_ids)
-    check_mask(mask, token_ids.shape)
-    if n < 1:
-        raise ValueError(f"n: expected an integer >= 1, got {n}")
-    if token_ids.shape[1] < n:  # unfold would raise
-        return torch.zeros((), device=token_ids.device)
-    kept = mask.unfold(1, n, 1).all(-1)
-    ngrams = token_ids.unfold(1, n, 1)[kept]
+    ngrams = response_ngrams(token_ids, mask, n)
     if len(ngrams) == 0:
         return torch.zeros((), device=token_ids.device)
     return torch.tensor(len(torch.unique(ngrams, dim=0)) / len(ngrams), device=token_ids.device)

@@ -5,13 +5,14 @@ Notation: `B` batch, `T` response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_rlhf.functional.checks import check_dims, check_mask, check_positive, check_same
-from lit_rlhf.functional.masking import masked_average, masked_mean, masked_moments
+from lit_rlhf.functional.masking import Moments, masked_average, masked_mean, masked_moments
 
 
 class ValueLoss(NamedTuple):
@@ -84,13 +85,20 @@ def value_loss(
     )
 
 
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+def explained_variance(
+    values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    moments: Callable[[Tensor, Tensor], Moments] = masked_moments,
+) -> Tensor:
     """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R).
 
     Args:
         values: `[B, T]`.
         returns: `[B, T]`.
         mask: `[B, T]` bool.
+        moments: Computes the moments of masked numbers; `lit_rlhf.stats.global_masked_moments`
+            makes the result that of the tokens of all ranks.
 
     Returns:
         0-dim without a graph, at most 1: 1 for a perfect critic, 0 for a constant one, and 0 if the
@@ -106,7 +114,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """
     check_dims("values", values, 2)
     check_same(values.shape, values=values, returns=returns)
-    total = masked_moments(returns, mask).var
-    unexplained = masked_moments(returns.double() - values.double(), mask).var
+    total = moments(returns, mask).var
+    unexplained = moments(returns.double() - values.double(), mask).var
     explained = 1.0 - unexplained / torch.where(total > 0, total, torch.ones_like(total))
     return torch.where(total > 0, explained, torch.zeros_like(total)).to(values.dtype)

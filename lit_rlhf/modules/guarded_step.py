@@ -7,7 +7,7 @@ run that skips too many steps in a row ends with an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from lit_rlhf.stats import global_sum, world_size
 from lit_rlhf.strategies import OptimizerStep, clipped_step
+
+MAX_NAMES = 4  # of quantities in a message
 
 
 class TooManySkippedUpdates(RuntimeError):
@@ -120,8 +122,9 @@ class UpdateGuard:
             return
         row = self.in_a_row[network] = self.in_a_row.get(network, 0) + 1
         self._count += 1
-        names = ", ".join(not_finite)
-        skipped = f"update of {network} skipped at {place}: not finite were {names}"
+        skipped = (
+            f"update of {network} skipped at {place}: not finite were {join_names(not_finite)}"
+        )
         if row < self.max_in_a_row:
             rank_zero_warn(
                 f"{skipped}. Weights and moments are as before; {row} in a row, and training stops "
@@ -150,6 +153,12 @@ def find_non_finite(quantities: Mapping[str, Tensor]) -> list[str]:
         for name, count in zip(quantities, counts, strict=True)
         if count
     ]
+
+
+def join_names(names: Sequence[str]) -> str:
+    """The first names, and the number of the others: all weights may be NaN at once."""
+    others = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {others} more" if others > 0 else "")
 
 
 def find_last_checkpoint(callbacks: Iterable[Any]) -> str | None:

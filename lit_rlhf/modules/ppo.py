@@ -56,6 +56,7 @@ from lit_rlhf.models import (
     load_causal_lm,
     load_scalar_model,
 )
+from lit_rlhf.modules.guarded_step import find_non_finite, join_names
 from lit_rlhf.modules.micro_batches import accumulate, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import (
@@ -75,18 +76,20 @@ from lit_rlhf.rewards import FunctionReward, ModelReward, WeightedReward, untrus
 from lit_rlhf.rollout import (
     Experience,
     RolloutBatch,
+    RolloutMetrics,
     SamplingOptions,
     TokenStatistics,
     build_response_records,
     format_sample_table,
     generate_responses,
     iterate_minibatches,
-    rollout_metrics,
     score_rollouts,
 )
 from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments, world_size
 from lit_rlhf.strategies import backward
 
+# metrics beside those of `RolloutMetrics` that an iteration logs even if it is skipped
+OF_AN_ITERATION = ("rollout/score", "rollout/reward", "ppo/explained_variance")
 FROZEN = ("reference.", "reward.functions.")  # keys of the state dict that checkpoints leave out
 # what to change when a phase runs out of memory
 ROLLOUT_MEMORY = ("memory.rollout_batch_size", "sampling.max_new_tokens")
@@ -220,6 +223,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         self.gold = None
         if gold_reward is not None:
             self.gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
+        self._evaluation: RolloutMetrics | None = None
         # Buffers, so that checkpoints hold them.
         self.score_moments = RunningMoments()
         kl_coef = torch.tensor(self.reward_shaping.kl_coef, dtype=torch.float64)
@@ -261,19 +265,22 @@ class PPOModule(FixedDtypeBuffers, StageModule):
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
         """One PPO iteration; returns the scores and lengths of the responses for callbacks."""
+        if not self.check_policy():
+            return self.skip_iteration(len(batch.texts))
         generator = self.generator()
         seed = int(torch.randint(2**31, (), generator=generator))
         rollouts, scores, estimates = self.score_responses(batch, seed, self.timer)
         metrics = self.summarize_rollouts(rollouts, batch.texts, scores, estimates)
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
+        metrics = dict.fromkeys(OF_AN_ITERATION, scores.new_tensor(torch.nan)) | metrics
         if self.check_rollouts(scores, estimates):
             # Only iterations that are learned from count in the running moments of rewards.
             self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
             experience = self.experience(rollouts, rewards, estimates)
-            metrics["rollout/reward"] = rewards.sum(1).mean()
+            metrics["rollout/reward"] = rewards.sum() / self.global_denominator(len(rewards))
             metrics["ppo/explained_variance"] = explained_variance(
-                estimates.values, experience.returns, rollouts.response_mask
+                estimates.values, experience.returns, rollouts.response_mask, global_masked_moments
             )
             self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * world_size())
             with self.phase("update", rollouts.sequence_ids, UPDATE_MEMORY):
@@ -281,13 +288,53 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         else:
             # As after any skipped update, the learning rates go on: see `step_schedule`.
             self.step_schedules()
-        metrics["ppo/skipped_updates"] = self.guard.pop_count()
         metrics |= self.timer.pop_metrics(int(rollouts.response_mask.sum()))
+        self.end_iteration(metrics, len(scores))
+        return {"scores": scores, "response_lengths": rollouts.response_mask.sum(1)}
+
+    def skip_iteration(self, n_prompts: int) -> dict[str, Tensor]:
+        """Log an iteration without responses: what cannot be measured is NaN.
+
+        Callbacks so see that something is wrong, and one of them may restore the policy.
+        """
+        unknown = torch.full((n_prompts,), torch.nan, device=self.device)
+        metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), unknown[0])
+        metrics["ppo/kl_coef"] = self.kl_coef.clone()
+        # As after any skipped update, the learning rates go on: see `step_schedule`.
+        self.step_schedules()
+        self.end_iteration(metrics, n_prompts)
+        return {"scores": unknown, "response_lengths": torch.zeros_like(unknown)}
+
+    def end_iteration(self, metrics: dict[str, Tensor], n_prompts: int) -> None:
+        """Count the iteration and log its metrics, averaged over ranks."""
+        metrics["ppo/skipped_updates"] = self.guard.pop_count()
         self.iteration += 1
-        self.log_metrics(metrics, len(scores))
+        self.log_dict(self.global_means(metrics), batch_size=n_prompts)
         # the x axis of loggers: Lightning's global step counts the steps of both optimizers
         self.log("step", self.iteration.float())
-        return {"scores": scores, "response_lengths": rollouts.response_mask.sum(1)}
+
+    def check_policy(self) -> bool:
+        """Whether the policy's weights are finite on all ranks; if not, the iteration is skipped.
+
+        No response can be sampled with a NaN among them.
+
+        Raises:
+            TooManySkippedUpdates: If too many iterations in a row were skipped.
+        """
+        sums = self.policy_sums()
+        # Finite weights alone do not end a row of skipped iterations: `check_rollouts` does.
+        if not find_non_finite(sums):
+            return True
+        place = f"iteration {int(self.iteration) + 1}"
+        return self.guard.check(self.trainer, "policy and critic", sums, place)
+
+    def policy_sums(self) -> dict[str, Tensor]:
+        """Sum of each weight of the policy; it is not finite if a number of the weight is not."""
+        # Unlike `isfinite`, a sum takes no memory.
+        return {
+            f"weights of the policy ({name})": weight.detach().sum(dtype=torch.float32)
+            for name, weight in self.policy.named_parameters()
+        }
 
     def generator(self) -> torch.Generator:
         """Random generator of this iteration on this rank, for rollouts and minibatches.
@@ -351,20 +398,32 @@ class PPOModule(FixedDtypeBuffers, StageModule):
     def summarize_rollouts(
         self, rollouts: RolloutBatch, prompts: list[str], scores: Tensor, estimates: TokenStatistics
     ) -> dict[str, Tensor]:
-        """The `rollout/*` metrics, with the score of each reward and the gold reward if any."""
-        metrics = rollout_metrics(
+        """The `rollout/*` metrics of all ranks, with each reward's score and the gold reward."""
+        metrics = RolloutMetrics()
+        self.add_rollouts(metrics, rollouts, prompts, scores, estimates)
+        return metrics.compute()
+
+    def add_rollouts(
+        self,
+        metrics: RolloutMetrics,
+        rollouts: RolloutBatch,
+        prompts: list[str],
+        scores: Tensor,
+        estimates: TokenStatistics,
+    ) -> None:
+        """Add the responses that were scored last to `metrics`."""
+        named = {f"score/{name}": raw for name, raw in self.reward.raw_scores.items()}
+        if self.gold is not None:
+            named["gold"] = self.gold(rollouts, prompts, None)
+        metrics.update(
             estimates.logprobs,
             estimates.ref_logprobs,
             estimates.entropy,
             rollouts.response_mask,
             rollouts.response_ids,
             rollouts.terminated,
-            scores,
+            {"score": scores, **named},
         )
-        metrics |= self.reward.compute_metrics()
-        if self.gold is not None:
-            metrics["rollout/gold"] = self.gold(rollouts, prompts, None).mean()
-        return metrics
 
     def check_rollouts(self, scores: Tensor, estimates: TokenStatistics) -> bool:
         """Whether scores and estimates are finite on all ranks; if not, the iteration is skipped.
@@ -480,7 +539,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}
         if pretraining:
             # over all ranks: they have to agree on when the phase ends
-            self.watch_critic_pretraining(float(self.global_mean(means["ppo/value_loss"])))
+            self.watch_critic_pretraining(float(self.global_means(means)["ppo/value_loss"]))
         else:
             means["ppo/ratio_first"] = history[0]["ppo/ratio"]
         return means
@@ -679,16 +738,49 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         """Generate and score responses to held-out prompts, with the same draws each time."""
         self._evaluation_step(batch, batch_idx, "val/")
 
+    def on_validation_epoch_start(self) -> None:
+        """Check the weights of the policy."""
+        self._check_evaluation()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log `val/rollout/*` on all responses."""
+        self._log_evaluation("val/")
+
     def test_step(self, batch: PromptBatch, batch_idx: int) -> None:
-        """Log `test/rollout/*` on responses to the test prompts."""
+        """Generate and score responses to the test prompts."""
         self._evaluation_step(batch, batch_idx, "test/")
 
+    def on_test_epoch_start(self) -> None:
+        """Check the weights of the policy."""
+        self._check_evaluation()
+
+    def on_test_epoch_end(self) -> None:
+        """Log `test/rollout/*` on all responses."""
+        self._log_evaluation("test/")
+
+    def _check_evaluation(self) -> None:
+        found = find_non_finite(self.policy_sums())
+        self._evaluation = None if found else RolloutMetrics()
+        if found:
+            rank_zero_warn(f"no responses for evaluation: not finite were {join_names(found)}")
+
+    def _log_evaluation(self, prefix: str) -> None:
+        if self._evaluation is None:
+            # instead of the last known values, by which a checkpoint might be kept
+            nan = torch.tensor(torch.nan, device=self.device)
+            metrics = dict.fromkeys((*RolloutMetrics.KEYS, "rollout/score"), nan)
+        else:
+            metrics = self._evaluation.compute()
+        self.log_evaluation(metrics, prefix)
+        # The logger's x axis; Lightning's own count of batches is one behind at validation. It is
+        # not averaged over ranks, as it would be cut to an integer after rounding.
+        self.log("step", self.iteration.float())
+
     def _evaluation_step(self, batch: PromptBatch, batch_idx: int, prefix: str) -> None:
+        if self._evaluation is None:
+            return
         rollouts, scores, estimates = self.score_responses(batch, self.seed + batch_idx)
-        metrics = self.summarize_rollouts(rollouts, batch.texts, scores, estimates)
-        self.log_metrics(metrics, len(scores), prefix)
-        # The logger's x axis; Lightning's own count of batches is one behind at validation.
-        self.log("step", self.iteration.float(), batch_size=len(scores))
+        self.add_rollouts(self._evaluation, rollouts, batch.texts, scores, estimates)
         if batch_idx == 0:
             records = build_response_records(rollouts, scores, estimates, self.tokenizer)
             n_rows = self.sampled_texts

@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.functional.classification import binary_calibration_error
 
 from lit_rlhf.data import PreferenceBatch
@@ -31,6 +30,7 @@ from lit_rlhf.modules.micro_batches import accumulate, scaled
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
+from lit_rlhf.stats import gather_rows, global_sum
 from lit_rlhf.strategies import backward
 
 
@@ -94,9 +94,10 @@ class RewardModule(StageModule):
         )
         if lm_coef > 0:
             self.networks["lm_head"] = load_lm_head(model_path, self.network)
-        self.pairwise_loss, self.lm_loss = MeanMetric(), MeanMetric()
-        # All differences are kept: accuracy per source and calibration need them one by one.
-        self.differences, self.sources = CatMetric(), CatMetric()
+        # Of the evaluation set: sums by batch, and the score difference and source of each pair,
+        # since accuracy per source and calibration need them one by one.
+        self._sums: list[Tensor] = []
+        self._pairs: list[Tensor] = []
 
     @property
     def model(self) -> LanguageModel:
@@ -173,32 +174,35 @@ class RewardModule(StageModule):
         totals["reward/skipped_updates"] = self.guard.pop_count()
         n_tokens = sum(int(side.attention_mask.sum()) for side in (batch.chosen, batch.rejected))
         totals |= self.timer.pop_metrics(n_tokens, "tokens")
-        self.log_metrics(totals, len(batch.margin))
+        self.log_dict(self.global_means(totals), batch_size=len(batch.margin))
 
     def _evaluation_step(self, batch: PreferenceBatch) -> None:
-        pairs = torch.tensor(float(len(batch.margin)), device=self.device)
+        one = torch.ones((), device=self.device)
         tokens = batch.chosen.completion_mask.sum()
-        metrics, differences = self(batch, pairs, tokens)
-        self.pairwise_loss.update(metrics["reward/pairwise_loss"], pairs)
-        if self.lm_head is not None:
-            self.lm_loss.update(metrics["reward/lm_loss"], tokens)
-        self.differences.update(differences)
-        self.sources.update(batch.source)
+        sums, differences = self(batch, one, one)
+        # There is no language-model loss without the output layer.
+        lm_loss = sums.get("reward/lm_loss", torch.zeros_like(one))
+        # float64, also in a module of bfloat16 weights: the sums of a set lose no batch
+        values = [sums["reward/pairwise_loss"], lm_loss, tokens]
+        self._sums.append(torch.stack([value.detach().double() for value in values]))
+        self._pairs.append(torch.stack([differences.double(), batch.source.double()], dim=1))
 
     def _log_evaluation(self, prefix: str) -> None:
-        differences, sources = self.differences.compute(), self.sources.compute()
+        pairwise_loss, lm_loss, tokens = global_sum(torch.stack(self._sums).sum(0)).unbind()
+        differences, sources = gather_rows(torch.cat(self._pairs)).unbind(1)
+        self._sums, self._pairs = [], []
         hits = differences > 0
         metrics = {
-            "reward/pairwise_loss": self.pairwise_loss.compute(),
+            "reward/pairwise_loss": pairwise_loss / len(differences),
             "reward/accuracy": hits.float().mean(),
             "reward/margin": differences.mean(),
             "reward/calibration_error": binary_calibration_error(
                 preference_probability(differences.abs()), hits.long()
             ),
         }
-        lm_loss = metrics["reward/pairwise_loss"].new_zeros(())
+        lm_loss = lm_loss / tokens
         if self.lm_head is not None:
-            lm_loss = metrics["reward/lm_loss"] = self.lm_loss.compute()
+            metrics["reward/lm_loss"] = lm_loss
         metrics["reward/loss"] = reward_model_loss(
             metrics["reward/pairwise_loss"], lm_loss, self.lm_coef
         )
@@ -207,9 +211,7 @@ class RewardModule(StageModule):
         for index, name in enumerate(names):
             if (sources == index).any():
                 metrics[f"reward/accuracy/{name}"] = hits[sources == index].float().mean()
-        self.log_dict({prefix + key: value for key, value in metrics.items()})
-        for metric in (self.pairwise_loss, self.lm_loss, self.differences, self.sources):
-            metric.reset()
+        self.log_evaluation(metrics, prefix)
 
     def validation_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
         """Add a batch to the results of the validation set."""

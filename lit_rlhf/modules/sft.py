@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torchmetrics import MeanMetric
 
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import map_target_logits
@@ -16,6 +16,7 @@ from lit_rlhf.modules.micro_batches import accumulate, scaled
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
+from lit_rlhf.stats import global_sum
 from lit_rlhf.strategies import backward
 
 
@@ -54,8 +55,7 @@ class SFTModule(StageModule):
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
         self.model = load_causal_lm(model_path, self.network)
-        # Means over tokens of the evaluation set: batches differ in tokens.
-        self.loss_mean, self.accuracy_mean = MeanMetric(), MeanMetric()
+        self._evaluation: list[Tensor] = []
 
     def forward(self, batch: TokenBatch, denominator: Tensor) -> dict[str, Tensor]:
         """Share of a micro-batch in the means over the completion tokens of a step.
@@ -95,33 +95,33 @@ class SFTModule(StageModule):
             place = f"epoch {self.current_epoch}, batch {batch_idx}"
             step = self.guard.step(self.trainer, "the model", optimizer, clip, totals, place)
         self.step_schedule(schedule)
-        # exp of the loss over all ranks, which is not the mean of the ranks' perplexities
-        totals["sft/perplexity"] = loss_perplexity(self.global_mean(totals["sft/loss"]))
         totals["sft/grad_norm"] = step.grad_norm
         totals["sft/skipped_updates"] = self.guard.pop_count()
         totals |= self.timer.pop_metrics(int(batch.attention_mask.sum()), "tokens")
-        self.log_metrics(totals, len(batch.input_ids))
+        means = self.global_means(totals)
+        # exp of the loss over all ranks, which is not the mean of the ranks' perplexities
+        means["sft/perplexity"] = loss_perplexity(means["sft/loss"])
+        self.log_dict(means, batch_size=len(batch.input_ids))
 
     def _evaluation_step(self, batch: TokenBatch) -> None:
         tokens = batch.completion_mask.sum()
-        shares = self(batch, tokens.float())
-        self.loss_mean.update(shares["sft/loss"], tokens)
-        self.accuracy_mean.update(shares["sft/token_accuracy"], tokens)
+        sums = self(batch, torch.ones_like(tokens, dtype=torch.float32))
+        # float64, also in a module of bfloat16 weights: the sums of a set lose no batch
+        values = [sums["sft/loss"], sums["sft/token_accuracy"], tokens]
+        self._evaluation.append(torch.stack([value.detach().double() for value in values]))
 
     def _log_evaluation(self, prefix: str) -> None:
-        loss = self.loss_mean.compute()
-        self.log_dict(
-            {
-                f"{prefix}sft/loss": loss,
-                f"{prefix}sft/perplexity": loss_perplexity(loss),
-                f"{prefix}sft/token_accuracy": self.accuracy_mean.compute(),
-            }
-        )
-        self.loss_mean.reset()
-        self.accuracy_mean.reset()
+        loss, hits, tokens = global_sum(torch.stack(self._evaluation).sum(0)).unbind()
+        self._evaluation = []
+        metrics = {
+            "sft/loss": loss / tokens,
+            "sft/perplexity": loss_perplexity(loss / tokens),
+            "sft/token_accuracy": hits / tokens,
+        }
+        self.log_evaluation(metrics, prefix)
 
     def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Add a batch to the token-weighted means of the validation set."""
+        """Add a batch to the sums over the tokens of the validation set."""
         self._evaluation_step(batch)
 
     def on_validation_epoch_end(self) -> None:
@@ -129,7 +129,7 @@ class SFTModule(StageModule):
         self._log_evaluation("val/")
 
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Add a batch to the token-weighted means of the test set."""
+        """Add a batch to the sums over the tokens of the test set."""
         self._evaluation_step(batch)
 
     def on_test_epoch_end(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -267,9 +267,21 @@ class StageModule(NamedOptions, LightningModule):
         total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=self.device))
         return torch.maximum(total, torch.ones_like(total)) / world_size()
 
-    def global_mean(self, value: Tensor) -> Tensor:
-        """Mean of `value` over ranks, 0-dim, without a graph."""
-        return global_sum(value) / world_size()
+    def global_means(self, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Means of metrics over ranks, in a single reduction on the module's device.
+
+        A share in a global mean (see `global_denominator`) becomes that mean.
+
+        Args:
+            metrics: 0-dim numbers by key, the same keys on every rank. They may be on the host,
+                as times are: a process group of GPUs does not reduce those.
+
+        Returns:
+            0-dim float64 tensors on the module's device, without graphs.
+        """
+        values = [value.detach().to(self.device, torch.float64) for value in metrics.values()]
+        means = global_sum(torch.stack(values)) / world_size()
+        return dict(zip(metrics, means.unbind(), strict=True))
 
     def micro_batches(
         self, batch: BatchT, n_rows: int, size: int | None
@@ -311,17 +323,16 @@ class StageModule(NamedOptions, LightningModule):
         with (timer or self.timer)(name), explain_memory_errors(name, ids, changes):
             yield
 
-    def log_metrics(self, metrics: Mapping[str, Tensor], batch_size: int, prefix: str = "") -> None:
-        """Log metrics, averaged over ranks.
+    def log_evaluation(self, metrics: Mapping[str, Tensor], prefix: str) -> None:
+        """Log the results of a validation or test set, at its end.
 
         Args:
-            metrics: Values by key (`stage/quantity`).
-            batch_size: Number of samples behind them, by which Lightning weighs validation batches.
+            metrics: Values of all batches and ranks by key (`stage/quantity`), equal on all ranks.
             prefix: Prefix of the keys, for instance `val/`.
         """
         self.log_dict(
             {prefix + key: value for key, value in metrics.items()},
-            batch_size=batch_size,
+            # Lightning 2.6.6 warns of every key that is logged per epoch without it.
             sync_dist=self.trainer.world_size > 1,
         )
 
@@ -372,7 +383,15 @@ class StageModule(NamedOptions, LightningModule):
         return bool(getattr(self.trainer, "fast_dev_run", False))
 
     def on_fit_start(self) -> None:
-        """On a CPU, keep freed memory in the process for the next allocations."""
+        """Check the dtype of the weights; on a CPU, keep freed memory for the next allocations.
+
+        Raises:
+            ValueError: If weights that are trained are float16.
+        """
+        names = {id(parameter): name for name, parameter in self.named_parameters()}
+        for optimizer in self.trainer.optimizers:
+            # Engines that keep float32 masters have those in their groups, not the weights.
+            check_trained_weights(optimizer, names)
         self._trained = False  # the trials of a Tuner end before this hook
         self._keeps_memory = self.device.type == "cpu" and keep_freed_memory()
 
@@ -469,6 +488,64 @@ class StageModule(NamedOptions, LightningModule):
             config=dotted_arguments(self.hparams),
             metrics=metrics,
         )
+
+
+def check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> None:
+    """Refuse float16 weights, and warn of bfloat16 weights, that an optimizer steps in place.
+
+    Args:
+        optimizer: Optimizer of the weights, without masters in float32.
+        names: Names of the parameters by their `id`.
+
+    Raises:
+        ValueError: If a weight is float16.
+    """
+    n_movable, n_weights, network, learning_rate = 0, 0, "", 0.0
+    for group in optimizer.param_groups:
+        # Schedules keep the learning rate of the options here, and may start a warm-up at 0.
+        group_rate = float(group.get("initial_lr", group["lr"]))
+        for parameter in group["params"]:
+            name = names.get(id(parameter), "weights")
+            if parameter.dtype == torch.float16:
+                raise ValueError(
+                    "network.dtype, trainer.precision: expected float32 or bfloat16 weights for "
+                    f"training, got float16 in {name}: the squares of gradients vanish in float16, "
+                    "and Adam then makes steps without measure; take float32 weights, with "
+                    "trainer.precision: bf16-mixed to compute in bfloat16"
+                )
+            if parameter.dtype == torch.bfloat16:
+                n_movable += count_movable(parameter, group_rate)
+                n_weights += parameter.numel()
+                network, learning_rate = name.partition(".")[0], group_rate
+    if n_weights:
+        rank_zero_warn(
+            f"{network}: a step at a learning rate of {learning_rate:g} can change {n_movable:,} "
+            f"of {n_weights:,} weights ({n_movable / n_weights:.2%}), as the others are rounded "
+            "back to what they were in bfloat16. Take float32 weights (network.dtype: float32, "
+            "with trainer.precision: bf16-mixed to compute in bfloat16), or a strategy that keeps "
+            "float32 masters (multi_deepspeed_stage_2)"
+        )
+
+
+@torch.no_grad()
+def count_movable(weights: Tensor, learning_rate: float) -> int:
+    """Number of weights that change if `learning_rate`, about a step of Adam, is added or taken.
+
+    Args:
+        weights: Of any floating dtype; the sum is rounded to it.
+        learning_rate: Size of the step, positive.
+
+    Example:
+        >>> weights = torch.tensor([1.0, 1e-4], dtype=torch.bfloat16)
+        >>> count_movable(weights, 1e-6)  # 1 + 1e-6 is 1
+        1
+    """
+    count = 0
+    for part in torch.split(weights.detach().flatten(), 2**24):  # float32 copies of one part
+        steps = (part.float() + learning_rate, part.float() - learning_rate)
+        up, down = (step.to(part.dtype) != part for step in steps)
+        count += int((up | down).sum())
+    return count
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

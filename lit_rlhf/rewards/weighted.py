@@ -92,6 +92,7 @@ class WeightedReward(nn.Module):
         specs: The entries of `rewards`.
         functions: The reward functions and models, in the order of `specs`.
         moments: Running moments of the normalized entries.
+        raw_scores: Scores of the last call by name, `[B]`, before normalization and weights.
         seconds: Time that each entry has taken so far, by name.
 
     Raises:
@@ -125,7 +126,7 @@ class WeightedReward(nn.Module):
             }
         )
         self.seconds = dict.fromkeys((spec.name for spec in self.specs), 0.0)
-        self._raw_scores: dict[str, Tensor] = {}
+        self.raw_scores: dict[str, Tensor] = {}
         self._pending: dict[str, RunningMoments] = {}
 
     @property
@@ -149,7 +150,7 @@ class WeightedReward(nn.Module):
         Returns:
             Weighted sum, `[B]` float32.
         """
-        self._raw_scores = {}
+        self.raw_scores = {}
         for spec, function in zip(self.specs, self.functions, strict=True):
             start = perf_counter()
             scores = function(rollouts, prompts, max_tokens_per_forward)
@@ -157,7 +158,7 @@ class WeightedReward(nn.Module):
             if isinstance(function, ModelReward) and not bool(torch.isfinite(scores).all()):
                 samples = decode_samples(rollouts, prompts, self.tokenizer)
                 warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
-            self._raw_scores[spec.name] = scores
+            self.raw_scores[spec.name] = scores
         terms = zip(self.specs, self._normalize_scores(), strict=True)
         return torch.stack([spec.weight * scores for spec, scores in terms]).sum(0)
 
@@ -170,21 +171,6 @@ class WeightedReward(nn.Module):
             self._moments(key).load_state_dict(moments.state_dict())
         self._pending = {}
 
-    def compute_metrics(self) -> dict[str, Tensor]:
-        """Compute `rollout/score/<name>` of the last call, raw means over all ranks' responses.
-
-        Every rank has to call it; empty before the first call of `forward`.
-        """
-        if not self._raw_scores:
-            return {}
-        totals = [scores.double().sum() for scores in self._raw_scores.values()]
-        count = totals[0].new_tensor(len(next(iter(self._raw_scores.values()))))
-        *sums, n = global_sum(torch.stack([*totals, count])).unbind()
-        return {
-            f"rollout/score/{name}": total / n
-            for name, total in zip(self._raw_scores, sums, strict=True)
-        }
-
     def _normalize_scores(self) -> list[Tensor]:
         """Scores `[B]` of the last call as they enter the sum, in the order of `specs`."""
         names = [spec.name for spec in self.specs if spec.normalize]
@@ -195,9 +181,9 @@ class WeightedReward(nn.Module):
         if self.training and keys and self._all_finite(names):
             for name, key in keys.items():
                 self._pending[key] = deepcopy(self._moments(key))
-                self._pending[key].update(self._raw_scores[name])
+                self._pending[key].update(self.raw_scores[name])
         scores = []
-        for name, raw in self._raw_scores.items():
+        for name, raw in self.raw_scores.items():
             if name in keys:
                 moments = self._pending.get(keys[name], self._moments(keys[name]))
                 raw = normalized_scores(raw, moments.mean, moments.std, clip=None)
@@ -206,7 +192,7 @@ class WeightedReward(nn.Module):
 
     def _all_finite(self, names: Sequence[str]) -> bool:
         """Whether the raw scores of these entries are finite on all ranks; a collective."""
-        bad = torch.stack([(~torch.isfinite(self._raw_scores[name])).sum() for name in names])
+        bad = torch.stack([(~torch.isfinite(self.raw_scores[name])).sum() for name in names])
         return int(global_sum(bad).sum()) == 0
 
     def _moments(self, key: str) -> RunningMoments:

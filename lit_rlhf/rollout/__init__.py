@@ -2,13 +2,13 @@
 
 `generate_responses` samples a `RolloutBatch` of prompts and responses. `score_rollouts` computes
 the `TokenStatistics` that an update needs: log-probs of policy and reference, entropies, values.
-`Experience` is what the update reads, `rollout_metrics` what is logged.
+`Experience` is what the update reads, `RolloutMetrics` what is logged.
 """
 
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 from lit_rlhf.rollout.experience import Experience, iterate_minibatches
 from lit_rlhf.rollout.generation import generate_responses, using_generation_config
-from lit_rlhf.rollout.metrics import rollout_metrics
+from lit_rlhf.rollout.metrics import RolloutMetrics
 from lit_rlhf.rollout.samples import build_response_records, decode_responses, format_sample_table
 from lit_rlhf.rollout.sampling import SamplingOptions
 from lit_rlhf.rollout.scoring import (
@@ -26,6 +26,7 @@ __all__ = [
     "PolicyStatistics",
     "ResponseValues",
     "RolloutBatch",
+    "RolloutMetrics",
     "SamplingOptions",
     "TokenStatistics",
     "build_response_records",
@@ -37,7 +38,6 @@ __all__ = [
     "format_sample_table",
     "generate_responses",
     "iterate_minibatches",
-    "rollout_metrics",
     "score_rollouts",
     "using_generation_config",
 ]

@@ -1,4 +1,4 @@
-"""Metrics of a rollout that tell a better policy from a collapsing one.
+"""Metrics of rollouts that tell a better policy from a collapsing one.
 
 Reward and losses look healthy during a collapse; KL, response length and perplexity do not
 (Section 5.2 of arXiv 2307.04964). Notation: `B` responses, `T` response tokens.
@@ -6,66 +6,109 @@ Reward and losses look healthy during a collapse; KL, response length and perple
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from lit_rlhf.functional import distinct_n, loss_perplexity, masked_sum
-from lit_rlhf.stats import global_sum
+from lit_rlhf.functional import loss_perplexity, masked_sum, response_ngrams
+from lit_rlhf.stats import gather_rows, global_sum
 
 
-def rollout_metrics(
-    logprobs: Tensor,
-    ref_logprobs: Tensor,
-    entropy: Tensor,
-    response_mask: Tensor,
-    response_ids: Tensor,
-    terminated: Tensor,
-    scores: Tensor | None = None,
-) -> dict[str, Tensor]:
-    """The `rollout/*` metrics, over the responses of all ranks.
+class RolloutMetrics:
+    """The `rollout/*` metrics of all responses that were added, on all ranks.
 
-    Under `torch.distributed` every rank has to call it, with its own responses.
-
-    Args:
-        logprobs: Of the policy, `[B, T]` nats.
-        ref_logprobs: Of the reference, `[B, T]` nats.
-        entropy: Of the policy's next-token distributions, `[B, T]` nats.
-        response_mask: Response tokens, `[B, T]` bool.
-        response_ids: `[B, T]` long.
-        terminated: Whether a response ended with EOS, `[B]` bool; otherwise it was cut off.
-        scores: Raw rewards, `[B]`; `None` leaves `rollout/score` out.
-
-    Returns:
-        0-dim tensors. Means per response: `score`, `kl` (nats), `response_length` (tokens) and
-        `truncation_rate`. Means per token: `kl_per_token` and `entropy` (nats). Token-weighted:
-        `perplexity` and `ref_perplexity`. `distinct_2` is the share of distinct bigrams, among
-        the responses of this rank alone.
+    Sums and counts are kept, and ratios are taken of them at the end. So a metric does not depend
+    on how the responses are spread over batches and ranks, which a mean of their means would.
     """
-    score_sum = terminated.new_zeros((), dtype=logprobs.dtype) if scores is None else scores.sum()
-    totals = torch.stack(
-        [
-            masked_sum(logprobs, response_mask),
-            masked_sum(ref_logprobs, response_mask),
-            masked_sum(entropy, response_mask),
-            response_mask.sum(),
-            (~terminated).sum(),
-            score_sum,
-            torch.tensor(len(terminated), device=terminated.device),
-        ]
+
+    KEYS: ClassVar[tuple[str, ...]] = (
+        "rollout/kl",
+        "rollout/kl_per_token",
+        "rollout/response_length",
+        "rollout/truncation_rate",
+        "rollout/perplexity",
+        "rollout/ref_perplexity",
+        "rollout/entropy",
+        "rollout/distinct_2",
     )
-    # one reduction for all sums: per-rank means would weigh a short rank's tokens more
-    logprob, ref_logprob, entropies, n_tokens, n_truncated, score, n = global_sum(
-        totals.double()
-    ).unbind()
-    n_tokens = n_tokens.clamp(min=1)
-    metrics = {
-        "rollout/kl": (logprob - ref_logprob) / n,
-        "rollout/kl_per_token": (logprob - ref_logprob) / n_tokens,
-        "rollout/response_length": n_tokens / n,
-        "rollout/truncation_rate": n_truncated / n,
-        "rollout/perplexity": loss_perplexity(-logprob / n_tokens),
-        "rollout/ref_perplexity": loss_perplexity(-ref_logprob / n_tokens),
-        "rollout/entropy": entropies / n_tokens,
-        "rollout/distinct_2": distinct_n(response_ids, response_mask, n=2),
-    }
-    return metrics if scores is None else {"rollout/score": score / n, **metrics}
+    """The metrics of any responses; those of scores are added to them."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._scores: tuple[str, ...] = ()
+        self._bigrams: Tensor | None = None
+
+    def update(
+        self,
+        logprobs: Tensor,
+        ref_logprobs: Tensor,
+        entropy: Tensor,
+        response_mask: Tensor,
+        response_ids: Tensor,
+        terminated: Tensor,
+        scores: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Add a batch of responses of this rank.
+
+        Args:
+            logprobs: Of the policy, `[B, T]` nats.
+            ref_logprobs: Of the reference, `[B, T]` nats.
+            entropy: Of the policy's next-token distributions, `[B, T]` nats.
+            response_mask: Response tokens, `[B, T]` bool.
+            response_ids: `[B, T]` long.
+            terminated: Whether a response ended with EOS, `[B]` bool; otherwise it was cut off.
+            scores: Numbers of the responses by name, `[B]`, the same names in every batch; the
+                mean of each becomes `rollout/<name>`.
+        """
+        scores = scores or {}
+        self._scores = tuple(scores)
+        bigrams = response_ngrams(response_ids, response_mask, n=2)
+        batch = {
+            "logprobs": masked_sum(logprobs, response_mask),
+            "ref_logprobs": masked_sum(ref_logprobs, response_mask),
+            "entropy": masked_sum(entropy, response_mask),
+            "tokens": response_mask.sum(),
+            "truncated": (~terminated).sum(),
+            "responses": torch.tensor(len(terminated), device=terminated.device),
+            "bigrams": torch.tensor(len(bigrams), device=bigrams.device),
+            **{name: values.double().sum() for name, values in scores.items()},
+        }
+        for name, value in batch.items():
+            value = value.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        known = bigrams if self._bigrams is None else torch.cat([self._bigrams, bigrams])
+        self._bigrams = torch.unique(known, dim=0)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Compute the metrics of the responses of all ranks.
+
+        Under `torch.distributed` every rank has to call it, after as many updates.
+
+        Returns:
+            0-dim float64 tensors; nothing if there was no update. Means per response: `kl` (nats),
+            `response_length` (tokens), `truncation_rate` and the scores. Means per token:
+            `kl_per_token` and `entropy` (nats). Token-weighted: `perplexity` and `ref_perplexity`.
+            `distinct_2` is the share of distinct bigrams.
+        """
+        if self._bigrams is None:
+            return {}
+        # one reduction for all sums
+        totals = global_sum(torch.stack(list(self._sums.values())))
+        sums = dict(zip(self._sums, totals.unbind(), strict=True))
+        n, n_tokens = sums["responses"], sums["tokens"].clamp(min=1)
+        n_distinct = len(torch.unique(gather_rows(self._bigrams), dim=0))
+        kl = sums["logprobs"] - sums["ref_logprobs"]
+        values = (
+            kl / n,
+            kl / n_tokens,
+            n_tokens / n,
+            sums["truncated"] / n,
+            loss_perplexity(-sums["logprobs"] / n_tokens),
+            loss_perplexity(-sums["ref_logprobs"] / n_tokens),
+            sums["entropy"] / n_tokens,
+            n_distinct / sums["bigrams"].clamp(min=1),
+        )
+        scores = {f"rollout/{name}": sums[name] / n for name in self._scores}
+        return scores | dict(zip(self.KEYS, values, strict=True))

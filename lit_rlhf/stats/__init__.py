@@ -1,11 +1,17 @@
 """Statistics over a run (`RunningMoments`) and over the ranks of a distributed run."""
 
-from lit_rlhf.stats.distributed import global_masked_moments, global_sum, world_size
+from lit_rlhf.stats.distributed import (
+    gather_rows,
+    global_masked_moments,
+    global_sum,
+    world_size,
+)
 from lit_rlhf.stats.running import FixedDtypeBuffers, RunningMoments
 
 __all__ = [
     "FixedDtypeBuffers",
     "RunningMoments",
+    "gather_rows",
     "global_masked_moments",
     "global_sum",
     "world_size",

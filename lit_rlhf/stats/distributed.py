@@ -37,6 +37,34 @@ def global_sum(tensor: Tensor) -> Tensor:
     return total
 
 
+def gather_rows(tensor: Tensor) -> Tensor:
+    """The rows of all ranks, in the order of the ranks.
+
+    Args:
+        tensor: `[n, ...]`; `n` may differ between ranks, also be 0, the other sizes may not.
+
+    Returns:
+        `[sum of n, ...]`, without a graph; `tensor` itself without other ranks.
+
+    Example:
+        >>> gather_rows(torch.tensor([[1, 2]])).tolist()  # a single process
+        [[1, 2]]
+    """
+    tensor = tensor.detach()
+    if not _is_distributed():
+        return tensor
+    n_ranks = distributed.get_world_size()
+    n_rows = torch.tensor(len(tensor), device=tensor.device)
+    counts = [torch.empty_like(n_rows) for _ in range(n_ranks)]
+    distributed.all_gather(counts, n_rows)
+    # a backend gathers tensors of one shape
+    padded = tensor.new_zeros((int(max(counts)), *tensor.shape[1:]))
+    padded[: len(tensor)] = tensor
+    of_ranks = [torch.empty_like(padded) for _ in range(n_ranks)]
+    distributed.all_gather(of_ranks, padded)
+    return torch.cat([rows[: int(count)] for rows, count in zip(of_ranks, counts, strict=True)])
+
+
 def world_size() -> int:
     """Number of ranks.
 

@@ -82,9 +82,11 @@ class EngineOptimizer(Optimizer):
     def grad_norm(self) -> Tensor:
         """L2 norm, before clipping, of the last step's gradient; inf if it was not finite.
 
-        A 0-dim float32 tensor.
+        A 0-dim float32 tensor on the engine's device.
         """
-        return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32).detach()
+        # DeepSpeed 0.19.8 stores a number of Python instead of a tensor when it skips a step
+        norm = self.engine.get_global_grad_norm()
+        return torch.as_tensor(norm, dtype=torch.float32, device=self.engine.device).detach()
 
     @property
     def step_was_applied(self) -> bool:

@@ -84,6 +84,16 @@ def test_values_and_gradients_are_those_of_float64(
 
 
 @onednn
+def test_anomaly_detection_reads_the_gradients(handed_over: list[int]) -> None:
+    layer = nn.Linear(160, 200)
+    use_onednn_matmul(layer)
+    states = torch.randn(600, 160, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True):
+        layer(states).sum().backward()
+    assert handed_over == []
+
+
+@onednn
 def test_what_gains_nothing_is_left_alone(handed_over: list[int]) -> None:
     states = torch.zeros(600, 160)
     layer = nn.Linear(160, 200)

@@ -15,9 +15,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lit_rlhf.modules import RewardModule, SFTModule
-from lit_rlhf.rollout import Experience, rollout_metrics
+from lit_rlhf.rollout import Experience
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
-from tests.invariant.trajectories import SAMPLES, Scripted, trajectory
+from tests.invariant.trajectories import SAMPLES, Scripted, trajectory, validated
 from tests.modules.stages import (
     StepRecorder,
     copied,
@@ -27,10 +27,12 @@ from tests.modules.stages import (
     preferences,
     prompts,
 )
-from tests.rollout.test_metrics import batch
+from tests.rollout.test_metrics import measured
+from tests.support.host_tensors import host_tensors_in_collectives
 
 STAGES = ("sft", "reward", "ppo")
 RANKS = 2
+BATCH_SIZE = 3  # in validation: the eight rows make batches of three and one on each rank
 
 
 def strategy(name: str) -> DDPStrategy:
@@ -77,13 +79,21 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     """Everything that this rank saw; by scenario."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     shared = {"devices": RANKS, "use_distributed_sampler": False}
-    results: dict[str, Any] = {"metrics": {}}
-    for name in ("ddp", "deepspeed"):
+    results: dict[str, Any] = {}
+    with host_tensors_in_collectives() as results["host tensors"]:
         for stage in STAGES:
-            arguments = {"strategy": strategy(name), **shared}
-            results[f"{name} {stage}"] = trajectory(
-                stage, root, folder / name / stage, SAMPLES // RANKS, trainer=arguments
+            arguments = {"strategy": strategy("ddp"), **shared}
+            results[f"ddp {stage}"] = trajectory(
+                stage, root, folder / "ddp" / stage, SAMPLES // RANKS, trainer=arguments
             )
+            results[f"validated {stage}"] = validated(
+                stage, root, folder / "validated", BATCH_SIZE, strategy=strategy("ddp"), **shared
+            )
+    for stage in STAGES:
+        arguments = {"strategy": strategy("deepspeed"), **shared}
+        results[f"deepspeed {stage}"] = trajectory(
+            stage, root, folder / "deepspeed" / stage, SAMPLES // RANKS, trainer=arguments
+        )
     for module_class in (Scripted, HugeReturns):
         recorder = StepRecorder()
         module = module_class(**ppo_options(root))
@@ -103,7 +113,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)
     rows = (slice(0, 1), slice(1, 3))[rank]
-    results["metrics"] = {k: float(v) for k, v in rollout_metrics(**batch(rows)).items()}
+    results["metrics"] = measured(rows)
     return results
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_callbacks import ResumeCheckpoint
-from lit_rlhf.modules import SFTModule
+from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.modules.guarded_step import (
     TooManySkippedUpdates,
     UpdateGuard,
     find_last_checkpoint,
+    join_names,
 )
 from tests.modules.faults import (
     KINDS,
@@ -195,6 +198,72 @@ def test_a_reward_that_is_not_finite_skips_the_iteration(
     assert_skipped_iteration(seen)
 
 
+class NaNWeight(Callback):
+    """Sets a weight of the policy to NaN before the second batch, and back before another."""
+
+    def __init__(self, until: int) -> None:
+        self.until, self.kept = until, 0.0
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, index: int) -> None:
+        with torch.no_grad():
+            weight = dict(pl_module.policy.named_parameters())["model.norm.weight"]
+            if index == 1:
+                self.kept = float(weight[0])
+                weight[0] = torch.nan
+            elif index == self.until:
+                weight[0] = self.kept
+
+
+def test_a_weight_of_the_policy_that_is_not_finite_skips_the_iteration_and_is_named(
+    root: Path, tmp_path: Path
+) -> None:
+    options = {
+        "minibatches.minibatch_size": 2,
+        "policy_optimizer.lr_scheduler": "linear",
+        "critic_optimizer.lr_scheduler": "linear",
+    }
+    module = PPOModule(**ppo_options(root, **options))
+    recorder = Course()
+    with pytest.warns(UserWarning, match="not finite were weights of the policy") as shown:
+        fitted(
+            module,
+            prompts(root, batch_size=2),
+            tmp_path,
+            callbacks=[NaNWeight(until=3), recorder],
+            limit_val_batches=None,
+            val_check_interval=1,
+        )
+    told = [str(w.message) for w in shown]
+    assert [text.partition(". Weights")[0] for text in told if SKIPPED in text] == [
+        f"update of policy and critic skipped at iteration {iteration}: not finite were weights of "
+        "the policy (model.norm.weight)"
+        for iteration in (2, 3)
+    ]
+    assert "; 2 in a row" in [text for text in told if SKIPPED in text][1]
+    assert [m["ppo/skipped_updates"] for m in recorder.metrics] == [0.0, 1.0, 1.0, 0.0]
+    assert [m["step"] for m in recorder.metrics] == [1.0, 2.0, 3.0, 4.0]
+    for key in ("rollout/kl", "rollout/score", "rollout/reward", "ppo/explained_variance"):
+        finite = [math.isfinite(metrics[key]) for metrics in recorder.metrics]
+        assert finite == [True, False, False, True], key
+    # neither does a validation sample from it, nor keep the last known numbers
+    evaluated = [text for text in told if "no responses for evaluation" in text]
+    assert len(evaluated) == 2
+    scores = [metrics.get("val/rollout/score", 0.0) for metrics in recorder.metrics]
+    assert [math.isfinite(score) for score in scores] == [True, True, False, False]
+    # nothing was trained in between, but the learning rates went on
+    critic = [
+        {k: v for k, v in state.items() if k.startswith("critic.")} for state in recorder.states
+    ]
+    assert_equal_states(critic[2], critic[0])
+    assert distance(critic[3], critic[2]) > 0
+    assert all(a[0] > b[0] for a, b in zip(recorder.rates, recorder.rates[1:], strict=False))
+
+
+def test_many_names_are_counted() -> None:
+    assert join_names(["a", "b", "c", "d"]) == "a, b, c, d"
+    assert join_names(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
+
+
 def assert_skipped_iteration(seen: Course) -> None:
     """The second of four iterations changed nothing but counters and rates."""
     before, after = dict(seen.states[0]), dict(seen.states[1])
@@ -212,7 +281,8 @@ def assert_skipped_iteration(seen: Course) -> None:
 def test_training_stops_after_the_set_number_and_names_the_last_checkpoint(
     root: Path, tmp_path: Path
 ) -> None:
-    saving = ModelCheckpoint(tmp_path, "{epoch}")
+    folder = tmp_path / "checkpoints"
+    saving = ModelCheckpoint(folder, "{epoch}")
     module, data = faulty_stage("sft", root, at=(4, 5, 6), max_skipped_in_a_row=3)
     with (
         pytest.warns(UserWarning, match="in a row, and training stops after 3"),
@@ -222,10 +292,10 @@ def test_training_stops_after_the_set_number_and_names_the_last_checkpoint(
     message = str(error.value)
     assert "update of the model skipped at epoch 1, batch 2: not finite were sft/loss" in message
     assert "It was number 3 in a row (max_skipped_in_a_row)" in message
-    assert f"The last checkpoint is {tmp_path / 'epoch=0.ckpt'}: resume" in message
+    assert f"The last checkpoint is {folder / 'epoch=0.ckpt'}: resume" in message
     assert not (tmp_path / "model").exists()
     # its weights are those of the last update that went through
-    saved = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)["state_dict"]
+    saved = torch.load(folder / "epoch=0.ckpt", weights_only=True)["state_dict"]
     assert_equal_states({k: v for k, v in saved.items() if "model." in k}, weights(module))
 
 

@@ -1,4 +1,4 @@
-"""What all stages share: random generators, optimizers, schedules, repeated micro-batches."""
+"""What all stages share: random generators, optimizers, schedules, dtypes, metrics over ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch import Tensor
+from torch import Tensor, distributed
 
-from lit_rlhf.modules import OptimizerOptions, RewardModule, SFTModule
-from lit_rlhf.modules.stage import random_state, restore_random_state
-from tests.modules.stages import StepRecorder, demonstrations, fitted, preferences
+from lit_rlhf.modules import OptimizerOptions, PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules.stage import count_movable, random_state, restore_random_state
+from tests.modules.stages import (
+    StepRecorder,
+    demonstrations,
+    fitted,
+    ppo_options,
+    preferences,
+    prompts,
+    trainer,
+)
+from tests.support.host_tensors import COLLECTIVES
 
 
 def stage(name: str, root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
@@ -103,3 +112,102 @@ def test_the_warmup_is_rounded_up_and_the_schedule_ends_at_its_smallest_rate(
     run = fitted(module, data, tmp_path, max_epochs=5, callbacks=[Rates()])
     assert rates[:3] == pytest.approx([0.0, 0.5e-3, 1e-3])
     assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.3e-3)
+
+
+# --- metrics over ranks
+
+
+def test_metrics_of_a_step_take_one_reduction_on_the_modules_device(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduced: list[torch.Tensor] = []
+    for name in COLLECTIVES:
+        monkeypatch.setattr(distributed, name, lambda tensor: reduced.append(tensor))
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    module = SFTModule(str(root / "policy")).to("meta")
+    metrics = {
+        "time/update": torch.tensor(1.0),  # on the host, as times are
+        "sft/loss": torch.ones((), device="meta", dtype=torch.bfloat16),
+    }
+    means = module.global_means(metrics)
+    assert list(means) == list(metrics)
+    (sums,) = reduced
+    for tensor in (sums, *means.values()):
+        assert (tensor.device.type, tensor.dtype) == ("meta", torch.float64)
+
+
+def test_sums_of_a_validation_set_are_not_rounded_with_the_weights(
+    root: Path, tmp_path: Path
+) -> None:
+    """Rows one by one are as all at once, though bfloat16 has three digits."""
+    losses = []
+    for batch_size in (1, 8):
+        module = SFTModule(str(root / "policy"))
+        run = trainer(tmp_path, precision="bf16-true", limit_val_batches=None)
+        data = demonstrations(root, batch_size=batch_size)
+        run.validate(module, datamodule=data, verbose=False)
+        losses.append(float(run.callback_metrics["val/sft/loss"]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+# --- the dtype of weights
+
+
+@pytest.mark.parametrize(
+    ("network", "precision"), [({"dtype": "float16"}, "32-true"), ({}, "16-true")]
+)
+def test_float16_weights_are_refused_for_training(
+    root: Path, tmp_path: Path, network: dict[str, str], precision: str
+) -> None:
+    module = SFTModule(str(root / "policy"), network=network)
+    with pytest.raises(ValueError, match="weights for training, got float16 in model"):
+        fitted(module, demonstrations(root), tmp_path, precision=precision)
+
+
+def test_bfloat16_weights_are_trained_with_a_warning_of_how_many_can_move(
+    root: Path, tmp_path: Path
+) -> None:
+    options = ppo_options(
+        root,
+        **{
+            "network.dtype": "bfloat16",
+            "policy_optimizer.learning_rate": 5e-7,
+            "policy_optimizer.warmup_ratio": 0.1,
+            "policy_optimizer.lr_scheduler": "linear",
+        },
+    )
+    module = PPOModule(**options)
+    weights = {name: weight.clone() for name, weight in module.policy.named_parameters()}
+    # by hand: half of the distance to the nearest number of 8 bits
+    movable = 0
+    for weight in weights.values():
+        _, exponent = torch.frexp(weight.float())
+        ulp = torch.exp2(exponent.float() - 8)
+        below = torch.where(weight.float().abs() == torch.exp2(exponent.float() - 1), ulp / 2, ulp)
+        movable += int(((below / 2 < 5e-7) | (weight == 0)).sum())
+    total = sum(weight.numel() for weight in weights.values())
+    with pytest.warns(UserWarning, match="rounded back") as shown:
+        fitted(module, prompts(root), tmp_path)
+    policy, critic = (str(w.message) for w in shown if "rounded back" in str(w.message))
+    assert policy.startswith(
+        f"policy: a step at a learning rate of 5e-07 can change {movable:,} of {total:,} weights"
+    )
+    assert 0 < movable < total / 100
+    assert critic.startswith("critic: a step at a learning rate of 0.001 can change ")
+
+
+def test_trained_weights_in_float32_are_nothing_to_warn_of(root: Path, tmp_path: Path) -> None:
+    # warnings are errors here
+    fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, precision="bf16-mixed")
+    lora = {"dtype": "bfloat16", "lora_rank": 2}
+    fitted(SFTModule(str(root / "policy"), network=lora), demonstrations(root), tmp_path)
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(1e-6, 1), (0.002, 2), (0.004, 3), (1.0, 4)])
+def test_a_weight_moves_if_a_step_of_either_sign_is_not_rounded_back(
+    rate: float, expected: int
+) -> None:
+    """Next to 1 there are 1 + 2^-7 and 1 - 2^-8; a step of half that way, and ties go to even."""
+    weights = torch.tensor([[1e-4, 1.0], [1.5, 100.0]], dtype=torch.bfloat16)
+    assert count_movable(weights, rate) == expected

@@ -108,6 +108,7 @@ def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.5 if name == "ppo" else 0.02)
 
 
+@pytest.mark.filterwarnings("ignore:.* rounded back to what they were:UserWarning")
 @pytest.mark.parametrize("name", STAGES)
 def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"dtype": "bfloat16"})
@@ -119,6 +120,7 @@ def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
     assert torch.isfinite(run.callback_metrics[LOSSES[name]])
 
 
+@pytest.mark.filterwarnings("ignore:.* rounded back to what they were:UserWarning")
 def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path) -> None:
     options = ppo_options(
         root,

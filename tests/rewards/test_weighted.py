@@ -54,10 +54,10 @@ def test_rules_add_up_by_their_weights() -> None:
     reward = weighted(normalize=False)
     assert scored(reward, BATCHES[0]).tolist() == [-0.5, 0.0, -1.0]
     assert list(reward.moments) == []
-    metrics = reward.compute_metrics()
-    assert metrics.keys() == {"rollout/score/brevity", "rollout/score/ends"}
-    assert float(metrics["rollout/score/brevity"]) == pytest.approx(-7 / 3)
-    assert float(metrics["rollout/score/ends"]) == pytest.approx(1 / 3)
+    assert {name: scores.tolist() for name, scores in reward.raw_scores.items()} == {
+        "brevity": [-1.0, -4.0, -2.0],
+        "ends": [0.0, 1.0, 0.0],
+    }
 
 
 def test_a_normalized_reward_enters_the_sum_with_the_moments_of_all_its_scores_so_far() -> None:
@@ -68,8 +68,7 @@ def test_a_normalized_reward_enters_the_sum_with_the_moments_of_all_its_scores_s
         result = scored(reward, texts).tolist()
         assert result == pytest.approx(expected_totals(seen, texts), rel=1e-5)
         # logged as it came
-        raw = float(reward.compute_metrics()["rollout/score/brevity"])
-        assert raw == pytest.approx(-sum(map(len, texts)) / 3)
+        assert reward.raw_scores["brevity"].tolist() == [-float(len(text)) for text in texts]
         reward.commit_moments()
 
 
@@ -131,26 +130,23 @@ def test_the_state_holds_the_moments_of_normalized_rewards_by_index_and_name() -
         other.load_state_dict(reward.state_dict())
 
 
-def on_a_rank(rank: int) -> tuple[list[list[float]], list[dict[str, float]]]:
+def on_a_rank(rank: int) -> list[list[float]]:
     reward = weighted()
-    totals, metrics = [], []
+    totals = []
     for texts in BATCHES:
         own = texts[:2] if rank == 0 else texts[2:]  # unlike numbers of responses
         totals.append(scored(reward, own).tolist())
-        metrics.append({key: float(value) for key, value in reward.compute_metrics().items()})
         reward.commit_moments()
-    return totals, metrics
+    return totals
 
 
 @pytest.mark.slow
-def test_moments_and_metrics_are_those_of_all_ranks(tmp_path: Path) -> None:
+def test_moments_are_those_of_all_ranks(tmp_path: Path) -> None:
     reward = weighted()
     ranks = run_on_ranks(on_a_rank, 2, tmp_path)
     for i, texts in enumerate(BATCHES):
         whole = scored(reward, texts).tolist()
-        assert [*ranks[0][0][i], *ranks[1][0][i]] == pytest.approx(whole, rel=1e-5)
-        metrics = {key: float(value) for key, value in reward.compute_metrics().items()}
-        assert ranks[0][1][i] == ranks[1][1][i] == pytest.approx(metrics)
+        assert [*ranks[0][i], *ranks[1][i]] == pytest.approx(whole, rel=1e-5)
         reward.commit_moments()
 
 

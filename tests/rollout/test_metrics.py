@@ -1,4 +1,4 @@
-"""The rollout metrics, against sums worked out by hand; `tests/invariant` runs two ranks."""
+"""The rollout metrics, against sums worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.rollout import (
+    RolloutMetrics,
     SamplingOptions,
     compute_policy_statistics,
     generate_responses,
-    rollout_metrics,
 )
 from tests.support.tiny_models import EOS_ID, PAD_ID, optimized_causal_lm
 
@@ -42,8 +42,18 @@ def batch(rows: slice = slice(None)) -> dict[str, Tensor]:
         "response_mask": mask,
         "response_ids": ids.masked_fill(~mask, 8),
         "terminated": torch.tensor([True, False, True])[rows],
-        "scores": torch.tensor(SCORES[rows]),
+        "scores": {"score": torch.tensor(SCORES[rows])},
     }
+
+
+def measured(*parts: slice) -> dict[str, float]:
+    """Metrics of the responses in these batches."""
+    metrics = RolloutMetrics()
+    for rows in parts:
+        metrics.update(**batch(rows))
+    computed = metrics.compute()
+    assert all(value.shape == () for value in computed.values())
+    return {key: float(value) for key, value in computed.items()}
 
 
 def expected() -> dict[str, float]:
@@ -64,11 +74,16 @@ def expected() -> dict[str, float]:
 
 
 def test_metrics_come_from_masked_tokens_alone() -> None:
-    metrics = rollout_metrics(**batch())
-    assert {key: float(value) for key, value in metrics.items()} == pytest.approx(
-        expected(), rel=1e-6
-    )
-    assert all(value.shape == () for value in metrics.values())
+    assert measured(slice(None)) == pytest.approx(expected(), rel=1e-6)
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_unequal_batches_are_as_one(cut: int) -> None:
+    assert measured(slice(cut), slice(cut, None)) == pytest.approx(expected(), rel=1e-6)
+
+
+def test_metrics_of_nothing_are_none() -> None:
+    assert RolloutMetrics().compute() == {}
 
 
 def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
@@ -86,7 +101,8 @@ def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
     lengths = rollouts.lengths
     assert lengths.min() < lengths.max()
     statistics = compute_policy_statistics(model, rollouts)
-    metrics = rollout_metrics(
+    totals = RolloutMetrics()
+    totals.update(
         statistics.logprobs,
         statistics.logprobs,
         statistics.entropy,
@@ -94,6 +110,7 @@ def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
         rollouts.response_ids,
         rollouts.terminated,
     )
+    metrics = totals.compute()
     assert "rollout/score" not in metrics
     # equal policies have no KL, and entropies lie between 0 and that of a uniform choice
     assert abs(float(metrics["rollout/kl"])) < 1e-6

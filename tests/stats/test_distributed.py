@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.functional import length_mask, masked_whiten
-from lit_rlhf.stats import RunningMoments, global_masked_moments, global_sum
+from lit_rlhf.stats import RunningMoments, gather_rows, global_masked_moments, global_sum
 from tests.support.ranks import run_on_ranks
 
 # rows of a batch of five: the ranks have unlike numbers of rows and of tokens
@@ -45,6 +45,8 @@ def on_a_rank(rank: int) -> dict[str, Any]:
         "before_bad": before,
         "error": error,
         "sum": global_sum(tensor),
+        "rows": gather_rows(batch()[ROWS[rank]]),
+        "rows of one": gather_rows(batch()[: 2 * rank]),
         "summand": tensor,
     }
 
@@ -52,6 +54,12 @@ def on_a_rank(rank: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_on_ranks(on_a_rank, 2, tmp_path_factory.mktemp("stats"))
+
+
+def test_rows_of_ranks_are_joined_in_their_order(ranks: list[dict[str, Any]]) -> None:
+    for result in ranks:
+        assert torch.equal(result["rows"], batch())
+        assert torch.equal(result["rows of one"], batch()[:2])
 
 
 def test_whitening_on_two_ranks_is_whitening_on_one(ranks: list[dict[str, Any]]) -> None:
