@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,6 +87,22 @@ class HealthyCheckpoint(ModelCheckpoint):
                 rank_zero_info(f"not kept: {reason or 'another rank has a reason not to'}")
             return False
         return super().check_monitor_top_k(trainer, current)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state, without paths outside of its folder.
+
+        `ModelCheckpoint` deletes files in time that the state names, and follows `..` in a path.
+        """
+        folder = Path(str(self.dirpath)).resolve()
+        named = [
+            *state_dict.get("best_k_models", {}),
+            state_dict.get("kth_best_model_path", ""),
+            state_dict.get("last_model_path", ""),
+        ]
+        if any(path and folder not in Path(path).resolve().parents for path in named):
+            # as of another folder: `ModelCheckpoint` then takes none of them, with a warning
+            state_dict = {**state_dict, "dirpath": None}
+        super().load_state_dict(state_dict)
 
     def _reason_to_skip(self, trainer: Trainer, current: Tensor) -> str | None:
         logged = trainer.callback_metrics

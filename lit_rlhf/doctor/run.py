@@ -247,9 +247,13 @@ class Examination:
     def attach(self) -> None:
         """Replace hooks of the module, so that the Trainer runs the checks instead."""
         module: Any = self.case.module
+        module.prepare_data = self.prepare_data
         module.setup = self.setup
         module.training_step = self.training_step
         module.save_finished = self.save_finished
+
+    def prepare_data(self) -> None:
+        """Lock no folder, as nothing is written: the run itself may be going on."""
 
     def setup(self, stage: str) -> None:
         """Run the checks that need no device, then the module's own setup."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from lit_rlhf.models.interop import HeadFormat, convert_to_trl
 
 FILE_LIST = "lit_rlhf.json"
 """File of a saved folder that lists the others. Only listed files are ever replaced."""
+FINGERPRINTED = 1 << 20  # bytes of a file whose checksum is in the list
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Generation settings that transformers refuses without `do_sample`."""
 
@@ -139,8 +141,8 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        files = sorted(p.relative_to(partial).as_posix() for p in partial.rglob("*") if p.is_file())
-        (partial / FILE_LIST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+        listed = {"files": _fingerprints(partial)}
+        (partial / FILE_LIST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
         for path in (*partial.rglob("*"), partial):
             fsync(path)
         move_into_place(target)
@@ -304,7 +306,7 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse to replace a folder with files that `replace_folder` has not put there.
+    """Refuse to replace a folder with files that `replace_folder` has not written as they are.
 
     Raises:
         ValueError: If `folder` is a file, or has such files.
@@ -313,20 +315,37 @@ def check_replaceable(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ValueError(f"folder: expected a folder or a free name, got the file {folder}")
-    saved = {FILE_LIST, *_saved_files(folder)}
-    found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")))
-    foreign = [name for name in found if name not in saved and not (folder / name).is_dir()]
+    saved = _saved_files(folder)
+    foreign = [
+        name
+        for name, fingerprint in _fingerprints(folder).items()
+        if saved.get(name) != fingerprint and not (saved and name == FILE_LIST)
+    ]
     if foreign:
         raise ValueError(
-            f"folder: expected a model folder or a free name, got {folder} with content that was "
-            f"not saved by a stage or an export ({', '.join(foreign[:3])})"
+            f"folder: expected a model folder or a free name, got {folder} with files that no "
+            f"stage or export has saved, or that were changed since ({', '.join(foreign[:3])})"
         )
 
 
-def _saved_files(folder: Path) -> list[str]:
-    """Names of the files that `replace_folder` has put into a folder."""
+def _saved_files(folder: Path) -> dict[str, list[int]]:
+    """Fingerprints of the files that `replace_folder` has put into a folder."""
     try:
-        listed = json.loads((folder / FILE_LIST).read_text(encoding="utf-8"))["files"]
+        files: dict[str, list[int]] = json.loads((folder / FILE_LIST).read_bytes())["files"]
     except (OSError, ValueError, TypeError, KeyError):  # none, or one of another program
-        return []
-    return [str(name) for name in listed]
+        return {}
+    return files if isinstance(files, dict) else {}
+
+
+def _fingerprints(folder: Path) -> dict[str, list[int]]:
+    """Size and CRC-32 of the beginning of each file, by name; nothing for other entries."""
+    found: dict[str, list[int]] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file():
+            with path.open("rb") as file:
+                # all of what is edited by hand, and little of the weights
+                found[name] = [path.stat().st_size, zlib.crc32(file.read(FINGERPRINTED))]
+        elif path.is_symlink() or not path.is_dir():
+            found[name] = []
+    return found

@@ -170,6 +170,19 @@ def test_a_resumed_fit_goes_on_from_its_best(tmp_path: Path) -> None:
     assert trained_batches(resumed.best_model_path) == 3
 
 
+def test_a_received_checkpoint_deletes_nothing_outside_its_folder(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.ckpt"
+    precious.touch()
+    received = checkpoint(tmp_path)
+    path = f"{received.dirpath}/../precious.ckpt"
+    state = {**received.state_dict(), "best_model_score": torch.tensor(0.0)}
+    state |= {"best_k_models": {path: torch.tensor(0.0)}, "kth_best_model_path": path}
+    with pytest.warns(UserWarning, match="The dirpath has changed from None"):
+        received.load_state_dict(state)
+    fitted(tmp_path, Scripted([1.0, 2.0]), received)
+    assert precious.exists()
+
+
 def test_after_validation_the_validation_metrics_decide(tmp_path: Path) -> None:
     class Epochs(Scripted):
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:

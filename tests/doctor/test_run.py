@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from lit_rlhf.doctor import Status
+from lit_rlhf.files import FolderLocks
 from tests.doctor.runs import findings, module_of, not_ok
 
 
@@ -22,9 +23,13 @@ def test_a_sound_run_passes_all_checks(root: Path, tmp_path: Path) -> None:
 def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     module = module_of(root, output_dir=str(tmp_path / "model"))
+    running = FolderLocks()  # the run itself, which goes on
+    running.acquire([tmp_path / "model"])
 
-    findings(root, tmp_path / "run", module)
+    report = findings(root, tmp_path / "run", module)
 
+    running.release()
+    assert not_ok(report) == {}
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
     assert list(tmp_path.iterdir()) == []
 

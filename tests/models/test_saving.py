@@ -171,6 +171,23 @@ def test_a_folder_with_other_content_is_not_replaced(foreign: str, tmp_path: Pat
     assert (tmp_path / "m" / foreign).read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["README.md", "model.safetensors"])
+def test_a_file_that_was_changed_since_is_not_replaced(name: str, tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", card="# Card")
+    with (tmp_path / "m" / name).open("r+b") as file:
+        file.write(b"## Mine")
+    with pytest.raises(ValueError, match=rf"expected a model folder.*changed since \({name}\)"):
+        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    assert (tmp_path / "m" / name).read_bytes()[:7] == b"## Mine"
+
+
+def test_a_link_in_a_folder_is_not_replaced(tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    (tmp_path / "m" / "data").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"expected a model folder.*\(data\)"):
+        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+
+
 def test_a_folder_without_a_model_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("mine")
     with pytest.raises(ValueError, match=r"folder: expected a model folder.*notes\.md"):
