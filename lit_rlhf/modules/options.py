@@ -135,7 +135,8 @@ class AdvantageOptions:
     Attributes:
         gamma: Discount of a token.
         lam: lambda of GAE; 1 gives Monte-Carlo advantages.
-        normalization: Whiten advantages over the response tokens of all ranks.
+        normalization: Whiten the advantages of each minibatch over its response tokens on all
+            ranks (Section 5.3.1).
         clip: Bound on the size of an advantage after that; `None`: no clipping.
         truncation: Value after the last token of a response that was cut off: zero (`terminal`) or
             the critic's (`bootstrap`). `mask` does not learn from such a response.

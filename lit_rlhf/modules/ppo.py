@@ -485,15 +485,20 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         )
         if options.truncation == "mask":
             mask = mask & rollouts.terminated[:, None]
-        if options.normalization:
-            # over the tokens to learn from only, of all ranks: padding would change the moments
-            moments = global_masked_moments(advantages, mask)
-            advantages = masked_whiten(advantages, mask, moments=moments)
-        if options.clip is not None:
-            advantages = clipped_advantages(advantages, options.clip)
         from_reference = self.loss.old_policy == "reference"
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
         return Experience(rollouts, old_logprobs, estimates.values, advantages, returns, mask)
+
+    def reparameterize_advantages(self, minibatch: Experience) -> Experience:
+        """Whiten and clip the advantages of a minibatch, over all ranks (Section 5.3.1)."""
+        advantages, mask = minibatch.advantages, minibatch.loss_mask
+        if self.advantages.normalization:
+            # over the tokens to learn from only: padding would change the moments
+            moments = global_masked_moments(advantages, mask)
+            advantages = masked_whiten(advantages, mask, moments=moments)
+        if self.advantages.clip is not None:
+            advantages = clipped_advantages(advantages, self.advantages.clip)
+        return replace(minibatch, advantages=advantages)
 
     def adapt_kl_coef(self, kl: float, n_rollouts: int) -> None:
         """Move an adaptive KL coefficient so that the KL approaches its target.
@@ -584,7 +589,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         policy, _ = self.trained_networks()
         totals: dict[str, Tensor] = {}
         tokens = self.global_denominator(minibatch.loss_mask.sum())
-        for part in self.split_experience(minibatch):
+        for part in self.split_experience(self.reparameterize_advantages(minibatch)):
             loss, metrics = self.policy_loss(part, tokens)
             backward(self, loss, policy.optimizer)
             accumulate(totals, metrics)

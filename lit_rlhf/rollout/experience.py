@@ -22,7 +22,7 @@ class Experience:
         rollouts: Prompts and responses.
         old_logprobs: Log-probs of the policy that the ratio is taken against, `[B, T]` nats.
         old_values: The critic's V(s_t) before the update, `[B, T]`.
-        advantages: As the loss uses them (whitened, clipped), `[B, T]`.
+        advantages: Of GAE, `[B, T]`.
         returns: Targets of the critic, `[B, T]`.
         loss_mask: Tokens to learn from, `[B, T]` bool: the response's, except for responses that
             the truncation rule leaves out.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import position_ids_from_mask, response_values
-from lit_rlhf.modules import PPOModule
-from lit_rlhf.rollout import RolloutBatch, TokenStatistics
+from lit_rlhf.modules import LossShare, PPOModule
+from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.modules.stages import (
     first_batch,
     fitted,
@@ -172,32 +172,53 @@ def test_masked_truncation_leaves_cut_off_responses_out(root: Path, batch: Promp
     rollouts = rollouts_of(batch, [True, False, True], [3, 4, 2])
     estimates = estimates_of(rollouts)
     rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
-    module = PPOModule(**ppo_options(root, advantages={"truncation": "mask"}))
+    module = PPOModule(**ppo_options(root, advantages={"truncation": "mask", "normalization": True}))
     experience = module.experience(rollouts, rewards, estimates)
     assert experience.loss_mask.sum(1).tolist() == [3, 0, 2]
-    kept = experience.advantages[experience.loss_mask].double()
+    minibatch = module.reparameterize_advantages(experience)
+    kept = minibatch.advantages[minibatch.loss_mask].double()
     # whitened over what is learned from
     assert float(kept.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(kept.var(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
-    assert experience.advantages[1].abs().sum() == 0.0
+    assert minibatch.advantages[1].abs().sum() == 0.0
 
 
-def test_advantages_are_whitened_then_clipped(root: Path, batch: PromptBatch) -> None:
-    rollouts = rollouts_of(batch, [True, False, True], [3, 4, 2])
+def test_advantages_are_whitened_then_clipped_by_minibatch(root: Path, batch: PromptBatch) -> None:
+    rollouts = rollouts_of(batch, [True, False, True, True], [3, 4, 2, 4])
     estimates = estimates_of(rollouts)
-    rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
-    mask = rollouts.response_mask
+    rewards = torch.randn(4, 4).masked_fill(~rollouts.response_mask, 0.0)
 
-    def advantages(**options: Any) -> Tensor:
-        module = PPOModule(**ppo_options(root, **options))
-        return module.experience(rollouts, rewards, estimates).advantages
+    def advantages(rows: list[int], **options: Any) -> Tensor:
+        module = PPOModule(**ppo_options(root, advantages=options))
+        experience = module.experience(rollouts, rewards, estimates)
+        minibatch = module.reparameterize_advantages(experience.select(torch.tensor(rows)))
+        return minibatch.advantages[minibatch.loss_mask].double()
 
-    raw = advantages(advantages={"normalization": False})[mask].double()
-    white = (raw - raw.mean()) / raw.std(unbiased=False)
-    torch.testing.assert_close(advantages()[mask].double(), white, rtol=1e-4, atol=1e-5)
-    bounded = advantages(advantages={"clip": 0.5})[mask].double()
-    torch.testing.assert_close(bounded, white.clamp(-0.5, 0.5), rtol=1e-4, atol=1e-5)
-    assert bounded.abs().max() == 0.5
+    for rows in ([0, 1], [2, 3]):
+        raw = advantages(rows, normalization=False)
+        white = (raw - raw.mean()) / raw.std(unbiased=False)
+        torch.testing.assert_close(
+            advantages(rows, normalization=True), white, rtol=1e-4, atol=1e-5
+        )
+        bounded = advantages(rows, normalization=True, clip=0.5)
+        torch.testing.assert_close(bounded, white.clamp(-0.5, 0.5), rtol=1e-4, atol=1e-5)
+        assert bounded.abs().max() == 0.5
+
+
+def test_an_update_whitens_each_minibatch_by_itself(root: Path, tmp_path: Path) -> None:
+    seen: list[Tensor] = []
+
+    class Watched(PPOModule):
+        def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+            seen.append(experience.advantages[experience.loss_mask].double())
+            return super().policy_loss(experience, tokens)
+
+    options = {"advantages.normalization": True, "minibatches.ppo_epochs": 1}
+    fitted(Watched(**ppo_options(root, **options)), prompts(root), tmp_path)
+    assert len(seen) == 2
+    for advantages in seen:
+        assert float(advantages.mean()) == pytest.approx(0.0, abs=1e-6)
+        assert float(advantages.var(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_the_ratio_is_taken_against_the_rollout_policy_or_the_reference(

@@ -69,9 +69,9 @@ SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
         "4 advantage normalization",
         {},
         {"advantages.normalization": False},
-        {"advantages", "policy"},
+        {"policy"},
     ),
-    ("4 advantage clip", {}, {"advantages.clip": 0.3}, {"advantages", "policy"}),
+    ("4 advantage clip", {}, {"advantages.clip": 0.3}, {"policy"}),
     (
         "5 critic from the policy",
         {},
@@ -115,7 +115,7 @@ SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
         "truncation masks",
         {},
         {"advantages.truncation": "mask"},
-        {"loss_mask", "advantages", "policy", "critic"},
+        {"loss_mask", "policy", "critic"},
     ),
     (
         "weight decay",
