@@ -38,7 +38,7 @@ def gae(
     rewards: Tensor,
     mask: Tensor,
     gamma: float = 1.0,
-    lam: float = 0.95,
+    lam: float = 0.9,
     bootstrap_values: Tensor | None = None,
 ) -> AdvantageOutput:
     """Generalized advantage estimation (Eqs. 7-12).

@@ -31,6 +31,12 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
     biased, never negative and has a low variance; `k3` = exp(-x) - 1 + x is unbiased and never
     negative.
 
+    An unbiased value does not make an unbiased gradient. In a reward, the policy gradient weighs
+    the score function with the estimate: E[k1 grad log pi] = grad KL(pi || ref), whereas
+    E[k3 grad log pi] = grad KL(pi || ref) - grad KL(ref || pi), which is about 0 near the
+    reference, and E[k2 grad log pi] is of second order there. So k1 belongs in rewards; k3 belongs
+    in losses (Eq. 14) and monitors.
+
     Args:
         logprobs: Log-probs of the policy that sampled, any shape, nats.
         ref_logprobs: Log-probs of the same tokens under the reference, same shape, nats.

@@ -70,12 +70,17 @@ def surrogate_loss(
     mask: Tensor,
     ratio_clip: float | None = 0.2,
     denominator: Tensor | float | None = None,
+    ratio_clip_high: float | None = None,
+    dual_clip: float | None = None,
 ) -> PolicyLoss:
     """The clipped surrogate of PPO (Eq. 15), or the unclipped one (the objective of Eq. 13).
 
     Per token max(-A rho, -A clip(rho, 1 - eps, 1 + eps)) with rho = exp(logprobs - old_logprobs):
     the larger loss of the two, so that leaving the interval gains nothing, while a ratio that has
     left it on the wrong side keeps the gradient that brings it back.
+
+    That gradient has no bound: for A < 0 the loss grows with rho. Dual clip (arXiv 1912.09729,
+    Eq. 5) bounds it there: min(max(-A rho, -A clip(rho, 1 - eps, 1 + eps)), -A c).
 
     Args:
         logprobs: Of the policy, with a graph, `[B, T]` nats.
@@ -84,6 +89,8 @@ def surrogate_loss(
         mask: Tokens to train on, `[B, T]` bool.
         ratio_clip: epsilon, in (0, 1); `None` for no clipping.
         denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
+        ratio_clip_high: epsilon of the upper end, 1 + epsilon, positive; `None` takes `ratio_clip`.
+        dual_clip: c, above 1; `None` for no bound.
 
     Returns:
         The loss, 0 with a graph if `mask` is empty, with its diagnostics.
@@ -105,10 +112,19 @@ def surrogate_loss(
     if ratio_clip is not None:
         if not 0.0 < ratio_clip < 1.0:
             raise ValueError(f"ratio_clip: expected a number in (0, 1) or None, got {ratio_clip}")
-        bounded = -advantages * ratio.clamp(1.0 - ratio_clip, 1.0 + ratio_clip)
+        high = ratio_clip if ratio_clip_high is None else ratio_clip_high
+        check_positive("ratio_clip_high", high)
+        bounded = -advantages * ratio.clamp(1.0 - ratio_clip, 1.0 + high)
         # where the bounded loss is the larger one, it is constant and so has no gradient
         clipped = bounded > losses
         losses = torch.maximum(losses, bounded)
+    if dual_clip is not None:
+        if not dual_clip > 1.0:
+            raise ValueError(f"dual_clip: expected a number above 1 or None, got {dual_clip}")
+        largest = -advantages * dual_clip
+        too_large = (advantages < 0) & (losses > largest)
+        clipped = clipped | too_large
+        losses = torch.where(too_large, largest, losses)
     return _policy_loss(losses, clipped, kl, ratio, mask, denominator)
 
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from lit_rlhf.functional import KLEstimator, adaptive_kl_coef, exact_kl, kl_estimate
+from lit_rlhf.functional import (
+    KLEstimator,
+    adaptive_kl_coef,
+    exact_kl,
+    kl_estimate,
+    policy_gradient_loss,
+    token_rewards,
+)
 
 POLICY, REFERENCE = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
 KL = sum(p * math.log(p / q) for p, q in zip(POLICY, REFERENCE, strict=True))
@@ -60,6 +67,43 @@ def test_k3_keeps_its_digits_for_policies_that_hardly_differ() -> None:
 def test_gradients_of_the_estimators(estimator: KLEstimator) -> None:
     x, y = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert gradcheck(lambda a, b: kl_estimate(a, b, estimator), (x, y))
+
+
+@pytest.mark.parametrize(("estimator", "share"), [("k1", 1.0), ("k2", 0.0), ("k3", 0.0)])
+def test_as_a_reward_only_k1_has_the_gradient_of_kl(estimator: KLEstimator, share: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference = torch.randn(6, dtype=torch.float64, generator=generator)
+    mask = torch.ones(6, 1, dtype=torch.bool)
+    for _ in range(20):
+        offset = 0.02 * torch.randn(6, dtype=torch.float64, generator=generator)
+        logits = (reference + offset).requires_grad_()
+        kl = exact_kl(logits[None, None], reference[None, None]).sum()
+        (exact,) = torch.autograd.grad(kl, logits)
+        # every token of the vocabulary is a response, weighted by its probability
+        logprobs, ref_logprobs = (x.log_softmax(0)[:, None] for x in (logits, reference))
+        no_scores = torch.zeros(6, dtype=torch.float64)
+        rewards = token_rewards(no_scores, logprobs, ref_logprobs, mask, 1.0, estimator).rewards
+        weighted = logprobs.detach().exp() * rewards
+        loss = policy_gradient_loss(logprobs, weighted, mask, denominator=1.0).loss
+        (gradient,) = torch.autograd.grad(loss, logits)
+        # the part of the gradient of KL that is in it
+        found = float(gradient @ exact / (exact @ exact))
+        assert found == pytest.approx(share, abs=1e-9 if share else 0.05)
+
+
+def test_the_reward_of_k3_has_the_difference_of_the_gradients_of_both_kls() -> None:
+    logits = torch.tensor(POLICY, dtype=torch.float64).log().requires_grad_()
+    probs, reference = logits.softmax(0), logs(REFERENCE)
+    estimates = kl_estimate(probs.log(), reference, "k3").detach()
+    (gradient,) = torch.autograd.grad((probs * estimates).sum(), logits, retain_graph=True)
+    both = [
+        torch.autograd.grad(kl, logits, retain_graph=True)[0]
+        for kl in (
+            exact_kl(logits[None, None], reference[None, None]).sum(),
+            exact_kl(reference[None, None], logits[None, None]).sum(),
+        )
+    ]
+    torch.testing.assert_close(gradient, both[0] - both[1], rtol=1e-9, atol=1e-12)
 
 
 def test_an_unknown_estimator_is_refused() -> None:

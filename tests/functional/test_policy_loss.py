@@ -59,6 +59,40 @@ def test_unclipped_surrogate(ratio: float, advantage: float) -> None:
     assert output.clip_fraction.item() == 0.0
 
 
+def test_an_interval_that_is_wider_above() -> None:
+    def loss(ratio: float, advantage: float) -> float:
+        logprobs = torch.tensor([[math.log(ratio)]], dtype=torch.float64)
+        old, weight = torch.zeros_like(logprobs), torch.full_like(logprobs, advantage)
+        return surrogate_loss(logprobs, old, weight, ONE, 0.2, ratio_clip_high=0.28).loss.item()
+
+    assert loss(1.25, 1.0) == pytest.approx(-1.25)
+    assert loss(1.5, 1.0) == pytest.approx(-1.28)
+    assert loss(0.5, -1.0) == pytest.approx(0.8)
+
+
+def test_dual_clip_bounds_the_loss_at_negative_advantages() -> None:
+    # the fixture of NeMo-RL (test_clipped_pg_loss_dual_clip): (-0.5 + 1 + 12) / 3
+    old = torch.tensor([[-1.0, -1.0, -3.0]], dtype=torch.float64)
+    ratios = torch.tensor([[0.5, 1.0, 10.0]], dtype=torch.float64)
+    logprobs = (old + ratios.log()).requires_grad_()
+    advantages = torch.tensor([[1.0, -1.0, -4.0]], dtype=torch.float64)
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    output = surrogate_loss(logprobs, old, advantages, mask, 0.2, dual_clip=3.0)
+    assert output.loss.item() == pytest.approx(4.1667, rel=1e-4)
+    assert output.clip_fraction.item() == pytest.approx(1 / 3)
+    torch.autograd.backward(output.loss)
+    assert logprobs.grad is not None
+    assert (3 * logprobs.grad[0]).tolist() == pytest.approx([-0.5, 1.0, 0.0])  # none beyond it
+    plain = surrogate_loss(logprobs, old, advantages, mask, 0.2)
+    assert plain.loss.item() == pytest.approx((-0.5 + 1 + 40) / 3)
+
+
+def test_dual_clip_has_to_be_above_1() -> None:
+    zeros = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match=r"dual_clip: expected a number above 1 or None, got 1.0"):
+        surrogate_loss(zeros, zeros, zeros, ONE, dual_clip=1.0)
+
+
 def test_the_clip_bound_is_the_argument() -> None:
     output, _ = at_ratio(1.5, 2.0, clip=0.4)
     assert output.loss.item() == pytest.approx(-2.8, rel=1e-12)
