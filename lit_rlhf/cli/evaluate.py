@@ -50,7 +50,9 @@ def evaluate(
     responses: str | None = None,
     chart: str | None = None,
     max_new_tokens: int = 128,
-    temperature: float = 1.0,
+    temperature: float = 0.8,
+    top_p: float = 0.9,
+    repetition_penalty: float = 1.1,
     tie_margin: float = 0.0,
     split: str = "test",
     max_prompts: int | None = None,
@@ -87,7 +89,12 @@ def evaluate(
             the format, for example .png or .svg.
         max_new_tokens: Longest response in tokens, including EOS. Use the value that the policies
             were trained with; longer responses are cut off.
-        temperature: Sampling temperature. KL and perplexity are measured at it too.
+        temperature: Sampling temperature. KL and perplexity are measured at it too. Default: the
+            paper's.
+        top_p: Sample from the smallest set of tokens with this probability; 1 turns it off.
+            Default: the paper's.
+        repetition_penalty: Penalty on tokens that occurred before, in the prompt too; 1 turns it
+            off. Default: the paper's.
         tie_margin: Largest difference of scores (times the weight) that counts as a tie.
         split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
         max_prompts: Use only this many prompts, from the first. Default: all.
@@ -114,11 +121,17 @@ def evaluate(
         to_judge = _read_policies(policies, judge, given, max_prompts)
         report = {"baseline": next(iter(to_judge.by_policy)), "n_prompts": len(to_judge.prompts)}
     elif prompts is not None:
+        sampling = SamplingOptions(
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+        )
         comparison = compare_policies(
             policies,
             DataSource(prompts, split=split),
             rewards or {},
-            SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature),
+            sampling,
             model_options,
             choose_device(device),
             batch_size=batch_size,
@@ -132,11 +145,19 @@ def evaluate(
         if comparison.shortened:
             print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
         print_comparison(comparison)
+        if sampling.off_policy_options:
+            changed = ", ".join(sampling.off_policy_options)
+            print(
+                f"KL and perplexity are those of samples with {changed}; for those of the "
+                "policies: --temperature 1 --top_p 1 --repetition_penalty 1"
+            )
         if responses is not None:
             print(f"Responses: {responses}")
         settings = {
             "max_new_tokens": max_new_tokens,
             "temperature": temperature,
+            "top_p": top_p,
+            "repetition_penalty": repetition_penalty,
             "tie_margin": tie_margin,
             "batch_size": batch_size,
             "seed": seed,

@@ -87,6 +87,8 @@ class Quickstart:
             *("--rewards", f"{{lit_rlhf.lab.gold:gold_reward: 1.0, {root}/reward: 1.0}}"),
             *("--output", f"{root}/evaluation.json"),
             *("--max_new_tokens", "48", "--seed", str(self.seed)),
+            # the policies' own distributions, whose KL is reported
+            *("--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"),
         )
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
-from lit_rlhf.cli.evaluate import main
+from lit_rlhf.cli.evaluate import evaluate, main
+from lit_rlhf.cli.generate import generate
 from tests.evaluation.folders import CHARACTERS, QUESTIONS, write_policy, write_prompts
 
 
@@ -52,6 +54,22 @@ def test_a_comparison_is_printed_and_written(
     assert max(lengths) <= 4
     mean = report["policies"]["sft"]["response_length"]
     assert mean == pytest.approx(sum(lengths[: len(QUESTIONS)]) / len(QUESTIONS))
+
+
+def test_responses_are_sampled_as_in_the_paper(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    papers = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
+    report_file = tmp_path / "report.json"
+    main(arguments(root, "--output", str(report_file)))
+    assert papers.items() <= json.loads(report_file.read_text("utf-8"))["settings"].items()
+    note = "KL and perplexity are those of samples with top_p, repetition_penalty"
+    assert note in capsys.readouterr().out
+    main(arguments(root, "--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"))
+    assert note not in capsys.readouterr().out
+    for command in (evaluate, generate):
+        parameters = signature(command).parameters
+        assert {name: parameters[name].default for name in papers} == papers
 
 
 def test_a_config_file_says_the_same_as_flags(root: Path, tmp_path: Path) -> None:
