@@ -17,14 +17,24 @@ from benchmarks.speed.job import Job, Laps
 from benchmarks.speed.workload import PAD, Precision, Workload, bias_lm_head, prompts
 from lit_rlhf.data import PromptBatch, PromptExample, collate_prompts
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.modules import MinibatchOptions, OptimizerOptions, PPOModule, RewardShapingOptions
+from lit_rlhf.modules import (
+    AdvantageOptions,
+    CriticPretrainingOptions,
+    MinibatchOptions,
+    OptimizerOptions,
+    PPOModule,
+    RewardShapingOptions,
+)
 from lit_rlhf.rollout import SamplingOptions
 
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers")
 MODULE_ARGUMENTS: dict[str, Any] = {
-    # what TRL computes: no reward normalization, no clipping of rewards or gradients
+    # what TRL computes: whitened advantages, no reward normalization, no clipping of rewards
+    # or gradients, and no critic pre-training
     "critic_init": "random",
     "reward_shaping": RewardShapingOptions(kl_coef=0.05, normalization=False, clip=None),
+    "advantages": AdvantageOptions(lam=0.95, normalization=True),
+    "critic_pretraining": CriticPretrainingOptions(iterations=0),
     "policy_optimizer": OptimizerOptions(3e-6, lr_scheduler="constant", grad_clip=None),
     "critic_optimizer": OptimizerOptions(3e-6, lr_scheduler="constant", grad_clip=None),
 }

@@ -25,6 +25,13 @@ OldPolicy = Literal["rollout", "reference"]
 PolicyObjective = Literal["clip", "kl_penalty", "unclipped", "policy_gradient"]
 Truncation = Literal["terminal", "bootstrap", "mask"]
 
+# all of transformers but those that need a metric or settings of their own
+SCHEDULES = tuple(
+    schedule.value
+    for schedule in SchedulerType
+    if schedule.value not in ("reduce_lr_on_plateau", "greedy", "warmup_stable_decay")
+)
+
 
 def check_positive(options: object, *names: str) -> None:
     """Raise a ValueError for a field that is neither `None` nor a number above 0."""
@@ -63,11 +70,15 @@ class OptimizerOptions:
 
     Attributes:
         learning_rate: Peak learning rate.
-        weight_decay: AdamW's weight decay.
+        weight_decay: AdamW's weight decay. It acts on matrices, and neither on norms nor on biases.
+        beta1: Decay rate of AdamW's mean of gradients.
+        beta2: Decay rate of AdamW's mean of squared gradients.
+        eps: Added to the denominator of AdamW's step.
         lr_scheduler: Name of a transformers schedule, for instance `constant`, `linear` or
-            `cosine_with_min_lr`. SFT and reward modelling step it once per batch, PPO once per
-            iteration.
-        warmup_ratio: Share of the steps over which the learning rate rises from 0 to its peak.
+            `cosine_with_min_lr`. It is stepped once per update.
+        warmup_ratio: Share of the network's updates over which the learning rate rises to its peak:
+            update `k` (from 0) of `W` has `(k + 1) / W` of it. A critic that is pre-trained has no
+            warm-up. `constant` has none either.
         min_lr_ratio: Learning rate at the end over the peak, for schedules with a minimum.
         grad_clip: Largest gradient norm (L2); `None`: no clipping.
 
@@ -77,6 +88,9 @@ class OptimizerOptions:
 
     learning_rate: float
     weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
     lr_scheduler: str = "constant_with_warmup"
     warmup_ratio: float = 0.1
     min_lr_ratio: float = 0.1
@@ -84,11 +98,11 @@ class OptimizerOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_positive(self, "learning_rate", "grad_clip")
+        check_positive(self, "learning_rate", "eps", "grad_clip")
         check_not_negative(self, "weight_decay")
+        _check_numbers(self, ("beta1", "beta2"), "a value in [0, 1)", lambda value: 0 <= value < 1)
         check_share(self, "warmup_ratio", "min_lr_ratio")
-        choices = tuple(schedule.value for schedule in SchedulerType)
-        check_choice("lr_scheduler", self.lr_scheduler, choices)
+        check_choice("lr_scheduler", self.lr_scheduler, SCHEDULES)
 
 
 @dataclass(frozen=True)
@@ -98,18 +112,18 @@ class RewardShapingOptions:
     Attributes:
         normalization: Subtract the running mean of all scores so far, and divide by their running
             standard deviation (Eq. 18).
-        scaling: Divide by the running standard deviation only. Without effect beside
-            `normalization`.
+        scaling: Divide by the running standard deviation only, instead of `normalization`.
         clip: Bound on the size of the score after that; `None`: no clipping.
         kl_coef: Weight of the per-token KL penalty (Eqs. 3, 19), in reward per nat.
-        kl_estimator: How a token's KL is estimated.
+        kl_estimator: How a token's KL is estimated. Only the gradient of `k1` is that of KL, see
+            `lit_rlhf.functional.kl_estimate`.
         kl_target: KL that an adaptive coefficient aims at, in nats per response; `None`: the
             coefficient is fixed.
         kl_horizon: Rollouts over which the adaptive coefficient adapts.
         missing_eos_penalty: Subtracted from the score of a response that was cut off.
 
     Raises:
-        ValueError: If an option is out of its range.
+        ValueError: If an option is out of its range, or two contradict each other.
     """
 
     normalization: bool = True
@@ -126,6 +140,16 @@ class RewardShapingOptions:
         check_positive(self, "clip", "kl_target", "kl_horizon")
         check_not_negative(self, "kl_coef", "missing_eos_penalty")
         check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
+        if self.scaling and self.normalization:
+            raise ValueError(
+                "scaling, normalization: expected one of them, got both: normalization divides by "
+                "the standard deviation, too; set normalization: false to scale only"
+            )
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise ValueError(
+                f"kl_target, kl_coef: expected kl_coef > 0 with a kl_target, got {self.kl_target} "
+                "and 0: the coefficient is adapted by factors, so that it would stay 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -134,9 +158,9 @@ class AdvantageOptions:
 
     Attributes:
         gamma: Discount of a token.
-        lam: lambda of GAE; 1 gives Monte-Carlo advantages.
+        lam: lambda of GAE (0.9 in the paper, Appendix C.3); 1 gives Monte-Carlo advantages.
         normalization: Whiten the advantages of each minibatch over its response tokens on all
-            ranks (Section 5.3.1).
+            ranks. Not part of PPO-max, which constrains rewards instead (Section 5.3.1).
         clip: Bound on the size of an advantage after that; `None`: no clipping.
         truncation: Value after the last token of a response that was cut off: zero (`terminal`) or
             the critic's (`bootstrap`). `mask` does not learn from such a response.
@@ -146,8 +170,8 @@ class AdvantageOptions:
     """
 
     gamma: float = 1.0
-    lam: float = 0.95
-    normalization: bool = True
+    lam: float = 0.9
+    normalization: bool = False
     clip: float | None = None
     truncation: Truncation = "terminal"
 
@@ -167,33 +191,53 @@ class PPOLossOptions:
             surrogate without clipping (`unclipped`, Eq. 13), or the plain policy gradient without
             importance sampling (`policy_gradient`).
         ratio_clip: epsilon of the clipped surrogate.
+        ratio_clip_high: epsilon of its upper end, for an interval that is wider above; `None`:
+            `ratio_clip`.
+        dual_clip: Bound c > 1 on the ratio at negative advantages, where the clipped surrogate has
+            none (arXiv 1912.09729); `None`: no bound.
         kl_penalty_coef: beta of PPO-penalty (Eq. 14).
         old_policy: What the ratio is taken against: the policy that sampled (`rollout`), or the
             reference (Section 5.3.2).
         value_clip: epsilon of the clipped value loss (Eq. 16); `None`: no clipping.
         entropy_coef: Weight of the entropy bonus.
-        entropy_clip: Bound of the entropy bonus (Appendix B.3), in nats; `None`: no bound.
-        ptx_coef: Weight of the language-model loss on `data.ptx_sources` (Eq. 17).
+        entropy_clip: Entropy of a token above which it gets no bonus (Appendix B.3), in nats;
+            `None`: no bound. The entropy is at most the log of the vocabulary's size.
+        ptx_coef: Weight of the language-model loss (Eq. 17), which there is as soon as
+            `data.ptx_sources` are given.
 
     Raises:
-        ValueError: If an option is out of its range.
+        ValueError: If an option is out of its range, or two contradict each other.
     """
 
     policy_objective: PolicyObjective = "clip"
     ratio_clip: float = 0.2
+    ratio_clip_high: float | None = None
+    dual_clip: float | None = None
     kl_penalty_coef: float = 0.1
     old_policy: OldPolicy = "rollout"
     value_clip: float | None = 0.2
     entropy_coef: float = 0.0
     entropy_clip: float | None = None
-    ptx_coef: float = 0.0
+    ptx_coef: float = 0.1
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_choice("policy_objective", self.policy_objective, get_args(PolicyObjective))
         check_choice("old_policy", self.old_policy, get_args(OldPolicy))
-        check_positive(self, "ratio_clip", "value_clip", "entropy_clip")
+        check_positive(self, "ratio_clip", "ratio_clip_high", "value_clip", "entropy_clip")
+        _check_numbers(self, ("dual_clip",), "a value > 1", lambda value: value > 1)
         check_not_negative(self, "kl_penalty_coef", "entropy_coef", "ptx_coef")
+        if self.old_policy == "reference" and self.policy_objective == "kl_penalty":
+            raise ValueError(
+                "old_policy, policy_objective: expected old_policy: rollout with kl_penalty, got "
+                "reference: the penalty is KL(old policy || policy), estimated on samples of the "
+                "old policy, and rollouts are no samples of the reference"
+            )
+        if self.policy_objective != "clip" and (self.ratio_clip_high or self.dual_clip):
+            raise ValueError(
+                "ratio_clip_high, dual_clip: expected neither with policy_objective: "
+                f"{self.policy_objective}, which has no clipping"
+            )
 
 
 @dataclass(frozen=True)
@@ -221,18 +265,23 @@ class MinibatchOptions:
 
 @dataclass(frozen=True)
 class CriticPretrainingOptions:
-    """The phase at the start of PPO that trains the critic alone.
+    """The phase at the start of PPO that trains the critic alone (Section 5.3.3).
+
+    It takes the place of the critic's warm-up. The default is as long as that warm-up would be in
+    the paper: a tenth of 1000 updates, at four per iteration.
 
     Attributes:
         iterations: Longest length of the phase; 0: there is none.
         target_value_loss: The phase ends once `ppo/value_loss` of an iteration is at most this;
-            `None`: after its iterations.
+            `None`: after its iterations. The targets of the loss contain the critic's own values,
+            so that with `lam` < 1 the loss on long responses is small from the start, whatever the
+            critic knows. See `ppo/explained_variance` before you set it.
 
     Raises:
         ValueError: If an option is out of its range.
     """
 
-    iterations: int = 0
+    iterations: int = 25
     target_value_loss: float | None = None
 
     def __post_init__(self) -> None:

@@ -9,13 +9,15 @@ Notation: `B` responses, `T` tokens of the longest response.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
@@ -70,6 +72,7 @@ from lit_rlhf.modules.options import (
     RewardShapingOptions,
     check_choice,
 )
+from lit_rlhf.modules.schedules import build_schedule
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
 from lit_rlhf.modules.timing import PhaseTimer
 from lit_rlhf.rewards import FunctionReward, ModelReward, WeightedReward, untrusted_rewards
@@ -85,7 +88,13 @@ from lit_rlhf.rollout import (
     iterate_minibatches,
     score_rollouts,
 )
-from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments, world_size
+from lit_rlhf.stats import (
+    FixedDtypeBuffers,
+    RunningMoments,
+    global_masked_moments,
+    global_sum,
+    world_size,
+)
 from lit_rlhf.strategies import backward
 
 # metrics beside those of `RolloutMetrics` that an iteration logs even if it is skipped
@@ -131,7 +140,8 @@ class PPOModule(FixedDtypeBuffers, StageModule):
     """One iteration of PPO-max per `training_step`: rollout, score, estimate, shape, update.
 
     Each phase is a method of that name; override one to change it. The defaults are PPO-max with
-    the paper's values; the overlays in `configs/ablations` switch its tricks one by one.
+    the paper's values, as far as it states them (`docs/tricks.md`); the overlays in
+    `configs/ablations` switch its tricks one by one.
 
     Args:
         model_path: Folder or hub id of the SFT model: the policy's start and the reference.
@@ -149,6 +159,9 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         policy_optimizer: The policy's optimizer and schedule.
         critic_optimizer: The critic's.
         critic_pretraining: The phase at the start that trains the critic alone.
+        max_iterations: Length of the run, critic pre-training included; `None`: as many batches as
+            `trainer.max_epochs` gives. `trainer.max_steps` would count the steps of both optimizers
+            and is refused.
         memory: What bounds the memory outside the update.
         network: How policy and critic are loaded, and the others where `memory` does not differ.
         output_dir: Folder for the finished policy, with the critic in `critic/`; `None` means
@@ -169,6 +182,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
     iteration: Tensor
     ppo_step: Tensor
     pretraining_done: Tensor
+    pretraining_length: Tensor
 
     def __init__(
         self,
@@ -177,7 +191,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         gold_reward: str | None = None,
         reward_timeout: float | None = None,
         critic_init: CriticInit = "reward",
-        sampling: SamplingOptions = SamplingOptions(max_new_tokens=256),
+        sampling: SamplingOptions = SamplingOptions(max_new_tokens=512),
         reward_shaping: RewardShapingOptions = RewardShapingOptions(),
         advantages: AdvantageOptions = AdvantageOptions(),
         loss: PPOLossOptions = PPOLossOptions(),
@@ -185,6 +199,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         policy_optimizer: OptimizerOptions = OptimizerOptions(learning_rate=5e-7),
         critic_optimizer: OptimizerOptions = OptimizerOptions(learning_rate=1.65e-6),
         critic_pretraining: CriticPretrainingOptions = CriticPretrainingOptions(),
+        max_iterations: int | None = None,
         memory: MemoryOptions = MemoryOptions(),
         network: ModelOptions = ModelOptions(),
         output_dir: str | None = None,
@@ -196,8 +211,11 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             raise ValueError(f"sampled_texts: expected a value >= 0, got {sampled_texts}")
         if reward_timeout is not None and not reward_timeout > 0:
             raise ValueError(f"reward_timeout: expected a value > 0, got {reward_timeout}")
+        if max_iterations is not None and max_iterations < 1:
+            raise ValueError(f"max_iterations: expected an integer >= 1, got {max_iterations}")
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
         cls = type(self)
+        self.max_iterations = max_iterations
         self.sampling = merge_options(cls, "sampling", sampling)
         self.reward_shaping = merge_options(cls, "reward_shaping", reward_shaping)
         self.advantages = merge_options(cls, "advantages", advantages)
@@ -208,11 +226,13 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         self.critic_pretraining = merge_options(cls, "critic_pretraining", critic_pretraining)
         self.memory = merge_options(cls, "memory", memory)
         check_sampling(self.sampling)
+        check_kl_estimator(self.reward_shaping)
         self.sampled_texts = sampled_texts
         self.seed = seed
         # Without dropout the log-probs of rollout, scoring and update are those of one policy, and
         # the first ratio is 1.
         self.policy = disable_dropout(load_causal_lm(model_path, self.network))
+        check_entropy_clip(self.loss, self.policy.config.vocab_size)
         frozen = replace(self.network, dtype=self.memory.frozen_dtype or self.network.dtype)
         offload = self.memory.offload_frozen
         self.reference = load_reference(model_path, frozen, offload)
@@ -232,6 +252,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         self.register_buffer("ppo_step", torch.zeros((), dtype=torch.long))
         no_pretraining = torch.tensor(self.critic_pretraining.iterations == 0)
         self.register_buffer("pretraining_done", no_pretraining)
+        self.register_buffer("pretraining_length", torch.zeros((), dtype=torch.long))
 
     @property
     def inputs(self) -> dict[str, list[str]]:
@@ -258,10 +279,46 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         return super().trusted_arguments(saved, given)
 
     def setup(self, stage: str) -> None:
-        """Check that the reward models read text as the policy writes it."""
+        """Check that the reward models read text as the policy writes it, and the run's length.
+
+        Raises:
+            ValueError: If the text differs, or `trainer.max_steps` is set.
+        """
         for source in self.reward.models:
             if self.encoder is not None:
                 source.check_contract(self.encoder.contract)
+        if stage == "fit" and self.trainer.max_steps != -1 and not self.is_trial:
+            raise ValueError(
+                f"trainer.max_steps: expected -1 (off), got {self.trainer.max_steps}: it would "
+                "count the optimizer steps of policy and critic together; set "
+                "model.max_iterations, the number of PPO iterations"
+            )
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether this is a trial of `fast_dev_run` or the Tuner, which set `max_steps` for it."""
+        return self.fast_dev_run or isinstance(self.trainer.logger, DummyLogger)
+
+    def on_train_start(self) -> None:
+        """Tell of a missing ptx loss; stop at once if a checkpoint is at the end of the run."""
+        super().on_train_start()
+        # Lightning sets `trainer.datamodule` without declaring it.
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if self.loss.ptx_coef > 0 and getattr(datamodule, "ptx_sources", None) == []:
+            rank_zero_info(
+                "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17); "
+                f"loss.ptx_coef = {self.loss.ptx_coef} has no effect"
+            )
+        self.stop_after_last_iteration()
+
+    def on_train_batch_end(self, *_: object) -> None:
+        """Stop after `max_iterations`."""
+        self.stop_after_last_iteration()
+
+    def stop_after_last_iteration(self) -> None:
+        """Ask the trainer to stop once `max_iterations` are done."""
+        if self.max_iterations is not None and int(self.iteration) >= self.max_iterations:
+            self.trainer.should_stop = True
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
         """One PPO iteration; returns the scores and lengths of the responses for callbacks."""
@@ -278,6 +335,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
             experience = self.experience(rollouts, rewards, estimates)
+            self.check_loss_mask(experience)
             metrics["rollout/reward"] = rewards.sum() / self.global_denominator(len(rewards))
             metrics["ppo/explained_variance"] = explained_variance(
                 estimates.values, experience.returns, rollouts.response_mask, global_masked_moments
@@ -287,7 +345,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
                 metrics |= self.update(experience, batch.ptx, generator)
         else:
             # As after any skipped update, the learning rates go on: see `step_schedule`.
-            self.step_schedules()
+            self.step_schedules(self.updates_per_iteration(len(scores)))
         metrics |= self.timer.pop_metrics(int(rollouts.response_mask.sum()))
         self.end_iteration(metrics, len(scores))
         return {"scores": scores, "response_lengths": rollouts.response_mask.sum(1)}
@@ -301,7 +359,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), unknown[0])
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
         # As after any skipped update, the learning rates go on: see `step_schedule`.
-        self.step_schedules()
+        self.step_schedules(self.updates_per_iteration(n_prompts))
         self.end_iteration(metrics, n_prompts)
         return {"scores": unknown, "response_lengths": torch.zeros_like(unknown)}
 
@@ -489,6 +547,17 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
         return Experience(rollouts, old_logprobs, estimates.values, advantages, returns, mask)
 
+    def check_loss_mask(self, experience: Experience) -> None:
+        """Warn if the truncation rule leaves no token to learn from on any rank."""
+        if self.advantages.truncation != "mask":
+            return
+        if int(global_sum(experience.loss_mask.sum())) == 0:
+            rank_zero_warn(
+                "advantages.truncation: mask leaves nothing to learn from, as all responses of an "
+                f"iteration ran to sampling.max_new_tokens={self.sampling.max_new_tokens}: raise "
+                "it, or use truncation: terminal with a reward_shaping.missing_eos_penalty"
+            )
+
     def reparameterize_advantages(self, minibatch: Experience) -> Experience:
         """Whiten and clip the advantages of a minibatch, over all ranks (Section 5.3.1)."""
         advantages, mask = minibatch.advantages, minibatch.loss_mask
@@ -538,8 +607,8 @@ class PPOModule(FixedDtypeBuffers, StageModule):
                 metrics = self.train_critic(minibatch, place)
                 if not pretraining:
                     metrics |= self.train_policy(minibatch, texts, place)
+                self.step_schedules()
                 history.append(metrics)
-        self.step_schedules()
         # Skipped steps have NaN for all metrics.
         means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}
         if pretraining:
@@ -693,7 +762,13 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
         match self.loss.policy_objective:
             case "clip":
-                return surrogate_loss(*surrogate, self.loss.ratio_clip, denominator=tokens)
+                return surrogate_loss(
+                    *surrogate,
+                    self.loss.ratio_clip,
+                    denominator=tokens,
+                    ratio_clip_high=self.loss.ratio_clip_high,
+                    dual_clip=self.loss.dual_clip,
+                )
             case "unclipped":
                 return surrogate_loss(*surrogate, None, denominator=tokens)
             case "kl_penalty":
@@ -720,24 +795,85 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         enough = int(self.iteration) + 1 >= self.critic_pretraining.iterations
         if enough or (target is not None and value_loss <= target):
             self.pretraining_done.fill_(True)
+            self.pretraining_length.fill_(int(self.iteration) + 1)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One AdamW and schedule for the policy, one for the critic."""
         policy = self.build_optimizer(self.policy, self.policy_optimizer)
         critic = self.build_optimizer(self.critic, self.critic_optimizer)
-        # The policy's warm-up begins when the policy is first trained.
-        skipped = self.critic_pretraining.iterations
+        iterations, pretraining = self.planned_iterations(), self.critic_pretraining
+        if pretraining.iterations >= iterations and not self.is_trial:
+            rank_zero_warn(
+                f"critic_pretraining.iterations={pretraining.iterations}: the run has "
+                f"{iterations:.0f} iterations, so that the policy is not trained unless critic "
+                "pre-training ends early; lower it, or make the run longer"
+            )
+
+        def policy_updates() -> float:
+            own = max(iterations - self.longest_pretraining(), 1)
+            return own * self.updates_per_iteration(self.rollouts_per_iteration())
+
+        def critic_updates() -> float:
+            return iterations * self.updates_per_iteration(self.rollouts_per_iteration())
+
         return [policy, critic], [
-            self.build_schedule(policy, self.policy_optimizer, skipped),
-            self.build_schedule(critic, self.critic_optimizer),
+            build_schedule(policy, self.policy_optimizer, policy_updates),
+            # critic pre-training replaces its warm-up (Section 5.3.3)
+            build_schedule(
+                critic,
+                self.critic_optimizer,
+                critic_updates,
+                0.0 if pretraining.iterations else None,
+            ),
         ]
 
-    def step_schedules(self) -> None:
-        """Step the learning rates by an iteration, the policy's after critic pre-training only."""
+    def planned_iterations(self) -> float:
+        """Iterations of the run by `max_iterations` and the Trainer's limits; inf without any."""
+        limit = math.inf if self.max_iterations is None else self.max_iterations
+        # max_steps is refused, so that Lightning counts batches here
+        return min(float(self.trainer.estimated_stepping_batches), limit)
+
+    def longest_pretraining(self) -> int:
+        """Iterations of critic pre-training: those that it took, or may take until it has ended."""
+        if bool(self.pretraining_done):
+            return int(self.pretraining_length)
+        return self.critic_pretraining.iterations
+
+    def rollouts_per_iteration(self) -> int:
+        """Rollouts of this rank in an iteration, by the batch size of the training loader.
+
+        Raises:
+            ValueError: If the loader does not tell.
+        """
+        if self.trainer.train_dataloader is None:
+            # `estimated_stepping_batches` does so only where it needs the loader's length
+            self.trainer.fit_loop.setup_data()
+        sampler = getattr(self.trainer.train_dataloader, "batch_sampler", None)
+        size = getattr(sampler, "batch_size", None)
+        if size is None:
+            raise ValueError(
+                "lr_scheduler: the number of updates follows from the batch size of the training "
+                "loader, expected it as loader.batch_sampler.batch_size, got none; use "
+                "lr_scheduler: constant for both networks"
+            )
+        return int(size)
+
+    def updates_per_iteration(self, n_rollouts: int) -> int:
+        """Updates of a network in an iteration.
+
+        Args:
+            n_rollouts: Rollouts of this rank.
+        """
+        per_epoch = max(n_rollouts // self.minibatches.minibatch_size, 1)
+        return self.minibatches.ppo_epochs * per_epoch
+
+    def step_schedules(self, n_updates: int = 1) -> None:
+        """Step the learning rates by updates, the policy's after critic pre-training only."""
         policy, critic = self.trained_networks()
-        self.step_schedule(critic.schedule)
-        if not self.in_critic_pretraining():
-            self.step_schedule(policy.schedule)
+        for _ in range(n_updates):
+            self.step_schedule(critic.schedule)
+            if not self.in_critic_pretraining():
+                self.step_schedule(policy.schedule)
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Generate and score responses to held-out prompts, with the same draws each time."""
@@ -925,6 +1061,28 @@ def check_sampling(sampling: SamplingOptions) -> None:
             f"{', '.join(off_policy)}: rollouts are sampled from a changed distribution while "
             "log-probs are the policy's own, so the policy gradient is biased (off-policy samples "
             "with no correction). Leave these options of sampling at their defaults."
+        )
+
+
+def check_kl_estimator(options: RewardShapingOptions) -> None:
+    """Warn about an estimator whose gradient is not that of KL."""
+    if options.kl_estimator != "k1" and options.kl_coef > 0:
+        rank_zero_warn(
+            f"reward_shaping.kl_estimator={options.kl_estimator}: as a reward it does not penalize "
+            "KL. The policy gradient weighs log-probs with the estimate, and only with k1 this is "
+            "the gradient of KL(policy || reference). With k2 and k3 it is about 0 near the "
+            "reference. Use k1 in rewards."
+        )
+
+
+def check_entropy_clip(options: PPOLossOptions, vocab_size: int) -> None:
+    """Warn about a bound on the entropy bonus that no distribution reaches."""
+    clip, largest = options.entropy_clip, math.log(vocab_size)
+    if options.entropy_coef > 0 and clip is not None and clip >= largest:
+        rank_zero_warn(
+            f"loss.entropy_clip={clip}: the entropy of a token is at most {largest:.1f} nats (the "
+            f"log of {vocab_size} tokens), so that the bound never acts. It is per token: lower it "
+            "to about the entropy of the SFT model (`rollout/entropy`)."
         )
 
 

@@ -27,7 +27,7 @@ class SFTModule(StageModule):
         model_path: Folder or hub id of a causal language model.
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
-            9.5e-6 that falls on a cosine to a tenth of it.
+            9.5e-6 that falls on a cosine to a tenth of it, without warm-up.
         micro_batch_size: Sequences per forward and backward; `None` takes the whole batch.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
@@ -45,7 +45,7 @@ class SFTModule(StageModule):
         model_path: str,
         output_dir: str | None = None,
         optimizer: OptimizerOptions = OptimizerOptions(
-            learning_rate=9.5e-6, lr_scheduler="cosine_with_min_lr"
+            learning_rate=9.5e-6, lr_scheduler="cosine_with_min_lr", warmup_ratio=0.0
         ),
         micro_batch_size: int | None = None,
         network: ModelOptions = ModelOptions(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import PreTrainedTokenizerBase, get_scheduler
+from transformers import PreTrainedTokenizerBase
 
 from lit_callbacks import count_resumed_epoch
 from lit_rlhf.data import DialogueEncoder
@@ -44,6 +43,7 @@ from lit_rlhf.modules.option_names import (
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.out_of_memory import explain_memory_errors, suggest_change
 from lit_rlhf.modules.run_folders import RunFolders, check_finished_dir, log_folder
+from lit_rlhf.modules.schedules import build_schedule
 from lit_rlhf.modules.timing import PhaseTimer
 from lit_rlhf.stats import global_sum, world_size
 from lit_rlhf.strategies import AtomicCheckpointIO
@@ -193,44 +193,32 @@ class StageModule(NamedOptions, LightningModule):
         return arguments
 
     def build_optimizer(self, network: nn.Module, options: OptimizerOptions) -> Optimizer:
-        """AdamW over the trainable parameters of a network, fused into one kernel."""
-        parameters = (p for p in network.parameters() if p.requires_grad)
+        """AdamW over the trainable parameters of a network, fused into one kernel.
+
+        Weight decay acts on matrices only. It would pull the scales of norms towards 0.
+        """
+        trained = [p for p in network.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.dim() > 1], "weight_decay": options.weight_decay},
+            {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+        ]
         return torch.optim.AdamW(
-            parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
+            # DeepSpeed takes no empty group; adapters have matrices only
+            [group for group in groups if group["params"]],
+            lr=options.learning_rate,
+            betas=(options.beta1, options.beta2),
+            eps=options.eps,
+            fused=True,
         )
 
-    def build_schedule(
-        self, optimizer: Optimizer, options: OptimizerOptions, skipped_steps: int = 0
-    ) -> LRScheduler:
-        """The learning-rate schedule of an optimizer over the steps of the run.
-
-        Args:
-            optimizer: The optimizer.
-            options: Its options.
-            skipped_steps: Batches at the start of the run in which the optimizer does not step.
+    def build_schedule(self, optimizer: Optimizer, options: OptimizerOptions) -> LRScheduler:
+        """The learning-rate schedule of the only optimizer, over the batches of the run.
 
         Raises:
             ValueError: If the schedule needs the length of a run that has none.
         """
-        name = options.lr_scheduler
-        total = self.trainer.estimated_stepping_batches - skipped_steps
-        if name == "constant":
-            return cast(LRScheduler, get_scheduler(name, optimizer))
-        if math.isinf(total):
-            raise ValueError(
-                f"lr_scheduler: {name!r} needs the length of the run; set trainer.max_epochs or "
-                "trainer.max_steps, or use lr_scheduler: constant"
-            )
-        schedule = get_scheduler(
-            name,
-            optimizer,
-            num_warmup_steps=math.ceil(options.warmup_ratio * total),
-            num_training_steps=max(int(total), 1),
-            scheduler_specific_kwargs=(
-                {"min_lr_rate": options.min_lr_ratio} if "min_lr" in name else None
-            ),
-        )
-        return cast(LRScheduler, schedule)
+        total = float(self.trainer.estimated_stepping_batches)
+        return build_schedule(optimizer, options, lambda: total)
 
     def trained_networks(self) -> list[TrainedNetwork]:
         """Each network's optimizer and schedule, in the order of `configure_optimizers`."""

@@ -70,8 +70,7 @@ def test_an_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
     pretraining = 0 if ablation.stem == "no_critic_pretraining" else 1
     assert len(metrics["ppo/value_loss"]) == 2
     assert len(metrics["ppo/policy_loss"]) == 2 - pretraining
-    start = world / ("world/base" if ablation.stem == "policy_from_base" else "sft")
-    assert has_learned(tmp_path / "ppo", start)
+    assert has_learned(tmp_path / "ppo", world / "sft")
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,9 @@ def test_there_is_no_file_that_these_tests_pass_over() -> None:
 
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
 def test_an_ablation_changes_what_it_names_and_nothing_else(ablation: Path) -> None:
-    before, after = parsed(PPO_MAX), parsed(PPO_MAX, ablation)
+    # the paper's configuration has all tricks of PPO-max on and no other
+    paper = CONFIGS / "ppo" / "paper_7b_en.yaml"
+    before, after = parsed(paper), parsed(paper, ablation)
 
     changed = changed_keys(before, after)
     assert changed != set()
@@ -121,10 +123,12 @@ def test_an_ablation_changes_what_it_names_and_nothing_else(ablation: Path) -> N
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
 def test_an_ablation_begins_with_the_number_of_its_trick(ablation: Path) -> None:
     table = (CONFIGS.parent / "docs" / "tricks.md").read_text("utf-8").splitlines()
-    number = ablation.read_text("utf-8").removeprefix("# ").partition(".")[0]
+    text = ablation.read_text("utf-8")
+    number = re.match(r"# (\d+)\. ", text)
 
     (row,) = (line for line in table if f"`{ablation.stem}`" in line and line.startswith("| "))
-    assert row.startswith(f"| {number} |")
+    assert re.match(rf"\| {number[1]}( ★)? \|" if number else r"\| \|", row)
+    assert number or "Not in Figure 5." in text
 
 
 def test_vanilla_switches_all_tricks_off() -> None:
@@ -172,17 +176,18 @@ def test_an_overlay_that_is_not_for_all_stages_says_so(overlay: Path) -> None:
     assert {stage for stage in MODULES if f"for {stage}" in head} == stages(overlay)
 
 
-@pytest.mark.parametrize(
-    # the other two name files of the quickstart's world
-    "ablation",
-    [a for a in ABLATIONS if a.stem not in ("policy_from_base", "ptx")],
-    ids=name_of,
-)
-def test_an_ablation_goes_on_top_of_any_ppo_configuration(ablation: Path) -> None:
-    settings = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
+PPO_BASES = [config for config in BASES if stage_of(config) == "ppo"]
 
+
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
+def test_an_ablation_goes_on_top_of_any_ppo_configuration(ablation: Path) -> None:
     wanted = written(ablation)
-    assert {key: settings[key] for key in wanted} == wanted
+    names = {key.removeprefix("model.init_args.") for key in wanted}
+    # nothing that another configuration would have elsewhere, such as paths
+    assert not [name for name in names if name.startswith(("data.", "trainer.", "model_path"))]
+    for config in PPO_BASES:
+        settings = parsed(config, ablation)
+        assert {key: settings[key] for key in wanted} == wanted
 
 
 @pytest.mark.parametrize("stage", DATA)

@@ -263,7 +263,12 @@ def score_samples(
         returns = [a + v for a, v in zip(advantages, values, strict=True)]
         learned = sample.ended or truncation != "mask"
         scores.append(Score(logprobs, values, advantages, returns, sum(kls), sum(rewards), learned))
-    mean, std = mean_and_std([a for score in scores if score.learned for a in score.advantages])
+    return scores
+
+
+def whitened(scores: list[Score]) -> list[Score]:
+    """Advantages normalized and clipped, as those of one minibatch."""
+    mean, std = mean_and_std([a for score in scores for a in score.advantages])
     return [
         score._replace(
             advantages=[clipped((a - mean) / std, GAE["clip"]) for a in score.advantages]
@@ -301,7 +306,8 @@ class AdamW:
                 self.v[name] = 0.999 * self.v[name] + 0.001 * g * g
                 m = self.m[name] / (1 - 0.9**self.steps)
                 v = self.v[name] / (1 - 0.999**self.steps)
-                p.copy_(p - rate * decay * p - rate * m / (v.sqrt() + 1e-8))
+                shrunk = p if p.dim() == 1 else p - rate * decay * p  # norms keep their scale
+                p.copy_(shrunk - rate * m / (v.sqrt() + 1e-8))
 
 
 def critic_loss(critic: nn.Module, batch: list[tuple[Sample, Score]], tokens: int) -> Any:
@@ -377,6 +383,8 @@ def recompute(root: Path, truncation: str, ranks: Sequence[Iteration]) -> Expect
         tokens = sum(len(sample.response) for sample, _ in batch)
         value, metrics = critic_loss(critic, batch, tokens)
         optimizers["critic"].step(value)
+        learned, own = zip(*batch, strict=True)
+        batch = list(zip(learned, whitened(list(own)), strict=True))
         loss, more = policy_loss(policy, batch, tokens, [samples[row] for row in rows])
         optimizers["policy"].step(loss)
         history.append(metrics | more)

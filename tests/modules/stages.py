@@ -168,6 +168,9 @@ def ppo_options(root: Path, **options: Any) -> dict[str, Any]:
         "policy_optimizer": {"learning_rate": 1e-3, "lr_scheduler": "constant"},
         "critic_optimizer": {"learning_rate": 1e-3, "lr_scheduler": "constant"},
         "minibatches": {"minibatch_size": 4, "ppo_epochs": 2},
+        "advantages": {"lam": 0.95, "normalization": True},
+        "critic_pretraining": {"iterations": 0},
+        "loss.ptx_coef": 0.0,
     }
     return nested(usual, options)
 

@@ -84,7 +84,7 @@ def test_a_run_with_a_fault_is_the_run_without_that_update(root: Path, tmp_path:
         fitted(module, data, tmp_path, callbacks=[recorder])
     plain = SFTModule(str(root / "policy"))
     optimizer = torch.optim.AdamW(plain.model.parameters(), weight_decay=0.0)
-    rates = [0.0, 1e-2, 1e-2 * 2 / 3, 1e-2 / 3]  # one batch of warm-up, then linear to 0
+    rates = [1e-2, 1e-2, 1e-2 * 2 / 3, 1e-2 / 3]  # one batch of warm-up, then linear to 0
     for index, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
         if index == 2:
             continue

@@ -40,7 +40,9 @@ def test_a_group_is_a_dataclass_or_a_mapping_over_the_modules_defaults(root: Pat
     rates = OptimizerOptions(1e-3, lr_scheduler="linear")
     assert SFTModule(path, optimizer=rates).optimizer is rates
     mapped = SFTModule(path, optimizer={"learning_rate": 1e-3})
-    assert mapped.optimizer == OptimizerOptions(1e-3, lr_scheduler="cosine_with_min_lr")
+    assert mapped.optimizer == OptimizerOptions(
+        1e-3, lr_scheduler="cosine_with_min_lr", warmup_ratio=0.0
+    )
     assert SFTModule(path, network={"dtype": "bfloat16"}).network == ModelOptions("bfloat16")
     with pytest.raises(
         ValueError, match="optimizer: expected OptimizerOptions or a mapping of its"

@@ -1,7 +1,10 @@
-"""What PPO refuses or warns of before it trains."""
+"""The options of PPO: its defaults, and what it refuses or warns of."""
 
 from __future__ import annotations
 
+import logging
+import math
+from inspect import signature
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_rlhf.modules import PPOModule
+from lit_rlhf.modules import OptimizerOptions, PPOModule
 from tests.modules.stages import fitted, ppo_options, prompts
 
 
@@ -87,29 +90,149 @@ def test_the_contract_is_checked_whatever_the_model_is_used_for(
         getattr(run, command)(PPOModule(**ppo_options(root)), datamodule=data)
 
 
-def test_defaults_are_ppo_max_with_the_papers_values(root: Path) -> None:
+PPO_MAX = {
+    "policy_optimizer.learning_rate": 5e-7,  # Section 5.1
+    "critic_optimizer.learning_rate": 1.65e-6,
+    "policy_optimizer.warmup_ratio": 0.1,
+    "minibatches.minibatch_size": 32,
+    "critic_pretraining.iterations": 25,  # Section 5.3.3
+    "critic_init": "reward",  # Section 5.4
+    "loss.ptx_coef": 0.1,
+    "loss.value_clip": 0.2,
+    "policy_optimizer.grad_clip": 1.0,
+    "critic_optimizer.grad_clip": 1.0,
+    "reward_shaping.normalization": True,
+    "reward_shaping.scaling": False,
+    "reward_shaping.clip": 0.8,  # Section 5.3.1
+    "reward_shaping.kl_coef": 0.05,  # Section 5.3.2
+    "reward_shaping.kl_estimator": "k1",
+    "advantages.lam": 0.9,  # Appendix C.3
+    "advantages.normalization": False,  # Figure 5
+    "advantages.clip": None,
+    "sampling.max_new_tokens": 512,  # Figure 6
+    "sampling.temperature": 1.0,
+    "loss.policy_objective": "clip",  # Figure 5
+    "loss.old_policy": "rollout",
+    "loss.entropy_coef": 0.0,
+}
+"""What the paper states of PPO-max, and the overlays of `configs/ablations` change."""
+OURS = {
+    "advantages.gamma": 1.0,
+    "loss.ratio_clip": 0.2,
+    "loss.ratio_clip_high": None,
+    "loss.dual_clip": None,
+    "minibatches.ppo_epochs": 1,
+    "advantages.truncation": "terminal",
+    "policy_optimizer.beta2": 0.999,
+    "policy_optimizer.eps": 1e-8,
+}
+"""What it does not state."""
+
+
+def test_defaults_are_ppo_max_of_the_paper(root: Path) -> None:
     module = PPOModule(str(root / "policy"), {str(root / "reward"): 1.0})
-    expected = {
-        "policy_optimizer.learning_rate": 5e-7,
-        "critic_optimizer.learning_rate": 1.65e-6,
-        "policy_optimizer.warmup_ratio": 0.1,
-        "critic_optimizer.warmup_ratio": 0.1,
-        "advantages.gamma": 1.0,
-        "advantages.lam": 0.95,
-        "minibatches.minibatch_size": 32,
-        "minibatches.ppo_epochs": 1,
-        "reward_shaping.kl_coef": 0.05,
-        "loss.ratio_clip": 0.2,
-        "loss.value_clip": 0.2,
-        "reward_shaping.clip": 0.8,
-        "reward_shaping.normalization": True,
-        "reward_shaping.scaling": False,
-        "advantages.normalization": True,
-        "loss.policy_objective": "clip",
-        "policy_optimizer.grad_clip": 1.0,
-        "critic_optimizer.grad_clip": 1.0,
-        "loss.entropy_coef": 0.0,
-        "loss.old_policy": "rollout",
-        "advantages.truncation": "terminal",
-    }
-    assert {name: attrgetter(name)(module) for name in expected} == expected
+    defaults = signature(PPOModule).parameters["critic_init"].default
+    found = {name: attrgetter(name)(module) for name in PPO_MAX | OURS if name != "critic_init"}
+    assert found | {"critic_init": defaults} == PPO_MAX | OURS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"reward_shaping.scaling": True},
+            "reward_shaping.scaling, normalization: expected one of them, got both",
+        ),
+        (
+            {"reward_shaping.kl_target": 4.0, "reward_shaping.kl_coef": 0.0},
+            "reward_shaping.kl_target, kl_coef: expected kl_coef > 0 .* got 4.0 and 0",
+        ),
+        (
+            {"loss.old_policy": "reference", "loss.policy_objective": "kl_penalty"},
+            "loss.old_policy, policy_objective: expected old_policy: rollout with kl_penalty",
+        ),
+        (
+            {"loss.dual_clip": 3.0, "loss.policy_objective": "unclipped"},
+            "ratio_clip_high, dual_clip: expected neither with policy_objective: unclipped",
+        ),
+        ({"loss.dual_clip": 1.0}, "loss.dual_clip: expected a value > 1, got 1.0"),
+        ({"policy_optimizer.beta2": 1.0}, r"beta2: expected a value in \[0, 1\), got 1.0"),
+        ({"max_iterations": 0}, "max_iterations: expected an integer >= 1, got 0"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    root: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        PPOModule(**ppo_options(root, **options))
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_an_estimator_whose_gradient_is_not_that_of_kl_is_a_warning(
+    root: Path, estimator: str
+) -> None:
+    options = {"reward_shaping.kl_estimator": estimator}
+    with pytest.warns(UserWarning, match=f"^reward_shaping.kl_estimator={estimator}: as a reward"):
+        PPOModule(**ppo_options(root, **options))
+    PPOModule(**ppo_options(root, **options, **{"reward_shaping.kl_coef": 0.0}))
+
+
+def test_an_entropy_bound_that_no_token_reaches_is_a_warning(root: Path) -> None:
+    module = PPOModule(**ppo_options(root, loss={"entropy_coef": 0.1, "entropy_clip": 2.0}))
+    largest = math.log(module.policy.config.vocab_size)
+    with pytest.warns(UserWarning, match=f"^loss.entropy_clip=35.0: .* at most {largest:.1f} nats"):
+        PPOModule(**ppo_options(root, loss={"entropy_coef": 0.1, "entropy_clip": 35.0}))
+    PPOModule(**ppo_options(root, loss={"entropy_clip": 35.0}))  # no bonus, no bound
+
+
+def test_a_missing_ptx_source_is_said_once(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17)"
+    for ptx, coef, times in ((False, 0.1, 1), (True, 0.1, 0), (False, 0.0, 0)):
+        caplog.clear()
+        module = PPOModule(**ppo_options(root, loss={"ptx_coef": coef}))
+        with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
+            fitted(module, prompts(root, ptx=ptx, batch_size=4), tmp_path)
+        assert caplog.text.count(said) == times
+
+
+def test_max_iterations_is_the_length_of_the_run(root: Path, tmp_path: Path) -> None:
+    module = PPOModule(**ppo_options(root, max_iterations=3))
+    run = fitted(module, prompts(root, batch_size=4), tmp_path, max_epochs=-1)
+    assert int(module.iteration) == 3
+    run.save_checkpoint(tmp_path / "end.ckpt")
+    again = PPOModule(**ppo_options(root, max_iterations=3))
+    end = {"ckpt_path": tmp_path / "end.ckpt"}
+    fitted(again, prompts(root, batch_size=4), tmp_path, max_epochs=-1, **end)
+    assert int(again.iteration) == 3  # and not one more
+
+
+def test_lightnings_max_steps_is_refused_with_what_to_set_instead(
+    root: Path, tmp_path: Path
+) -> None:
+    refusal = r"trainer.max_steps: expected -1 \(off\), got 12: .* set model.max_iterations"
+    with pytest.raises(ValueError, match=refusal):
+        fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path, max_steps=12)
+    # a trial sets it for itself
+    fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path, fast_dev_run=True)
+
+
+def test_critic_pretraining_as_long_as_the_run_is_a_warning(root: Path, tmp_path: Path) -> None:
+    module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 2}))
+    with pytest.warns(UserWarning, match=r"iterations=2: the run has 2 iterations, so that the"):
+        fitted(module, prompts(root), tmp_path, max_epochs=2)
+
+
+def test_adam_has_its_betas_and_decays_matrices_alone(root: Path) -> None:
+    options = OptimizerOptions(1e-3, weight_decay=0.1, beta1=0.8, beta2=0.95, eps=1e-6)
+    module = PPOModule(**ppo_options(root))
+    optimizer = module.build_optimizer(module.policy, options)
+    decayed, kept = optimizer.param_groups
+    for group, decay in ((decayed, 0.1), (kept, 0.0)):
+        assert group["weight_decay"] == decay
+        assert (group["betas"], group["eps"], group["lr"]) == ((0.8, 0.95), 1e-6, 1e-3)
+    names = {id(p): name for name, p in module.policy.named_parameters()}
+    assert {p.dim() for p in decayed["params"]} == {2}
+    assert all("norm" in names[id(p)] for p in kept["params"])
+    assert len(decayed["params"]) + len(kept["params"]) == len(names)

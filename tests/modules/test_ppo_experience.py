@@ -172,7 +172,9 @@ def test_masked_truncation_leaves_cut_off_responses_out(root: Path, batch: Promp
     rollouts = rollouts_of(batch, [True, False, True], [3, 4, 2])
     estimates = estimates_of(rollouts)
     rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
-    module = PPOModule(**ppo_options(root, advantages={"truncation": "mask", "normalization": True}))
+    module = PPOModule(
+        **ppo_options(root, advantages={"truncation": "mask", "normalization": True})
+    )
     experience = module.experience(rollouts, rewards, estimates)
     assert experience.loss_mask.sum(1).tolist() == [3, 0, 2]
     minibatch = module.reparameterize_advantages(experience)

@@ -16,14 +16,14 @@ ESTIMATE = "This is an estimate: responses may grow, and validation and saving c
 def check_time(case: Case) -> Finding:
     """Check that the run has iterations and an end, and that its time limit does not come first."""
     assert case.rollouts is not None
-    seconds, updates = iteration_seconds(case), updates_per_iteration(case)
+    seconds = iteration_seconds(case)
     total = sum(seconds.values())
     rate = int(case.rollouts.response_mask.sum()) / max(total, 1e-9)
     phases = ", ".join(f"{phase} {format_seconds(value)}" for phase, value in seconds.items())
     pace = (
         f"{format_seconds(total)} per iteration ({phases}; {rate:,.0f} response tokens per second)"
     )
-    count = iterations(case, updates)
+    count = iterations(case)
     if count < 1:
         return failure(
             "The run has no iteration: a rank's share of an epoch is smaller than a batch "
@@ -33,7 +33,7 @@ def check_time(case: Case) -> Finding:
         )
     if math.isinf(count):
         return warning(
-            f"{pace}. The run has no end.", "Set trainer.max_epochs or trainer.max_steps."
+            f"{pace}. The run has no end.", "Set model.max_iterations or trainer.max_epochs."
         )
     whole = (
         f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {ESTIMATE}"
@@ -44,8 +44,8 @@ def check_time(case: Case) -> Finding:
             return warning(
                 f"{whole} trainer.max_time ends the run after {format_seconds(allowed)}, "
                 f"around iteration {allowed / total:,.0f}.",
-                "Raise trainer.max_time, or lower trainer.max_epochs or data.samples_per_epoch "
-                "so that the learning-rate schedules fit.",
+                "Raise trainer.max_time, or lower model.max_iterations or trainer.max_epochs so "
+                "that the learning-rate schedules fit.",
             )
     return ok(whole)
 
@@ -53,8 +53,7 @@ def check_time(case: Case) -> Finding:
 def updates_per_iteration(case: Case) -> int:
     """Optimizer steps of one network in an iteration."""
     assert case.experience is not None
-    minibatches = case.module.minibatches
-    return minibatches.ppo_epochs * (len(case.experience) // minibatches.minibatch_size)
+    return case.module.updates_per_iteration(len(case.experience))
 
 
 def iteration_seconds(case: Case) -> dict[str, float]:
@@ -63,13 +62,8 @@ def iteration_seconds(case: Case) -> dict[str, float]:
     return {**measured, "update": measured["update"] * updates_per_iteration(case)}
 
 
-def iterations(case: Case, updates: int) -> float:
-    """Number of iterations of the run by its limits; infinite without one.
-
-    Args:
-        case: The run.
-        updates: Optimizer steps of one network in an iteration.
-    """
+def iterations(case: Case) -> float:
+    """Number of iterations of the run by its limits; infinite without one."""
     trainer, plan = case.trainer, case.plan
     loader: Any = trainer.train_dataloader
     per_epoch = len(loader) // plan.ranks
@@ -80,9 +74,7 @@ def iterations(case: Case, updates: int) -> float:
         per_epoch = min(per_epoch, limit)
     epochs = trainer.max_epochs
     count = math.inf if epochs is None or epochs < 0 else float(epochs * per_epoch)
-    if trainer.max_steps >= 0:
-        # Lightning counts the steps of both optimizers.
-        count = min(count, math.ceil(trainer.max_steps / (2 * updates)))
+    count = min(count, case.module.max_iterations or math.inf)
     return count if per_epoch else 0.0
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from lit_rlhf.doctor import RunPlan
 from lit_rlhf.doctor.case import Case
 from lit_rlhf.doctor.checks import time
-from tests.doctor.runs import case_of, findings, not_ok
+from tests.doctor.runs import case_of, findings, module_of, not_ok
 
 
 def test_a_run_without_an_iteration(root: Path, tmp_path: Path) -> None:
@@ -35,36 +34,37 @@ def test_a_time_limit_before_the_end_is_a_warning(root: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("trainer_settings", "plan", "expected"),
+    ("max_epochs", "max_iterations", "plan", "expected"),
     [
-        ({"max_epochs": 3}, RunPlan(), 3 * 4),  # 32 prompts an epoch in batches of 8
-        ({"max_epochs": 3}, RunPlan(ranks=3), 3 * 1),
-        ({"max_epochs": 3}, RunPlan(limit_train_batches=2), 3 * 2),
-        ({"max_epochs": 3}, RunPlan(limit_train_batches=0.5), 3 * 2),
-        # 2 epochs of 2 minibatches, both networks: 8 optimizer steps an iteration
-        ({"max_epochs": -1, "max_steps": 40}, RunPlan(), 5),
-        ({"max_epochs": 1, "max_steps": 12}, RunPlan(), 2),
-        ({"max_epochs": -1}, RunPlan(), math.inf),
-        ({"max_epochs": 3}, RunPlan(ranks=5), 0),
+        (3, None, RunPlan(), 3 * 4),  # 32 prompts an epoch in batches of 8
+        (3, None, RunPlan(ranks=3), 3 * 1),
+        (3, None, RunPlan(limit_train_batches=2), 3 * 2),
+        (3, None, RunPlan(limit_train_batches=0.5), 3 * 2),
+        (-1, 5, RunPlan(), 5),
+        (1, 2, RunPlan(), 2),
+        (-1, None, RunPlan(), math.inf),
+        (3, None, RunPlan(ranks=5), 0),
     ],
 )
 def test_the_number_of_iterations(
     root: Path,
     tmp_path: Path,
-    trainer_settings: dict[str, Any],
+    max_epochs: int,
+    max_iterations: int | None,
     plan: RunPlan,
     expected: float,
 ) -> None:
     seen: list[float] = []
     original = time.iterations
 
-    def note(case: Case, updates: int) -> float:
-        assert updates == 4
-        seen.append(original(case, updates))
+    def note(case: Case) -> float:
+        seen.append(original(case))
         return seen[-1]
 
     with patch.object(time, "iterations", note):
-        findings(root, tmp_path, plan=plan, data={"samples_per_epoch": 32}, **trainer_settings)
+        module = module_of(root, max_iterations=max_iterations)
+        data = {"samples_per_epoch": 32}
+        findings(root, tmp_path, module, plan=plan, data=data, max_epochs=max_epochs)
 
     assert seen == [expected]
 

@@ -1,0 +1,91 @@
+"""Learning rates over the updates of a run.
+
+A schedule is stepped once per update of its network, also after an update that was skipped. Update
+`k` (from 0) of a warm-up over `W` updates has `(k + 1) / W` of the peak, so that no update is made
+at a rate of 0. What follows the warm-up is a schedule of transformers. After the last planned
+update its rate is held: it neither rises again nor falls to 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
+
+from lit_rlhf.modules.options import OptimizerOptions
+
+
+def learning_rate_factor(options: OptimizerOptions, update: int, total: int, warmup: int) -> float:
+    """Learning rate of an update as a share of the peak.
+
+    Args:
+        options: Names the schedule.
+        update: Number of the update, from 0.
+        total: Updates of the run, at least 1; later ones have the rate of the last.
+        warmup: Updates of the warm-up.
+    """
+    update = min(update, total - 1)
+    if update < warmup:
+        return (update + 1) / warmup
+    return _transformers_factor(options, total, warmup)(update)
+
+
+def build_schedule(
+    optimizer: Optimizer,
+    options: OptimizerOptions,
+    total: Callable[[], float],
+    warmup_ratio: float | None = None,
+) -> LambdaLR:
+    """The learning-rate schedule of an optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        options: Its options.
+        total: Returns the planned number of updates. The length of the warm-up follows from its
+            first result. The rest of the schedule follows later results, too.
+        warmup_ratio: Share of the updates that warm up; `None`: that of the options.
+
+    Raises:
+        ValueError: If the schedule needs the length of a run that has none.
+    """
+    name = options.lr_scheduler
+    if name == "constant":
+        return LambdaLR(optimizer, lambda update: 1.0)
+    planned = total()
+    if math.isinf(planned):
+        raise ValueError(
+            f"lr_scheduler: {name!r} needs the length of the run; set trainer.max_epochs, or "
+            "trainer.max_steps for SFT and reward modelling, or model.max_iterations for PPO, or "
+            "use lr_scheduler: constant"
+        )
+    ratio = options.warmup_ratio if warmup_ratio is None else warmup_ratio
+    warmup = math.ceil(ratio * planned)
+    # A plain function: LambdaLR saves the attributes of other callables in checkpoints.
+    return LambdaLR(
+        optimizer, lambda update: learning_rate_factor(options, update, int(total()), warmup)
+    )
+
+
+@lru_cache
+def _transformers_factor(
+    options: OptimizerOptions, total: int, warmup: int
+) -> Callable[[int], float]:
+    """The function of a transformers schedule, which get_scheduler hides in a LambdaLR."""
+    optimizer = torch.optim.SGD([torch.zeros(())], lr=options.learning_rate)
+    schedule = get_scheduler(
+        options.lr_scheduler,
+        optimizer,
+        num_warmup_steps=warmup,
+        num_training_steps=total,
+        scheduler_specific_kwargs=(
+            {"min_lr_rate": options.min_lr_ratio} if "min_lr" in options.lr_scheduler else None
+        ),
+    )
+    assert isinstance(schedule, LambdaLR)
+    factor: Callable[[int], float] = schedule.lr_lambdas[0]
+    return factor
