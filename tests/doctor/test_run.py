@@ -41,7 +41,7 @@ def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:
         {"memory.frozen_dtype": "bfloat16"},
         {"network.dtype": "bfloat16"},
         {"memory.offload_frozen": True, "network.gradient_checkpointing": True},
-        {"critic_pretraining.iterations": 3, "loss.policy_objective": "kl_penalty"},
+        {"critic_pretraining.iterations": 2, "loss.policy_objective": "kl_penalty"},
         {
             "minibatches.micro_batch_size": 2,
             "memory.rollout_batch_size": 3,

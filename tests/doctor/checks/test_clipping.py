@@ -31,7 +31,7 @@ def test_no_clip_norm_is_a_warning(root: Path, tmp_path: Path) -> None:
 
 
 def test_an_optimizer_that_does_not_tell_its_gradient(root: Path, tmp_path: Path) -> None:
-    with patch("torch.optim.AdamW", torch.optim.SGD):
+    with patch("torch.optim.AdamW", lambda groups, lr, **_: torch.optim.SGD(groups, lr=lr)):
         report = findings(root, tmp_path)
 
     assert not_ok(report) == {"clipping": "warning"}
