@@ -21,6 +21,7 @@ def test_four_micro_batches_follow_the_whole_batch(root: Path, tmp_path: Path, s
     assert_same_trajectory(parts, whole)
 
 
+@pytest.mark.filterwarnings("ignore:critic_pretraining.iterations=1. the run has 1")
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_uneven_last_micro_batch_counts_its_own_rows(
     root: Path, tmp_path: Path, stage: str
