@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lit_rlhf.cli.main import main as lit_rlhf
 from lit_rlhf.data import DataSource, load_records, split_records
-from lit_rlhf.evaluation import write_json_lines
+from lit_rlhf.files import write_json_lines
 
 FILES = {"helpful": "helpful_base_test.jsonl.gz", "harmless": "harmless_base_test.jsonl.gz"}
 

@@ -31,7 +31,7 @@ from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
 from benchmarks.speed.report import RESULTS, Labels, label_run, scaling_tables, summarize
 from benchmarks.speed.workload import Precision, Workload, save_networks
-from lit_rlhf.evaluation import write_text
+from lit_rlhf.files import write_text
 
 
 class Line(NamedTuple):
