@@ -17,7 +17,7 @@ from lit_rlhf.export import (
     load_folder_model,
     with_text_contract,
 )
-from lit_rlhf.models import ADAPTER_CONFIG, DType, HeadFormat
+from lit_rlhf.models import ADAPTER_CONFIG, DType, HeadFormat, check_replaceable
 from lit_rlhf.strategies import is_checkpoint_folder
 
 PROG = "lit_rlhf export"
@@ -123,6 +123,7 @@ def _check_output(output: Path, overwrite: bool) -> None:
             f"output: expected a new or empty folder, got {output}, which has files; "
             "--overwrite true replaces a model"
         )
+    check_replaceable(output)
 
 
 def _summary(folder: Path) -> str:

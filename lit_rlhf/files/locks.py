@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import warnings
@@ -10,6 +11,9 @@ from datetime import datetime
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of file systems that have no locks."""
 
 
 class FolderLocks:
@@ -31,6 +35,7 @@ class FolderLocks:
 
         Raises:
             RuntimeError: If another run has locked one of them; it names the process.
+            OSError: If the file of a lock cannot be written, as nothing else could be either.
         """
         for path in dict.fromkeys(map(lock_path, folders)):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +51,8 @@ class FolderLocks:
                     "its end, or give this run another folder"
                 ) from None
             except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
                 warnings.warn(f"{path} cannot be locked: {error}", stacklevel=2)
                 continue
             # where the system has no locks, filelock keeps its own notes in the file

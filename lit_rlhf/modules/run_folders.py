@@ -20,6 +20,7 @@ class RunFolders(Callback):
 
     def __init__(self) -> None:
         self._locks = FolderLocks()
+        self._training = False
 
     def lock(self, trainer: Trainer, finished: Path) -> None:
         """Lock the folder of the finished model and those of logs and checkpoints.
@@ -27,7 +28,12 @@ class RunFolders(Callback):
         Raises:
             RuntimeError: If another run writes to one of them.
         """
+        self._training = False
         self._locks.acquire([finished, *folders_during(trainer)])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that an interruption leaves an unfinished stage from now on."""
+        self._training = True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Release the locks."""
@@ -36,8 +42,11 @@ class RunFolders(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Release the locks, and leave the mark of an interrupted run."""
-        self._locks.interrupt()
+        """Release the locks, and leave the mark of an interrupted run if it has trained."""
+        if self._training:
+            self._locks.interrupt()
+        else:
+            self._locks.release()
 
 
 def check_finished_dir(

@@ -28,6 +28,13 @@ class Started(AssertionError):
     """Training has begun."""
 
 
+class Interrupted(Callback):
+    """The run ends in its first batch."""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        raise KeyError
+
+
 class Refused(Callback):
     """No run that is refused trains."""
 
@@ -138,10 +145,13 @@ def test_a_run_that_ends_leaves_no_lock_and_an_interrupted_one_a_mark(
     root: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    with pytest.raises(Started):
+    with pytest.raises(Started):  # nothing is trained yet
         sft(root, output)
-    assert lock_path(output).is_file()
+    assert not lock_path(output).exists()
     module = SFTModule(str(root / "policy"), output_dir=str(output))
+    with pytest.raises(KeyError):
+        fitted(module, demonstrations(root), tmp_path, callbacks=[Interrupted()])
+    assert lock_path(output).is_file()
     fitted(module, demonstrations(root), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -150,8 +160,8 @@ def test_a_run_does_not_start_from_the_folder_of_an_interrupted_one(own: Path) -
     """The model there may be that of a run before."""
     (own / "policy").rename(own / "sft")
     module = SFTModule(str(own / "sft"), output_dir=str(own / "policy"))
-    with pytest.raises(Started):
-        fitted(module, demonstrations(own), own, callbacks=[Refused()])
+    with pytest.raises(KeyError):
+        fitted(module, demonstrations(own), own, callbacks=[Interrupted()])
     (own / "sft").rename(own / "policy")  # stands for the model of an earlier run
     told = rf"model_path: expected a finished model, got {own}/policy, .*process {os.getpid()} on"
     for stage, data in (
