@@ -9,10 +9,14 @@ from lit_callbacks.actions import (
     AdjustCoefficient,
     AdjustLearningRate,
     LogVerdict,
-    StopTraining,
     WarnOfVerdict,
 )
-from lit_callbacks.detector import CollapseDetector, CollapseEarlyStopping
+from lit_callbacks.detector import (
+    Collapse,
+    CollapseDetector,
+    CollapseEarlyStopping,
+    find_collapse,
+)
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
 from lit_callbacks.live import LiveView
 from lit_callbacks.monitors import Level, Monitor, StepMetrics, Thresholds
@@ -34,7 +38,7 @@ from lit_callbacks.replay import (
     replay_steps,
 )
 from lit_callbacks.resume import ResumeCheckpoint, count_resumed_epoch, default_checkpoint_dir
-from lit_callbacks.rollback import RollBack
+from lit_callbacks.rollback import RollBack, StopTraining
 from lit_callbacks.runs import Curve, Point, Run, read_run
 from lit_callbacks.sample_timeline import SampleTimeline
 from lit_callbacks.signals import (
@@ -61,6 +65,7 @@ __all__ = [
     "Action",
     "AdjustCoefficient",
     "AdjustLearningRate",
+    "Collapse",
     "CollapseDetector",
     "CollapseEarlyStopping",
     "Curve",
@@ -100,6 +105,7 @@ __all__ = [
     "count_resumed_epoch",
     "default_checkpoint_dir",
     "default_monitors",
+    "find_collapse",
     "format_number",
     "read_logged_steps",
     "read_run",

@@ -241,15 +241,6 @@ class AdjustLearningRate(Action):
         self.done = state["done"]
 
 
-class StopTraining(Action):
-    """End the fit after the current batch, as Lightning's `EarlyStopping` does."""
-
-    def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Ask the trainer to stop."""
-        trainer.should_stop = True
-        return "stopped training"
-
-
 def scale_rates(state: object, factor: float) -> None:
     """Scale the base learning rates of a schedule, including schedules nested in it.
 

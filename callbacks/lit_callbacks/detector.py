@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_callbacks.actions import Action, StopTraining, WarnOfVerdict
+from lit_callbacks.actions import Action, WarnOfVerdict
 from lit_callbacks.monitors import Level, Monitor
 from lit_callbacks.output import logger_step, write_histogram, write_text
+from lit_callbacks.rollback import SavingAction, StopTraining
 from lit_callbacks.signals import default_monitors
 from lit_callbacks.step_reader import StepReader
 from lit_callbacks.verdict import Verdict, judge
@@ -65,6 +67,8 @@ class CollapseDetector(Callback):
         self.votes = votes
         self.when = when
         self.verdict = Verdict()
+        self.stopped_by: Verdict | None = None
+        """The verdict at which an action ended this fit; `None` if none did."""
         self._reader = StepReader()
 
     # --- Lightning's hooks
@@ -72,6 +76,7 @@ class CollapseDetector(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the actions check the module."""
         self._reader = StepReader()
+        self.stopped_by = None
         for action in self.actions:
             action.on_train_start(trainer, pl_module)
 
@@ -108,7 +113,10 @@ class CollapseDetector(Callback):
         # action changes what it saves.
         for action in self.actions:
             action.on_step(trainer, pl_module, self.verdict)
+        was_stopping = trainer.should_stop
         done = [self._respond(action, trainer, pl_module) for action in self.actions]
+        if trainer.should_stop and not was_stopping:
+            self.stopped_by = self.verdict
         self._report(trainer, before, read, [text for text in done if text])
 
     def observe(self, trainer: Trainer, outputs: object) -> list[Monitor]:
@@ -221,3 +229,28 @@ class CollapseEarlyStopping(CollapseDetector):
         when: When = "train_batch",
     ) -> None:
         super().__init__(monitors, [WarnOfVerdict(), StopTraining()], votes, when)
+
+
+class Collapse(NamedTuple):
+    """Why a detector ended a fit, and what is left of the time before.
+
+    Attributes:
+        verdict: The verdict at which an action ended it.
+        healthy_step: Step of the newest healthy checkpoint; `None` if there is none.
+        checkpoint: That checkpoint, which may hold nothing but weights.
+    """
+
+    verdict: Verdict
+    healthy_step: int | None
+    checkpoint: Path | None
+
+
+def find_collapse(trainer: Trainer) -> Collapse | None:
+    """How a detector ended the Trainer's last fit; `None` if none did."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set, but not declared
+        if isinstance(callback, CollapseDetector) and callback.stopped_by is not None:
+            saving = [action for action in callback.actions if isinstance(action, SavingAction)]
+            found = [newest for action in saving if (newest := action.newest(trainer))]
+            step, path = max(found) if found else (None, None)
+            return Collapse(callback.stopped_by, step, path)
+    return None

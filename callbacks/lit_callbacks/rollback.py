@@ -1,4 +1,4 @@
-"""The action that restores the last healthy weights and trains on from there."""
+"""Actions that keep weights from before a collapse: to leave them, or to train on from there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -24,26 +24,17 @@ HYPER_PARAMETERS = (
 )
 
 
-class RollBack(Action):
-    """Restore weights and optimizers of the last healthy step, and train on with new data.
+class SavingAction(Action):
+    """Base of actions that need weights from before a collapse: it saves healthy checkpoints.
 
-    While the verdict is healthy, a checkpoint is saved every `every_n_steps` steps. A collapse
-    restores the newest one; a second collapse before the next save restores the one before it.
-    After a restore, the next save is again `every_n_steps` away. The trainer's counters, the data
-    and the learning-rate schedules move on, so that the run ends when it would have ended. After
-    `times` restores, the action stops training instead.
-
-    Put it before actions that change coefficients, so that it does not restore the old values.
+    While the verdict is healthy, a checkpoint is saved every `every_n_steps` steps.
 
     Its checkpoints are read as tensors and plain data. Hyper-parameters of other types are left out
     of them; a module or callback that adds other objects to checkpoints has to allow their classes
     with `torch.serialization.add_safe_globals`.
 
     Args:
-        times: Largest number of restores.
         every_n_steps: Number of steps between two checkpoints.
-        keep: Names in the module's `state_dict` (ends of keys) that are not restored, for example a
-            coefficient that another action adjusts, or a counter that is an x axis.
         folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
         level: Level from which the action acts, `suspicious` or `collapsed`.
         cooldown: Number of steps from one act to the next while the level lasts.
@@ -53,48 +44,40 @@ class RollBack(Action):
     """
 
     KEPT = 3  # checkpoints on disk
-    clears_monitors = True
+    weights_only: ClassVar[bool] = False
+    """Whether the checkpoints lack optimizers and counters."""
 
     def __init__(
         self,
-        times: int = 3,
-        every_n_steps: int = 5,
-        keep: list[str] | None = None,
+        every_n_steps: int,
         folder: str | None = None,
         level: str = "collapsed",
         cooldown: int = 10,
     ) -> None:
         super().__init__(level, cooldown)
-        for argument, value in (("times", times), ("every_n_steps", every_n_steps)):
-            if value < 1:
-                raise ValueError(f"{argument}: expected at least 1, got {value}")
-        self.times, self.every_n_steps = times, every_n_steps
-        self.keep = list(keep or [])
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps: expected at least 1, got {every_n_steps}")
+        self.every_n_steps = every_n_steps
         self.folder = folder
-        self.done = 0
         self.saved: list[tuple[int, str]] = []
         """Steps and names of the checkpoints on disk, oldest first."""
-        self._restored = ""  # name of the checkpoint that was restored last
         self._since = 0  # step of the last save or restore
         self._saving = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the names to keep, and forget checkpoints that no longer exist.
-
-        Raises:
-            ValueError: If a name is not in the module's state.
-        """
-        names = list(pl_module.state_dict())
-        for name in self.keep:
-            if not any(_matches(key, name) for key in names):
-                raise ValueError(
-                    f"keep: expected names in the state of {type(pl_module).__name__}, got {name!r}"
-                )
+        """Forget checkpoints that no longer exist."""
         folder = self._own_folder(trainer)
         self.saved = [(step, name) for step, name in self.saved if (folder / name).exists()]
 
     def _own_folder(self, trainer: Trainer) -> Path:
         return Path(self.folder or Path(trainer.log_dir or trainer.default_root_dir) / "healthy")
+
+    def newest(self, trainer: Trainer) -> tuple[int, Path] | None:
+        """Step and path of the newest healthy checkpoint; `None` without any."""
+        if not self.saved:
+            return None
+        step, name = self.saved[-1]
+        return step, self._own_folder(trainer) / name
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
         """Save a checkpoint if the verdict is healthy and the last save is long enough ago."""
@@ -104,7 +87,7 @@ class RollBack(Action):
             return
         folder, name = self._own_folder(trainer), f"step={verdict.step}.ckpt"
         self._saving = True
-        trainer.save_checkpoint(folder / name, weights_only=False)
+        trainer.save_checkpoint(folder / name, weights_only=self.weights_only)
         self._saving = False
         self.saved.append((verdict.step, name))
         self._since = verdict.step
@@ -120,6 +103,119 @@ class RollBack(Action):
         if self._saving and not _is_plain(found):
             for key in found:
                 del checkpoint[key]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain values."""
+        saved = [list(item) for item in self.saved]
+        return {**super().state_dict(), "saved": saved, "since": self._since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state.
+
+        Its checkpoints are read and deleted, so names that the action would not give itself, paths
+        above all, are not taken from a checkpoint.
+        """
+        super().load_state_dict(state)
+        self._since = state["since"]
+        self.saved = [(step, name) for step, name in state["saved"] if OWN_NAME.fullmatch(name)]
+
+
+class StopTraining(SavingAction):
+    """End the fit after the current batch, as Lightning's `EarlyStopping` does.
+
+    Until then it saves the weights of healthy steps, so that a run that collapses leaves a model:
+    `find_collapse` names the newest. A Trainer without checkpoints (`enable_checkpointing=False`)
+    gets none here either.
+
+    Args:
+        every_n_steps: Number of steps between two checkpoints.
+        folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
+        level: Level from which the action acts, `suspicious` or `collapsed`.
+        cooldown: Number of steps from one act to the next while the level lasts.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    weights_only = True
+
+    def __init__(
+        self,
+        every_n_steps: int = 10,
+        folder: str | None = None,
+        level: str = "collapsed",
+        cooldown: int = 10,
+    ) -> None:
+        super().__init__(every_n_steps, folder, level, cooldown)
+
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
+        """Save the weights if it is time and the Trainer keeps checkpoints at all."""
+        # Lightning sets `fast_dev_run` without declaring it.
+        if trainer.checkpoint_callbacks and not getattr(trainer, "fast_dev_run", False):
+            super().on_step(trainer, pl_module, verdict)
+
+    def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
+        """Ask the trainer to stop."""
+        trainer.should_stop = True
+        return "stopped training"
+
+
+class RollBack(SavingAction):
+    """Restore weights and optimizers of the last healthy step, and train on with new data.
+
+    While the verdict is healthy, a checkpoint is saved every `every_n_steps` steps. A collapse
+    restores the newest one; a second collapse before the next save restores the one before it.
+    After a restore, the next save is again `every_n_steps` away. The trainer's counters, the data
+    and the learning-rate schedules move on, so that the run ends when it would have ended. After
+    `times` restores, the action stops training instead.
+
+    Put it before actions that change coefficients, so that it does not restore the old values.
+
+    Args:
+        times: Largest number of restores.
+        every_n_steps: Number of steps between two checkpoints.
+        keep: Names in the module's `state_dict` (ends of keys) that are not restored, for example a
+            coefficient that another action adjusts, or a counter that is an x axis.
+        folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
+        level: Level from which the action acts, `suspicious` or `collapsed`.
+        cooldown: Number of steps from one act to the next while the level lasts.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    clears_monitors = True
+
+    def __init__(
+        self,
+        times: int = 3,
+        every_n_steps: int = 5,
+        keep: list[str] | None = None,
+        folder: str | None = None,
+        level: str = "collapsed",
+        cooldown: int = 10,
+    ) -> None:
+        super().__init__(every_n_steps, folder, level, cooldown)
+        if times < 1:
+            raise ValueError(f"times: expected at least 1, got {times}")
+        self.times = times
+        self.keep = list(keep or [])
+        self.done = 0
+        self._restored = ""  # name of the checkpoint that was restored last
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the names to keep, and forget checkpoints that no longer exist.
+
+        Raises:
+            ValueError: If a name is not in the module's state.
+        """
+        super().on_train_start(trainer, pl_module)
+        names = list(pl_module.state_dict())
+        for name in self.keep:
+            if not any(_matches(key, name) for key in names):
+                raise ValueError(
+                    f"keep: expected names in the state of {type(pl_module).__name__}, got {name!r}"
+                )
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
         """Restore a checkpoint; stop training if there is none, or `times` is used up."""
@@ -139,19 +235,12 @@ class RollBack(Action):
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
-        saved = [list(item) for item in self.saved]
-        own = {"done": self.done, "saved": saved, "restored": self._restored}
-        return {**super().state_dict(), **own, "since": self._since}
+        return {**super().state_dict(), "done": self.done, "restored": self._restored}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state.
-
-        Its checkpoints are read and deleted, so names that the action would not give itself, paths
-        above all, are not taken from a checkpoint.
-        """
+        """Restore a state."""
         super().load_state_dict(state)
-        self.done, self._restored, self._since = state["done"], state["restored"], state["since"]
-        self.saved = [(step, name) for step, name in state["saved"] if OWN_NAME.fullmatch(name)]
+        self.done, self._restored = state["done"], state["restored"]
 
 
 def restore(
