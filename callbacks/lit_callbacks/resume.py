@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,19 +14,26 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 EXIT_STATUS = 128 + signal.SIGTERM  # status that a shell reports for a process ended by SIGTERM
 OWN_NAME = re.compile(r"batch=\d+(-v\d+)?\.ckpt")
+INTERRUPTED_STATUS = 128 + signal.SIGINT
+INTERRUPTED = (
+    "\nCtrl-C: the run ends after this batch, with a checkpoint. Press it again to end the run at "
+    "once, without one.\n"
+)
 
 
 class ResumeCheckpoint(Checkpoint):
-    """Saves a checkpoint every `every_n_batches` batches, and when the process receives SIGTERM.
+    """Saves a checkpoint every `every_n_batches` batches, at SIGTERM and at Ctrl-C (SIGINT).
 
     Schedulers send SIGTERM some time before they take a machine away. The current batch or
-    validation is finished, then a checkpoint is saved and the process exits with status 143. Of
-    several processes, at least one has to receive the signal.
+    validation is finished, then a checkpoint is saved and the process exits with status 143, or 130
+    after Ctrl-C. Of several processes, at least one has to receive the signal. A second Ctrl-C ends
+    the run at once, as Lightning does, without a checkpoint.
 
     It counts batches under manual optimization too, where Lightning's `ModelCheckpoint` counts the
     steps of all optimizers together. Its checkpoints are named `batch=N.ckpt`, N batches into the
@@ -32,7 +41,7 @@ class ResumeCheckpoint(Checkpoint):
 
     Args:
         every_n_batches: Number of training batches (PPO iterations) between two checkpoints; `None`
-            saves at SIGTERM only.
+            saves at a signal only.
         keep: Number of its checkpoints to keep, the newest ones. At least 2, so that another one
             exists if the newest is damaged.
         dirpath: Folder of the checkpoints; by default that of Lightning's `ModelCheckpoint`.
@@ -54,9 +63,9 @@ class ResumeCheckpoint(Checkpoint):
         self.dirpath = dirpath
         self._names: list[str] = []
         self._saved_batches = 0
-        self._received_sigterm = False
-        self._ending = False
-        self._previous_handler: Any = None
+        self._received: signal.Signals | None = None
+        self._exit_status: int | None = None  # set once the run is to end
+        self._previous_handlers: dict[signal.Signals, Any] = {}
 
     @property
     def last_model_path(self) -> str:
@@ -69,10 +78,10 @@ class ResumeCheckpoint(Checkpoint):
         self.dirpath = trainer.strategy.broadcast(dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's handler of SIGTERM, which ends the run without a checkpoint.
+        """Replace the handlers of SIGTERM and SIGINT, which end the run without a checkpoint.
 
-        Lightning's handler also communicates between ranks from within the signal, whatever
-        communication the ranks are in at that moment.
+        Lightning's handler of SIGTERM also communicates between ranks from within the signal,
+        whatever communication the ranks are in at that moment.
         """
         count_resumed_epoch(trainer)
         resumed, folder = trainer.ckpt_path, Path(str(self.dirpath))
@@ -80,53 +89,72 @@ class ResumeCheckpoint(Checkpoint):
         if resumed is not None and Path(resumed).parent.resolve() != folder.resolve():
             self._names = []
         self._remove_old(trainer)  # left by a run that was killed between a save and its removals
-        self._received_sigterm = trainer.received_sigterm
-        self._ending = False
+        self._received = signal.SIGTERM if trainer.received_sigterm else None
+        self._exit_status = None
         self._saved_batches = 0
         # Python sets signal handlers in the main thread only.
-        if threading.current_thread() is threading.main_thread():
-            self._previous_handler = signal.signal(signal.SIGTERM, self._handle_sigterm)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        replaced = [signal.SIGTERM]
+        # A process in the background ignores SIGINT, and a program may have a handler of its own.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            replaced.append(signal.SIGINT)
+        for received in replaced:
+            self._previous_handlers[received] = signal.signal(received, self._handle_signal)
 
-    def _handle_sigterm(self, signum: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
         # Saving here would interrupt a batch; the next hook on which all ranks agree does it.
-        self._received_sigterm = True
+        self._received = signal.Signals(signum)
+        if signum == signal.SIGINT:
+            # The second one is Python's KeyboardInterrupt.
+            signal.signal(signal.SIGINT, self._previous_handlers.pop(signal.SIGINT))
+            # `print` fails if the signal came while it was printing.
+            with suppress(OSError):
+                rank_zero_only(os.write)(2, INTERRUPTED.encode())
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save if it is time, or if any rank has received SIGTERM."""
+        """Save if it is time, or if any rank has received a signal."""
         n_batches = trainer.fit_loop.total_batch_idx + 1
         if self.every_n_batches is not None and n_batches % self.every_n_batches == 0:
             self._save(trainer)
-        self._save_at_sigterm(trainer)
+        self._save_at_signal(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the run here if any rank received SIGTERM during a validation within fit."""
+        """End the run here if any rank received a signal during a validation within fit."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._save_at_sigterm(trainer)
+            self._save_at_signal(trainer)
             self._raise_if_ending()
 
     # A batch's metrics are logged after `on_train_batch_end`. The run therefore ends in whichever
     # of these hooks comes next.
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """End the run if a checkpoint was saved at SIGTERM."""
+        """End the run if a checkpoint was saved at a signal."""
         self._raise_if_ending()
 
     def on_validation_start(self, *_: Any) -> None:
-        """End the run if a checkpoint was saved at SIGTERM."""
+        """End the run if a checkpoint was saved at a signal."""
         self._raise_if_ending()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        """End the run if a checkpoint was saved at SIGTERM."""
+        """End the run if a checkpoint was saved at a signal."""
         self._raise_if_ending()
 
-    def _save_at_sigterm(self, trainer: Trainer) -> None:
-        self._ending = trainer.strategy.reduce_boolean_decision(self._received_sigterm, all=False)
-        if self._ending:
-            self._save(trainer)
-            rank_zero_info(f"SIGTERM: the run ends; its checkpoints are in {self.dirpath}")
+    def _save_at_signal(self, trainer: Trainer) -> None:
+        agree = trainer.strategy.reduce_boolean_decision
+        if not agree(self._received is not None, all=False):
+            return
+        # All ranks end with the same status, although one alone may have received the signal.
+        interrupted = agree(self._received == signal.SIGINT, all=False)
+        self._exit_status = INTERRUPTED_STATUS if interrupted else EXIT_STATUS
+        self._save(trainer)
+        name = SIGNALS[signal.SIGINT if interrupted else signal.SIGTERM]
+        rank_zero_info(f"{name}: the run ends; its checkpoints are in {self.dirpath}")
 
     def _raise_if_ending(self) -> None:
-        if self._ending:
+        if self._exit_status == INTERRUPTED_STATUS:
+            raise SystemExit(INTERRUPTED_STATUS)
+        if self._exit_status is not None:
             raise SIGTERMException(EXIT_STATUS)
 
     def _save(self, trainer: Trainer) -> None:
@@ -147,22 +175,22 @@ class ResumeCheckpoint(Checkpoint):
         del self._names[: -self.keep]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the previous handler of SIGTERM."""
-        self._restore_handler()
+        """Restore the previous handlers."""
+        self._restore_handlers()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restore the previous handler, and set an exit status other than that of success."""
-        self._restore_handler()
+        """Restore the previous handlers, and set an exit status other than that of success."""
+        self._restore_handlers()
         # Lightning raises its own SIGTERMException without a status, which exits with 0.
         if isinstance(exception, SIGTERMException) and exception.code is None:
             exception.code = EXIT_STATUS
 
-    def _restore_handler(self) -> None:
-        if self._previous_handler is not None:
-            signal.signal(signal.SIGTERM, self._previous_handler)
-            self._previous_handler = None
+    def _restore_handlers(self) -> None:
+        for received, handler in self._previous_handlers.items():
+            signal.signal(received, handler)
+        self._previous_handlers.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Names of the checkpoints that it keeps."""

@@ -1,4 +1,4 @@
-"""ResumeCheckpoint: the checkpoints over a run, and SIGTERM at each moment of it."""
+"""ResumeCheckpoint: the checkpoints over a run, and SIGTERM or Ctrl-C at each moment of it."""
 
 from __future__ import annotations
 
@@ -72,16 +72,17 @@ class Numbers:
 
 
 class Told(Callback):
-    """Gets SIGTERM in the hook of that name, the `nth` time that it is called."""
+    """Gets a signal in the hook of that name, the `nth` time that it is called."""
 
-    def __init__(self, hook: str, nth: int) -> None:
+    def __init__(self, hook: str, nth: int, received: signal.Signals = signal.SIGTERM) -> None:
         self.calls: list[str] = []
+        self.received = received
         setattr(self, hook, lambda *_: self.count(hook, nth))
 
     def count(self, hook: str, nth: int) -> None:
         self.calls.append(hook)
         if len(self.calls) == nth:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.received)
 
 
 class Counts(Callback):
@@ -136,6 +137,14 @@ def ended_by_sigterm(folder: Path, *callbacks: Callback, **options: Any) -> None
         fit(folder, *callbacks, **options)
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def ended_by_ctrl_c(folder: Path, *callbacks: Callback, **options: Any) -> int | str | None:
+    """Fit until Ctrl-C ends it; the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        fit(folder, *callbacks, **options)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return ended.value.code
 
 
 def names(folder: Path) -> list[str]:
@@ -247,6 +256,35 @@ def test_a_validation_under_way_is_finished(tmp_path: Path, nth: int, saved: int
     path = tmp_path / "checkpoints" / f"batch={saved}.ckpt"
     module = fit(tmp_path, ResumeCheckpoint(), val_check_interval=2, ckpt_path=path)
     assert module.seen == (2 * [0, 1, 2, 3])[saved:]
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end"])
+def test_ctrl_c_saves_after_the_batch_under_way_and_ends_with_a_status_of_its_own(
+    tmp_path: Path, hook: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = Told(hook, 3, signal.SIGINT)
+    assert ended_by_ctrl_c(tmp_path, told, ResumeCheckpoint()) == 130
+    assert names(tmp_path) == ["batch=3.ckpt"]
+    assert "Ctrl-C: the run ends after this batch" in capfd.readouterr().err
+    module = fit(tmp_path, ResumeCheckpoint(), ckpt_path=tmp_path / "checkpoints/batch=3.ckpt")
+    assert module.seen == [3, 0, 1, 2, 3]
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
+    twice = [Told("on_train_batch_start", 3, signal.SIGINT) for _ in range(2)]
+    assert ended_by_ctrl_c(tmp_path, *twice, ResumeCheckpoint()) == 1  # Lightning's
+    assert names(tmp_path) == []
+
+
+def test_a_handler_of_ctrl_c_that_is_not_pythons_is_kept(tmp_path: Path) -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    try:
+        fit(tmp_path, Told("on_train_batch_start", 3, signal.SIGINT), ResumeCheckpoint())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert received == [signal.SIGINT]
+    assert names(tmp_path) == []
 
 
 def test_a_validation_that_is_due_does_not_begin(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""SIGTERM to one of two ranks ends both, with one checkpoint that both resume from."""
+"""A signal to one of two ranks ends both, with one checkpoint that both resume from."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,12 @@ def on_a_rank(rank: int, folder: Path) -> dict[str, Any]:
         fit(folder, *told)
     (path,) = (folder / "checkpoints").iterdir()
     resumed = fit(folder, ckpt_path=path)
+    told = [Told("on_train_batch_start", 3, signal.SIGINT)] if rank == 1 else []
+    with pytest.raises(SystemExit) as interrupted:
+        fit(folder / "interrupted", *told)
     return {
+        "interrupted": interrupted.value.code,
+        "saved": [path.name for path in (folder / "interrupted/checkpoints").iterdir()],
         "status": ended.value.code,
         "checkpoint": path.name,
         "seen": resumed.seen,
@@ -53,6 +59,8 @@ def on_a_rank(rank: int, folder: Path) -> dict[str, Any]:
 def test_one_rank_that_is_told_to_end_ends_all(tmp_path: Path) -> None:
     for seen in run_on_ranks(on_a_rank, 2, tmp_path, tmp_path):
         assert seen == {
+            "interrupted": 130,
+            "saved": ["batch=3.ckpt"],
             "status": 143,
             "checkpoint": "batch=3.ckpt",
             "seen": [3, 0, 1, 2, 3],
