@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import pydoc
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -52,8 +55,27 @@ UNKNOWN_OPTION = re.compile(
 GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
 
 
+FINISHED_FILE = "finished.json"
+"""File in the log folder of a finished run: which command it was, and where its model is."""
+
+
 class RLHFArgumentParser(LightningArgumentParser):
-    """LightningCLI's parser, with `null` for fields of groups and advice about unknown options."""
+    """LightningCLI's parser, with `null` for fields of groups and advice about unknown options.
+
+    Args:
+        *arguments: See LightningArgumentParser.
+        resumes: Whether the command can resume a run, and takes `--allow_changes`.
+        **options: See LightningArgumentParser.
+    """
+
+    def __init__(self, *arguments: Any, resumes: bool = False, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if resumes:
+            self.add_argument(
+                "--allow_changes",
+                action="store_true",
+                help="with --ckpt_path: resume although data, models or precision have changed",
+            )
 
     def parse_args(  # type: ignore[override]  # the other arguments are handed on
         self, args: Sequence[str] | None = None, *others: Any, **options: Any
@@ -124,8 +146,11 @@ def check_option_ranges(parser: LightningArgumentParser, model: Namespace) -> No
 class RLHFCLI(LightningCLI):
     """A LightningCLI in which configuration and flags win over a checkpoint's hyper-parameters."""
 
+    _is_finished = False
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse arguments, and check options and checkpoint before anything is built."""
+        self._arguments = sys.argv[1:] if args is None else args
         super().parse_arguments(parser, args)
         subcommand = self.config.get("subcommand")
         given = self.config[subcommand] if subcommand else self.config
@@ -158,6 +183,11 @@ class RLHFCLI(LightningCLI):
         """Build the Trainer, and add atomic checkpoints, one at SIGTERM, and a phase summary."""
         from lit_rlhf.modules import HINTS
 
+        given = self.config_init[self.subcommand].trainer if self.subcommand else None
+        if given is not None and isinstance(given.callbacks, list):
+            # The last one wins, as with all settings: a configuration and an overlay may have one.
+            earlier = [c for c in given.callbacks if isinstance(c, ResumeCheckpoint)][:-1]
+            given.callbacks = [c for c in given.callbacks if c not in earlier]
         trainer = super().instantiate_trainer(**kwargs)
         use_atomic_checkpoints(trainer)
         # Lightning does not declare the attribute
@@ -173,10 +203,99 @@ class RLHFCLI(LightningCLI):
         """Resolve `--ckpt_path last`."""
         given = self.config_init["fit"]
         if given.get("ckpt_path") == "last":
+            self._is_finished = self._find_finished_model() is not None
             given["ckpt_path"] = find_last_checkpoint(self.parser, self.trainer)
             if given["ckpt_path"] is not None:
                 class_path = self.config["fit"].model.class_path
                 check_checkpoint_class(self.parser, given["ckpt_path"], class_path)
+
+    def fit(self, model: LightningModule, **arguments: Any) -> None:
+        """Train, unless the run is finished; at an interruption, print the command that resumes.
+
+        Args:
+            model: The module.
+            **arguments: Of `Trainer.fit`.
+        """
+        from lit_rlhf.modules import ChangedRunError, StageModule
+
+        if self._is_finished:
+            rank_zero_info(
+                f"The run is finished, and its model is in {self._find_finished_model()}: nothing "
+                "is trained or written. To train again, leave out --ckpt_path last."
+            )
+            return
+        finished = self._finished_file()
+        if isinstance(model, StageModule):
+            model.allow_changes = self.config["fit"].allow_changes
+        if self.trainer.is_global_zero and not self._is_trial():
+            finished.unlink(missing_ok=True)
+        try:
+            self.trainer.fit(model, **arguments)
+        except ChangedRunError as error:
+            self.parser.error(f"--ckpt_path: {error}")
+        except SystemExit:  # SIGTERM, Ctrl-C
+            self._print_resume_command()
+            raise
+        if (
+            self.trainer.is_global_zero
+            and self.trainer.checkpoint_callbacks
+            and isinstance(model, StageModule)
+            and not self._is_trial()
+        ):
+            record = {"command": self._command_hash(), "model": str(model.finished_dir)}
+            finished.parent.mkdir(parents=True, exist_ok=True)
+            finished.write_text(json.dumps(record), encoding="utf-8")
+
+    def _is_trial(self) -> bool:
+        # Lightning sets `fast_dev_run` without declaring it.
+        return bool(getattr(self.trainer, "fast_dev_run", False))
+
+    def _finished_file(self) -> Path:
+        return default_checkpoint_dir(self.trainer).parent / FINISHED_FILE
+
+    def _find_finished_model(self) -> str | None:
+        """Folder of the model, if this command has finished before; `None` otherwise."""
+        try:
+            record = json.loads(self._finished_file().read_text(encoding="utf-8"))
+            weights = any(Path(record["model"]).glob("*.safetensors"))
+            finished = weights and record["command"] == self._command_hash()
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return str(record["model"]) if finished else None
+
+    def _command_hash(self) -> str:
+        """Hash of all settings of the command, but not of where they stand and how to resume."""
+        settings = self._given["fit"].as_dict()
+        for name in ("config", "ckpt_path", "allow_changes"):
+            settings.pop(name, None)
+        text = json.dumps(settings, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _print_resume_command(self) -> None:
+        """Print the command that resumes from the newest checkpoint, if there is one, on rank 0."""
+        newest = find_newest_checkpoint(*checkpoint_folders(self.trainer))
+        if newest is None or not self.trainer.is_global_zero:
+            return
+        if not isinstance(self._arguments, list):
+            print(f"Resume from {newest}", flush=True)
+            return
+        # A logger that counts versions would have another folder next time, and `last` look there.
+        versions = [logger.version for logger in self.trainer.loggers[:1]]
+        value = "last" if all(isinstance(version, str) for version in versions) else str(newest)
+        words = [*drop_flag(self._arguments, "--ckpt_path"), "--ckpt_path", value]
+        print(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
+
+
+def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
+    """Arguments without a flag and its value."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == name:
+            next(rest, None)
+        elif not argument.startswith(f"{name}="):
+            kept.append(argument)
+    return kept
 
 
 def find_last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> str | None:
@@ -189,14 +308,7 @@ def find_last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> s
             "--ckpt_path last: the run keeps no checkpoints. Add configs/overlays/resumable.yaml, "
             "or set trainer.enable_checkpointing to true"
         )
-    default = default_checkpoint_dir(trainer)
-    # without duplicates, in the order of the callbacks
-    folders = list(
-        dict.fromkeys(
-            Path(getattr(callback, "dirpath", None) or default)
-            for callback in trainer.checkpoint_callbacks
-        )
-    )
+    folders = checkpoint_folders(trainer)
     found = find_newest_checkpoint(*folders)
     if found is None:
         rank_zero_info(
@@ -205,6 +317,17 @@ def find_last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> s
         )
         return None
     return str(found)
+
+
+def checkpoint_folders(trainer: Trainer) -> list[Path]:
+    """The folders of a trainer's checkpoint callbacks, each once, in the order of the callbacks."""
+    default = default_checkpoint_dir(trainer)
+    return list(
+        dict.fromkeys(
+            Path(getattr(callback, "dirpath", None) or default)
+            for callback in trainer.checkpoint_callbacks
+        )
+    )
 
 
 def check_checkpoint_class(parser: LightningArgumentParser, path: str, configured: str) -> None:
@@ -247,7 +370,11 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
         "save_config_kwargs": {"overwrite": True},
         "auto_configure_optimizers": False,
         "parser_class": RLHFArgumentParser,
-        "parser_kwargs": {"description": __doc__, "prog": "lit_rlhf"},
+        "parser_kwargs": {
+            "description": __doc__,
+            "prog": "lit_rlhf",
+            "fit": {"resumes": True},
+        },
     }
     return cli(LightningModule, LightningDataModule, args=args, **(defaults | options))
 

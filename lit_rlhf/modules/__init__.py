@@ -35,6 +35,7 @@ from lit_rlhf.modules.ppo import (
     critic_source,
     generation_settings,
 )
+from lit_rlhf.modules.resuming import ChangedRunError
 from lit_rlhf.modules.reward import PreferenceShare, RewardModule
 from lit_rlhf.modules.sft import SFTModule
 from lit_rlhf.modules.stage import CONTRACT_KEY, StageModule
@@ -47,6 +48,7 @@ __all__ = [
     "SCORING_MEMORY",
     "UPDATE_MEMORY",
     "AdvantageOptions",
+    "ChangedRunError",
     "CriticPretrainingOptions",
     "LossShare",
     "MemoryOptions",

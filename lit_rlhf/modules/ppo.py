@@ -72,6 +72,7 @@ from lit_rlhf.modules.options import (
     RewardShapingOptions,
     check_choice,
 )
+from lit_rlhf.modules.resuming import weights_checksum
 from lit_rlhf.modules.schedules import build_schedule
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
 from lit_rlhf.modules.timing import PhaseTimer
@@ -244,6 +245,12 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         if gold_reward is not None:
             self.gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
         self._evaluation: RolloutMetrics | None = None
+        # Now, since a strategy may cast the weights later.
+        self._input_checksums: dict[str, object] = {
+            "weights of the reward models": [weights_checksum(m.model) for m in self.reward.models]
+        }
+        if self.reference is not None:
+            self._input_checksums["weights of the reference"] = weights_checksum(self.reference)
         # Buffers, so that checkpoints hold them.
         self.score_moments = RunningMoments()
         kl_coef = torch.tensor(self.reward_shaping.kl_coef, dtype=torch.float64)
@@ -961,6 +968,16 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         rollouts, scores, estimates = self.score_responses(batch, seed)
         return build_response_records(rollouts, scores, estimates, self.tokenizer)
 
+    def input_checksums(self) -> Mapping[str, object]:
+        """Checksums of reference and reward models, whose folders may be written anew."""
+        return self._input_checksums
+
+    def apply_changes(self, names: set[str]) -> None:
+        """Apply a new KL coefficient as well, which is part of a checkpoint's state."""
+        super().apply_changes(names)
+        if "reward_shaping.kl_coef" in names:
+            self.kl_coef.fill_(self.reward_shaping.kl_coef)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave out the weights of reference and reward models, which do not change."""
         super().on_save_checkpoint(checkpoint)
@@ -971,8 +988,15 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         """Take the weights of reference and reward models from their folders."""
         super().on_load_checkpoint(checkpoint)
         # The state dict is loaded strictly, so all keys have to be there.
-        own = {k: v for k, v in self.state_dict().items() if k.startswith(FROZEN)}
-        checkpoint["state_dict"] = own | checkpoint["state_dict"]
+        state = self.state_dict()
+        taken: tuple[str, ...] = FROZEN
+        saved = checkpoint["state_dict"]
+        if any(change.name == "rewards" for change in self._changes):
+            # Running moments are of a reward: those of other rewards start anew.
+            taken = (*FROZEN, "reward.moments.")
+            saved = {k: v for k, v in saved.items() if not k.startswith(taken)}
+        own = {k: v for k, v in state.items() if k.startswith(taken)}
+        checkpoint["state_dict"] = own | saved
 
     def write_finished(self, folder: Path) -> None:
         """Write the policy, with the critic in a folder inside."""

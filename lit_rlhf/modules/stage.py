@@ -38,10 +38,21 @@ from lit_rlhf.modules.option_names import (
     check_names,
     dotted_arguments,
     merge_options,
+    option_groups,
     plain_arguments,
 )
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.out_of_memory import explain_memory_errors, suggest_change
+from lit_rlhf.modules.resuming import (
+    SETTINGS_KEY,
+    ChangedSetting,
+    OptimizerSettings,
+    apply_optimizer_settings,
+    check_changes,
+    describe_run,
+    find_changes,
+    optimizer_settings,
+)
 from lit_rlhf.modules.run_folders import RunFolders, check_finished_dir, log_folder
 from lit_rlhf.modules.schedules import build_schedule
 from lit_rlhf.modules.timing import PhaseTimer
@@ -49,6 +60,7 @@ from lit_rlhf.stats import global_sum, world_size
 from lit_rlhf.strategies import AtomicCheckpointIO
 
 CONTRACT_KEY = "text_contract"  # of a checkpoint
+METRICS_KEY = "last_metrics"  # of a checkpoint
 # what to change when an update of SFT or reward modelling runs out of memory
 SUPERVISED_MEMORY = (
     "micro_batch_size",
@@ -73,6 +85,10 @@ class TrainedNetwork(NamedTuple):
 
 class StageModule(NamedOptions, LightningModule):
     """A stage that starts from a Hugging Face folder and leaves one for the next stage.
+
+    Attributes:
+        allow_changes: Resume also from a checkpoint of a run with other data, models or precision;
+            set it before the fit. The settings that count are in `docs/resume.md`.
 
     Args:
         model_path: Local folder or hub id of the model that the stage starts from.
@@ -110,6 +126,11 @@ class StageModule(NamedOptions, LightningModule):
         self.guard = UpdateGuard(max_skipped_in_a_row)
         self.timer = PhaseTimer()
         self.folders = RunFolders()
+        self.allow_changes = False
+        self._settings: dict[str, Any] | None = None  # of this run, for its checkpoints
+        self._changes: list[ChangedSetting] = []  # since the checkpoint that the run resumes from
+        self._configured: list[OptimizerSettings] = []
+        self._saved_metrics: dict[str, float] = {}
         self._random_state: dict[str, Any] = {}
         self._trained = False
         self._keeps_memory = False
@@ -325,8 +346,10 @@ class StageModule(NamedOptions, LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the state of the random generators, and the text contract of the run."""
+        """Save the random generators, the text contract, the run's settings and last metrics."""
         checkpoint["random_state"] = random_state(self.device)
+        checkpoint[SETTINGS_KEY] = self.run_settings()
+        checkpoint[METRICS_KEY] = self.last_metrics()
         if self.encoder is not None:
             checkpoint[CONTRACT_KEY] = asdict(self.encoder.contract)
 
@@ -336,10 +359,16 @@ class StageModule(NamedOptions, LightningModule):
         Raises:
             ValueError: If a hyper-parameter of the checkpoint is not an option of the class, as in
                 checkpoints of other versions.
+            ChangedRunError: If a run would resume that is another one than the checkpoint's, and
+                `allow_changes` is off.
         """
         # Lightning drops hyper-parameters that the constructor does not take, without a word.
         saved = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
         check_names(type(self), (name for name in saved if not name.startswith("_")))
+        if self._is_resuming():
+            self._changes = find_changes(self, checkpoint, self.run_settings())
+            check_changes(self._changes, self.allow_changes)
+        self._saved_metrics = checkpoint.get(METRICS_KEY, {})
         self._random_state = checkpoint.get("random_state", {})
         fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
         self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
@@ -351,6 +380,7 @@ class StageModule(NamedOptions, LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Release the run's folders when it ends."""
+        self._trained = False  # Lightning calls this first; the fit before may have failed
         return [self.folders]
 
     def prepare_data(self) -> None:
@@ -370,8 +400,33 @@ class StageModule(NamedOptions, LightningModule):
         """Whether the Trainer only tries the code out. Lightning does not declare its attribute."""
         return bool(getattr(self.trainer, "fast_dev_run", False))
 
+    def _is_resuming(self) -> bool:
+        """Whether a checkpoint is loaded in order to resume a fit.
+
+        It is also loaded by `load_from_checkpoint`, for evaluation, and by callbacks and the Tuner,
+        which go back to an earlier state of the same run.
+        """
+        try:
+            trainer = self.trainer
+        except RuntimeError:  # there is none
+            return False
+        return trainer.state.fn == TrainerFn.FITTING and not self._trained
+
+    def run_settings(self) -> dict[str, Any]:
+        """Settings of data and Trainer that a run which resumes is compared with, as plain data."""
+        settings = self._settings or describe_run(self, self.input_checksums())
+        # The examples are those of training during a fit only.
+        self._settings = settings if self.trainer.state.fn == TrainerFn.FITTING else None
+        return settings
+
+    def input_checksums(self) -> Mapping[str, object]:
+        """Checksums of what the run reads besides its data, by names for error messages."""
+        return {}
+
     def on_fit_start(self) -> None:
-        """Check the dtype of the weights; on a CPU, keep freed memory for the next allocations.
+        """Check the dtype of the weights, and keep the configured learning rates.
+
+        On a CPU, freed memory is kept for the next allocations.
 
         Raises:
             ValueError: If weights that are trained are float16.
@@ -381,10 +436,16 @@ class StageModule(NamedOptions, LightningModule):
             # Engines that keep float32 masters have those in their groups, not the weights.
             check_trained_weights(optimizer, names)
         self._trained = False  # the trials of a Tuner end before this hook
+        # A checkpoint's state is loaded later and replaces the optimizers' settings.
+        self._configured = [
+            optimizer_settings(optimizer, schedule)
+            for optimizer, schedule in self.trained_networks()
+        ]
+        self._settings = None  # of an earlier fit
         self._keeps_memory = self.device.type == "cpu" and keep_freed_memory()
 
     def on_train_start(self) -> None:
-        """Restore random state and position in the data from a checkpoint, if there is one.
+        """Restore random state and position in the data from a checkpoint, and apply changes.
 
         Lightning (2.6.6) restores the position when it sets up the loader. But a schedule that asks
         for `trainer.estimated_stepping_batches` has it set up before the checkpoint is read.
@@ -394,10 +455,34 @@ class StageModule(NamedOptions, LightningModule):
             loader.load_state_dict(self._loader_states[0])
         self._loader_states = []
         count_resumed_epoch(self.trainer)
+        if self._changes:
+            for change in self._changes:
+                rank_zero_info(f"resumed with another value, {change}")
+            self.apply_changes({change.name for change in self._changes})
+        self._changes = []
         restore_random_state(self._random_state, self.device)
         self._random_state = {}
         self.timer = PhaseTimer(self.device)
         self._trained = True
+
+    def apply_changes(self, names: set[str]) -> None:
+        """Put configured values in place of those that a checkpoint has restored.
+
+        Options that the module reads from its attributes are the configured ones anyway.
+
+        Args:
+            names: Dotted names of the settings that differ from those of the checkpoint.
+        """
+        groups = [
+            name
+            for name, default in option_groups(type(self)).items()
+            if isinstance(default, OptimizerOptions)
+        ]
+        networks = zip(groups, self.trained_networks(), self._configured, strict=True)
+        for group, (optimizer, schedule), configured in networks:
+            fields = {name.removeprefix(f"{group}.") for name in names if name.startswith(group)}
+            if fields:
+                apply_optimizer_settings(optimizer, schedule, configured, fields)
 
     def on_fit_end(self) -> None:
         """Save the finished model, unless the fit was a trial.
@@ -463,18 +548,22 @@ class StageModule(NamedOptions, LightningModule):
             lm_head=None if lm_head is None else lm_head.state_dict(),
         )
 
-    def card(self) -> ModelCardInfo:
-        """The model card of this run: its options and final metrics."""
-        metrics = {
+    def last_metrics(self) -> dict[str, float]:
+        """The last value of each logged metric, also of one logged before the run was resumed."""
+        logged = {
             key: float(value)
             for key, value in self.trainer.callback_metrics.items()
             if torch.is_tensor(value) and value.numel() == 1 and "/" in key
         }
+        return self._saved_metrics | logged
+
+    def card(self) -> ModelCardInfo:
+        """The model card of this run: its options and final metrics."""
         return ModelCardInfo(
             stage=self.stage,
             base_model=self.model_path,
             config=dotted_arguments(self.hparams),
-            metrics=metrics,
+            metrics=self.last_metrics(),
         )
 
 

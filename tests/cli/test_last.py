@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import shlex
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -19,7 +21,10 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.cli.main import RLHFCLI, run_cli
+from lit_rlhf.modules import SFTModule
 from lit_rlhf.strategies import AtomicCheckpointIO
+from tests.configs.parsing import parsed
+from tests.configs.tiny_runs import CONFIGS
 from tests.modules.stages import write_data, write_models
 
 KEEP_EACH = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
@@ -103,7 +108,8 @@ def test_last_starts_from_the_beginning_and_then_from_the_newest_checkpoint(
     assert "no checkpoint in run/checkpoints; the run starts from the beginning" in caplog.text
     assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
     whole = weights()
-    Path("run/checkpoints/batch=4.ckpt").unlink()
+    Path("run/checkpoints/batch=4.ckpt").unlink()  # as if killed after the third batch
+    Path("run/finished.json").unlink()
     with caplog.at_level("INFO"):
         fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
     assert "Restored all states from the checkpoint at run/checkpoints/batch=3.ckpt" in caplog.text
@@ -169,6 +175,7 @@ def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptu
         fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
         assert "Restored all states from the checkpoint at run/checkpoints/epoch=0" in caplog.text
         os.utime("elsewhere/best.ckpt", (10**10, 10**10))
+        Path("run/finished.json").unlink()
         fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
     found = re.findall(r"Restored all states from the checkpoint at (\S+)", caplog.text)
     assert Path(found[-1]).resolve() == Path("elsewhere/best.ckpt").resolve()
@@ -180,6 +187,107 @@ def test_a_run_resumed_at_its_very_end_leaves_its_model(root: Path) -> None:
     Path("model/model.safetensors").unlink()  # as if killed before it was there
     fit(root, "--ckpt_path", "last")
     assert weights() == whole
+
+
+def test_a_run_resumed_at_its_very_end_has_its_metrics_in_the_card(root: Path) -> None:
+    fit(root, callbacks=[KEEP_EACH])
+    card = Path("model/README.md").read_text()
+    assert "`sft/loss`" in card
+    fit(root, "--ckpt_path", "run/checkpoints/batch=4.ckpt", callbacks=[KEEP_EACH])
+    assert Path("model/README.md").read_text() == card
+
+
+def contents() -> dict[str, tuple[int, bytes]]:
+    """Time and content of every file but the configuration of the command."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in Path().rglob("*")
+        if path.is_file() and path != Path("config.yaml")
+    }
+
+
+def killed(*_: object) -> None:
+    raise RuntimeError("killed")
+
+
+def test_the_command_of_a_finished_run_says_so_and_writes_nothing(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 3}}
+    fit(root, callbacks=[keep])  # also without --ckpt_path
+    before = contents()
+    with caplog.at_level("INFO"):
+        fit(root, "--ckpt_path", "last", callbacks=[keep])
+    assert "The run is finished, and its model is in model" in caplog.text
+    assert contents() == before
+
+    # a longer run is another command
+    fit(root, "--ckpt_path", "last", callbacks=[keep], max_epochs=2)
+    assert checkpoints() == ["batch=3.ckpt", "batch=6.ckpt"]
+    # a run that was started anew and killed is not finished
+    with patch.object(SFTModule, "training_step", killed), pytest.raises(RuntimeError):
+        fit(root, callbacks=[keep], max_epochs=2)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        fit(root, "--ckpt_path", "last", callbacks=[keep], max_epochs=2)
+    assert "Restored all states from the checkpoint at run/checkpoints/batch=6" in caplog.text
+    # and neither is one whose model is gone
+    shutil.rmtree("model")
+    fit(root, "--ckpt_path", "last", callbacks=[keep], max_epochs=2)
+    assert Path("model/model.safetensors").is_file()
+
+
+INTERRUPTED = {
+    "class_path": "tests.cli.interrupting.Interrupting",
+    "init_args": {"batch": 2},
+}
+
+
+def test_ctrl_c_saves_and_prints_the_command_that_resumes(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        fit(root, "--ckpt_path=last", callbacks=[INTERRUPTED], enable_checkpointing=True)
+    assert ended.value.code == 130
+    assert checkpoints() == ["batch=2.ckpt"]
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("To resume: "))
+    command = shlex.split(line.removeprefix("To resume: "))
+    assert command == ["lit_rlhf", "fit", "--config", "config.yaml", "--ckpt_path", "last"]
+    run_cli(command[1:])
+    resumed = weights()
+    fit(root, default_root_dir="whole")
+    assert weights() == resumed
+
+
+def test_the_command_names_the_checkpoint_if_the_folder_changes_with_each_run(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}
+    # SaveConfigCallback writes there before the logger does
+    warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
+    with pytest.raises(SystemExit):
+        fit(root, callbacks=[INTERRUPTED], enable_checkpointing=True, logger=logger)
+    assert "--ckpt_path logs/lightning_logs/version_0/checkpoints/batch=2.ckpt" in (
+        capsys.readouterr().out
+    )
+
+
+def test_another_run_is_refused_unless_it_is_allowed(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(root, callbacks=[KEEP_EACH])
+    flags = ["--ckpt_path", "run/checkpoints/batch=3.ckpt", "--data.seed", "1"]
+    told = refused(capsys, root, *flags, callbacks=[KEEP_EACH])
+    assert "data.seed: 0 -> 1" in told
+    assert "--allow_changes on the command line" in told
+    cli = fit(root, *flags, "--allow_changes", callbacks=[KEEP_EACH])
+    assert cli.trainer.global_step == 4
+
+
+def test_the_last_resume_checkpoint_of_the_configurations_wins(root: Path) -> None:
+    other = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 3}}
+    found = fit(root, callbacks=[KEEP_EACH, other]).trainer.checkpoint_callbacks
+    assert [callback.every_n_batches for callback in found] == [3]
 
 
 def test_last_of_another_class_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,3 +315,15 @@ def test_checkpoints_of_the_command_line_are_written_safely_and_one_at_sigterm(r
     assert [type(c) for c in chosen.checkpoint_callbacks] == [ResumeCheckpoint]
 
     assert fit(root, enable_checkpointing=False).trainer.checkpoint_callbacks == []
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_configurations_of_7b_keep_checkpoints(stage: str, language: str) -> None:
+    settings = parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
+    assert settings["trainer.enable_checkpointing"] is not False
+    kept = [
+        c for c in settings["trainer.callbacks"] if c["class_path"].endswith("ResumeCheckpoint")
+    ]
+    assert [callback["init_args"]["every_n_batches"] for callback in kept] == [100]
+    assert isinstance(settings["trainer.logger.init_args.version"], str)  # one folder at all times

@@ -1,7 +1,11 @@
-"""N + M iterations equal N, a kill, a resume and M: bit by bit on one process."""
+"""N + M iterations equal N, a kill, a resume and M: bit by bit on one process.
+
+A run that resumes with other settings applies them, or is refused.
+"""
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,12 +14,18 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
-from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_callbacks import AdjustLearningRate, Verdict
+from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptDataModule
+from lit_rlhf.models import load_causal_lm, load_scalar_model
+from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules.option_names import option_names
+from lit_rlhf.modules.resuming import RULES, rule_of
 from tests.modules.stages import (
     assert_equal_states,
     copied,
     demonstrations,
     fitted,
+    nested,
     ppo_options,
     preferences,
     prompts,
@@ -36,18 +46,22 @@ def dropout_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(write_data(tmp_path_factory.mktemp("dropout")), config)
 
 
-def sft(root: Path) -> tuple[LightningModule, LightningDataModule]:
-    module = SFTModule(str(root / "policy"), optimizer={"learning_rate": 1e-3})
+def sft(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
+    module = SFTModule(
+        **nested({"model_path": str(root / "policy"), "optimizer.learning_rate": 1e-3}, options)
+    )
     return module, demonstrations(root, batch_size=BATCH)
 
 
-def reward(root: Path) -> tuple[LightningModule, LightningDataModule]:
-    module = RewardModule(str(root / "policy"), optimizer={"learning_rate": 1e-3})
+def reward(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
+    module = RewardModule(
+        **nested({"model_path": str(root / "policy"), "optimizer.learning_rate": 1e-3}, options)
+    )
     return module, preferences(root, batch_size=BATCH)
 
 
-def ppo(root: Path) -> tuple[LightningModule, LightningDataModule]:
-    options = ppo_options(
+def ppo(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
+    usual = ppo_options(
         root,
         minibatches={"minibatch_size": 1},
         policy_optimizer={"lr_scheduler": "cosine_with_min_lr"},
@@ -56,7 +70,8 @@ def ppo(root: Path) -> tuple[LightningModule, LightningDataModule]:
         loss={"ptx_coef": 0.3},
         reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
     )
-    return PPOModule(**options), prompts(root, ptx=True, batch_size=BATCH, samples_per_epoch=10)
+    module = PPOModule(**nested(usual, options))
+    return module, prompts(root, ptx=True, batch_size=BATCH, samples_per_epoch=10)
 
 
 STAGES = {"sft": sft, "reward": reward, "ppo": ppo}
@@ -178,3 +193,206 @@ def test_a_checkpoint_of_ppo_holds_its_state_and_no_frozen_weights(
     torch.save(saved, tmp_path / "damaged.ckpt")
     with pytest.raises(RuntimeError, match=r"Missing key.*kl_coef"):
         PPOModule.load_from_checkpoint(tmp_path / "damaged.ckpt", weights_only=True)
+
+
+class Rates(Callback):
+    """The learning rates and weight decays that each batch trains with, by batch and optimizer."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[tuple[float, float]]] = {}
+
+    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+        groups = [optimizer.param_groups[0] for optimizer in trainer.optimizers]
+        settings = [(group["lr"], group["weight_decay"]) for group in groups]
+        self.seen[trainer.fit_loop.total_batch_idx] = settings
+
+
+@pytest.fixture(scope="module")
+def stopped(dropout_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each stage after three batches."""
+    paths = {}
+    for stage in STAGES:
+        folder = tmp_path_factory.mktemp(stage)
+        run(stage, dropout_root, folder)
+        paths[stage] = folder / "stopped.ckpt"
+    return paths
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine_with_min_lr"])
+def test_a_configured_optimizer_wins_over_that_of_the_checkpoint(
+    root: Path, tmp_path: Path, schedule: str
+) -> None:
+    def rates(options: dict[str, Any], **arguments: Any) -> dict[int, list[tuple[float, float]]]:
+        optimizer = {"learning_rate": 1e-3, "lr_scheduler": schedule, **options}
+        module = SFTModule(str(root / "policy"), optimizer=optimizer)
+        data, seen = demonstrations(root, batch_size=BATCH), Rates()
+        callbacks = [SaveOnce(tmp_path), seen]
+        fitted(module, data, tmp_path, max_epochs=2, callbacks=callbacks, **arguments)
+        return seen.seen
+
+    other = {"learning_rate": 4e-4, "weight_decay": 0.3}
+    expected = rates(other)
+    rates({})  # leaves the checkpoint
+    resumed = rates(other, ckpt_path=tmp_path / "stopped.ckpt")
+    assert resumed == {batch: expected[batch] for batch in range(STOPPED_AT, 8)}
+    assert resumed[7][0][1] == 0.3
+
+
+def test_a_learning_rate_that_was_lowered_stays_so_unless_another_is_configured(
+    root: Path, tmp_path: Path
+) -> None:
+    class Halve(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+            if trainer.fit_loop.total_batch_idx == 1:
+                AdjustLearningRate().act(trainer, trainer.lightning_module, Verdict())
+
+    def last_rate(rate: float, decay: float, *callbacks: Callback, **arguments: Any) -> float:
+        options = {"learning_rate": rate, "weight_decay": decay, "lr_scheduler": "constant"}
+        module = SFTModule(str(root / "policy"), optimizer=options)
+        data, seen = demonstrations(root, batch_size=BATCH), Rates()
+        fitted(module, data, tmp_path, callbacks=[*callbacks, seen], **arguments)
+        return seen.seen[3][0][0]
+
+    assert last_rate(1e-3, 0.0, Halve(), SaveOnce(tmp_path)) == 5e-4
+    stopped = tmp_path / "stopped.ckpt"
+    assert last_rate(1e-3, 0.1, ckpt_path=stopped) == 5e-4
+    assert last_rate(2e-3, 0.1, ckpt_path=stopped) == 2e-3
+
+
+def test_a_configured_kl_coefficient_wins_over_one_that_has_adapted(
+    dropout_root: Path, tmp_path: Path, stopped: dict[str, Path]
+) -> None:
+    saved = float(torch.load(stopped["ppo"], weights_only=True)["state_dict"]["kl_coef"])
+    assert saved != 0.05
+    seen: list[float] = []
+
+    class Start(Callback):
+        def on_train_batch_start(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
+            seen.append(float(pl_module.kl_coef))
+
+    for kl_coef, expected in ((0.05, saved), (0.2, 0.2)):
+        module, data = ppo(dropout_root, **{"reward_shaping.kl_coef": kl_coef})
+        seen.clear()
+        fitted(module, data, tmp_path, max_epochs=1, callbacks=[Start()], ckpt_path=stopped["ppo"])
+        assert seen[0] == expected
+
+
+# stage, options of its module, attributes of its data, arguments of the Trainer, what is listed
+OTHER_RUNS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
+    ("ppo", {"critic_init": "policy"}, {}, {}, "critic_init: 'reward' -> 'policy'"),
+    ("ppo", {"seed": 5}, {}, {}, "seed: 0 -> 5"),
+    ("ppo", {}, {"samples_per_epoch": 8}, {}, "data.samples_per_epoch: 10 -> 8"),
+    ("sft", {}, {"seed": 3}, {}, "data.seed: 0 -> 3"),
+    ("sft", {}, {"batch_size": 4}, {}, "batch size on all ranks: 2 -> 4"),
+    ("sft", {}, {"max_length": 32}, {}, "data.max_length: 64 -> 32"),
+    ("sft", {}, {}, {"precision": "bf16-true"}, "trainer.precision: '32-true' -> 'bf16-true'"),
+    ("sft", {"network.dtype": "bfloat16"}, {}, {}, "network.dtype: 'float32' -> 'bfloat16'"),
+    ("sft", {"network.lora_rank": 2}, {}, {}, "network.lora_rank: 0 -> 2"),
+    ("reward", {"lm_coef": 0.5}, {}, {}, "lm_coef: 1.0 -> 0.5"),
+]
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "attributes", "arguments", "listed"),
+    OTHER_RUNS,
+    ids=[case[-1].partition(":")[0] for case in OTHER_RUNS],
+)
+def test_a_resume_that_makes_the_run_another_one_is_refused(
+    dropout_root: Path,
+    tmp_path: Path,
+    stopped: dict[str, Path],
+    stage: str,
+    options: dict[str, Any],
+    attributes: dict[str, Any],
+    arguments: dict[str, Any],
+    listed: str,
+) -> None:
+    module, data = STAGES[stage](dropout_root, **options)
+    for name, value in attributes.items():
+        setattr(data, name, value)
+    with pytest.raises(ChangedRunError) as refused:
+        fitted(module, data, tmp_path, ckpt_path=stopped[stage], max_epochs=2, **arguments)
+    changes = str(refused.value).splitlines()[1:-1] or [str(refused.value)]
+    assert listed in changes[0]
+    assert len(changes) == 1
+
+
+def test_a_resume_with_another_content_of_the_same_files_is_refused(
+    dropout_root: Path, tmp_path: Path
+) -> None:
+    """Reward model, reference and prompts, each written anew where it was."""
+    for name in ("policy", "reward"):
+        shutil.copytree(dropout_root / name, tmp_path / name)
+    write_data(tmp_path)
+
+    def resume(allow_changes: bool, **arguments: Any) -> PPOModule:
+        module, data = ppo(tmp_path)
+        module.allow_changes = allow_changes
+        callbacks = [SaveOnce(tmp_path)]
+        fitted(module, data, tmp_path, max_epochs=1, callbacks=callbacks, **arguments)
+        return module
+
+    resume(False)
+    prompts_file = tmp_path / "prompts.jsonl"
+    prompts_file.write_text(prompts_file.read_text().replace("how are you", "how is she"))
+    for name, load in (("policy", load_causal_lm), ("reward", load_scalar_model)):
+        model = load(tmp_path / name)
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.01)
+        model.save_pretrained(tmp_path / name)
+    path = tmp_path / "stopped.ckpt"
+    with pytest.raises(ChangedRunError) as refused:
+        resume(False, ckpt_path=path)
+    changed = [line.strip().partition(":")[0] for line in str(refused.value).splitlines()[1:-1]]
+    assert changed == [
+        "weights of the reward models",
+        "weights of the reference",
+        "training examples",
+    ]
+    assert int(resume(True, ckpt_path=path).iteration) == 5
+
+
+def test_allowed_changes_of_the_rewards_start_their_moments_anew(
+    dropout_root: Path, tmp_path: Path
+) -> None:
+    def resume(*names: str, **arguments: Any) -> PPOModule:
+        entries = {
+            str(dropout_root / "reward"): {"weight": 1.0, "normalize": True},
+            "brevity": {"rule": "length", "longest": 0, "normalize": True},
+        }
+        rewards = {name: entries[name] for name in entries if Path(name).name in names}
+        module, data = ppo(dropout_root, rewards=rewards)
+        module.allow_changes = True
+        callbacks = [SaveOnce(tmp_path)]
+        fitted(module, data, tmp_path, max_epochs=1, callbacks=callbacks, **arguments)
+        return module
+
+    resume("reward")
+    module = resume("reward", "brevity", ckpt_path=tmp_path / "stopped.ckpt")
+    counts = [float(moments.count) for moments in module.reward.moments.values()]
+    assert counts == [2 * BATCH] * 2
+
+
+def test_every_setting_has_a_rule_and_the_documentation_shows_it() -> None:
+    stages: list[type[LightningModule]] = [SFTModule, RewardModule, PPOModule]
+    options = {name for stage in stages for name in option_names(stage)}
+    datamodules = [DemonstrationDataModule, PreferenceDataModule, PromptDataModule]
+    options |= {f"data.{name}" for data in datamodules for name in option_names(data)}
+    assert [name for name in sorted(options) if rule_of(name) is None] == []
+    named = {name for rule in RULES for name in rule.names}
+    known = options | {name.partition(".")[0] for name in options}
+    known |= {
+        "trainer.precision",
+        "training examples",
+        "number of ranks",
+        "batch size on all ranks",
+    }
+    known |= {"weights of the reference", "weights of the reward models", "max_iterations"}
+    assert named - known == set()
+
+    table = ["| setting | when it differs from the checkpoint's | |", "|---|---|---|"]
+    for rule in RULES:
+        names = ", ".join(f"`{name}`" if " " not in name else name for name in rule.names)
+        table.append(f"| {names} | {rule.change.value} | {rule.remark} |")
+    page = Path(__file__).parents[2] / "docs" / "resume.md"
+    assert "\n".join(table) in page.read_text("utf-8"), "\n".join(table)

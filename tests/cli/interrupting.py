@@ -1,0 +1,23 @@
+"""A callback that presses Ctrl-C, for configurations of tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from lightning.pytorch import Callback, Trainer
+
+
+class Interrupting(Callback):
+    """Sends SIGINT to this process when a batch starts, the first time that a run gets there.
+
+    Args:
+        batch: Number of the batch, from 1.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self.batch:
+            os.kill(os.getpid(), signal.SIGINT)
