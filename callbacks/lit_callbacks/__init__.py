@@ -20,7 +20,7 @@ from lit_callbacks.detector import (
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
 from lit_callbacks.live import LiveView
 from lit_callbacks.monitors import Level, Monitor, StepMetrics, Thresholds
-from lit_callbacks.output import format_number, write_text
+from lit_callbacks.output import format_number, name_file, write_text
 from lit_callbacks.phases import (
     OTHER_PHASE,
     VALIDATION_PHASE,
@@ -107,6 +107,7 @@ __all__ = [
     "default_monitors",
     "find_collapse",
     "format_number",
+    "name_file",
     "read_logged_steps",
     "read_run",
     "replay_run",

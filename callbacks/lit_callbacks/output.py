@@ -1,10 +1,12 @@
-"""What callbacks write: short texts, the terminal, and TensorBoard's texts and histograms."""
+"""What callbacks write: files, short texts, the terminal, TensorBoard's texts and histograms."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning.pytorch import Trainer
@@ -13,6 +15,27 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+# --- files
+
+
+@contextmanager
+def name_file(path: str | Path) -> Iterator[None]:
+    """Name a file in the errors of writing it. That of a full disk has no name by itself.
+
+    Args:
+        path: What is written in the context.
+
+    Raises:
+        OSError: If writing fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
 
 # --- numbers and names on one line
 

@@ -16,7 +16,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from lit_callbacks.output import escape_markdown, format_number, logger_step, write_text
+from lit_callbacks.output import (
+    escape_markdown,
+    format_number,
+    logger_step,
+    name_file,
+    write_text,
+)
 
 Sample = dict[str, Any]  # values: str, float, int or bool
 OWN_KEYS = ("step", "prompt_index", "prompt")  # keys of a line that a sample must not have
@@ -138,7 +144,7 @@ class SampleTimeline(Callback):
             return
         for index, (prompt, sample) in enumerate(zip(self.prompts, samples, strict=True)):
             write_text(trainer, f"samples/{index}", _table(prompt, sample), step)
-        with path.open("a", encoding="utf-8") as file:
+        with name_file(path), path.open("a", encoding="utf-8") as file:
             file.writelines(
                 _line({"step": step, "prompt_index": index, "prompt": prompt, **sample})
                 for index, (prompt, sample) in enumerate(zip(self.prompts, samples, strict=True))
@@ -210,7 +216,8 @@ def _keep_lines(path: Path, newest: float) -> None:
                 ) from error
     # A rename is atomic: whenever this is interrupted, either file is there as a whole.
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text("".join(kept), "utf-8")
+    with name_file(path):
+        temporary.write_text("".join(kept), "utf-8")
     os.replace(temporary, path)
 
 

@@ -7,6 +7,7 @@
   finished batches of one that is interrupted.
 """
 
+from lit_callbacks import name_file
 from lit_rlhf.files.atomic_io import (
     PARTIAL,
     REPLACED,
@@ -25,7 +26,6 @@ from lit_rlhf.files.locks import FolderLocks, lock_path
 from lit_rlhf.files.results import (
     ProgressFile,
     json_lines,
-    name_file,
     write_json_lines,
     write_text,
 )

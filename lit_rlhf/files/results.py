@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from io import BufferedWriter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-
-@contextmanager
-def name_file(path: str | Path) -> Iterator[None]:
-    """Name a file in the errors of writing it. That of a full disk has no name by itself.
-
-    Args:
-        path: What is written in the context.
-
-    Raises:
-        OSError: If writing fails.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+from lit_callbacks import name_file
 
 
 def write_text(path: str | Path, text: str) -> Path:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -20,6 +21,7 @@ from lit_rlhf.files import (
     delete,
     fsync,
     move_into_place,
+    name_file,
     partial_path,
     undo_interrupted_replacement,
 )
@@ -131,6 +133,7 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
         An empty folder to write to.
 
     Raises:
+        OSError: If the content cannot be written; the message names the folder or a file in it.
         ValueError: If `folder` has content that was not saved like this.
     """
     target = Path(folder).resolve()
@@ -140,12 +143,15 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
     delete(partial)
     partial.mkdir(parents=True)
     try:
-        yield partial
-        listed = {"files": _fingerprints(partial)}
-        (partial / FILE_LIST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
-        for path in (*partial.rglob("*"), partial):
-            fsync(path)
-        move_into_place(target)
+        with name_file(target):
+            yield partial
+            listed = {"files": _fingerprints(partial)}
+            (partial / FILE_LIST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
+            for path in (*partial.rglob("*"), partial):
+                fsync(path)
+            move_into_place(target)
+    except SafetensorError as error:  # its message has neither a class of the system nor a name
+        raise OSError(f"the weights in {target} could not be written: {error}") from error
     finally:
         delete(partial)
         undo_interrupted_replacement(target)

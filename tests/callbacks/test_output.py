@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import math
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from lit_callbacks.output import (
     format_duration,
     format_number,
     logger_step,
+    name_file,
     shorten_keys,
     sparkline,
     write_histogram,
@@ -221,3 +224,10 @@ def test_markdown_shows_the_text_as_it_is(text: str) -> None:
 
 def test_lines_stay_in_one_cell() -> None:
     assert escape_markdown(" one\ntwo\r\n\nfour \n") == "one<br>two<br><br>four"
+
+
+def test_an_error_of_writing_is_named_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left on device: 'a.jsonl'"), name_file("a.jsonl"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(FileNotFoundError, match=r"missing'"), name_file("a.jsonl"):
+        (tmp_path / "missing").read_text()

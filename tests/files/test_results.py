@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.files import ProgressFile, name_file, write_json_lines, write_text
+from lit_rlhf.files import ProgressFile, write_json_lines, write_text
 
 SETTINGS = {"seed": 1, "models": ["sft"]}
 
@@ -78,11 +78,6 @@ def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
 
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_error_that_names_a_file_is_raised_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"No such file.*missing'"), name_file("other"):
-        (tmp_path / "missing").read_text()
 
 
 def finished(path: Path, settings: dict[str, Any] = SETTINGS) -> list[Any]:

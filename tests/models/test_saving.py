@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -274,3 +275,16 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
     assert weights_equal(tmp_path / "real", 1)
     shutil.rmtree(tmp_path / "real")
+
+
+@pytest.mark.parametrize("room", [100, 3000])
+def test_a_full_disk_is_named_with_the_folder(tmp_path: Path, room: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # as on a full disk, no file can grow beyond this size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(OSError, match=f"{tmp_path}/m.*File too large|File too.*{tmp_path}/m"):
+            save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []

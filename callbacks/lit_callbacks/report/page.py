@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from lit_callbacks.monitors import Level
-from lit_callbacks.output import format_number
+from lit_callbacks.output import format_number, name_file
 from lit_callbacks.report.curves import (
     NumberedVerdict,
     cluster_verdicts,
@@ -59,7 +59,8 @@ def write_report(
     # Written beside the old page and renamed, so that a failure does not damage the old one.
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        with name_file(path):
+            unfinished.write_text(text, encoding="utf-8")
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)  # exists only after a failure

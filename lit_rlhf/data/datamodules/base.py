@@ -186,7 +186,7 @@ class RecordDataModule(LightningDataModule, ABC):
         """
         if self.encoder is None:
             tokenizer = self._load_tokenizer()
-            self._check_vocabulary(tokenizer)
+            self.check_vocabulary(tokenizer)
             self.encoder = DialogueEncoder(
                 tokenizer, self.chat_template, self.max_length, self.max_prompt_length
             )
@@ -283,8 +283,15 @@ class RecordDataModule(LightningDataModule, ABC):
             )
         return tokenizer
 
-    def _check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Check before hours of encoding that the networks of the module embed every token."""
+    def check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Check, before anything is encoded, that all networks of the module embed every token.
+
+        Args:
+            tokenizer: The tokenizer.
+
+        Raises:
+            ValueError: If the tokenizer has ids beyond an embedding.
+        """
         module = getattr(self.trainer, "lightning_module", None)
         largest = max(tokenizer.get_vocab().values())
         for name, network in module.named_modules() if isinstance(module, nn.Module) else ():
