@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -257,3 +258,11 @@ def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: Rollout
 def test_the_sum_needs_a_reward() -> None:
     with pytest.raises(ValueError, match=r"rewards: expected at least one entry.* got none"):
         WeightedReward({}, ModelOptions(), tiny_tokenizer())
+
+
+def test_a_password_in_the_url_of_a_service_is_refused_and_not_shown() -> None:
+    service = {"rule": "http", "url": "http://me:secret@localhost/"}
+    with pytest.raises(ValueError, match=r"rewards\.safety: url: .*environment variable") as error:
+        parse_rewards({"safety": service})
+    assert "secret" not in "".join(format_exception(error.value))
+    parse_rewards({"safety": service | {"url": "http://me:$SCORER_PASSWORD@localhost/"}})

@@ -73,6 +73,19 @@ def test_a_server_that_is_down(tmp_path: Path) -> None:
             judge_pair(base_url, tmp_path)
 
 
+@pytest.mark.parametrize("status", [200, 401, 404, 400])
+def test_a_password_in_the_address_is_not_shown(tmp_path: Path, status: int) -> None:
+    with judge_server(lambda asked: Failure(status, "welcome")) as server:
+        address = server.base_url.replace("//", "//me:secret@")
+        with pytest.raises(JudgeError) as error:
+            judge_pair(address, tmp_path)
+    assert server.base_url.replace("//", "//***@") in str(error.value)
+    assert "secret" not in str(error.value)
+    with judge_server(longer_wins) as server:
+        judged = judge_pair(server.base_url.replace("//", "//me:secret@"), tmp_path)
+    assert judged.as_dict()["base_url"] == server.base_url.replace("//", "//***@")
+
+
 def test_a_server_that_is_no_judge(tmp_path: Path) -> None:
     with (
         judge_server(lambda asked: Failure(200, "welcome")) as server,
