@@ -8,8 +8,6 @@ from lit_callbacks.actions import (
     Action,
     AdjustCoefficient,
     AdjustLearningRate,
-    LogVerdict,
-    WarnOfVerdict,
 )
 from lit_callbacks.detector import (
     Collapse,
@@ -78,7 +76,6 @@ __all__ = [
     "LengthMonitor",
     "Level",
     "LiveView",
-    "LogVerdict",
     "LoggedStep",
     "Monitor",
     "NonFiniteMonitor",
@@ -101,7 +98,6 @@ __all__ = [
     "Thresholds",
     "TruncationMonitor",
     "Verdict",
-    "WarnOfVerdict",
     "count_resumed_epoch",
     "default_checkpoint_dir",
     "default_monitors",

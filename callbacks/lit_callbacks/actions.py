@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lit_callbacks.monitors import Level
+from lit_callbacks.monitors import Level, Monitor
 from lit_callbacks.output import format_number
 from lit_callbacks.verdict import Verdict
 
@@ -37,6 +36,9 @@ class Action:
 
     clears_monitors: ClassVar[bool] = False
     """Whether the monitors' latest readings are void after the action."""
+
+    monitors: Sequence[Monitor] = ()
+    """The monitors behind the verdicts; the detector that takes the action sets them."""
 
     def __init__(self, level: str = "collapsed", cooldown: int = 10) -> None:
         self.level = Level.parse("level", level)
@@ -85,27 +87,6 @@ class Action:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self._last = state["last"]
-
-
-class LogVerdict(Action):
-    """Write the verdict to Lightning's log at level INFO, on rank 0."""
-
-    def __init__(self, level: str = "suspicious", cooldown: int = 10) -> None:
-        super().__init__(level, cooldown)
-
-    def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Log the verdict."""
-        rank_zero_info(f"step {verdict.step}, {verdict.level.word}: {verdict.sentence}")
-        return ""
-
-
-class WarnOfVerdict(Action):
-    """Issue the verdict as a Python warning, on rank 0."""
-
-    def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Warn of the verdict."""
-        rank_zero_warn(f"step {verdict.step}, {verdict.level.word}: {verdict.sentence}")
-        return ""
 
 
 class AdjustCoefficient(Action):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,9 +12,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_callbacks.actions import Action, WarnOfVerdict
+from lit_callbacks.actions import Action
 from lit_callbacks.monitors import Level, Monitor
-from lit_callbacks.output import logger_step, write_histogram, write_text
+from lit_callbacks.output import (
+    metrics_step,
+    say,
+    shorten_sentence,
+    write_histogram,
+    write_note,
+)
 from lit_callbacks.rollback import SavingAction, StopTraining
 from lit_callbacks.signals import default_monitors
 from lit_callbacks.step_reader import StepReader
@@ -21,14 +28,20 @@ from lit_callbacks.verdict import Verdict, judge
 
 When = Literal["train_batch", "train_epoch", "validation"]
 
+MAX_WORDS = 25  # of a line in the terminal, and of the first line of a note
+
 
 class CollapseDetector(Callback):
     """Watches the signals of a collapse, combines them into one verdict and acts on it.
 
-    After every step the verdict's level (0, 1, 2) is logged as `monitor/level`. When the level
-    changes, or an action did something, the sentence is written to TensorBoard as
-    `monitor/verdict`. Metrics are averaged over ranks, so that all ranks reach the same verdict.
-    Nothing happens in sanity checks, and the state is part of checkpoints.
+    The verdict's level (0, 1, 2) is logged as `monitor/level`, together with the metrics of the
+    step that it judges. When the level changes, or an action did something, a line of at most 25
+    words says so in the terminal, and the text `monitor/verdict` in every logger: the same words,
+    with all reasons behind them if there are more. At the end of the fit a line names the monitors
+    that had too few steps to judge. Metrics are averaged over ranks, so that all ranks reach the
+    same verdict. Nothing happens in sanity checks, and the state is part of checkpoints.
+
+    A second detector of a trainer logs under `monitor/2/` instead of `monitor/`, and so on.
 
     A metric is read at the steps at which it is logged; an old value is not read again. Metrics
     that the module logs in its own `on_train_batch_end` or `on_train_epoch_end` are logged after
@@ -37,7 +50,7 @@ class CollapseDetector(Callback):
 
     Args:
         monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
-        actions: The actions, from mild to strong; by default a warning of a collapse.
+        actions: The actions, from mild to strong; by default none, and the verdict is only told.
         votes: Number of different signals that must be beyond their thresholds for a collapse, or
             all if there are fewer.
         when: What makes a step: `train_batch`, `train_epoch` or `validation`. The module must log
@@ -63,15 +76,24 @@ class CollapseDetector(Callback):
         self.monitors = default_monitors() if monitors is None else list(monitors)
         if not self.monitors:
             raise ValueError("monitors: expected at least one, got none")
-        self.actions = [WarnOfVerdict()] if actions is None else list(actions)
+        self.actions = list(actions or [])
+        for action in self.actions:
+            action.monitors = self.monitors
         self.votes = votes
         self.when = when
         self.verdict = Verdict()
         self.stopped_by: Verdict | None = None
         """The verdict at which an action ended this fit; `None` if none did."""
         self._reader = StepReader()
+        self._prefix = "monitor"
 
     # --- Lightning's hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Choose the keys: each detector of the trainer has its own."""
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set, but not declared
+        place = [c for c in callbacks if isinstance(c, CollapseDetector)].index(self)
+        self._prefix = f"monitor/{place + 1}" if place else "monitor"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the actions check the module."""
@@ -103,6 +125,17 @@ class CollapseDetector(Callback):
         if self.when == "validation" and fitting:
             self._run_step(trainer, pl_module, None)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Name the monitors that had too few steps to judge."""
+        # an optional metric may be left out for good
+        read = [m for m in self.monitors if m.steps or not m.optional]
+        silent = [monitor.name for monitor in read if not monitor.has_judged]
+        if silent:
+            names = "any signal" if len(silent) == len(read) else ", ".join(silent)
+            text = f"{self.verdict.step} steps were too few for a baseline to judge {names}"
+            self._say(trainer, text)
+            write_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
+
     # --- one step
 
     def _run_step(self, trainer: Trainer, pl_module: LightningModule, outputs: object) -> None:
@@ -117,7 +150,7 @@ class CollapseDetector(Callback):
         done = [self._respond(action, trainer, pl_module) for action in self.actions]
         if trainer.should_stop and not was_stopping:
             self.stopped_by = self.verdict
-        self._report(trainer, before, read, [text for text in done if text])
+        self._report(trainer, pl_module, before, read, [text for text in done if text])
 
     def observe(self, trainer: Trainer, outputs: object) -> list[Monitor]:
         """Feed the monitors with their readings of this step.
@@ -151,23 +184,46 @@ class CollapseDetector(Callback):
         return text or ""
 
     def _report(
-        self, trainer: Trainer, before: Level, read: list[Monitor], done: list[str]
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        before: Level,
+        read: Sequence[Monitor],
+        done: Sequence[str],
     ) -> None:
-        step, (level, sentence, _) = logger_step(trainer), self.verdict
-        scalars = {"monitor/level": float(level)}
+        step, (level, sentence, _) = metrics_step(trainer), self.verdict
+        batches = trainer.fit_loop.total_batch_idx + 1
+        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set, but not declared
+        draws = self.when != "train_batch" or batches % interval == 0
+        scalars = {f"{self._prefix}/level": float(level)}
         for monitor in read:
-            stem = f"monitor/{monitor.key}"
+            stem = f"{self._prefix}/{monitor.key}"
             scalars |= {f"{stem}_{name}": value for name, value in monitor.details().items()}
-            if monitor.sample:
+            if monitor.sample and draws:
                 write_histogram(trainer, stem, torch.tensor(monitor.sample), step)
-        # `pl_module.log` is not allowed in `on_validation_end`.
-        for logger in trainer.loggers:
-            logger.log_metrics(scalars, step=step)
-        if level is not before or done:
-            # `lit_callbacks.runs.parse_verdict` reads this form back.
-            head = f"**{level.word}** at {step}"
-            lines = [head, sentence, *(f"- {text}" for text in done)]
-            write_text(trainer, "monitor/verdict", "\n\n".join(lines), step)
+        if self.when == "train_batch":
+            # So Lightning logs them with the metrics of the batch: as often, and at their x value.
+            pl_module.log_dict(scalars)
+        else:
+            # `log` is not allowed in `on_validation_end`, and epochs have no `step` of their own.
+            for logger in trainer.loggers:
+                logger.log_metrics(scalars, step=step)
+        if level is before and not done:
+            return
+        lines = [f"{level.word} at {step}: {sentence}"] if level is not before else []
+        lines += [f"at {step}: {text}" for text in done]
+        for line in lines:
+            self._say(trainer, line, logging.WARNING if level is Level.COLLAPSED else logging.INFO)
+        # `lit_callbacks.runs.parse_verdict` reads this form back.
+        head = f"**{level.word}** at {step}"
+        short = shorten_sentence(sentence, MAX_WORDS - len(head.split()))
+        rest = [] if short == sentence else [f"> {sentence}"]
+        note = [head, short, *rest, *(f"- {text}" for text in done)]
+        write_note(trainer, f"{self._prefix}/verdict", "\n\n".join(note), step)
+
+    def _say(self, trainer: Trainer, line: str, severity: int = logging.INFO) -> None:
+        who = "" if self._prefix == "monitor" else f"{self._prefix}: "
+        say(trainer, shorten_sentence(f"{who}{line}", MAX_WORDS), severity)
 
     # --- state
 
@@ -214,7 +270,7 @@ class CollapseDetector(Callback):
 
 
 class CollapseEarlyStopping(CollapseDetector):
-    """A detector that ends training at a collapse, with a warning that gives the reasons.
+    """A detector that ends training at a collapse.
 
     Args:
         monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
@@ -228,7 +284,7 @@ class CollapseEarlyStopping(CollapseDetector):
         votes: int = 2,
         when: When = "train_batch",
     ) -> None:
-        super().__init__(monitors, [WarnOfVerdict(), StopTraining()], votes, when)
+        super().__init__(monitors, [StopTraining()], votes, when)
 
 
 class Collapse(NamedTuple):

@@ -258,6 +258,11 @@ class Monitor:
         return median(recent) if math.isfinite(value) else value
 
     @property
+    def has_judged(self) -> bool:
+        """Whether there were enough readings for a threshold."""
+        return self.steps > self.warmup and any(map(math.isfinite, self.thresholds()))
+
+    @property
     def is_beyond(self) -> bool:
         """Whether the latest reading is beyond a threshold, regardless of patience."""
         return self._beyond[1] > 0

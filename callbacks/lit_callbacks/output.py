@@ -1,13 +1,15 @@
-"""What callbacks write: files, short texts, the terminal, TensorBoard's texts and histograms."""
+"""What callbacks write: files, texts, the terminal, and the texts and histograms of loggers."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -15,6 +17,9 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+# Lightning shows this branch of loggers in the terminal.
+_log = logging.getLogger("lightning.pytorch.lit_callbacks")
 
 # --- files
 
@@ -131,7 +136,44 @@ def shorten_keys(keys: Sequence[str]) -> list[str]:
     return [tail if tails.count(tail) == 1 else key for key, tail in zip(keys, tails, strict=True)]
 
 
+def shorten_sentence(sentence: str, words: int) -> str:
+    """A sentence in at most so many words; its conclusion, after the last colon, is kept.
+
+    Args:
+        sentence: Words, usually `reasons: conclusion`.
+        words: Largest number of words, at least 1.
+
+    Example:
+        >>> shorten_sentence("KL 41 nats is 12x its baseline, length 40: the policy exploits", 9)
+        'KL 41 nats is 12x ...: the policy exploits'
+    """
+    if len(sentence.split()) <= words:
+        return sentence
+    reasons, _, conclusion = sentence.rpartition(": ")
+    room = words - len(conclusion.split())
+    if not reasons or room < 2:
+        return " ".join([*sentence.split()[: words - 1], "..."])
+    return f"{' '.join([*reasons.split()[: room - 1], '...'])}: {conclusion}"
+
+
 # --- terminal
+
+
+def say(trainer: Trainer, line: str, level: int = logging.INFO) -> None:
+    """Say a line in the terminal, on rank 0 only: above the progress bar, or in Lightning's log.
+
+    Args:
+        trainer: The trainer.
+        line: One line.
+        level: Level of the line in the log.
+    """
+    bar = trainer.progress_bar_callback
+    if not trainer.is_global_zero:
+        return
+    if bar is not None and getattr(bar, "is_enabled", False):  # the base class declares it not
+        bar.print(line, file=sys.stderr)  # standard output is left to results
+    else:
+        _log.log(level, line)
 
 
 def stderr_console(user: str) -> Console:
@@ -167,6 +209,44 @@ def logger_step(trainer: Trainer) -> int:
     """
     # Rounded, as the mean over validation batches may come out as 2.9999998.
     return round(float(trainer.callback_metrics.get("step", trainer.global_step)))
+
+
+def metrics_step(trainer: Trainer) -> int:
+    """The x value at which Lightning draws the metrics that the module logs now.
+
+    It is `logger_step` if the module logs `step`. Otherwise it is one less after a batch, and
+    another number under several optimizers.
+
+    Args:
+        trainer: The trainer, during a fit.
+    """
+    if "step" in trainer.callback_metrics:
+        return logger_step(trainer)
+    # private to Lightning (2.6.6), but what it gives its loggers as the step
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def write_note(trainer: Trainer, key: str, text: str, step: int) -> None:
+    """Write a short text to every logger, on rank 0 only.
+
+    TensorBoard's loggers have texts of their own. All others get it among the metrics; one that
+    accepts numbers only goes without.
+
+    Args:
+        trainer: The trainer that has the loggers.
+        key: Name of the text, for example `monitor/verdict`.
+        text: Markdown.
+        step: Place on the x axis, see `logger_step`.
+    """
+    write_text(trainer, key, text, step)
+    for logger in trainer.loggers:
+        if trainer.is_global_zero and not isinstance(logger, TensorBoardLogger):
+            # Lightning declares numbers, but `CSVLogger`, `WandbLogger` and others take strings.
+            metrics: dict[str, Any] = {key: text}
+            try:
+                logger.log_metrics(metrics, step=step)
+            except (TypeError, ValueError):
+                _log.debug("%s takes no text", type(logger).__name__)
 
 
 def write_text(trainer: Trainer, key: str, text: str, step: int) -> None:

@@ -27,7 +27,11 @@ HYPER_PARAMETERS = (
 class SavingAction(Action):
     """Base of actions that need weights from before a collapse: it saves healthy checkpoints.
 
-    While the verdict is healthy, a checkpoint is saved every `every_n_steps` steps.
+    While the verdict is healthy, a checkpoint is saved every `every_n_steps` steps. A step's
+    metrics are measured before its update and its weights are saved after it, and a monitor waits
+    for its patience before it calls a level. So a checkpoint counts once patience + 1 further steps
+    were healthy (of the most patient monitor); one that they contradict is deleted. Saves are at
+    least that far apart.
 
     Its checkpoints are read as tensors and plain data. Hyper-parameters of other types are left out
     of them; a module or callback that adds other objects to checkpoints has to allow their classes
@@ -61,7 +65,7 @@ class SavingAction(Action):
         self.folder = folder
         self.saved: list[tuple[int, str]] = []
         """Steps and names of the checkpoints on disk, oldest first."""
-        self._since = 0  # step of the last save or restore
+        self._since = 0  # step of the last restore
         self._saving = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -81,18 +85,27 @@ class SavingAction(Action):
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
         """Save a checkpoint if the verdict is healthy and the last save is long enough ago."""
+        folder, confirming = self._own_folder(trainer), self._confirming_steps()
         if verdict.level is not Level.HEALTHY:
+            # As saves are as far apart, this can only be the newest one.
+            if self.saved and verdict.step - self.saved[-1][0] <= confirming:
+                trainer.strategy.remove_checkpoint(folder / self.saved.pop()[1])
             return
-        if self.saved and verdict.step - self._since < self.every_n_steps:
+        last = max([self._since, *(step for step, _ in self.saved[-1:])])
+        if last and verdict.step - last < max(self.every_n_steps, confirming):
             return
-        folder, name = self._own_folder(trainer), f"step={verdict.step}.ckpt"
+        name = f"step={verdict.step}.ckpt"
         self._saving = True
         trainer.save_checkpoint(folder / name, weights_only=self.weights_only)
         self._saving = False
         self.saved.append((verdict.step, name))
-        self._since = verdict.step
         while len(self.saved) > self.KEPT:
             trainer.strategy.remove_checkpoint(folder / self.saved.pop(0)[1])
+
+    def _confirming_steps(self) -> int:
+        """Number of further healthy steps after which a checkpoint counts."""
+        # A median of the latest values crosses a threshold later, by half of their number.
+        return 1 + max((m.patience + m.smoothing // 2 for m in self.monitors), default=0)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave hyper-parameters that are no plain data out of its own checkpoints.
@@ -161,13 +174,12 @@ class StopTraining(SavingAction):
 
 
 class RollBack(SavingAction):
-    """Restore weights and optimizers of the last healthy step, and train on with new data.
+    """Restore weights and optimizers of a healthy step, and train on with new data.
 
-    While the verdict is healthy, a checkpoint is saved every `every_n_steps` steps. A collapse
-    restores the newest one; a second collapse before the next save restores the one before it.
-    After a restore, the next save is again `every_n_steps` away. The trainer's counters, the data
-    and the learning-rate schedules move on, so that the run ends when it would have ended. After
-    `times` restores, the action stops training instead.
+    A collapse restores the newest checkpoint that counts; a second collapse before the next one
+    counts restores the one before it. After a restore, the next save is again `every_n_steps` away.
+    The trainer's counters, the data and the learning-rate schedules move on, so that the run ends
+    when it would have ended. After `times` restores, the action stops training instead.
 
     Put it before actions that change coefficients, so that it does not restore the old values.
 

@@ -166,7 +166,10 @@ def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
-    """Parse a text of `monitor/verdict`: `**level** at x`, the sentence, lines of `- action`.
+    """Parse a text of `monitor/verdict`.
+
+    Its form is `**level** at x`, the sentence, and lines of `- action`. A long sentence is
+    followed by `> ` and all of it, which is taken instead.
 
     Args:
         time: Wall-clock time in seconds.
@@ -178,7 +181,9 @@ def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     level = _LEVELS.get(head[1]) if head else None
     rest = lines if level is None else lines[1:]
     actions = tuple(line.removeprefix("- ") for line in rest if line.startswith("- "))
-    sentence = " ".join(line for line in rest if not line.startswith("- "))
+    words = [line for line in rest if not line.startswith("- ")]
+    whole = [line.removeprefix("> ") for line in words if line.startswith("> ")]
+    sentence = " ".join(whole or words)
     return LoggedVerdict(time, step, level, sentence, actions)
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lit_callbacks.monitors import StepMetrics
 
+OWN_KEYS = "monitor/"  # what detectors log, which is no metric of the module
+
 
 class StepReader:
     """Reads the metrics logged since the last read and the step's outputs, merged over ranks.
@@ -59,7 +61,9 @@ class StepReader:
         return {
             key: float(value)
             for key, value in self._last.items()
-            if value.numel() == 1 and (key not in last or last[key].data_ptr() != value.data_ptr())
+            if value.numel() == 1
+            and not key.startswith(OWN_KEYS)
+            and (key not in last or last[key].data_ptr() != value.data_ptr())
         }
 
 

@@ -88,6 +88,18 @@ class Watch(Action):
         return None
 
 
+class Counted(Action):
+    """Keeps the steps at which it acted."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.acts: list[int] = []
+
+    def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
+        self.acts.append(verdict.step)
+        return "counted"
+
+
 def above(threshold: float, key: str = "kl", **options: Any) -> Monitor:
     """A monitor that collapses at the second reading in a row above `threshold`."""
     return Monitor(key, **{"high": threshold, "patience": 2, "horizon": 0, **options})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,12 +32,18 @@ from lit_callbacks import (
     Action,
     AdjustCoefficient,
     AdjustLearningRate,
-    LogVerdict,
     StopTraining,
     Verdict,
-    WarnOfVerdict,
 )
-from tests.callbacks.scripted import Scripted, batches, fitted, script_of, trainer, watching
+from tests.callbacks.scripted import (
+    Counted,
+    Scripted,
+    batches,
+    fitted,
+    script_of,
+    trainer,
+    watching,
+)
 
 
 @dataclass(frozen=True)
@@ -67,18 +72,6 @@ class Coefficients(Scripted):
 
 def act(action: Action, module: LightningModule) -> str:
     return action.act(cast("Trainer", None), module, Verdict())
-
-
-class Counted(Action):
-    """Keeps the steps at which it acted."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.acts: list[int] = []
-
-    def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        self.acts.append(verdict.step)
-        return "counted"
 
 
 # --- when an action acts
@@ -130,9 +123,9 @@ def test_what_was_done_is_written_under_the_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: WarnOfVerdict(level="bad"), "level: expected one of .*, got 'bad'"),
+        (lambda: StopTraining(level="bad"), "level: expected one of .*, got 'bad'"),
         (lambda: StopTraining(level="healthy"), "level: expected suspicious or collapsed"),
-        (lambda: LogVerdict(cooldown=0), "cooldown: expected at least 1 step, got 0"),
+        (lambda: StopTraining(cooldown=0), "cooldown: expected at least 1 step, got 0"),
         (lambda: AdjustCoefficient("a", 1.0), "factor: expected a positive number .* got 1.0"),
         (lambda: AdjustCoefficient("a", -2.0), "factor: expected a positive number .* got -2.0"),
         (lambda: AdjustCoefficient("a", math.inf), "factor: expected a positive .* got inf"),
@@ -146,21 +139,7 @@ def test_wrong_arguments_are_refused(make: Callable[[], Action], message: str) -
         make()
 
 
-# --- words, and the end
-
-
-def test_the_verdict_as_a_warning(tmp_path: Path) -> None:
-    run = trainer(tmp_path, watching(WarnOfVerdict()))
-    with pytest.warns(UserWarning, match="^step 3, collapsed: kl ") as caught:
-        run.fit(Scripted(script_of([0, 1, 2, 2])), batches(4))
-    assert len([w for w in caught if str(w.message).startswith("step ")]) == 1
-
-
-def test_the_verdict_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        trainer(tmp_path, watching(LogVerdict())).fit(Scripted(script_of([0, 1, 1])), batches(3))
-    (told,) = (text for text in caplog.messages if text.startswith("step "))
-    assert told.startswith("step 2, suspicious: kl ")
+# --- the end
 
 
 def test_training_stops_after_the_batch(tmp_path: Path) -> None:

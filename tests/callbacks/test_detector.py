@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import random
 from pathlib import Path
@@ -10,7 +11,7 @@ from unittest.mock import Mock, call
 
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
@@ -18,12 +19,17 @@ from lit_callbacks import (
     Action,
     CollapseDetector,
     CollapseEarlyStopping,
+    EntropyMonitor,
+    KLMonitor,
+    LengthMonitor,
     Level,
     Monitor,
     NonFiniteMonitor,
+    PerplexityMonitor,
     RewardDistributionMonitor,
+    read_run,
 )
-from tests.callbacks.scripted import Script, Scripted, Watch, above, batches, trainer
+from tests.callbacks.scripted import Counted, Script, Scripted, Watch, above, batches, trainer
 
 NAN = math.nan
 COLLAPSE = {
@@ -70,14 +76,15 @@ def test_a_collapse_is_logged_step_by_step(tmp_path: Path, manual: bool) -> None
     logger = mock_logger(tmp_path)
     levels = watched(tmp_path, COLLAPSE, two_monitors(), {"manual": manual}, logger=logger)
     assert levels == LEVELS
-    expected = []
-    for step, level in enumerate(LEVELS, 1):
-        metrics = {key: series[step - 1] for key, series in COLLAPSE.items()}
-        expected += [
-            call({"monitor/level": float(level)}, step=step),
-            call(metrics=metrics, step=step),
-        ]
-    assert logger.log_metrics.mock_calls == expected
+    logged = [made for made in logger.log_metrics.mock_calls if "metrics" in made.kwargs]
+    assert logged == [
+        call(
+            metrics={key: series[step - 1] for key, series in COLLAPSE.items()}
+            | {"monitor/level": float(level)},
+            step=step,
+        )
+        for step, level in enumerate(LEVELS, 1)
+    ]
 
 
 def test_a_healthy_run_stays_at_level_zero_and_writes_no_text(tmp_path: Path) -> None:
@@ -178,6 +185,166 @@ def test_readings_are_void_after_an_action_that_restores_an_earlier_state(tmp_pa
     assert (other.history, other.normal) == ([4.0], [1.0, 2.0, 3.0, 4.0])
 
 
+# --- words
+
+LONG = {
+    key: [1.0 + i / 100 for i in range(8)] + [20.0] * 3
+    for key in ("rollout/kl", "rollout/response_length", "rollout/perplexity", "rollout/entropy")
+}
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the detectors said in the terminal."""
+    return [r.getMessage() for r in caplog.records if r.name == "lightning.pytorch.lit_callbacks"]
+
+
+@pytest.fixture(autouse=True)
+def _log_levels(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lightning.pytorch")
+
+
+class Raises(Counted):
+    """An action whose words are many."""
+
+    def act(self, *arguments: Any) -> str:
+        super().act(*arguments)
+        return "raised " + "one and another " * 20
+
+
+def test_a_change_of_level_and_each_action_are_said_once_in_few_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitors = [
+        KLMonitor(),
+        LengthMonitor(),
+        PerplexityMonitor(),
+        EntropyMonitor(high_ratio=3.0),
+    ]
+    board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path, "csv")
+    detector = CollapseDetector(monitors, [Raises(cooldown=10)])
+    trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))
+    verdict, action = lines(caplog)
+    assert verdict == (
+        "collapsed at 9: KL 20 nats is 19.3x its baseline and rising, length 20 tokens is 19.3x "
+        "...: the policy is exploiting the reward model"
+    )
+    assert action.startswith("at 9: raised one and another")
+    assert max(len(line.split()) for line in (verdict, action)) == 25
+    assert [r.levelname for r in caplog.records if "at 9" in r.getMessage()] == ["WARNING"] * 2
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (written,) = events.Tensors("monitor/verdict/text_summary")
+    head, short, whole, done = written.tensor_proto.string_val[0].decode().split("\n\n")
+    assert (written.step, head, f"collapsed at 9: {short}") == (9, "**collapsed** at 9", verdict)
+    assert whole.startswith("> KL 20 nats is 19.3x its baseline")
+    assert "entropy 20 nats is 19.3x its baseline and rising: the policy is" in whole
+    assert done.startswith("- raised one and another")
+    with (Path(table.log_dir) / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        words = [row["monitor/verdict"] for row in csv.DictReader(file)]
+    assert [text.splitlines()[0] for text in words if text] == ["**collapsed** at 9"]
+    # as the report reads it
+    (read,) = read_run("run", tmp_path).verdicts
+    assert (read.level, read.sentence) == (Level.COLLAPSED, whole.removeprefix("> "))
+
+
+def test_a_logger_of_numbers_alone_goes_without_words(tmp_path: Path) -> None:
+    logger = mock_logger(tmp_path)
+
+    def numbers(metrics: dict[str, float], step: int) -> None:
+        assert all(isinstance(float(value), float) for value in metrics.values())
+
+    logger.log_metrics.side_effect = numbers
+    assert watched(tmp_path, COLLAPSE, two_monitors(), logger=logger) == LEVELS
+
+
+def test_levels_are_logged_as_often_as_metrics_and_at_their_step(tmp_path: Path) -> None:
+    """A module without a `step` of its own: Lightning counts batches from 0."""
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    monitors: list[Monitor] = [*two_monitors(), RewardDistributionMonitor()]
+    outputs = {"scores": [[1.0, 2.0]] * 9}
+    watched(
+        tmp_path,
+        COLLAPSE,
+        monitors,
+        {"logs_step": False, "outputs": outputs},
+        logger=logger,
+        log_every_n_steps=3,
+    )
+    events = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0})
+    events.Reload()
+    for key in ("drift", "monitor/level", "monitor/scores_mean"):
+        assert [event.step for event in events.Scalars(key)] == [2, 5, 8], key
+    assert [event.step for event in events.Histograms("monitor/scores")] == [2, 5, 8]
+    assert [event.value for event in events.Scalars("monitor/level")] == [0.0, 1.0, 0.0]
+    # words come when the level changes
+    texts = events.Tensors("monitor/verdict/text_summary")
+    assert [event.step for event in texts] == [4, 6, 7]
+
+
+def test_detectors_of_one_run_have_their_own_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    detectors = [
+        CollapseDetector([above(10.0, "drift")]),
+        CollapseDetector([above(40.0, "size"), NonFiniteMonitor()]),
+    ]
+    trainer(tmp_path, *detectors, logger=logger).fit(Scripted(COLLAPSE), batches(9))
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    first, second = (
+        [event.value for event in events.Scalars(f"{prefix}/level")]
+        for prefix in ("monitor", "monitor/2")
+    )
+    assert first == [0, 0, 0, 0, 2, 2, 2, 0, 0]
+    assert second == [0, 0, 0, 0, 0, 0, 2, 0, 0]
+    texts = [
+        [event.step for event in events.Tensors(f"{prefix}/verdict/text_summary")]
+        for prefix in ("monitor", "monitor/2")
+    ]
+    assert texts == [[5, 8], [7, 8]]
+    said = lines(caplog)
+    assert [line.split()[:3] for line in said] == [
+        ["collapsed", "at", "5:"],
+        ["monitor/2:", "collapsed", "at"],
+        ["healthy", "at", "8:"],
+        ["monitor/2:", "healthy", "at"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (8, []),
+        (7, ["7 steps were too few for a baseline to judge drift"]),
+    ],
+)
+def test_monitors_that_never_judged_are_named_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: int, said: list[str]
+) -> None:
+    monitors = [
+        Monitor("drift", high_ratio=1.5),
+        above(40.0, "size"),
+        above(1.0, "absent", optional=True),
+    ]
+    script = {"drift": [1.0] * steps, "size": [1.0] * steps}
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    watched(tmp_path, script, monitors, logger=logger)
+    assert lines(caplog) == said
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    noted = "monitor/note/text_summary" in events.Tags()["tensors"]
+    assert noted == bool(said)
+
+
+def test_a_detector_that_never_judged_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitors = [Monitor("drift", high_ratio=1.5), above(40.0, "size", warmup=3)]
+    watched(tmp_path, {"drift": [1.0] * 3, "size": [1.0] * 3}, monitors)
+    assert lines(caplog) == ["3 steps were too few for a baseline to judge any signal"]
+
+
 # --- what is read
 
 
@@ -237,7 +404,7 @@ def test_a_distribution_is_logged_with_its_shape_and_a_histogram(tmp_path: Path)
         {"outputs": {"scores": [[0.0, 1.0, 2.0, 3.0, 4.0]]}},
         logger=[mock, board],
     )
-    shape = mock.log_metrics.mock_calls[0].args[0]
+    shape = mock.log_metrics.mock_calls[0].kwargs["metrics"]
     assert shape["monitor/scores_mean"] == 2.0
     assert shape["monitor/scores_std"] == pytest.approx(math.sqrt(2))
     assert shape["monitor/scores_kurtosis"] == pytest.approx(34 / 5 / 4 - 3)
@@ -316,14 +483,19 @@ def test_nothing_happens_outside_of_fit(tmp_path: Path, when: Any) -> None:
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_early_stopping_stops_after_the_batch_and_says_why(tmp_path: Path, manual: bool) -> None:
+def test_early_stopping_stops_after_the_batch_and_says_why(
+    tmp_path: Path, manual: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     module = Scripted(COLLAPSE, manual=manual)
     stopping = CollapseEarlyStopping(two_monitors())
     run = trainer(tmp_path, stopping)
-    with pytest.warns(UserWarning, match=r"^step 7, collapsed: .*drift .*size "):
-        run.fit(module, batches(9))
+    run.fit(module, batches(9))
     assert module.batches == run.global_step == 7
     assert stopping.verdict.level is Level.COLLAPSED
+    assert lines(caplog)[1:] == [
+        "collapsed at 7: drift 15 is 15x its baseline and rising, size 50 is 10x its baseline",
+        "at 7: stopped training",
+    ]
 
 
 def test_early_stopping_lets_a_healthy_run_end(tmp_path: Path) -> None:

@@ -22,12 +22,10 @@ from lit_callbacks import (
     CollapseEarlyStopping,
     EntropyMonitor,
     KLMonitor,
-    Level,
     Monitor,
     NonFiniteMonitor,
     RollBack,
     StopTraining,
-    WarnOfVerdict,
 )
 
 DETECTOR = """
@@ -44,8 +42,6 @@ init_args:
     - class_path: NonFiniteMonitor
       init_args: {patience: 7}
   actions:
-    - class_path: WarnOfVerdict
-      init_args: {level: suspicious}
     - class_path: AdjustCoefficient
       init_args: {name: beta, factor: 1.5, lower: 0.1}
     - class_path: AdjustLearningRate
@@ -98,8 +94,7 @@ def test_a_detector_with_monitors_and_actions(tmp_path: Path, overlay: bool) -> 
     assert (type(entropy), entropy.key) == (EntropyMonitor, "rollout/entropy")
     assert (type(loss), loss.key, loss.high_ratio, loss.optional) == (Monitor, "loss", 2.0, True)
     assert (type(non_finite), non_finite.patience) == (NonFiniteMonitor, 7)
-    warn, coefficient, rate, roll_back, stop = detector.actions
-    assert (type(warn), warn.level) == (WarnOfVerdict, Level.SUSPICIOUS)
+    coefficient, rate, roll_back, stop = detector.actions
     assert type(coefficient) is AdjustCoefficient
     assert (coefficient.name, coefficient.factor) == ("beta", 1.5)
     assert (coefficient.lower, coefficient.upper) == (0.1, math.inf)
@@ -128,7 +123,7 @@ def test_every_monitor_and_action_can_be_named(tmp_path: Path) -> None:
             if isinstance(thing, type) and issubclass(thing, base) and name != "Action":
                 classes[argument].append(name)
     assert len(classes["monitors"]) >= 12
-    assert len(classes["actions"]) >= 6
+    assert len(classes["actions"]) >= 4
     init_args = {
         argument: [{"class_path": name, "init_args": needed.get(name, {})} for name in names]
         for argument, names in classes.items()

@@ -6,7 +6,8 @@ import pickle
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -16,7 +17,14 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from lit_callbacks import AdjustCoefficient, CollapseDetector, RollBack, Verdict
+from lit_callbacks import (
+    AdjustCoefficient,
+    CollapseDetector,
+    Level,
+    Monitor,
+    RollBack,
+    Verdict,
+)
 from tests.callbacks.scripted import (
     Scripted,
     Watch,
@@ -120,31 +128,31 @@ def files(folder: Path) -> list[str]:
 def test_weights_and_moments_come_back_bit_for_bit_and_training_goes_on(
     tmp_path: Path, manual: bool
 ) -> None:
-    module = Trained([0, 0, 0, 0, 2, 0], manual)
-    after = rolled_back(tmp_path, module, 6, RollBack(every_n_steps=2))
+    module = Trained([0, 0, 0, 0, 0, 2, 0], manual)
+    after = rolled_back(tmp_path, module, 7, RollBack(every_n_steps=2))
     assert files(tmp_path / "healthy") == ["step=1.ckpt", "step=3.ckpt"]
-    assert same(after[5], after[3])
-    assert not same(after[5], after[4])
+    assert same(after[6], after[3])
+    assert not same(after[6], after[5])
     # the trainer's count and the schedule move on
-    assert [after[i].global_step for i in range(1, 7)] == [1, 2, 3, 4, 5, 6]
-    rates = [after[i].settings["lr"] for i in range(3, 7)]
-    expected = [0.1 / (1 + i) for i in range(3, 7)] if not manual else [0.1] * 4
+    assert [after[i].global_step for i in range(1, 8)] == [1, 2, 3, 4, 5, 6, 7]
+    rates = [after[i].settings["lr"] for i in range(3, 8)]
+    expected = [0.1 / (1 + i) for i in range(3, 8)] if not manual else [0.1] * 5
     assert rates == pytest.approx(expected)
     # the next step is one from there, on new data
     weight = after[3].weights["weight"]
-    expected_weight = stepped(after[3], gradient_of(weight, 5), rates[2])
-    assert torch.equal(after[6].weights["weight"], expected_weight)
+    expected_weight = stepped(after[3], gradient_of(weight, 6), rates[3])
+    assert torch.equal(after[7].weights["weight"], expected_weight)
 
 
 def test_gradients_of_the_weights_that_go_are_dropped(tmp_path: Path) -> None:
     """The collapse comes between the two batches of a step."""
-    module = Trained([0, 0, 0, 0, 2, 0])
+    module = Trained([0, 0, 0, 0, 0, 0, 2, 0])
     action = RollBack(every_n_steps=1)
-    after = rolled_back(tmp_path, module, 6, action, accumulate_grad_batches=2)
-    assert same(after[5], after[4])
-    weight, rate = after[4].weights["weight"], after[5].settings["lr"]
-    expected = stepped(after[4], gradient_of(weight, 5) / 2, rate)  # of the sixth batch alone
-    assert torch.equal(after[6].weights["weight"], expected)
+    after = rolled_back(tmp_path, module, 8, action, accumulate_grad_batches=2)
+    assert same(after[7], after[3])
+    weight, rate = after[3].weights["weight"], after[7].settings["lr"]
+    expected = stepped(after[3], gradient_of(weight, 7) / 2, rate)  # of the eighth batch alone
+    assert torch.equal(after[8].weights["weight"], expected)
 
 
 def test_names_to_keep_stay_and_others_do_not(tmp_path: Path) -> None:
@@ -177,8 +185,8 @@ def test_a_coefficient_raised_behind_it_survives(
     tmp_path: Path, keep: list[str], expected: list[float]
 ) -> None:
     actions = [RollBack(keep=keep), AdjustCoefficient("beta", 2.0, level="collapsed")]
-    after = rolled_back(tmp_path, Trained([0, 2, 0, 2]), 4, *actions)
-    assert [float(after[i].weights["beta"]) for i in (2, 4)] == pytest.approx(expected)
+    after = rolled_back(tmp_path, Trained([0, 0, 0, 2, 0, 2]), 6, *actions)
+    assert [float(after[i].weights["beta"]) for i in (4, 6)] == pytest.approx(expected)
 
 
 def test_a_module_that_leaves_a_frozen_network_out_of_checkpoints(tmp_path: Path) -> None:
@@ -195,10 +203,10 @@ def test_a_module_that_leaves_a_frozen_network_out_of_checkpoints(tmp_path: Path
             frozen = {k: v for k, v in self.state_dict().items() if "reference" in k}
             checkpoint["state_dict"] = frozen | checkpoint["state_dict"]
 
-    after = rolled_back(tmp_path, Filtered([0, 0, 2]), 3, RollBack())
+    after = rolled_back(tmp_path, Filtered([0, 0, 0, 2]), 4, RollBack())
     saved = torch.load(tmp_path / "healthy" / "step=1.ckpt", weights_only=True)
     assert [key for key in saved["state_dict"] if "reference" in key] == []
-    assert same(after[3], after[1])
+    assert same(after[4], after[1])
 
 
 class Schedule:
@@ -211,8 +219,8 @@ def test_hyper_parameters_may_be_any_objects(tmp_path: Path) -> None:
             super().__init__(levels)
             self.save_hyperparameters("made_by")
 
-    after = rolled_back(tmp_path, WithHyperparameters([0, 0, 2], Schedule()), 3, RollBack())
-    assert same(after[3], after[1])
+    after = rolled_back(tmp_path, WithHyperparameters([0, 0, 0, 2], Schedule()), 4, RollBack())
+    assert same(after[4], after[1])
 
 
 def test_after_a_validation_training_goes_on_from_what_came_back(tmp_path: Path) -> None:
@@ -220,28 +228,107 @@ def test_after_a_validation_training_goes_on_from_what_came_back(tmp_path: Path)
 
     class Validated(Trained):
         def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-            self.log("val/kl", [1.0, 20.0, 1.0][self.trainer.fit_loop.total_batch_idx // 2])
+            place = self.trainer.fit_loop.total_batch_idx // 2
+            self.log("val/kl", [1.0, 1.0, 1.0, 20.0, 1.0][place])
 
     snapshots, action = Snapshots(), RollBack()
     detector = CollapseDetector([above(10.0, "val/kl", patience=1)], [action], when="validation")
     run = trainer(tmp_path, detector, snapshots, val_check_interval=2, num_sanity_val_steps=0)
-    module = Validated([0] * 6)
-    run.fit(module, batches(6), batches(1))
-    # saved after batch 2, back after batch 4
+    module = Validated([0] * 10)
+    run.fit(module, batches(10), batches(1))
+    # saved after batch 2, back after batch 8
     assert action.done == 1
     weight = snapshots.after[2].weights["weight"]
-    rate = snapshots.after[4].settings["lr"]
-    expected = stepped(snapshots.after[2], gradient_of(weight, 4), rate)
-    assert torch.equal(snapshots.after[5].weights["weight"], expected)
+    rate = snapshots.after[8].settings["lr"]
+    expected = stepped(snapshots.after[2], gradient_of(weight, 8), rate)
+    assert torch.equal(snapshots.after[9].weights["weight"], expected)
 
 
 # --- which checkpoint it is
 
 
+class Regression(LightningModule):
+    """A fit to noisy numbers whose learning rate is a hundred times as large from step 60 on.
+
+    Attributes:
+        losses: The loss of each batch, before its step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(8))
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if batch_idx + 1 == 60:
+            self.trainer.optimizers[0].param_groups[0]["lr"] *= 100
+        draw = torch.Generator().manual_seed(batch_idx)
+        inputs, noise = torch.randn(64, 8, generator=draw), torch.randn(64, generator=draw)
+        loss = (inputs @ (self.weight - 1.0) + noise).square().mean()
+        self.log("loss", loss)
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def test_weights_that_were_stepped_badly_after_a_good_loss_are_not_gone_back_to(
+    tmp_path: Path,
+) -> None:
+    """The loss of step 60 is good and its weights are not, and patience hides the next loss too."""
+    module, action = Regression(), RollBack(every_n_steps=1)
+    module.weight.data.fill_(1.0)  # at the optimum: the losses are those of the noise
+    detector = CollapseDetector([Monitor("loss", high_ratio=1.6, horizon=0)], [action])
+    trainer(tmp_path, detector, max_steps=70).fit(module, batches(100))
+    assert action.done >= 1
+    collapse = next(i for i, loss in enumerate(module.losses) if loss > 1.6) + 2
+    assert module.losses[collapse - 1] > 1.6
+    # measured before the next bad step
+    assert module.losses[collapse] < 1.5
+
+
+@pytest.mark.parametrize(
+    ("levels", "patience", "saved"),
+    [
+        # a save is deleted by a level that comes within patience + 1 steps
+        ([0, 2], 1, []),
+        ([0, 0, 1], 1, []),
+        ([0, 0, 0, 1], 1, [1]),
+        ([0, 0, 0, 0, 2], 3, []),
+        ([0, 0, 0, 0, 0, 2], 3, [1]),
+        # and the next healthy step is saved
+        ([0, 1, 0], 1, [3]),
+        # at least patience + 1 steps apart
+        ([0] * 8, 2, [1, 4, 7]),
+    ],
+)
+def test_a_checkpoint_counts_after_patience_and_one_more_healthy_step(
+    tmp_path: Path, levels: list[int], patience: int, saved: list[int]
+) -> None:
+    action = RollBack(every_n_steps=1)
+    action.monitors = [above(1.0, patience=1), above(1.0, patience=patience)]
+    run = SimpleNamespace(
+        log_dir=str(tmp_path),
+        save_checkpoint=lambda path, weights_only: None,
+        strategy=SimpleNamespace(remove_checkpoint=lambda path: None),
+    )
+    module = cast("LightningModule", None)
+    for step, level in enumerate(levels, 1):
+        action.on_step(cast("Trainer", run), module, Verdict(Level(level), "", step))
+    assert [step for step, _ in action.saved] == saved
+
+
+def test_a_median_of_several_values_is_waited_for() -> None:
+    action = RollBack()
+    action.monitors = [above(1.0, patience=2, smoothing=5)]
+    assert action._confirming_steps() == 1 + 2 + 2
+
+
 def test_only_healthy_steps_are_saved_and_three_are_kept(tmp_path: Path) -> None:
-    module = Trained([0, 1, 0, 1, 0, 0, 0])
-    rolled_back(tmp_path, module, 7, RollBack(every_n_steps=1))
-    assert files(tmp_path / "healthy") == [f"step={i}.ckpt" for i in (5, 6, 7)]
+    module = Trained([0, 1, 0, 1, *[0] * 7])
+    rolled_back(tmp_path, module, 11, RollBack(every_n_steps=1))
+    assert files(tmp_path / "healthy") == ["step=11.ckpt", "step=7.ckpt", "step=9.ckpt"]
 
 
 def test_there_are_never_more_than_three_on_disk(tmp_path: Path) -> None:
@@ -252,32 +339,32 @@ def test_there_are_never_more_than_three_on_disk(tmp_path: Path) -> None:
             nonlocal most
             most = max(most, len(files(tmp_path / "healthy")))
 
-    rolled_back(tmp_path, Trained([0] * 6), 6, RollBack(every_n_steps=1), Counting())
+    rolled_back(tmp_path, Trained([0] * 9), 9, RollBack(every_n_steps=1), Counting())
     assert most == 3
 
 
 def test_a_second_collapse_before_the_next_saving_goes_further_back_until_it_stops(
     tmp_path: Path,
 ) -> None:
-    module = Trained([0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 2, 0])
+    module = Trained([*[0] * 6, 2, 0, 2, 0, 2, 0, 2, 0])
     action = RollBack(times=3, every_n_steps=3)
-    after = rolled_back(tmp_path, module, 12, action)
-    assert same(after[5], after[4])
-    assert same(after[7], after[1])
+    after = rolled_back(tmp_path, module, 14, action)
+    assert same(after[7], after[4])
     assert same(after[9], after[1])
-    assert (module.batches, action.done) == (11, 3)
-    assert not same(after[11], after[1])
+    assert same(after[11], after[1])
+    assert (module.batches, action.done) == (13, 3)
+    assert not same(after[13], after[1])
     assert files(tmp_path / "healthy") == ["step=1.ckpt"]
 
 
 def test_the_next_saving_waits_as_long_after_a_way_back(tmp_path: Path) -> None:
     """The first steps after it are healthy only because nobody has seen enough of them."""
-    module = Trained([0, 0, 0, 0, 2, 0, 2, 0, 0, 0])
+    module = Trained([0, 0, 0, 0, 0, 2, 0, 2, 0, 0, 0])
     action = RollBack(every_n_steps=2)
-    after = rolled_back(tmp_path, module, 10, action)
-    assert same(after[5], after[3])
-    assert same(after[7], after[1])
-    assert [step for step, _ in action.saved] == [1, 9]
+    after = rolled_back(tmp_path, module, 11, action)
+    assert same(after[6], after[3])
+    assert same(after[8], after[1])
+    assert [step for step, _ in action.saved] == [1, 10]
 
 
 def test_without_a_healthy_step_it_stops(tmp_path: Path) -> None:
@@ -306,18 +393,18 @@ def test_checkpoints_go_to_the_runs_folder_unless_told_otherwise(tmp_path: Path)
 # --- resume
 
 
-@pytest.mark.parametrize("done", [4, 5, 6, 8])
+@pytest.mark.parametrize("done", [5, 6, 7, 10])
 def test_a_resumed_run_goes_back_to_where_an_uninterrupted_one_does(
     tmp_path: Path, done: int
 ) -> None:
-    levels = [0, 0, 0, 0, 2, 0, 0, 0, 2, 0, 2, 0]
+    levels = [0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 0, 2, 0]
     actions = [RollBack(2, every_n_steps=2, folder=str(tmp_path / "own")) for _ in range(2)]
     straight, resumed = Snapshots(), Snapshots()
-    fitted(tmp_path, Trained(levels), 12, watching(actions[0]), straight)
-    assert same(straight.after[5], straight.after[3])
-    assert same(straight.after[9], straight.after[7])
-    fitted(tmp_path, Trained(levels), 12, watching(actions[1]), resumed, done=done)
-    assert list(resumed.after) == list(range(done + 1, 12))  # the third collapse stops it
+    fitted(tmp_path, Trained(levels), 14, watching(actions[0]), straight)
+    assert same(straight.after[6], straight.after[3])
+    assert same(straight.after[11], straight.after[8])
+    fitted(tmp_path, Trained(levels), 14, watching(actions[1]), resumed, done=done)
+    assert list(resumed.after) == list(range(done + 1, 14))  # the third collapse stops it
     assert all(same(resumed.after[i], straight.after[i]) for i in resumed.after)
     assert (actions[1].done, actions[1].saved) == (2, actions[0].saved)
 
@@ -378,5 +465,5 @@ def test_its_own_checkpoints_are_read_as_plain_data(tmp_path: Path) -> None:
 
     run = trainer(tmp_path, watching(RollBack()), Replacing())
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        run.fit(Trained([0, 0, 2]), batches(3))
+        run.fit(Trained([0, 0, 0, 2]), batches(4))
     assert not mark.exists()

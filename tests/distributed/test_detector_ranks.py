@@ -78,12 +78,12 @@ class Weights(Callback):
 
 
 def rolled_back(rank: int, folder: Path) -> dict[str, Any]:
-    """Weights of one rank by step: saved after the first, back after the third."""
-    scripts = [{"kl": [1.0, 1.0, 1.0, 1.0]}, {"kl": [1.0, 1.0, 30.0, 1.0]}]
+    """Weights of one rank by step: saved after the first, back after the fourth."""
+    scripts = [{"kl": [1.0] * 5}, {"kl": [1.0, 1.0, 1.0, 30.0, 1.0]}]
     weights, module = Weights(), OfRank(rank, scripts)
     detector = CollapseDetector([above(10.0, patience=1)], [RollBack()])
     run = trainer(folder, detector, weights, strategy=DDPStrategy(), devices=RANKS)
-    run.fit(module, batches(RANKS * 4))
+    run.fit(module, batches(RANKS * 5))
     return {"weights": weights.after, "files": sorted(p.name for p in folder.glob("healthy/*"))}
 
 
@@ -135,15 +135,15 @@ def test_both_ranks_roll_back_to_the_same_weights(ranks: list[dict[str, Any]]) -
     first, second = (rank["rollback"]["weights"] for rank in ranks)
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one["weight"], other["weight"])
-    assert torch.equal(first[2]["weight"], first[0]["weight"])
-    assert not torch.equal(first[2]["weight"], first[1]["weight"])
+    assert torch.equal(first[3]["weight"], first[0]["weight"])
     assert not torch.equal(first[3]["weight"], first[2]["weight"])
+    assert not torch.equal(first[4]["weight"], first[3]["weight"])
     assert ranks[0]["rollback"]["files"] == ["step=1.ckpt"]
 
 
 # --- engines
 
-SAVED, COLLAPSED, BATCHES = 3, 5, 8  # steps; the first one is saved too
+SAVED, COLLAPSED, BATCHES = 3, 6, 9  # steps; the first one is saved too
 
 
 class Logging(PolicyAndCritic):

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lit_callbacks import ResumeCheckpoint
+from lit_callbacks import CollapseDetector, Level, ResumeCheckpoint
 from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.modules.guarded_step import (
     TooManySkippedUpdates,
@@ -257,6 +257,18 @@ def test_a_weight_of_the_policy_that_is_not_finite_skips_the_iteration_and_is_na
     assert_equal_states(critic[2], critic[0])
     assert distance(critic[3], critic[2]) > 0
     assert all(a[0] > b[0] for a, b in zip(recorder.rates, recorder.rates[1:], strict=False))
+
+
+def test_a_detector_sees_it_and_can_roll_back(root: Path, tmp_path: Path) -> None:
+    """Also if the first iteration of a run is skipped, when no metric has been measured yet."""
+    module = PPOModule(**ppo_options(root))
+    with torch.no_grad():
+        module.policy.get_parameter("model.norm.weight")[0] = torch.nan
+    detector = CollapseDetector()
+    with pytest.warns(UserWarning, match=SKIPPED):
+        fitted(module, prompts(root, batch_size=2), tmp_path, callbacks=[detector])
+    assert detector.verdict.level is Level.COLLAPSED
+    assert "rollout/kl" in detector.verdict.sentence
 
 
 def test_many_names_are_counted() -> None:
