@@ -20,7 +20,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info
 from transformers.utils import logging as transformers_logging
 
-from lit_callbacks import PhaseSummary, ResumeCheckpoint, default_checkpoint_dir
+from lit_callbacks import PhaseSummary, ResumeCheckpoint, default_checkpoint_dir, find_collapse
 from lit_rlhf.strategies import (
     find_newest_checkpoint,
     read_lightning_state,
@@ -55,6 +55,7 @@ UNKNOWN_OPTION = re.compile(
 GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
 
 
+COLLAPSED_STATUS = 3  # exit status of a run that a detector ended
 FINISHED_FILE = "finished.json"
 """File in the log folder of a finished run: which command it was, and where its model is."""
 
@@ -212,6 +213,8 @@ class RLHFCLI(LightningCLI):
     def fit(self, model: LightningModule, **arguments: Any) -> None:
         """Train, unless the run is finished; at an interruption, print the command that resumes.
 
+        A run that a detector ended as collapsed ends with `COLLAPSED_STATUS`.
+
         Args:
             model: The module.
             **arguments: Of `Trainer.fit`.
@@ -236,6 +239,9 @@ class RLHFCLI(LightningCLI):
         except SystemExit:  # SIGTERM, Ctrl-C
             self._print_resume_command()
             raise
+        if find_collapse(self.trainer) is not None:
+            # Lightning ends all processes if one that it has launched ends with an error.
+            raise SystemExit(COLLAPSED_STATUS if self.trainer.is_global_zero else 0)
         if (
             self.trainer.is_global_zero
             and self.trainer.checkpoint_callbacks

@@ -32,6 +32,7 @@ class ModelCardInfo:
         config: Settings of the run.
         metrics: Final metrics, by key.
         command: Command line of the run, if there was one.
+        note: What a user has to know about the model above all.
     """
 
     stage: str
@@ -39,6 +40,7 @@ class ModelCardInfo:
     config: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     command: str | None = None
+    note: str | None = None
 
 
 def render_model_card(info: ModelCardInfo, scalar: bool) -> str:
@@ -63,6 +65,8 @@ def render_model_card(info: ModelCardInfo, scalar: bool) -> str:
         f"Made by the `{info.stage}` stage of lit_rlhf from `{info.base_model}`. "
         f"Plain transformers loads it with `{loader}`.",
     ]
+    if info.note:
+        sections.append(f"**{info.note}**")
     if scalar:
         sections.append(
             "The score of a dialogue is the single logit at its last token, EOS included."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
-from lit_callbacks import count_resumed_epoch
+from lit_callbacks import Collapse, count_resumed_epoch, find_collapse
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_memory
 from lit_rlhf.models import (
@@ -61,6 +62,8 @@ from lit_rlhf.strategies import AtomicCheckpointIO
 
 CONTRACT_KEY = "text_contract"  # of a checkpoint
 METRICS_KEY = "last_metrics"  # of a checkpoint
+COLLAPSE_FILE = "collapse.json"
+"""File in a finished model's folder that says that a detector ended the run."""
 # what to change when an update of SFT or reward modelling runs out of memory
 SUPERVISED_MEMORY = (
     "micro_batch_size",
@@ -131,6 +134,7 @@ class StageModule(NamedOptions, LightningModule):
         self._changes: list[ChangedSetting] = []  # since the checkpoint that the run resumes from
         self._configured: list[OptimizerSettings] = []
         self._saved_metrics: dict[str, float] = {}
+        self._collapse: Collapse | None = None  # what ended the run
         self._random_state: dict[str, Any] = {}
         self._trained = False
         self._keeps_memory = False
@@ -511,13 +515,37 @@ class StageModule(NamedOptions, LightningModule):
         return log_folder(self.trainer) / "model"
 
     def save_finished(self) -> None:
-        """Save the finished networks to `finished_dir`, on rank 0 and all at once."""
+        """Save the finished networks to `finished_dir`, on rank 0 and all at once.
+
+        Of a run that a detector has ended, the last healthy weights are saved, with a file that
+        says so, and nothing if there are none.
+        """
         folder = self.finished_dir
+        self._collapse = find_collapse(self.trainer)
+        if self._collapse is not None:
+            if self._collapse.checkpoint is None:
+                rank_zero_warn(
+                    f"{self.stage}: stopped as {self._collapse.verdict.level.word}, and no healthy "
+                    f"weights were kept: {folder} is not written. With "
+                    "trainer.enable_checkpointing: true, StopTraining keeps them"
+                )
+                return
+            self.load_healthy_weights(self._collapse.checkpoint)
         if self.trainer.is_global_zero:
             with replace_folder(folder) as partial:
                 self.write_finished(partial)
+                if self._collapse is not None:
+                    record = collapse_record(self._collapse)
+                    (partial / COLLAPSE_FILE).write_text(json.dumps(record, indent=1), "utf-8")
             rank_zero_info(f"{self.stage}: saved the model to {folder}")
         self.trainer.strategy.barrier("lit_rlhf.save_finished")
+
+    def load_healthy_weights(self, path: Path) -> None:
+        """Load the weights of a checkpoint of this run, and its metrics for the card."""
+        strategy = self.trainer.strategy
+        checkpoint = strategy.load_checkpoint(path, weights_only=True)
+        self.on_load_checkpoint(checkpoint)
+        strategy.load_model_state_dict(checkpoint, strict=self.strict_loading)
 
     def write_finished(self, folder: Path) -> None:
         """Write the finished networks to an empty folder, with `write_network`."""
@@ -559,12 +587,33 @@ class StageModule(NamedOptions, LightningModule):
 
     def card(self) -> ModelCardInfo:
         """The model card of this run: its options and final metrics."""
+        collapse = self._collapse
         return ModelCardInfo(
             stage=self.stage,
             base_model=self.model_path,
             config=dotted_arguments(self.hparams),
-            metrics=self.last_metrics(),
+            metrics=self.last_metrics() if collapse is None else self._saved_metrics,
+            note=None if collapse is None else describe_collapse(collapse),
         )
+
+
+def describe_collapse(collapse: Collapse) -> str:
+    """How a detector ended a run, and which weights were saved, for the model card."""
+    step, (level, sentence, stopped_at) = collapse.healthy_step, collapse.verdict
+    return (
+        f"Training was stopped as {level.word} at step {stopped_at}: {sentence}. The weights are "
+        f"those of step {step}, the last healthy ones, and so are the metrics."
+    )
+
+
+def collapse_record(collapse: Collapse) -> dict[str, Any]:
+    """The same as plain data, for `COLLAPSE_FILE`."""
+    return {
+        "verdict": collapse.verdict.level.word,
+        "reasons": collapse.verdict.sentence,
+        "stopped_at_step": collapse.verdict.step,
+        "weights_of_step": collapse.healthy_step,
+    }
 
 
 def check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> None:

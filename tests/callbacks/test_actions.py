@@ -32,8 +32,10 @@ from lit_callbacks import (
     Action,
     AdjustCoefficient,
     AdjustLearningRate,
+    Level,
     StopTraining,
     Verdict,
+    find_collapse,
 )
 from tests.callbacks.scripted import (
     Counted,
@@ -146,6 +148,28 @@ def test_training_stops_after_the_batch(tmp_path: Path) -> None:
     module = Scripted(script_of([0, 1, 2, 2]))
     trainer(tmp_path, watching(StopTraining())).fit(module, batches(4))
     assert module.batches == 3
+
+
+def test_what_ended_a_fit_and_the_weights_before_it_can_be_found(tmp_path: Path) -> None:
+    detector = watching(StopTraining(every_n_steps=2))
+    run = fitted(tmp_path, Scripted(script_of([0, 0, 0, 0, 0, 2])), 6, detector)
+    found = find_collapse(run)
+    assert found is not None
+    assert found.verdict.level is Level.COLLAPSED
+    assert (found.verdict.step, found.healthy_step) == (6, 3)
+    saved = torch.load(tmp_path / "healthy/step=3.ckpt", weights_only=True)
+    assert found.checkpoint == tmp_path / "healthy/step=3.ckpt"
+    assert "optimizer_states" not in saved
+
+    healthy = fitted(tmp_path / "2", Scripted(script_of([0, 1])), 2, watching(StopTraining()))
+    assert find_collapse(healthy) is None
+    # a Trainer that keeps no checkpoints
+    run = trainer(tmp_path / "3", watching(StopTraining()))
+    run.fit(Scripted(script_of([0, 2])), batches(2))
+    found = find_collapse(run)
+    assert found is not None
+    assert (found.healthy_step, found.checkpoint) == (None, None)
+    assert not (tmp_path / "3/healthy").exists()
 
 
 # --- coefficients

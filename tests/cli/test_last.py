@@ -290,6 +290,20 @@ def test_the_last_resume_checkpoint_of_the_configurations_wins(root: Path) -> No
     assert [callback.every_n_batches for callback in found] == [3]
 
 
+def test_a_run_that_was_stopped_as_collapsed_has_a_status_of_its_own(root: Path) -> None:
+    monitor = {"key": "toy/damage", "high": 10.0, "patience": 1, "horizon": 0}
+    monitors = [{"class_path": "lit_callbacks.Monitor", "init_args": monitor}]
+    callbacks = [
+        {"class_path": "tests.modules.test_stage_collapse.Sabotage"},
+        {"class_path": "lit_callbacks.CollapseEarlyStopping", "init_args": {"monitors": monitors}},
+    ]
+    with pytest.raises(SystemExit) as ended:
+        fit(root, callbacks=callbacks)
+    assert ended.value.code == 3
+    assert "stopped as collapsed" in Path("model/README.md").read_text()
+    assert not Path("run/finished.json").exists()
+
+
 def test_last_of_another_class_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, callbacks=[KEEP_EACH])
     told = refused(capsys, root, "--ckpt_path", "last", model="RewardModule", callbacks=[KEEP_EACH])

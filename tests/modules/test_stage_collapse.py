@@ -1,0 +1,96 @@
+"""A run that a detector ends leaves the last healthy weights, and says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_callbacks import CollapseEarlyStopping, Monitor
+from lit_rlhf.models import load_causal_lm
+from lit_rlhf.modules import PPOModule, SFTModule
+from tests.modules.stages import copied, demonstrations, fitted, ppo_options, prompts
+
+SABOTAGED, HEALTHY = 4, 1  # a checkpoint of step 3 would not be confirmed
+
+
+class Sabotage(Callback):
+    """Ruins the weights after a batch; keeps those after each.
+
+    Args:
+        key: Name under which it logs 1, and 100 once the weights are ruined.
+    """
+
+    def __init__(self, key: str = "toy/damage") -> None:
+        self.key = key
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        batch = trainer.fit_loop.total_batch_idx + 1
+        pl_module.log(self.key, 100.0 if batch >= SABOTAGED else 1.0)
+        if batch == SABOTAGED:
+            with torch.no_grad():
+                for parameter in pl_module.parameters():
+                    parameter.mul_(-3.0)
+        self.weights[batch] = copied(pl_module)
+
+
+def stopping() -> CollapseEarlyStopping:
+    monitor = Monitor("toy/damage", high=10.0, patience=1, horizon=0)
+    detector = CollapseEarlyStopping([monitor])
+    detector.actions[-1].every_n_steps = 1
+    return detector
+
+
+def test_the_last_healthy_weights_are_left_and_card_and_folder_say_so(
+    root: Path, tmp_path: Path
+) -> None:
+    module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
+    sabotage = Sabotage()
+    run = fitted(
+        module,
+        demonstrations(root, batch_size=1),
+        tmp_path,
+        callbacks=[sabotage, stopping()],
+        enable_checkpointing=True,
+    )
+    assert run.fit_loop.total_batch_idx + 1 == SABOTAGED
+    left = load_causal_lm(tmp_path / "out").state_dict()
+    for name, weight in left.items():
+        assert torch.equal(weight, sabotage.weights[HEALTHY][f"model.{name}"])
+    card = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "**Training was stopped as collapsed at step 4: " in card
+    assert "those of step 1, the last healthy ones" in card
+    assert "| `toy/damage` | 1 |" in card
+    record = json.loads((tmp_path / "out" / "collapse.json").read_text("utf-8"))
+    assert (record["stopped_at_step"], record["weights_of_step"]) == (4, 1)
+
+    # a later run that ends well leaves no trace of it
+    module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
+    fitted(module, demonstrations(root), tmp_path)
+    assert not (tmp_path / "out" / "collapse.json").exists()
+
+
+def test_policy_and_critic_are_both_those_of_the_healthy_step(root: Path, tmp_path: Path) -> None:
+    options = {"output_dir": str(tmp_path / "out"), "minibatches.minibatch_size": 2}
+    module = PPOModule(**ppo_options(root, **options))
+    sabotage, data = Sabotage(), prompts(root, batch_size=2)
+    callbacks = [sabotage, stopping()]
+    fitted(module, data, tmp_path, callbacks=callbacks, enable_checkpointing=True)
+    for name, weight in load_causal_lm(tmp_path / "out").state_dict().items():
+        assert torch.equal(weight, sabotage.weights[HEALTHY][f"policy.{name}"])
+    assert (tmp_path / "out" / "critic" / "model.safetensors").is_file()
+
+
+def test_without_healthy_weights_nothing_is_left_under_the_finished_name(
+    root: Path, tmp_path: Path
+) -> None:
+    module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
+    data, callbacks = demonstrations(root, batch_size=1), [Sabotage(), stopping()]
+    with pytest.warns(UserWarning, match="no healthy weights were kept: .*out is not written"):
+        fitted(module, data, tmp_path, callbacks=callbacks)
+    assert not (tmp_path / "out").exists()
