@@ -17,6 +17,7 @@ from torch import Tensor
 from lit_rlhf.modules import RewardModule, SFTModule
 from lit_rlhf.rollout import Experience
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
+from tests.invariant.reference import TRUNCATIONS, run_iteration
 from tests.invariant.trajectories import SAMPLES, Scripted, trajectory, validated
 from tests.modules.stages import (
     StepRecorder,
@@ -110,6 +111,18 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             "norms": {name: recorder.norms(name) for name in ("policy", "critic")},
             "logged": {key: float(value) for key, value in run.callback_metrics.items()},
         }
+    results["iterations"] = {
+        f"{name} {truncation}": run_iteration(
+            root,
+            folder / f"{name} {truncation}",
+            truncation,
+            RANKS,
+            strategy=strategy(name),
+            **shared,
+        )
+        for name in ("ddp", "deepspeed")
+        for truncation in TRUNCATIONS
+    }
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)
     rows = (slice(0, 1), slice(1, 3))[rank]

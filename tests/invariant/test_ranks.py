@@ -10,6 +10,7 @@ import torch
 
 from lit_rlhf.models import load_causal_lm
 from tests.invariant.rank_runs import BATCH_SIZE, RANKS, STAGES, on_a_rank
+from tests.invariant.reference import TRUNCATIONS, assert_follows_reference, recompute
 from tests.invariant.trajectories import SAMPLES, assert_same_trajectory, trajectory, validated
 from tests.rollout.test_metrics import expected
 from tests.support.ranks import run_on_ranks
@@ -50,6 +51,17 @@ def test_collectives_are_given_tensors_of_the_modules_device(ranks: list[dict[st
     """A process group of GPUs refuses a tensor on the host."""
     for rank in ranks:
         assert rank["host tensors"] == []
+
+
+@pytest.mark.parametrize("truncation", TRUNCATIONS)
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+def test_an_iteration_on_two_ranks_follows_the_reference(
+    root: Path, ranks: list[dict[str, Any]], strategy: str, truncation: str
+) -> None:
+    iterations = [rank["iterations"][f"{strategy} {truncation}"] for rank in ranks]
+    expected = recompute(root, truncation, iterations)
+    for iteration in iterations:
+        assert_follows_reference(iteration, expected)
 
 
 def test_clip_norms_hold_for_the_gradient_of_both_ranks(ranks: list[dict[str, Any]]) -> None:
