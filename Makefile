@@ -18,7 +18,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= 2
 
 .DEFAULT_GOAL = help
-.PHONY: help install test test-all lint quickstart clean
+.PHONY: help install test test-all lint mutate quickstart clean
 
 help: ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -50,6 +50,9 @@ lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict lit_rlhf callbacks/lit_callbacks
 	$(BIN)/lint-imports
+
+mutate: install ## put small defects into formulas and update, one at a time: a test has to notice each
+	$(BIN)/python -m tests.mutation $(MODULES)
 
 quickstart: install ## train SFT, a reward model and PPO on the built-in world, and compare the policies
 	$(BIN)/lit_rlhf quickstart

@@ -196,3 +196,15 @@ def test_a_denominator_is_a_constant_and_changes_no_dtype() -> None:
     grads = torch.autograd.grad(average, [values, denominator], allow_unused=True)
     assert grads[0] is not None
     assert not isinstance(grads[1], torch.Tensor)
+
+
+def test_an_average_of_integers_is_refused() -> None:
+    ids, mask = torch.ones(2, dtype=torch.long), torch.tensor([True, True])
+    with pytest.raises(ValueError, match="values: expected a floating-point dtype"):
+        masked_average(ids, mask, 4.0)
+
+
+def test_merging_one_number_with_none_gives_that_number() -> None:
+    none = masked_moments(torch.zeros(1), torch.tensor([False]))
+    one = masked_moments(torch.tensor([5.0]), torch.tensor([True]))
+    assert [float(x) for x in merged_moments(none, one)] == [5, 0, 1]

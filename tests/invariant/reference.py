@@ -391,12 +391,11 @@ def recompute(root: Path, truncation: str, ranks: Sequence[Iteration]) -> Expect
     logged = {key: sum(step[key] for step in history) / len(history) for key in history[0]}
     for name, optimizer in optimizers.items():
         logged[f"ppo/{name}_grad_norm"] = sum(optimizer.norms) / len(optimizer.norms)
-    if len(ranks) == 1:  # defined for the responses of one rank
-        _, unexplained = mean_and_std(
-            [r - v for s in scores for r, v in zip(s.returns, s.old_values, strict=True)]
-        )
-        _, total = mean_and_std([r for s in scores for r in s.returns])
-        logged["ppo/explained_variance"] = 1 - unexplained**2 / total**2
+    _, unexplained = mean_and_std(
+        [r - v for s in scores for r, v in zip(s.returns, s.old_values, strict=True)]
+    )
+    _, total = mean_and_std([r for s in scores for r in s.returns])
+    logged["ppo/explained_variance"] = 1 - unexplained**2 / total**2
     logged["rollout/kl"] = sum(score.kl for score in scores) / len(scores)
     logged["rollout/reward"] = sum(score.reward for score in scores) / len(scores)
     return Expected(

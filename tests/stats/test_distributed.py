@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.functional import length_mask, masked_whiten
-from lit_rlhf.stats import RunningMoments, gather_rows, global_masked_moments, global_sum
+from lit_rlhf.stats import (
+    RunningMoments,
+    gather_rows,
+    global_masked_moments,
+    global_sum,
+    world_size,
+)
 from tests.support.ranks import run_on_ranks
 
 # rows of a batch of five: the ranks have unlike numbers of rows and of tokens
@@ -48,6 +54,7 @@ def on_a_rank(rank: int) -> dict[str, Any]:
         "rows": gather_rows(batch()[ROWS[rank]]),
         "rows of one": gather_rows(batch()[: 2 * rank]),
         "summand": tensor,
+        "ranks": world_size(),
     }
 
 
@@ -106,6 +113,11 @@ def test_a_bad_number_on_one_rank_is_refused_on_both(ranks: list[dict[str, Any]]
 def test_a_global_sum_adds_and_leaves_its_argument_alone(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["sum"].tolist() == [3.0, 30.0]
     assert ranks[1]["summand"].tolist() == [2.0, 20.0]
+
+
+def test_the_number_of_ranks(ranks: list[dict[str, Any]]) -> None:
+    assert [result["ranks"] for result in ranks] == [2, 2]
+    assert world_size() == 1
 
 
 def test_without_ranks_global_is_local() -> None:

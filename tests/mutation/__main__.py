@@ -1,0 +1,294 @@
+"""Puts small defects into the formulas and the update, one at a time, and runs their tests.
+
+`make mutate`, or `python -m tests.mutation [MODULE ...] [--jobs N]`. The tests of a module are
+collected and run once without a defect. Each defect is then made in a fork of that process, by
+replacing the code of the functions, and the tests that call the function run until one fails. No
+file is changed. The exit status is 1 if no test notices a defect that is not in `equivalents.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.mutation.equivalents import EQUIVALENTS
+from tests.mutation.mutants import Mutant, make_mutants
+
+PACKAGE = Path(__file__).resolve().parents[2] / "lit_rlhf"
+FUNCTIONAL = ("tests/functional",)
+STATS = ("tests/stats", "tests/functional/test_examples.py")
+SUITES: dict[str, tuple[str, ...]] = {
+    "functional/advantages.py": FUNCTIONAL,
+    "functional/checks.py": FUNCTIONAL,
+    "functional/kl.py": FUNCTIONAL,
+    "functional/logprobs.py": FUNCTIONAL,
+    "functional/masking.py": FUNCTIONAL,
+    "functional/metrics.py": FUNCTIONAL,
+    "functional/policy_loss.py": FUNCTIONAL,
+    "functional/preference_loss.py": FUNCTIONAL,
+    "functional/rewards.py": FUNCTIONAL,
+    "functional/value_loss.py": FUNCTIONAL,
+    "stats/distributed.py": STATS,
+    "stats/running.py": STATS,
+    "rollout/sampling.py": ("tests/rollout/test_sampling.py",),
+    "modules/ppo.py": (
+        "tests/modules/test_ppo_experience.py",
+        "tests/modules/test_ppo_update.py",
+        "tests/modules/test_ppo_rewards.py",
+        "tests/modules/test_guarded_step.py",
+        "tests/invariant/test_reference_iteration.py",
+        "tests/invariant/test_micro_batches.py",
+    ),
+}
+"""Tests by module."""
+PPO_FUNCTIONS = (
+    "training_step",
+    "shape_rewards",
+    "reparameterize",
+    "experience",
+    "adapt_kl_coef",
+    "update",
+    "train_critic",
+    "train_policy",
+    "split_experience",
+    "critic_loss",
+    "policy_loss",
+    "policy_objective",
+    "ptx_loss",
+    "watch_critic_pretraining",
+    "step_schedules",
+)
+FUNCTIONS = {"modules/ppo.py": tuple(f"PPOModule.{name}" for name in PPO_FUNCTIONS)}
+"""The functions that are changed, where these are not all of a module."""
+SHORTEST_LIMIT = 60.0  # seconds that the tests may take with a defect, at least
+
+
+class TestRun(NamedTuple):
+    """What a test took and ran without a defect.
+
+    Attributes:
+        seconds: Its duration.
+        functions: Qualified names of the module's functions that it called.
+    """
+
+    seconds: float
+    functions: frozenset[str]
+
+
+class Mutation:
+    """A pytest plugin that runs the tests of a module with each of its mutants.
+
+    Attributes:
+        survivors: The mutants that no test noticed.
+        ran: Whether the tests passed without a defect, so that the mutants were made.
+    """
+
+    def __init__(self, module: str, mutants: list[Mutant], jobs: int) -> None:
+        self.file = str(PACKAGE / module)
+        self.name = "lit_rlhf." + module.removesuffix(".py").replace("/", ".")
+        self.mutants, self.jobs = mutants, jobs
+        self.survivors: list[Mutant] = []
+        self.ran = False
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run the tests without a defect, then with each."""
+        runs = {}
+        for item, following in zip(session.items, [*session.items[1:], session], strict=True):
+            runs[item] = self.run_traced(item, following)
+        if session.testsfailed:
+            return True
+        self.ran = True
+        limit = max(SHORTEST_LIMIT, 5 * sum(run.seconds for run in runs.values()))
+        waiting = list(reversed(self.mutants))
+        running: dict[int, tuple[Mutant, float]] = {}
+        while waiting or running:
+            while waiting and len(running) < self.jobs:
+                mutant = waiting.pop()
+                pid = fork(lambda mutant=mutant: self.try_mutant(session, runs, mutant))
+                running[pid] = mutant, time.monotonic() + limit
+            for pid, (mutant, end) in list(running.items()):
+                if time.monotonic() > end:
+                    os.killpg(pid, signal.SIGKILL)  # a test that never ends has noticed it
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    del running[pid]
+                    if status == 0:
+                        self.survivors.append(mutant)
+            time.sleep(0.002)
+        return True
+
+    def run_traced(self, item: pytest.Item, following: pytest.Item | pytest.Session) -> TestRun:
+        """Run a test, and note which functions of the module it calls."""
+        functions: set[str] = set()
+
+        def trace(frame: Any, event: str, argument: object) -> None:
+            if frame.f_code.co_filename == self.file:
+                functions.add(frame.f_code.co_qualname.partition(".<locals>")[0])
+
+        start = time.perf_counter()
+        sys.settrace(trace)
+        try:
+            # with the session as the next item, the fixtures of the session stay
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        finally:
+            sys.settrace(None)
+        return TestRun(time.perf_counter() - start, frozenset(functions))
+
+    def try_mutant(
+        self, session: pytest.Session, runs: dict[pytest.Item, TestRun], mutant: Mutant
+    ) -> int:
+        """Run the tests with a defect, in a process of its own; 1 if one fails."""
+        session.config.pluginmanager.unregister(name="terminalreporter")
+        use_forked_ranks()
+        replace_code(sys.modules[self.name], mutant.source)
+        items = choose_tests(runs, mutant.function)
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.testsfailed:
+                return 1
+        return 0
+
+
+def choose_tests(runs: dict[pytest.Item, TestRun], function: str) -> list[pytest.Item]:
+    """The tests that call a function, the quickest first, then the others of their files.
+
+    What a fixture of a module computed is seen by tests that do not call the function. If no test
+    calls it, for instance as it is a class, all are run.
+    """
+    function = function.partition(".read")[0]  # a function inside another
+    calls = {item for item, run in runs.items() if function in run.functions}
+    files = {item.path for item in calls} or {item.path for item in runs}
+    chosen = [item for item in runs if item.path in files]
+    return sorted(chosen, key=lambda item: (item not in calls, runs[item].seconds))
+
+
+def replace_code(module: ModuleType, source: str) -> None:
+    """Give the functions, classes and constants of a module the code and values of `source`."""
+    changed = ModuleType(module.__name__)
+    changed.__file__ = module.__file__
+    exec(compile(source, str(module.__file__), "exec"), vars(changed))
+    _replace_names(module, vars(changed), module.__name__)
+
+
+def _replace_names(owner: ModuleType | type, values: dict[str, Any], module: str) -> None:
+    for name, value in values.items():
+        old, new = (inspect.unwrap(_inside(x)) for x in (vars(owner).get(name), value))
+        if isinstance(new, FunctionType) and isinstance(old, FunctionType):
+            if new.__module__ == module:
+                old.__code__ = new.__code__
+                old.__defaults__, old.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
+        elif isinstance(new, type) and isinstance(old, type):
+            if new.__module__ == module:
+                _replace_names(old, dict(vars(new)), module)
+        elif isinstance(new, bool | int | float | str) and not name.startswith("__"):
+            setattr(owner, name, new)
+
+
+def _inside(value: Any) -> Any:
+    """The function in a property or a method of a class."""
+    for attribute in ("fget", "__func__"):
+        value = getattr(value, attribute, value)
+    return value
+
+
+def use_forked_ranks() -> None:
+    """Fork the processes of tests with ranks: a spawned one imports the module without a defect."""
+    from torch.multiprocessing.spawn import start_processes
+
+    from tests.support import ranks
+
+    def spawn(function: Callable[..., Any], arguments: tuple[Any, ...], nprocs: int) -> None:
+        start_processes(function, arguments, nprocs, start_method="fork")
+
+    ranks.spawn = spawn
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Fork a process, in a group of its own, that exits with the result of `work`."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 2
+    try:
+        os.setpgid(0, 0)
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        status = work()
+    except BaseException:  # also SystemExit: the fork must not go on as its parent
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def try_mutants(module: str, jobs: int, folder: Path) -> tuple[int, list[Mutant]]:
+    """The number of a module's mutants, and those that no test notices.
+
+    Raises:
+        RuntimeError: If the tests fail without a defect.
+    """
+    source = (PACKAGE / module).read_text()
+    mutants = make_mutants(module, source, FUNCTIONS.get(module, ("",)))
+    plugin = Mutation(module, mutants, jobs)
+    options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider"]
+    # the first module's tests have imported libraries of plugins
+    options += ["-W", "ignore:Module already imported so cannot be rewritten"]
+    options += ["-o", "timeout=0", f"--basetemp={folder / Path(module).stem}"]
+    pytest.main([*options, *SUITES[module]], plugins=[plugin])
+    if not plugin.ran:
+        raise RuntimeError(f"{module}: its tests fail without a defect")
+    return len(mutants), plugin.survivors
+
+
+def main() -> int:
+    """Try the mutants of all modules, or of those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help=", ".join(SUITES))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    modules = arguments.modules or list(SUITES)
+    if unknown := [module for module in modules if module not in SUITES]:
+        parser.error(f"expected modules among {', '.join(SUITES)}, got {', '.join(unknown)}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd cannot be forked once it has used a GPU
+    importlib.import_module("torch").set_num_threads(1)
+    reasons = {equivalent[:4]: equivalent.reason for equivalent in EQUIVALENTS}
+    unused = {key for key in reasons if key[0] in modules}
+    count, unexplained = 0, []
+    with TemporaryDirectory(prefix="mutation_") as folder:
+        for module in modules:
+            began = time.monotonic()
+            n_mutants, survivors = try_mutants(module, arguments.jobs, Path(folder))
+            keys = {m: (m.module, m.text, m.was, m.now) for m in survivors}
+            new = [m for m in survivors if keys[m] not in reasons]
+            unused -= set(keys.values())
+            print(
+                f"{module}: {n_mutants} mutants, {n_mutants - len(survivors)} noticed, "
+                f"{len(survivors) - len(new)} equivalent, {len(new)} not noticed, "
+                f"{time.monotonic() - began:.0f} s",
+                flush=True,
+            )
+            for m in sorted(new, key=lambda m: m.line):
+                print(f"  {m.module}:{m.line} {m.function}: `{m.was}` -> `{m.now}`", flush=True)
+            count, unexplained = count + n_mutants, [*unexplained, *new]
+    for module, text, was, now in sorted(unused):
+        print(f"equivalents.py: no survivor is {module}, `{text}`: `{was}` -> `{now}`")
+    print(f"{count} mutants; not noticed and not listed as equivalent: {len(unexplained)}")
+    return int(bool(unexplained or unused))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Mutants that change nothing that a caller can see, each with the reason."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Equivalent(NamedTuple):
+    """A mutant that no test can notice.
+
+    Attributes:
+        module: Path of the module inside the package.
+        text: The line.
+        was: What stands there.
+        now: What the mutant has there.
+        reason: Why nothing changes.
+    """
+
+    module: str
+    text: str
+    was: str
+    now: str
+    reason: str
+
+
+EQUIVALENTS: tuple[Equivalent, ...] = (
+    Equivalent(
+        "functional/advantages.py",
+        "advantages = torch.zeros_like(values)",
+        "torch.zeros_like",
+        "torch.ones_like",
+        "the loop writes every column",
+    ),
+    Equivalent(
+        "functional/kl.py",
+        "log_ratio = log_ratio.masked_fill(logprobs == -torch.inf, 0.0)",
+        "0.0",
+        "1.0",
+        "it is multiplied by the probability of a token that is ruled out, 0",
+    ),
+    Equivalent(
+        "functional/logprobs.py",
+        "finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)",
+        "0.0",
+        "1.0",
+        "it is multiplied by the probability of a token that is ruled out, 0",
+    ),
+    Equivalent(
+        "functional/logprobs.py",
+        "return logits if temperature == 1.0 else logits / temperature",
+        "logits if temperature == 1.0 else logits / temperature",
+        "(logits / temperature)",
+        "a division by 1 is exact; it is left out to save time",
+    ),
+    Equivalent(
+        "functional/masking.py",
+        "return kept.sum() if dim is None else kept.sum(dim)",
+        "kept.sum() if dim is None else kept.sum(dim)",
+        "kept.sum(dim)",
+        "`sum(None)` is the sum of all; mypy does not know it",
+    ),
+    Equivalent(
+        "functional/masking.py",
+        "return total / (mask.sum() if dim is None else mask.sum(dim)).clamp(min=1)",
+        "mask.sum() if dim is None else mask.sum(dim)",
+        "mask.sum(dim)",
+        "`sum(None)` is the sum of all; mypy does not know it",
+    ),
+    Equivalent(
+        "functional/policy_loss.py",
+        "x.masked_fill(~mask, 0.0) for x in (logprobs, old_logprobs.detach(), advantages.detach())",
+        "0.0",
+        "1.0",
+        "any finite number will do: what is outside the mask is masked again at the end",
+    ),
+    Equivalent(
+        "functional/rewards.py",
+        "check_same(logprobs.shape[:1], scores=scores)",
+        "logprobs",
+        "ref_logprobs",
+        "both have one shape by the check before",
+    ),
+    Equivalent(
+        "functional/rewards.py",
+        "check_mask(mask, logprobs.shape)",
+        "logprobs",
+        "ref_logprobs",
+        "both have one shape by the check before",
+    ),
+    Equivalent(
+        "functional/value_loss.py",
+        "x.masked_fill(~mask, 0.0) for x in (values, old_values.detach(), returns.detach())",
+        "0.0",
+        "1.0",
+        "any finite number will do: what is outside the mask is masked again at the end",
+    ),
+    Equivalent(
+        "functional/value_loss.py",
+        "clipped = (bounded_errors > errors) & ((values - old_values).abs() > value_clip)",
+        "(values - old_values).abs() > value_clip",
+        "((values - old_values).abs() >= value_clip)",
+        "exactly at the bound both errors are equal",
+    ),
+    Equivalent(
+        "functional/value_loss.py",
+        "unexplained = masked_moments(returns.double() - values.double(), mask).var",
+        "returns.double()",
+        "returns",
+        "the other operand of the difference is float64",
+    ),
+    Equivalent(
+        "functional/value_loss.py",
+        "unexplained = masked_moments(returns.double() - values.double(), mask).var",
+        "values.double()",
+        "values",
+        "the other operand of the difference is float64",
+    ),
+    Equivalent(
+        "functional/value_loss.py",
+        "explained = 1.0 - unexplained / torch.where(total > 0, total, torch.ones_like(total))",
+        "total > 0",
+        "(total >= 0)",
+        "the last line does not read the quotient of a total of 0",
+    ),
+    Equivalent(
+        "functional/value_loss.py",
+        "explained = 1.0 - unexplained / torch.where(total > 0, total, torch.ones_like(total))",
+        "0",
+        "(-1)",
+        "the last line does not read the quotient of a total of 0",
+    ),
+    Equivalent(
+        "functional/value_loss.py",
+        "explained = 1.0 - unexplained / torch.where(total > 0, total, torch.ones_like(total))",
+        "torch.ones_like",
+        "torch.zeros_like",
+        "the last line does not read the quotient of a total of 0",
+    ),
+    Equivalent(
+        "stats/running.py",
+        "return self.m2 / self.count.clamp(min=1)",
+        "1",
+        "2",
+        "of one number the sum of squared differences is 0",
+    ),
+)
