@@ -41,6 +41,8 @@ def test_each_option_leaves_what_it_says() -> None:
     cold = SamplingOptions(max_new_tokens=5, temperature=0.5)
     assert shares(cold, [3]) == [0.685, 0.247, 0.062, 0.007]
     assert shares(SamplingOptions(max_new_tokens=5, top_k=2), [3]) == [0.625, 0.375, 0.0, 0.0]
+    assert shares(SamplingOptions(max_new_tokens=5, top_k=1), [3]) == [1.0, 0.0, 0.0, 0.0]
+    assert shares(SamplingOptions(max_new_tokens=5, top_k=9), [3]) == [0.5, 0.3, 0.15, 0.05]
     assert shares(SamplingOptions(max_new_tokens=5, top_p=0.7), [3]) == [0.625, 0.375, 0.0, 0.0]
     assert shares(SamplingOptions(max_new_tokens=5, do_sample=False), [3]) == [1.0, 0.0, 0.0, 0.0]
     # log-probs are negative, so a penalty of 2 doubles them: 0.5 becomes 0.25, over 0.75
@@ -88,7 +90,7 @@ def test_rare_tokens_of_a_large_vocabulary_keep_their_weight() -> None:
     [
         ({}, ()),
         ({"temperature": 0.7}, ()),
-        ({"top_k": 5}, ("top_k",)),
+        ({"top_k": 1}, ("top_k",)),
         ({"top_p": 0.9, "repetition_penalty": 1.2}, ("top_p", "repetition_penalty")),
         ({"do_sample": False}, ("do_sample",)),
         ({"min_new_tokens": 1}, ("min_new_tokens",)),
@@ -110,6 +112,7 @@ def test_options_that_leave_the_policy_are_named(
         ({"top_k": -1}, "top_k: expected"),
         ({"repetition_penalty": 0.0}, "repetition_penalty: expected"),
         ({"min_new_tokens": 9}, "min_new_tokens: expected 0 to max_new_tokens = 8, got 9"),
+        ({"min_new_tokens": -1}, "min_new_tokens: expected 0 to max_new_tokens = 8, got -1"),
     ],
 )
 def test_options_out_of_range_are_named(changes: dict[str, Any], message: str) -> None:
@@ -123,11 +126,11 @@ def test_the_temperature_comes_before_the_nucleus() -> None:
     assert shares(options, [3]) == [1.0, 0.0, 0.0, 0.0]
 
 
-def draw(logits: Tensor, uniform: float) -> int:
+def draw(logits: Tensor, uniform: float, **options: Any) -> int:
     tokens = sample_tokens(
         logits[None],
         torch.tensor([uniform], dtype=torch.float64),
-        SamplingOptions(max_new_tokens=1),
+        SamplingOptions(max_new_tokens=1, **options),
         torch.tensor([], dtype=torch.long),
         torch.zeros(1, 1, dtype=torch.long),
         torch.zeros(1, dtype=torch.long),
@@ -148,3 +151,52 @@ def test_no_token_without_probability_is_drawn_where_probabilities_sum_to_less_t
         sums.append(float(logits.softmax(-1).sum(dtype=torch.float64)))
         assert draw(logits, 1 - 2**-53) == n - 1
     assert min(sums) < 1 - 2**-53
+
+
+def test_the_number_of_tokens_to_choose_from_does_not_depend_on_that_of_rows() -> None:
+    assert draw(PROBABILITIES.log(), 0.9, top_k=2) == 1
+
+
+def test_each_row_has_its_own_most_probable_token() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
+    tokens = sample_tokens(
+        logits,
+        torch.zeros(2, dtype=torch.float64),
+        replace(OPTIONS, do_sample=False),
+        torch.tensor([], dtype=torch.long),
+        torch.zeros(2, 1, dtype=torch.long),
+        torch.zeros(2, dtype=torch.long),
+    )
+    assert tokens.tolist() == [2, 0]
+
+
+def test_penalties_are_computed_in_float32() -> None:
+    # in bfloat16 8 / 1.3 is 6.15625 too
+    logits = torch.tensor([8.0, 6.15625], dtype=torch.bfloat16)
+    assert draw(logits, 0.5, repetition_penalty=1.3, do_sample=False) == 1
+
+
+def test_logits_that_are_not_finite_give_a_token_of_the_vocabulary() -> None:
+    for n_tokens in (1, 3):
+        assert 0 <= draw(torch.full((n_tokens,), torch.nan), 0.5) < n_tokens
+
+
+def test_options_are_spelled_out_for_transformers() -> None:
+    sampled = {
+        "max_new_tokens": 8,
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "top_k": 0,
+        "repetition_penalty": 1.0,
+        "do_sample": True,
+    }
+    options = replace(OPTIONS, temperature=0.7)
+    assert options.generation_kwargs() == sampled
+    longer = replace(options, min_new_tokens=1)
+    assert longer.generation_kwargs() == {**sampled, "min_new_tokens": 1}
+    greedy = replace(options, do_sample=False)
+    assert greedy.generation_kwargs() == {
+        "max_new_tokens": 8,
+        "repetition_penalty": 1.0,
+        "do_sample": False,
+    }
