@@ -143,6 +143,8 @@ CASES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
         "pairwise_loss: expected shape (), got (2,)",
     ),
     (F.reward_model_loss, (torch.tensor(1.0), ROWS, 1), "lm_loss: expected shape (), got (2,)"),
+    (F.response_ngrams, (REAL, MASK), "token_ids: expected an integer dtype, got torch.float32"),
+    (F.response_ngrams, (LONG, MASK, 0), "n: expected an integer >= 1, got 0"),
     (F.distinct_n, (REAL, MASK), "token_ids: expected an integer dtype, got torch.float32"),
     (F.distinct_n, (LONG[0], MASK[0]), "token_ids: expected 2 dimensions, got shape (3,)"),
     (F.distinct_n, (LONG, REAL), FLOAT_MASK),
@@ -163,7 +165,7 @@ def test_a_wrong_argument_is_named(
 
 
 DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    (F.gae, {"gamma": 1.0, "lam": 0.95, "bootstrap_values": None}),
+    (F.gae, {"gamma": 1.0, "lam": 0.9, "bootstrap_values": None}),
     (F.surrogate_loss, {"ratio_clip": 0.2, "denominator": None}),
     (F.value_loss, {"value_clip": 0.2, "denominator": None}),
     (F.entropy_loss, {"clip": None, "denominator": None}),
@@ -177,6 +179,7 @@ DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (F.masked_var, {"unbiased": False}),
     (F.masked_whiten, {"shift_mean": True, "moments": None}),
     (F.wilson_interval, {"confidence": 0.95}),
+    (F.response_ngrams, {"n": 2}),
     (F.distinct_n, {"n": 2}),
 ]
 

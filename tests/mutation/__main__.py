@@ -96,10 +96,10 @@ class Mutation:
         ran: Whether the tests passed without a defect, so that the mutants were made.
     """
 
-    def __init__(self, module: str, mutants: list[Mutant], jobs: int) -> None:
+    def __init__(self, module: str, source: str, mutants: list[Mutant], jobs: int) -> None:
         self.file = str(PACKAGE / module)
         self.name = "lit_rlhf." + module.removesuffix(".py").replace("/", ".")
-        self.mutants, self.jobs = mutants, jobs
+        self.source, self.mutants, self.jobs = source, mutants, jobs
         self.survivors: list[Mutant] = []
         self.ran = False
 
@@ -108,7 +108,9 @@ class Mutation:
         runs = {}
         for item, following in zip(session.items, [*session.items[1:], session], strict=True):
             runs[item] = self.run_traced(item, following)
-        if session.testsfailed:
+        clean = Mutant(self.file, "", 0, "", "", "", self.source)
+        # once more as with a defect, since a test may fail because of the fork alone
+        if session.testsfailed or wait(fork(lambda: self.try_mutant(session, runs, clean))):
             return True
         self.ran = True
         limit = max(SHORTEST_LIMIT, 5 * sum(run.seconds for run in runs.values()))
@@ -160,6 +162,11 @@ class Mutation:
             if session.testsfailed:
                 return 1
         return 0
+
+
+def wait(pid: int) -> int:
+    """Wait for a process; returns its status, 0 for success."""
+    return os.waitpid(pid, 0)[1]
 
 
 def choose_tests(runs: dict[pytest.Item, TestRun], function: str) -> list[pytest.Item]:
@@ -243,7 +250,7 @@ def try_mutants(module: str, jobs: int, folder: Path) -> tuple[int, list[Mutant]
     """
     source = (PACKAGE / module).read_text()
     mutants = make_mutants(module, source, FUNCTIONS.get(module, ("",)))
-    plugin = Mutation(module, mutants, jobs)
+    plugin = Mutation(module, source, mutants, jobs)
     options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider"]
     # the first module's tests have imported libraries of plugins
     options += ["-W", "ignore:Module already imported so cannot be rewritten"]

@@ -1,0 +1,91 @@
+"""Mutants are what they are said to be, and reach functions that were imported before."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from tests.mutation.__main__ import replace_code
+from tests.mutation.mutants import make_mutants
+
+SOURCE = '''"""A module."""
+from typing import Literal
+Kind = Literal["a", "b"]
+
+def clipped(x: float, bound: float = 2.0) -> float:
+    """Clip 1 number."""
+    check_positive("bound", bound)
+    if bound <= 0:
+        raise ValueError("bound: expected more than 0")
+    return min(x.detach(), bound) - offset(size=x)
+'''
+
+
+def test_the_mutants_of_a_function() -> None:
+    changes = [(m.line, m.was, m.now) for m in make_mutants("module.py", SOURCE)]
+    call, result = "min(x.detach(), bound)", "min(x.detach(), bound) - offset(size=x)"
+    assert set(changes) == {
+        (5, "2.0", "4.0"),
+        (5, "2.0", "1.0"),
+        (7, 'check_positive("bound", bound)', "pass"),
+        (8, "bound <= 0", "True"),
+        (8, "bound <= 0", "False"),
+        (8, "bound <= 0", "(bound < 0)"),
+        (8, "bound <= 0", "(bound > 0)"),
+        (8, "0", "1"),
+        (8, "0", "(-1)"),
+        (10, result, f"({call} + offset(size=x))"),
+        (10, "min", "max"),
+        (10, "x.detach()", "x"),
+        (10, "offset(size=x)", "offset()"),
+    }
+    assert len(changes) == 13
+
+
+def test_the_functions_to_change_can_be_chosen() -> None:
+    source = SOURCE + SOURCE.replace("clipped", "other")
+    mutants = make_mutants("module.py", source, ("other",))
+    assert {m.function for m in mutants} == {"other"}
+    assert all(m.text in source for m in mutants)
+
+
+CODE = """
+BOUND = 1
+
+def function(x=1):
+    return x + BOUND
+
+class Class:
+    @property
+    def size(self):
+        return 1
+
+    def method(self):
+        return 1
+"""
+
+
+@pytest.mark.parametrize("name", ["function", "method", "size"])
+def test_a_function_that_was_imported_runs_the_new_code(name: str) -> None:
+    module = ModuleType("module")
+    module.__file__ = "module.py"
+    exec(CODE, vars(module))
+    function, thing = module.function, module.Class()
+
+    def results() -> dict[str, int]:
+        return {"function": function(), "method": thing.method(), "size": thing.size}
+
+    assert results() == {"function": 2, "method": 1, "size": 1}
+    for was, now, change in (
+        ("BOUND = 1", "BOUND = 5", {"function": 6}),
+        ("x=1", "x=5", {"function": 6}),
+        ("x + BOUND", "x - BOUND", {"function": 0}),
+        ("size(self):\n        return 1", "size(self):\n        return 5", {"size": 5}),
+        ("method(self):\n        return 1", "method(self):\n        return 5", {"method": 5}),
+    ):
+        if name in change:
+            replace_code(module, CODE.replace(was, now))
+            assert results() == {"function": 2, "method": 1, "size": 1} | change
+            replace_code(module, CODE)
+    assert results() == {"function": 2, "method": 1, "size": 1}
