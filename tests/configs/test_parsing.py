@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lit_rlhf.modules import PPOModule, merge_options, option_groups
 from tests.configs.parsing import (
     ABLATIONS,
     BASES,
@@ -23,6 +24,8 @@ from tests.configs.parsing import (
     stage_of,
 )
 from tests.configs.tiny_runs import CONFIGS, QUICKSTART
+from tests.modules.stages import nested
+from tests.modules.test_options import PPO_MAX as PPO_MAX_OPTIONS
 
 MODULES = {"sft": "SFTModule", "reward": "RewardModule", "ppo": "PPOModule"}
 DATA = {
@@ -188,6 +191,68 @@ def test_an_ablation_goes_on_top_of_any_ppo_configuration(ablation: Path) -> Non
     for config in PPO_BASES:
         settings = parsed(config, ablation)
         assert {key: settings[key] for key in wanted} == wanted
+        options = nested(
+            {
+                key.removeprefix("model.init_args."): value
+                for key, value in settings.items()
+                if key.startswith("model.init_args.")
+            }
+        )
+        for group in option_groups(PPOModule):
+            merge_options(PPOModule, group, options[group])  # refuses what contradicts
+
+
+PAPER = {
+    "sft": {
+        "trainer.max_epochs": 2,
+        "data.init_args.batch_size": 1024 // 8,
+        "model.init_args.optimizer.learning_rate": 9.5e-6,
+        "model.init_args.optimizer.lr_scheduler": "cosine_with_min_lr",
+        "model.init_args.optimizer.min_lr_ratio": 0.1,
+        "model.init_args.optimizer.warmup_ratio": 0.0,
+    },
+    "reward": {
+        "trainer.max_epochs": -1,
+        "trainer.max_steps": 1000,
+        "data.init_args.min_samples": 1,
+        "data.init_args.max_samples": 128 // 8,
+        "model.init_args.lm_coef": 1.0,
+        "model.init_args.optimizer.learning_rate": 5e-6,
+        "model.init_args.optimizer.lr_scheduler": "constant_with_warmup",
+        "model.init_args.optimizer.warmup_ratio": 0.1,
+        "model.init_args.network.gradient_checkpointing": True,
+    },
+    "ppo": {
+        **{f"model.init_args.{name}": value for name, value in PPO_MAX_OPTIONS.items()},
+        "trainer.max_epochs": -1,
+        "trainer.max_steps": -1,
+        "data.init_args.batch_size": 128 // 8,
+        "data.init_args.max_prompt_length": 2048 - 512,
+        "model.init_args.minibatches.minibatch_size": 32 // 8,
+        # 1000 updates of the policy in minibatches of 32 of 128 rollouts, after critic pre-training
+        "model.init_args.max_iterations": 25 + 1000 * 32 // 128,
+        "model.init_args.policy_optimizer.beta1": 0.9,
+        "model.init_args.policy_optimizer.beta2": 0.95,
+        "model.init_args.policy_optimizer.eps": 1e-6,
+    },
+}
+"""The paper's numbers (Sections 4.1, 4.2, 5.1 and 5.4), spread over eight GPUs."""
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("stage", PAPER)
+def test_the_7b_configurations_are_the_papers(stage: str, language: str) -> None:
+    settings = parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
+
+    assert settings["trainer.devices"] == 8
+    assert settings["trainer.strategy"] == "multi_deepspeed_stage_2"
+    assert {key: settings[key] for key in PAPER[stage]} == PAPER[stage]
+    if stage == "reward":  # from the pre-trained model (Section 4.1)
+        sft = parsed(CONFIGS / "sft" / f"paper_7b_{language}.yaml")
+        for key in ("model.init_args.model_path", "data.init_args.chat_template"):
+            assert settings[key] == sft[key]
+    if stage == "ppo":
+        assert settings["data.init_args.ptx_sources"]
 
 
 @pytest.mark.parametrize("stage", DATA)

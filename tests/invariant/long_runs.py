@@ -63,16 +63,23 @@ class Witness(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.start = deepcopy(_policy_and_optimizer(trainer, pl_module))
         for optimizer, squares in zip(trainer.optimizers, self.squares.values(), strict=True):
+            stepped, parts = _stepped(optimizer), list[float]()
 
             def add(
-                inner: Optimizer, *_: object, squares: list[float] = squares
-            ) -> None:  # bound now
-                gradients = [p.grad for group in inner.param_groups for p in group["params"]]
-                squares.append(
-                    sum(float(g.double().square().sum()) for g in gradients if g is not None)
-                )
+                inner: Optimizer,
+                *_: object,
+                squares: list[float] = squares,  # bound now
+                parts: list[float] = parts,
+                n_groups: int = len(stepped.param_groups),
+            ) -> None:
+                for group in inner.param_groups:
+                    gradients = [p.grad for p in group["params"] if p.grad is not None]
+                    parts.append(sum(float(g.double().square().sum()) for g in gradients))
+                if len(parts) == n_groups:  # ZeRO steps group by group
+                    squares.append(sum(parts))
+                    parts.clear()
 
-            _stepped(optimizer).register_step_pre_hook(add)
+            stepped.register_step_pre_hook(add)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         if len(self.untouched) <= PRETRAINING:

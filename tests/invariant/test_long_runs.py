@@ -50,11 +50,10 @@ def test_losses_and_all_else_that_is_logged_follow(runs: Runs, strategy: str) ->
     assert len(runs.alone.metrics) == ITERATIONS
     for rank in runs.ranks:
         for one, other in zip(rank[strategy].metrics, runs.alone.metrics, strict=True):
-            wanted = other
             # the absolute part: whitened advantages, of size 1, cancel to a policy loss near zero
             unlike = {
                 key: (one[key], value)
-                for key, value in wanted.items()
+                for key, value in other.items()
                 if one[key] != pytest.approx(value, rel=TOLERANCE, abs=1e-6)
             }
             assert unlike == {}
