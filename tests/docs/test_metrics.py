@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, logged
+from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, logged, overlay
 from tests.docs.blocks import ROOT
 
 
@@ -29,8 +29,11 @@ def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]
     """Keys that the three stages log, with all options of PPO that add a key."""
     folder = tmp_path_factory.mktemp("everything")
     moves = {RUNS: quickstart, f"{RUNS}/ppo_max": folder / "ppo", f"{RUNS}/logs": folder}
-    overlays = [CONFIGS / "ablations" / f"{name}.yaml" for name in ("ptx", "entropy_bonus")]
-    fit_stage("ppo", [QUICKSTART / "ppo_max.yaml", *overlays], folder, moves)
+    text = [{"path": f"{RUNS}/world/text.jsonl"}]
+    init_args = {"model": {"loss": {"ptx_coef": 0.1}}, "data": {"ptx_sources": text}}
+    ptx = overlay(folder, "ptx", {name: {"init_args": value} for name, value in init_args.items()})
+    configs = [QUICKSTART / "ppo_max.yaml", ptx, CONFIGS / "ablations" / "entropy_bonus.yaml"]
+    fit_stage("ppo", configs, folder, moves)
     runs = [quickstart / "logs" / "sft", quickstart / "logs" / "reward", folder / "ppo_max"]
     return set().union(*(stems(run) for run in runs))
 
