@@ -9,6 +9,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
 from rich.console import Console
+from rich.text import Text
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.export import (
@@ -71,7 +72,8 @@ def export(
     if push_to_hub is not None:
         _check_can_push(push_to_hub)
     console = Console(stderr=True)
-    with console.status(f"Reading {checkpoint}") as status:
+    # Text, as rich would read markup in a path
+    with console.status(Text(f"Reading {checkpoint}")) as status:
         if _is_model_folder(Path(checkpoint)):
             exported = load_folder_model(checkpoint, network, dtype, base, trust_remote_code)
         else:
@@ -81,7 +83,7 @@ def export(
             )
         if chat_template is not None:
             exported = with_text_contract(exported, chat_template)
-        status.update(f"Writing {output}")
+        status.update(Text(f"Writing {output}"))
         if merge_lora:
             exported.save(output, max_shard_size, format)
         elif format != "transformers":
@@ -95,7 +97,7 @@ def export(
             "model was trained with. Name it with --chat_template."
         )
     if push_to_hub is not None:
-        with console.status(f"Uploading to {push_to_hub}"):
+        with console.status(Text(f"Uploading to {push_to_hub}")):
             print(f"Uploaded: {_upload(output, push_to_hub, private)}")
     return Path(output)
 

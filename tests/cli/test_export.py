@@ -84,6 +84,8 @@ def test_what_is_neither_checkpoint_nor_model(tmp_path: Path) -> None:
     output = ("--output", str(tmp_path / "m"))
     assert "does not exist" in refused("--checkpoint", str(tmp_path / "missing"), *output)
     assert "manifest.json" in refused("--checkpoint", str(tmp_path / "empty"), *output)
+    # a closing tag of rich's markup, without an opening one
+    assert "does not exist" in refused("--checkpoint", str(tmp_path / "[/bold]"), *output)
 
 
 def test_a_taken_name_unless_told(runs: Runs, stage_root: Path, tmp_path: Path) -> None:
