@@ -345,20 +345,22 @@ def test_the_coefficient_waits_for_the_policy_to_be_trained(root: Path) -> None:
 def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_it(
     root: Path, tmp_path: Path
 ) -> None:
-    shaping = {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100}
-    module = PPOModule(**ppo_options(root, reward_shaping=shaping))
-    with torch.no_grad():
-        for parameter in module.policy.parameters():
-            parameter.mul_(1.02)
-    logged = fitted(module, prompts(root), tmp_path).callback_metrics
-    assert float(logged["ppo/kl_coef"]) == pytest.approx(0.2)
-    kl = float(logged["rollout/kl"])
-    error = kl / 4.0 - 1.0
-    assert abs(error) > 0.2
-    per_token = float(logged["rollout/kl_per_token"]) / 4.0 - 1.0
-    expected = 0.2 * (1 + min(max(error, -0.2), 0.2) * 8 / 100)
-    assert float(module.kl_coef) == pytest.approx(expected, rel=1e-6)
-    assert per_token != error
+    def run(**shaping: Any) -> tuple[PPOModule, dict[str, float]]:
+        module = PPOModule(**ppo_options(root, reward_shaping={"kl_coef": 0.2, **shaping}))
+        with torch.no_grad():
+            for parameter in module.policy.parameters():
+                parameter.mul_(1.1)
+        logged = fitted(module, prompts(root), tmp_path).callback_metrics
+        return module, {key: float(value) for key, value in logged.items()}
+
+    _, fixed = run()
+    # a target that KL per response is above and KL per token below
+    target = (fixed["rollout/kl"] * fixed["rollout/kl_per_token"]) ** 0.5
+    assert fixed["rollout/kl"] > 1.3 * target > 1.3 * 1.3 * fixed["rollout/kl_per_token"] > 0
+    module, logged = run(kl_target=target, kl_horizon=100)
+    assert logged["rollout/kl"] == fixed["rollout/kl"]
+    assert logged["ppo/kl_coef"] == pytest.approx(0.2)
+    assert float(module.kl_coef) == pytest.approx(0.2 * (1 + 0.2 * 8 / 100), rel=1e-6)
 
 
 def test_the_critic_has_no_dropout(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ PPO_FUNCTIONS = (
     "shape_rewards",
     "reparameterize",
     "experience",
+    "reparameterize_advantages",
     "adapt_kl_coef",
     "update",
     "train_critic",
