@@ -582,6 +582,7 @@ class StageModule(NamedOptions, LightningModule):
             key: float(value)
             for key, value in self.trainer.callback_metrics.items()
             if torch.is_tensor(value) and value.numel() == 1 and "/" in key
+            if not key.startswith("monitor/")  # of callbacks
         }
         return self._saved_metrics | logged
 

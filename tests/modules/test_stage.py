@@ -13,11 +13,13 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, distributed
 
+from lit_callbacks import CollapseDetector, Monitor
 from lit_rlhf.modules import OptimizerOptions, PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.stage import count_movable, random_state, restore_random_state
 from tests.modules.stages import (
     StepRecorder,
     demonstrations,
+    first_batch,
     fitted,
     ppo_options,
     preferences,
@@ -140,15 +142,23 @@ def test_metrics_of_a_step_take_one_reduction_on_the_modules_device(
 def test_sums_of_a_validation_set_are_not_rounded_with_the_weights(
     root: Path, tmp_path: Path
 ) -> None:
-    """Rows one by one are as all at once, though bfloat16 has three digits."""
-    losses = []
-    for batch_size in (1, 8):
-        module = SFTModule(str(root / "policy"))
-        run = trainer(tmp_path, precision="bf16-true", limit_val_batches=None)
-        data = demonstrations(root, batch_size=batch_size)
-        run.validate(module, datamodule=data, verbose=False)
-        losses.append(float(run.callback_metrics["val/sft/loss"]))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    """A number in bfloat16 has three digits."""
+    module, data = SFTModule(str(root / "policy")), demonstrations(root, batch_size=1)
+    run = trainer(tmp_path, precision="bf16-true", limit_val_batches=None)
+    run.validate(module, datamodule=data, verbose=False)
+    with torch.no_grad():
+        batch = first_batch(demonstrations(root, batch_size=8), root)
+        expected = float(module(batch, batch.completion_mask.sum())["sft/loss"])
+    assert float(run.callback_metrics["val/sft/loss"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_detectors_log_is_no_metric_of_the_model(root: Path, tmp_path: Path) -> None:
+    module = SFTModule(str(root / "policy"))
+    detector = CollapseDetector([Monitor("sft/loss", high=1e9)])
+    run = fitted(module, demonstrations(root), tmp_path, callbacks=[detector])
+    assert float(run.callback_metrics["monitor/level"]) == 0.0
+    assert {"sft/loss", "time/update"} <= module.card().metrics.keys()
+    assert [key for key in module.card().metrics if key.startswith("monitor")] == []
 
 
 # --- the dtype of weights
