@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_only_what_is_trained_is_given_to_the_optimizer(root: Path) -> None:
     assert 0 < n_trained == len(given) < len(list(module.parameters()))
 
 
-def test_the_warmup_is_rounded_up_and_the_schedule_ends_at_its_smallest_rate(
+def test_the_warmup_is_rounded_up_and_the_schedule_falls_to_its_smallest_rate(
     root: Path, tmp_path: Path
 ) -> None:
     optimizer = {
@@ -112,8 +113,10 @@ def test_the_warmup_is_rounded_up_and_the_schedule_ends_at_its_smallest_rate(
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     run = fitted(module, data, tmp_path, max_epochs=5, callbacks=[Rates()])
-    assert rates[:3] == pytest.approx([0.0, 0.5e-3, 1e-3])
-    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.3e-3)
+    assert rates[:3] == pytest.approx([0.5e-3, 1e-3, 1e-3])
+    last = 0.3 + 0.7 * 0.5 * (1 + math.cos(math.pi * 7 / 8))  # of eight steps behind the warm-up
+    assert rates[-1] == pytest.approx(1e-3 * last)
+    assert run.optimizers[0].param_groups[0]["lr"] == rates[-1]  # held
 
 
 # --- metrics over ranks
