@@ -16,7 +16,7 @@ from lit_callbacks.actions import Action
 from lit_callbacks.monitors import Level
 from lit_callbacks.verdict import Verdict
 
-OWN_NAME = re.compile(r"step=\d+\.ckpt")
+OWN_NAME = re.compile(r"(weights_)?step=\d+\.ckpt")
 HYPER_PARAMETERS = (
     LightningModule.CHECKPOINT_HYPER_PARAMS_KEY,
     LightningModule.CHECKPOINT_HYPER_PARAMS_NAME,
@@ -94,7 +94,9 @@ class SavingAction(Action):
         last = max([self._since, *(step for step, _ in self.saved[-1:])])
         if last and verdict.step - last < max(self.every_n_steps, confirming):
             return
-        name = f"step={verdict.step}.ckpt"
+        # Two actions may share the folder, and only one of them can use a file without optimizers.
+        kind = "weights_" if self.weights_only else ""
+        name = f"{kind}step={verdict.step}.ckpt"
         self._saving = True
         trainer.save_checkpoint(folder / name, weights_only=self.weights_only)
         self._saving = False
