@@ -86,6 +86,11 @@ CASES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (F.surrogate_loss, (REAL, REAL, ROWS, MASK), "advantages: expected shape (2, 3), got (2,)"),
     (F.surrogate_loss, (REAL, REAL, REAL, REAL), FLOAT_MASK),
     (
+        F.surrogate_loss,
+        (REAL, REAL, REAL, MASK, 0.2, None, 0.0),
+        "ratio_clip_high: expected a finite number > 0, got 0.0",
+    ),
+    (
         F.kl_penalty_loss,
         (REAL, REAL, REAL, MASK, -1.0),
         "kl_penalty: expected a finite number >= 0, got -1.0",

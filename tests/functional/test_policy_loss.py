@@ -87,6 +87,25 @@ def test_dual_clip_bounds_the_loss_at_negative_advantages() -> None:
     assert plain.loss.item() == pytest.approx((-0.5 + 1 + 40) / 3)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "clipped"),
+    [
+        (2.0, -0.5, 0.75, 1.0),  # beyond 1.5 times the advantage
+        (1.25, -0.5, 0.625, 0.0),
+        (1.5, -0.5, 0.75, 0.0),  # at it
+        (0.5, 0.5, -0.25, 0.0),  # positive advantages have no such bound
+    ],
+)
+def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, clipped: float) -> None:
+    logprobs = torch.tensor([[ratio]], dtype=torch.float64).log()
+    zeros = torch.zeros_like(logprobs)
+    output = surrogate_loss(
+        logprobs, zeros, torch.full_like(zeros, advantage), ONE, None, dual_clip=1.5
+    )
+    assert output.loss.item() == pytest.approx(loss, rel=1e-12)
+    assert output.clip_fraction.item() == clipped
+
+
 def test_dual_clip_has_to_be_above_1() -> None:
     zeros = torch.zeros(1, 1)
     with pytest.raises(ValueError, match=r"dual_clip: expected a number above 1 or None, got 1.0"):

@@ -336,7 +336,7 @@ def policy_loss(
 ) -> Any:
     """The loss of Eqs. 15 and 17 with the entropy bonus, and its metrics."""
     surrogate, bonus, text_nll = (torch.zeros((), dtype=torch.float64) for _ in range(3))
-    clips, kl = 0, 0.0
+    clips, kl, ratios = 0, 0.0, 0.0
     for sample, score in batch:
         for (logprob, entropy), old, advantage in zip(
             read_policy(policy, sample), score.old_logprobs, score.advantages, strict=True
@@ -346,6 +346,7 @@ def policy_loss(
             held = float(ratio.detach()) > bound if advantage > 0 else float(ratio.detach()) < bound
             surrogate = surrogate - advantage * (bound if held else ratio)
             clips += held
+            ratios += float(ratio.detach())
             bonus = bonus + entropy.clamp(max=LOSS["entropy_clip"])
             moved = float(logprob.detach()) - old
             kl += math.exp(moved) - 1 - moved
@@ -364,6 +365,7 @@ def policy_loss(
         "ppo/ptx_loss": float(text_nll.detach()),
         "ppo/clip_fraction": clips / tokens,
         "ppo/approx_kl": kl / tokens,
+        "ppo/ratio": ratios / tokens,
     }
 
 

@@ -171,16 +171,18 @@ def wait(pid: int) -> int:
 
 
 def choose_tests(runs: dict[pytest.Item, TestRun], function: str) -> list[pytest.Item]:
-    """The tests that call a function, the quickest first, then the others of their files.
+    """The tests in the order in which they are tried.
 
-    What a fixture of a module computed is seen by tests that do not call the function. If no test
-    calls it, for instance as it is a class, all are run.
+    Those that call the function come first, the quickest of them before the others. Then come those
+    of their files, which may see what a fixture of the module computed, and then all others, which
+    may call it in another process.
     """
     function = function.partition(".read")[0]  # a function inside another
     calls = {item for item, run in runs.items() if function in run.functions}
-    files = {item.path for item in calls} or {item.path for item in runs}
-    chosen = [item for item in runs if item.path in files]
-    return sorted(chosen, key=lambda item: (item not in calls, runs[item].seconds))
+    files = {item.path for item in calls}
+    return sorted(
+        runs, key=lambda item: (item not in calls, item.path not in files, runs[item].seconds)
+    )
 
 
 def replace_code(module: ModuleType, source: str) -> None:
