@@ -255,6 +255,7 @@ def try_mutants(module: str, jobs: int, folder: Path) -> tuple[int, list[Mutant]
     mutants = make_mutants(module, source, FUNCTIONS.get(module, ("",)))
     plugin = Mutation(module, source, mutants, jobs)
     options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider"]
+    options += ["-p", "no:faulthandler"]  # a mutant may crash
     # the first module's tests have imported libraries of plugins
     options += ["-W", "ignore:Module already imported so cannot be rewritten"]
     options += ["-o", "timeout=0", f"--basetemp={folder / Path(module).stem}"]

@@ -1,5 +1,6 @@
 """Mutants that change nothing that a caller can see, each with the reason."""
 
+# ruff: noqa: E501  # lines are quoted whole
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -226,6 +227,20 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "-1",
         "(1)",
         "the tensor has two dimensions",
+    ),
+    Equivalent(
+        "stats/distributed.py",
+        "return torch.cat([rows[: int(count)] for rows, count in zip(of_ranks, counts, strict=True)])",
+        "zip(of_ranks, counts, strict=True)",
+        "zip(of_ranks, counts)",
+        "both lists have an element for each rank",
+    ),
+    Equivalent(
+        "stats/distributed.py",
+        "return torch.cat([rows[: int(count)] for rows, count in zip(of_ranks, counts, strict=True)])",
+        "True",
+        "False",
+        "both lists have an element for each rank",
     ),
     Equivalent(
         "stats/running.py",

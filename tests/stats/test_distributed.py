@@ -127,7 +127,9 @@ def test_without_ranks_global_is_local() -> None:
     total = global_sum(numbers)
     assert total.tolist() == [1, 2]
     assert total is not numbers
-    assert not global_sum(torch.ones(2, requires_grad=True)).requires_grad
+    trained = torch.ones(2, requires_grad=True)
+    assert not global_sum(trained).requires_grad
+    assert not gather_rows(trained).requires_grad
 
 
 def test_a_sum_of_bools_is_refused() -> None:
