@@ -37,7 +37,8 @@ def name_file(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is not None:
+        # an error without a number is not one of the operating system
+        if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 

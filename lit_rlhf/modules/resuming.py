@@ -14,7 +14,6 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_rlhf.data import RecordDataModule
-from lit_rlhf.forward import LanguageModel, Offloaded, on_device
+from lit_rlhf.forward import LanguageModel, Offloaded
 from lit_rlhf.modules.option_names import dotted_arguments, option_names
 
 SETTINGS_KEY = "resume_settings"  # of a checkpoint
@@ -219,12 +218,12 @@ def weights_checksum(network: LanguageModel | Offloaded) -> int:
 
     All values of a large network would take minutes.
     """
+    model = network.network if isinstance(network, Offloaded) else network
     sample = []
-    with on_device(network, torch.device("cpu")) as model:
-        for tensor in model.state_dict().values():
-            values = tensor.detach().flatten()
-            step = max(len(values) // VALUES_PER_TENSOR, 1)
-            sample.append(values[::step].cpu().double())
+    for tensor in model.state_dict().values():
+        values = tensor.detach().flatten()
+        step = max(len(values) // VALUES_PER_TENSOR, 1)
+        sample.append(values[::step].cpu().double())
     return checksum(sample)
 
 
