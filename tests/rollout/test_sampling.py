@@ -200,3 +200,7 @@ def test_options_are_spelled_out_for_transformers() -> None:
         "repetition_penalty": 1.0,
         "do_sample": False,
     }
+
+
+def test_a_response_may_have_to_be_as_long_as_it_can_be() -> None:
+    assert replace(OPTIONS, min_new_tokens=8).off_policy_options == ("min_new_tokens",)
