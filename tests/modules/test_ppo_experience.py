@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -394,3 +395,35 @@ def test_validation_draws_depend_on_the_batch_and_not_on_the_iteration(
     assert len(seeds) == 4
     assert seeds[:2] == seeds[2:]
     assert seeds[0] != seeds[1]
+
+
+@pytest.mark.parametrize(
+    ("objective", "options"),
+    [
+        ("clip", {"ratio_clip": 0.2, "ratio_clip_high": 0.3, "dual_clip": 1.5}),
+        ("unclipped", {}),
+        ("kl_penalty", {"kl_penalty_coef": 0.7}),
+        ("policy_gradient", {}),
+    ],
+)
+def test_each_objective_is_its_sum_over_tokens_by_the_denominator(
+    root: Path, batch: PromptBatch, objective: str, options: dict[str, Any]
+) -> None:
+    rollouts = rollouts_of(batch, [True, False], [4, 3])
+    estimates, rewards = estimates_of(rollouts), torch.randn(2, 4)
+    module = PPOModule(**ppo_options(root, loss={"policy_objective": objective, **options}))
+    experience = module.experience(rollouts, rewards, estimates)
+    logprobs = estimates.logprobs + torch.linspace(-0.9, 0.9, 8).view(2, 4)
+    total = 0.0
+    for row, t in rollouts.response_mask.nonzero().tolist():
+        new, old = float(logprobs[row, t]), float(experience.old_logprobs[row, t])
+        advantage, ratio = float(experience.advantages[row, t]), math.exp(new - old)
+        loss = -advantage * (new if objective == "policy_gradient" else ratio)
+        if objective == "clip":
+            loss = max(loss, -advantage * min(max(ratio, 0.8), 1.3))
+            loss = min(loss, -advantage * 1.5) if advantage < 0 else loss
+        if objective == "kl_penalty":
+            loss += 0.7 * (ratio - 1 - (new - old))
+        total += loss
+    output = module.policy_objective(logprobs, experience, torch.tensor(50.0))
+    assert float(output.loss) == pytest.approx(total / 50, rel=1e-5)

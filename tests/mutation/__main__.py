@@ -48,6 +48,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/modules/test_ppo_experience.py",
         "tests/modules/test_ppo_update.py",
         "tests/modules/test_ppo_rewards.py",
+        "tests/modules/test_ppo_switches.py",
         "tests/modules/test_guarded_step.py",
         "tests/invariant/test_reference_iteration.py",
         "tests/invariant/test_micro_batches.py",
