@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+
+# A suite that a shell starts in the background ignores Ctrl-C, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tiny tensors lose more to waiting threads than they gain from them.
 torch.set_num_threads(1)

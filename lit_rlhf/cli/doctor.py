@@ -68,6 +68,7 @@ class DoctorCLI(RLHFCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the flags of `fit`, and the path of the report."""
+        super().add_arguments_to_parser(parser)
         skip: set[str | int] = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
         parser.add_method_arguments(Trainer, "fit", skip=skip)
         parser.add_argument("--output", type=str | None, help="JSON file for the findings.")

@@ -61,22 +61,7 @@ FINISHED_FILE = "finished.json"
 
 
 class RLHFArgumentParser(LightningArgumentParser):
-    """LightningCLI's parser, with `null` for fields of groups and advice about unknown options.
-
-    Args:
-        *arguments: See LightningArgumentParser.
-        resumes: Whether the command can resume a run, and takes `--allow_changes`.
-        **options: See LightningArgumentParser.
-    """
-
-    def __init__(self, *arguments: Any, resumes: bool = False, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        if resumes:
-            self.add_argument(
-                "--allow_changes",
-                action="store_true",
-                help="with --ckpt_path: resume although data, models or precision have changed",
-            )
+    """LightningCLI's parser, with `null` for fields of groups and advice about unknown options."""
 
     def parse_args(  # type: ignore[override]  # the other arguments are handed on
         self, args: Sequence[str] | None = None, *others: Any, **options: Any
@@ -148,6 +133,14 @@ class RLHFCLI(LightningCLI):
     """A LightningCLI in which configuration and flags win over a checkpoint's hyper-parameters."""
 
     _is_finished = False
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the flag of a resume, to all commands as they take the configuration of a fit."""
+        parser.add_argument(
+            "--allow_changes",
+            action="store_true",
+            help="fit with --ckpt_path: resume although data, models or precision have changed",
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse arguments, and check options and checkpoint before anything is built."""
@@ -376,11 +369,7 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
         "save_config_kwargs": {"overwrite": True},
         "auto_configure_optimizers": False,
         "parser_class": RLHFArgumentParser,
-        "parser_kwargs": {
-            "description": __doc__,
-            "prog": "lit_rlhf",
-            "fit": {"resumes": True},
-        },
+        "parser_kwargs": {"description": __doc__, "prog": "lit_rlhf"},
     }
     return cli(LightningModule, LightningDataModule, args=args, **(defaults | options))
 
