@@ -234,6 +234,8 @@ class TestTheCommand:
         output = str(tmp_path / "page.html")
         words = [watched, calm, "--output", output, "--keys", "rollout/kl"]
         monkeypatch.setattr(sys, "argv", ["report", *words])
+        # another test of this process may have imported it, of which runpy warns
+        monkeypatch.delitem(sys.modules, "lit_callbacks.report.__main__", raising=False)
 
         runpy.run_module("lit_callbacks.report", run_name="__main__")
 
