@@ -5,6 +5,7 @@ python -m benchmarks.speed.ours JOB.json RESULT.json
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -64,7 +65,8 @@ def build_module(job: Job) -> PPOModule:
     module = PPOModule(
         str(folder / "policy"),
         {str(folder / "reward"): 1.0},
-        output_dir=str(folder / "trained"),
+        # of its own, as a stage does not replace a folder that another version has saved
+        output_dir=str(folder / f"trained_{os.getpid()}"),
         network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
         sampling=SamplingOptions(max_new_tokens=work.response),
         minibatches=MinibatchOptions(minibatch_size=work.minibatch, micro_batch_size=16),

@@ -5,6 +5,7 @@ python -m benchmarks.speed.ours_supervised JOB.json RESULT.json
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,7 +98,8 @@ def run(job: Job) -> Laps:
     stage = SFTModule if job.stage == "sft" else RewardModule
     module = stage(
         str(Path(job.folder) / "policy"),
-        output_dir=str(Path(job.folder) / "trained"),
+        # of its own, as a stage does not replace a folder that another version has saved
+        output_dir=str(Path(job.folder) / f"trained_{os.getpid()}"),
         network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
         **MODULE_ARGUMENTS[job.stage],
     )
