@@ -309,9 +309,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
     def on_train_start(self) -> None:
         """Tell of a missing ptx loss; stop at once if a checkpoint is at the end of the run."""
         super().on_train_start()
-        # Lightning sets `trainer.datamodule` without declaring it.
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if self.loss.ptx_coef > 0 and getattr(datamodule, "ptx_sources", None) == []:
+        if self.loss.ptx_coef > 0 and getattr(self.datamodule, "ptx_sources", None) == []:
             rank_zero_info(
                 "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17); "
                 f"loss.ptx_coef = {self.loss.ptx_coef} has no effect"

@@ -151,16 +151,16 @@ def rule_of(name: str) -> Rule | None:
     return None
 
 
-def describe_run(module: LightningModule, checksums: Mapping[str, object]) -> dict[str, Any]:
+def describe_run(
+    trainer: Trainer, data: LightningDataModule | None, checksums: Mapping[str, object]
+) -> dict[str, Any]:
     """Settings of data and Trainer, and checksums of the inputs, as plain data.
 
     Args:
-        module: A module whose Trainer has set up the data.
+        trainer: A Trainer that has set up the data.
+        data: Its datamodule, if there is one.
         checksums: Checksums of the module's own inputs by name.
     """
-    trainer = module.trainer
-    # Lightning sets `trainer.datamodule` without declaring it.
-    data = getattr(trainer, "datamodule", None)
     return {
         "trainer.precision": str(trainer.precision),
         **checksums,

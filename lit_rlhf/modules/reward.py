@@ -206,8 +206,7 @@ class RewardModule(StageModule):
         metrics["reward/loss"] = reward_model_loss(
             metrics["reward/pairwise_loss"], lm_loss, self.lm_coef
         )
-        # Lightning sets `trainer.datamodule` without declaring it.
-        names = getattr(getattr(self.trainer, "datamodule", None), "source_names", [])
+        names = getattr(self.datamodule, "source_names", [])
         for index, name in enumerate(names):
             if (sources == index).any():
                 metrics[f"reward/accuracy/{name}"] = hits[sources == index].float().mean()

@@ -13,7 +13,7 @@ from typing import IO, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -418,7 +418,9 @@ class StageModule(NamedOptions, LightningModule):
 
     def run_settings(self) -> dict[str, Any]:
         """Settings of data and Trainer that a run which resumes is compared with, as plain data."""
-        settings = self._settings or describe_run(self, self.input_checksums())
+        settings = self._settings or describe_run(
+            self.trainer, self.datamodule, self.input_checksums()
+        )
         # The examples are those of training during a fit only.
         self._settings = settings if self.trainer.state.fn == TrainerFn.FITTING else None
         return settings
@@ -502,10 +504,14 @@ class StageModule(NamedOptions, LightningModule):
             give_back_freed_memory()
 
     @property
+    def datamodule(self) -> LightningDataModule | None:
+        """The run's datamodule, if it has one. Lightning does not declare its attribute."""
+        return getattr(self.trainer, "datamodule", None)
+
+    @property
     def encoder(self) -> DialogueEncoder | None:
         """The encoder of the run's datamodule; `None` for a datamodule without one."""
-        # Lightning sets `trainer.datamodule` without declaring it.
-        return getattr(getattr(self.trainer, "datamodule", None), "encoder", None)
+        return getattr(self.datamodule, "encoder", None)
 
     @property
     def finished_dir(self) -> Path:
