@@ -11,12 +11,14 @@ import os
 import platform
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-MIN_MULTIPLICATIONS = 2**24
-"""Smallest matmul, in multiplications, for which oneDNN repays the conversion of its tensors."""
+MIN_MULTIPLICATIONS = 2**22
+"""Smallest matmul, in multiplications, that oneDNN computes faster, its call included."""
 
 TOKEN_MULTIPLE = 64
 """Packed forwards read a multiple of this many tokens where oneDNN multiplies."""
@@ -36,18 +38,47 @@ class OneDNNLinear(nn.Linear):
         """Same as `nn.Linear.forward`, up to rounding."""
         if (
             input.is_cpu
+            and input.dim() > 1
             and input.dtype == self.weight.dtype == torch.float32
             and input.numel() * len(self.weight) >= MIN_MULTIPLICATIONS
             and not torch.is_autocast_enabled("cpu")
             and not torch.compiler.is_compiling()
-            # anomaly detection (torch 2.13) looks for NaN in the gradients of every step of the
-            # graph, and cannot read those in oneDNN's layout
-            and not torch.is_anomaly_enabled()
         ):
-            # torch has no switch for the matmul library, but it uses oneDNN for an input in
-            # oneDNN's memory layout
-            return super().forward(input.to_mkldnn()).to_dense()
+            # the autograd function alone takes as long as a small matmul
+            multiply = _OneDNNMatmul.apply if torch.is_grad_enabled() else _multiply
+            output: Tensor = multiply(input, self.weight, self.bias)
+            return output
         return super().forward(input)
+
+
+class _OneDNNMatmul(torch.autograd.Function):
+    """`functional.linear` with forward and backward by oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(input, weight)
+        return _multiply(input, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        input, weight = ctx.saved_tensors
+        for_input, for_weight, for_bias = ctx.needs_input_grad
+        (gradient,) = gradients
+        rows = gradient.flatten(0, -2)
+        return (
+            _multiply(gradient, weight.t()) if for_input else None,
+            _multiply(rows.t(), input.flatten(0, -2).t()) if for_weight else None,
+            rows.sum(0) if for_bias else None,
+        )
+
+
+def _multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # torch has no switch for the matmul library. The public way to oneDNN, an input in oneDNN's
+    # memory layout, copies every input, output and gradient, and keeps the copies of the inputs for
+    # the backward. This operator, which torch.compile emits, reads tensors as they are.
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    return output
 
 
 def use_onednn_matmul(network: nn.Module) -> None:

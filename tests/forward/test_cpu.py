@@ -48,14 +48,14 @@ def slow_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rows of every matmul that oneDNN gets."""
     rows: list[int] = []
-    linear = nn.functional.linear
+    multiply = cpu._multiply
 
-    def noted(states: Tensor, *args: Tensor) -> Tensor:
-        if states.is_mkldnn:
+    def noted(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.is_contiguous() and states.is_contiguous():  # not the matmuls of a backward
             rows.append(states.shape[:-1].numel())
-        return linear(states, *args)
+        return multiply(states, weight, bias)
 
-    monkeypatch.setattr(nn.functional, "linear", noted)
+    monkeypatch.setattr(cpu, "_multiply", noted)
     return rows
 
 
@@ -89,8 +89,38 @@ def test_anomaly_detection_reads_the_gradients(handed_over: list[int]) -> None:
     use_onednn_matmul(layer)
     states = torch.randn(600, 160, requires_grad=True)
     with torch.autograd.set_detect_anomaly(True):
-        layer(states).sum().backward()
-    assert handed_over == []
+        layer(states).sum().backward()  # its gradient is one number, expanded
+    assert handed_over == [600]
+    expected = states.detach().sum(0).expand(200, 160)
+    torch.testing.assert_close(layer.weight.grad, expected, rtol=1e-5, atol=1e-4)
+
+
+@onednn
+def test_frozen_weights_get_no_gradient() -> None:
+    layer = nn.Linear(160, 200).requires_grad_(False)
+    use_onednn_matmul(layer)
+    states = torch.randn(600, 160, requires_grad=True)
+    output = layer(states)
+    output.sum().backward()
+    expected = layer.weight.sum(0).expand(600, 160)
+    torch.testing.assert_close(states.grad, expected, rtol=1e-5, atol=1e-4)
+    assert layer.weight.grad is None
+
+
+@onednn
+def test_no_copy_of_the_input_is_kept_for_the_backward() -> None:
+    layer = nn.Linear(160, 200)
+    use_onednn_matmul(layer)
+    states = torch.randn(600, 160)
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(states)
+    assert saved == [states.data_ptr(), layer.weight.data_ptr()]
 
 
 @onednn
@@ -98,13 +128,16 @@ def test_what_gains_nothing_is_left_alone(handed_over: list[int]) -> None:
     states = torch.zeros(600, 160)
     layer = nn.Linear(160, 200)
     use_onednn_matmul(layer)
-    layer(states[:524])  # 16.8 million multiplications are 2**24
+    layer(states[:131])  # 4.2 million multiplications are 2**22
     with torch.autocast("cpu", dtype=torch.bfloat16):
         layer(states)
     layer.bfloat16()(states.bfloat16())
+    vector = nn.Linear(2**12, 2**12)
+    use_onednn_matmul(vector)
+    vector(torch.zeros(2**12))
     assert handed_over == []
-    layer.float()(states[:525])
-    assert handed_over == [525]
+    layer.float()(states[:132])
+    assert handed_over == [132]
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -197,13 +230,13 @@ def test_padding_rows_of_a_decoding_step_change_nothing(family: str) -> None:
 
 
 def test_sizes_are_padded_where_onednn_multiplies() -> None:
-    network = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2**15, bias=False))
+    network = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2**13, bias=False))
     weight = network[0].weight
     plain = PadToMultiple.for_network(network, 64)
     use_onednn_matmul(network)
     padding = PadToMultiple.for_network(network, 64)
     assert [rule.n_padding(130, weight) for rule in (plain, padding)] == [0, 62]
-    assert padding.n_padding(127, weight) == 0  # 128 * 4 * 2**15 are 2**24
+    assert padding.n_padding(127, weight) == 0  # 128 * 4 * 2**13 are 2**22
     assert PadToMultiple.for_network(nn.LayerNorm(3), 64).n_padding(130, weight) == 0
     assert PadToMultiple().n_padding(13, weight.bfloat16()) == 0
     by_eights = PadToMultiple(8)
