@@ -5,7 +5,6 @@ Notation: `B` responses.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.imports import import_function
 from lit_rlhf.rollout import RolloutBatch, decode_responses
 from lit_rlhf.time_limit import call_with_timeout
 
@@ -210,28 +210,8 @@ class FunctionReward(CallableReward):
     def __init__(
         self, path: str, tokenizer: PreTrainedTokenizerBase, timeout: float | None = None
     ) -> None:
-        super().__init__(f"reward function {path!r}", import_function(path), tokenizer, timeout)
-
-
-def import_function(path: str) -> Callable[..., Any]:
-    """Import the callable that `package.module:name` names.
-
-    Raises:
-        ValueError: If there is no such module or name, or it is not callable.
-    """
-    module_name, _, name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError, SystemExit) as error:
-        said = f"importing it exits: {error!r}" if isinstance(error, SystemExit) else error
-        raise ValueError(
-            f"reward function {path!r}: expected 'package.module:function'; {said}"
-        ) from error
-    if not callable(function):
-        raise ValueError(
-            f"reward function {path!r}: expected a callable, got {type(function).__name__}"
-        )
-    return function  # type: ignore[no-any-return]
+        function = import_function(path, "reward function")
+        super().__init__(f"reward function {path!r}", function, tokenizer, timeout)
 
 
 def decode_samples(

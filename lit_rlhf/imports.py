@@ -1,0 +1,31 @@
+"""Functions that a configuration names as `package.module:function`."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def import_function(path: str, argument: str) -> Callable[..., Any]:
+    """Import the callable that `package.module:name` names.
+
+    Args:
+        path: `package.module:name`.
+        argument: What the callable is for, as errors name it.
+
+    Returns:
+        The callable.
+
+    Raises:
+        ValueError: If there is no such module or name, or it is not callable.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError, SystemExit) as error:
+        said = f"importing it exits: {error!r}" if isinstance(error, SystemExit) else error
+        raise ValueError(
+            f"{argument} {path!r}: expected 'package.module:function'; {said}"
+        ) from error
+    if not callable(function):
+        raise ValueError(f"{argument} {path!r}: expected a callable, got {type(function).__name__}")
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,31 @@
+"""Functions named as `package.module:function`."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_rlhf.imports import import_function
+
+FUNCTIONS = "tests.rewards.reward_functions"
+
+
+def test_a_module_that_exits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exits_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"'exits_at_import:score': .*exits: SystemExit\(0\)"):
+        import_function("exits_at_import:score", "reward function")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:score", "expected 'package.module:function'; No module named 'no_such"),
+        (f"{FUNCTIONS}:no_such_name", "expected 'package.module:function'; .*'no_such_name'"),
+        (f"{FUNCTIONS}:not_callable", "expected a callable, got int"),
+        (":score", "expected 'package.module:function'"),
+        (f"{FUNCTIONS}:", "expected 'package.module:function'"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(path: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"reward function '{path}': {message}"):
+        import_function(path, "reward function")
