@@ -1,14 +1,73 @@
-"""Runs a function as a command: its parameters are flags, or keys of a YAML file."""
+"""Runs functions as commands: their parameters are flags, or keys of a YAML file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from inspect import Parameter, signature
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser
 
 Result = TypeVar("Result")
+UNRECOGNIZED = re.compile(r"^unrecognized arguments: (?P<flag>--[^=\s]+)")  # jsonargparse 4.53
+
+
+@dataclass(frozen=True)
+class Command:
+    """A function as one command of a group.
+
+    Attributes:
+        function: The function.
+        lists: As in `run_command`.
+        words: As in `run_command`.
+    """
+
+    function: Callable[..., Any]
+    lists: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+
+
+class CommandParser(ArgumentParser):
+    """A parser whose errors are one line, which names the nearest option to an unknown one."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End with status 2 and one line, without the usage."""
+        del ex
+        known = re.findall(r"--[\w.]+", self.format_help())
+        self.exit(2, f"{self.prog}: error: {suggest_option(message, known)}\n")
+
+
+def suggest_option(message: str, known: Iterable[str]) -> str:
+    """Add the nearest known option to an error about an unrecognized one."""
+    unknown = UNRECOGNIZED.search(message)
+    near = difflib.get_close_matches(unknown["flag"], known, n=1) if unknown else []
+    return f"{message}; did you mean {near[0]}?" if near else message
+
+
+def run_group(commands: Mapping[str, Command], argv: Sequence[str], prog: str) -> object:
+    """Run the command that the first argument names; without one, print the commands.
+
+    Raises:
+        SystemExit: With a message, if there is no such command.
+    """
+    if argv and argv[0] in commands:
+        chosen = commands[argv[0]]
+        name = f"{prog} {argv[0]}"
+        return run_command(chosen.function, argv[1:], name, chosen.lists, words=chosen.words)
+    lines = [
+        f"  {name:<12} {str(command.function.__doc__).splitlines()[0]}"
+        for name, command in commands.items()
+    ]
+    usage = "\n".join([f"usage: {prog} COMMAND [OPTIONS]", "", *lines])
+    if argv and argv[0] not in ("-h", "--help"):
+        near = difflib.get_close_matches(argv[0], commands, n=1)
+        advice = f"; did you mean {near[0]}?" if near else ""
+        raise SystemExit(f"{usage}\n\n{prog}: no command {argv[0]!r}{advice}")
+    print(usage)
+    return None
 
 
 def run_command(
@@ -17,6 +76,7 @@ def run_command(
     prog: str,
     lists: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
+    words: Mapping[str, str] | None = None,
 ) -> Result:
     """Call a function with arguments from the command line.
 
@@ -29,14 +89,15 @@ def run_command(
             without a default is required, and the last flag wins; for others `--name a --name b`
             gives both.
         flags: Help by name for parameters that are False unless the flag `--name` is given.
+        words: Help by name for parameters that take words without a flag.
 
     Raises:
         SystemExit: With a message and without a traceback, if the arguments cannot be used. The
             original error is its cause.
     """
-    lists, flags = lists or {}, flags or {}
+    lists, flags, words = lists or {}, flags or {}, words or {}
     summary = str(function.__doc__).split("\n", maxsplit=1)[0]
-    parser = ArgumentParser(prog=prog, description=summary)
+    parser = CommandParser(prog=prog, description=summary)
     parser.add_argument("--config", action="config", help="YAML file with these arguments.")
     parameters = signature(function).parameters
     for name, text in lists.items():
@@ -51,8 +112,14 @@ def run_command(
         )
     for name, text in flags.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
+    for name, text in words.items():
+        parser.add_argument(name, nargs="+", metavar=name.upper(), help=text)
     parser.add_function_arguments(
-        function, as_group=False, as_positional=False, skip={*lists, *flags}, fail_untyped=True
+        function,
+        as_group=False,
+        as_positional=False,
+        skip={*lists, *flags, *words},
+        fail_untyped=True,
     )
     parsed = parser.parse_args(list(argv))
     try:

@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_callbacks import PhaseSummary
-from lit_rlhf.cli.main import RLHFCLI, run_cli
+from lit_rlhf.cli.training import RLHFCLI, run_cli
 from lit_rlhf.doctor import (
     CHECKS_BEFORE,
     CHECKS_DURING,

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.command import Command, run_group
 from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptExample
 from lit_rlhf.evaluation import (
     choose_device,
@@ -250,18 +250,9 @@ def iterate_prompts(examples: Sequence[PromptExample], seed: int) -> Iterator[Pr
         yield from rng.sample(examples, len(examples))
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"world": world, "preferences": preferences}
+COMMANDS = {"world": Command(world), "preferences": Command(preferences)}
 
 
 def main(argv: Sequence[str]) -> None:
     """Entry point of `lit_rlhf lab`."""
-    if argv and argv[0] in COMMANDS:
-        return run_command(COMMANDS[argv[0]], argv[1:], f"lit_rlhf lab {argv[0]}")
-    lines = [
-        f"  {name:<12} {str(command.__doc__).splitlines()[0]}" for name, command in COMMANDS.items()
-    ]
-    usage = "\n".join(["usage: lit_rlhf lab COMMAND [OPTIONS]", "", *lines])
-    if argv and argv[0] not in ("-h", "--help"):
-        raise SystemExit(f"{usage}\n\nlit_rlhf lab: no command {argv[0]!r}")
-    print(usage)
-    return None
+    run_group(COMMANDS, argv, "lit_rlhf lab")

@@ -1,34 +1,26 @@
-"""`lit_rlhf`: a LightningCLI for the training stages, and the other commands."""
+"""`lit_rlhf`: finds the command by its name and runs it.
+
+Importing this module imports no library, so that help, the version and a mistyped command do not
+wait for torch.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import difflib
 import importlib
-import json
-import pydoc
-import re
-import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NoReturn
 
-from jsonargparse import Namespace
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_info
-from transformers.utils import logging as transformers_logging
+from lit_rlhf import __version__
 
-from lit_callbacks import PhaseSummary, ResumeCheckpoint, default_checkpoint_dir, find_collapse
-from lit_rlhf.strategies import (
-    find_newest_checkpoint,
-    read_lightning_state,
-    use_atomic_checkpoints,
-)
-
-# Each is a module `lit_rlhf.cli.<name>` with `main(argv)`, imported when it is called: `fit` starts
-# without them.
+STAGE_COMMANDS = {
+    "fit": "train a stage: lit_rlhf fit --config configs/quickstart/sft.yaml",
+    "validate": "evaluate a checkpoint on the validation data",
+    "test": "evaluate a checkpoint on the test data",
+    "predict": "run a checkpoint's predict_step",
+}
+"""Commands of the LightningCLI in `lit_rlhf.cli.training`."""
 TOOLS = {
     "doctor": "check a PPO run before it starts",
     "evaluate": "compare policies on the same prompts",
@@ -39,339 +31,7 @@ TOOLS = {
     "quickstart": "train and compare all stages on the built-in world",
     "report": "one HTML page about a reward model",
 }
-
-
-# What jsonargparse 4.53 says about an unknown option: in a file or a flag, in a group of a file, in
-# a flag for a group.
-UNKNOWN_OPTION = re.compile(
-    r"class_path '(?P<class>[\w.]+)':\s+"
-    r"(?:Option '(?P<option>[^']+)' is not accepted"
-    r"|Group '(?P<group>[^']+)' does not accept option '(?P<field>[^']+)'"
-    r"|unrecognized arguments: --(?P<flag>[^=\s]+))"
-)
-
-
-# a flag for a field of a group of options
-GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
-
-
-COLLAPSED_STATUS = 3  # exit status of a run that a detector ended
-FINISHED_FILE = "finished.json"
-"""File in the log folder of a finished run: which command it was, and where its model is."""
-
-
-class RLHFArgumentParser(LightningArgumentParser):
-    """LightningCLI's parser, with `null` for fields of groups and advice about unknown options."""
-
-    def parse_args(  # type: ignore[override]  # the other arguments are handed on
-        self, args: Sequence[str] | None = None, *others: Any, **options: Any
-    ) -> Namespace:
-        """Parse arguments, after `group_null_flags`."""
-        given = group_null_flags(sys.argv[1:] if args is None else args)
-        return super().parse_args(given, *others, **options)
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with a usage error, after `explain_unknown_options`."""
-        super().error(explain_unknown_options(message), ex)
-
-
-def group_null_flags(arguments: Sequence[str]) -> list[str]:
-    """Write `--model.group.field null` as `--model.group {field: null}`.
-
-    jsonargparse 4.53 reads the first as the text `None`, since it formats the parsed value into a
-    new flag for the parser of the class.
-    """
-    grouped = list(arguments)
-    for index, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        field = GROUP_FIELD.fullmatch(name)
-        if field is None or (value if equals else next(iter(arguments[index + 1 :]), "")) != "null":
-            continue
-        mapping = f"{{{field['field']}: null}}"
-        if equals:
-            grouped[index] = f"{field['group']}={mapping}"
-        else:
-            grouped[index : index + 2] = [field["group"], mapping]
-    return grouped
-
-
-def explain_unknown_options(message: str) -> str:
-    """Replace a parser's message about an unknown option of a stage by advice.
-
-    Other messages are returned as they are.
-    """
-    from lit_rlhf.modules import StageModule, explain_unknown_option
-
-    found = UNKNOWN_OPTION.search(message)
-    module = found and pydoc.locate(found["class"])
-    if found is None or not (isinstance(module, type) and issubclass(module, StageModule)):
-        return message
-    group = f"{found['group']}." if found["group"] else ""
-    name = group + (found["option"] or found["field"] or found["flag"])
-    return f"model.init_args.{name}: {explain_unknown_option(module, name)}"
-
-
-def check_option_ranges(parser: LightningArgumentParser, model: Namespace) -> None:
-    """End with a usage error if an option in a group of a stage is out of its range.
-
-    Otherwise the groups would be checked when the module is built, and the error would not say of
-    which group the option is.
-    """
-    from lit_rlhf.modules import StageModule, merge_options, option_groups
-
-    module = pydoc.locate(model.class_path)
-    if not (isinstance(module, type) and issubclass(module, StageModule)):
-        return
-    for name in option_groups(module):
-        try:
-            merge_options(module, name, model.init_args[name].as_dict())
-        except ValueError as error:
-            parser.error(f"model.init_args.{error}")
-
-
-class RLHFCLI(LightningCLI):
-    """A LightningCLI in which configuration and flags win over a checkpoint's hyper-parameters."""
-
-    _is_finished = False
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the flag of a resume, to all commands as they take the configuration of a fit."""
-        parser.add_argument(
-            "--allow_changes",
-            action="store_true",
-            help="fit with --ckpt_path: resume although data, models or precision have changed",
-        )
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse arguments, and check options and checkpoint before anything is built."""
-        self._arguments = sys.argv[1:] if args is None else args
-        super().parse_arguments(parser, args)
-        subcommand = self.config.get("subcommand")
-        given = self.config[subcommand] if subcommand else self.config
-        if subcommand:
-            self._read_tensors_only(parser, given)
-        check_option_ranges(parser, given.model)
-        self._given = self.config.clone()
-        if given.get("ckpt_path"):
-            if Path(given.ckpt_path).exists():
-                check_checkpoint_class(parser, given.ckpt_path, given.model.class_path)
-            # LightningCLI would next parse the checkpoint's hyper-parameters over the
-            # configuration, and the parser would import every class and function named there.
-            given.ckpt_path = None
-
-    @staticmethod
-    def _read_tensors_only(parser: LightningArgumentParser, given: Namespace) -> None:
-        """Read checkpoints without running code from them, also those behind a URL."""
-        if given.weights_only is False:
-            parser.error(
-                "--weights_only false would run code from the checkpoint. If you trust it, load it "
-                "in Python: Trainer.fit(..., weights_only=False)"
-            )
-        given.weights_only = True
-
-    def before_instantiate_classes(self) -> None:
-        """Return to the configuration as it was given, with the checkpoint."""
-        self.config = self._given
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the Trainer, and add atomic checkpoints, one at SIGTERM, and a phase summary."""
-        from lit_rlhf.modules import HINTS
-
-        given = self.config_init[self.subcommand].trainer if self.subcommand else None
-        if given is not None and isinstance(given.callbacks, list):
-            # The last one wins, as with all settings: a configuration and an overlay may have one.
-            earlier = [c for c in given.callbacks if isinstance(c, ResumeCheckpoint)][:-1]
-            given.callbacks = [c for c in given.callbacks if c not in earlier]
-        trainer = super().instantiate_trainer(**kwargs)
-        use_atomic_checkpoints(trainer)
-        # Lightning does not declare the attribute
-        added: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, PhaseSummary) for callback in added):
-            added.insert(0, PhaseSummary(hints=list(HINTS)))
-        callbacks = trainer.checkpoint_callbacks
-        if callbacks and not any(isinstance(c, ResumeCheckpoint) for c in callbacks):
-            added.append(ResumeCheckpoint())
-        return trainer
-
-    def before_fit(self) -> None:
-        """Resolve `--ckpt_path last`."""
-        given = self.config_init["fit"]
-        if given.get("ckpt_path") == "last":
-            self._is_finished = self._find_finished_model() is not None
-            given["ckpt_path"] = find_last_checkpoint(self.parser, self.trainer)
-            if given["ckpt_path"] is not None:
-                class_path = self.config["fit"].model.class_path
-                check_checkpoint_class(self.parser, given["ckpt_path"], class_path)
-
-    def fit(self, model: LightningModule, **arguments: Any) -> None:
-        """Train, unless the run is finished; at an interruption, print the command that resumes.
-
-        A run that a detector ended as collapsed ends with `COLLAPSED_STATUS`.
-
-        Args:
-            model: The module.
-            **arguments: Of `Trainer.fit`.
-        """
-        from lit_rlhf.modules import ChangedRunError, StageModule
-
-        if self._is_finished:
-            rank_zero_info(
-                f"The run is finished, and its model is in {self._find_finished_model()}: nothing "
-                "is trained or written. To train again, leave out --ckpt_path last."
-            )
-            return
-        finished = self._finished_file()
-        if isinstance(model, StageModule):
-            model.allow_changes = self.config["fit"].allow_changes
-        if self.trainer.is_global_zero and not self._is_trial():
-            finished.unlink(missing_ok=True)
-        try:
-            self.trainer.fit(model, **arguments)
-        except ChangedRunError as error:
-            self.parser.error(f"--ckpt_path: {error}")
-        except SystemExit:  # SIGTERM, Ctrl-C
-            self._print_resume_command()
-            raise
-        if find_collapse(self.trainer) is not None:
-            # Lightning ends all processes if one that it has launched ends with an error.
-            raise SystemExit(COLLAPSED_STATUS if self.trainer.is_global_zero else 0)
-        if (
-            self.trainer.is_global_zero
-            and self.trainer.checkpoint_callbacks
-            and isinstance(model, StageModule)
-            and not self._is_trial()
-        ):
-            record = {"command": self._command_hash(), "model": str(model.finished_dir)}
-            finished.parent.mkdir(parents=True, exist_ok=True)
-            finished.write_text(json.dumps(record), encoding="utf-8")
-
-    def _is_trial(self) -> bool:
-        # Lightning sets `fast_dev_run` without declaring it.
-        return bool(getattr(self.trainer, "fast_dev_run", False))
-
-    def _finished_file(self) -> Path:
-        return default_checkpoint_dir(self.trainer).parent / FINISHED_FILE
-
-    def _find_finished_model(self) -> str | None:
-        """Folder of the model, if this command has finished before; `None` otherwise."""
-        try:
-            record = json.loads(self._finished_file().read_text(encoding="utf-8"))
-            weights = any(Path(record["model"]).glob("*.safetensors"))
-            finished = weights and record["command"] == self._command_hash()
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return str(record["model"]) if finished else None
-
-    def _command_hash(self) -> str:
-        """Hash of all settings of the command, but not of where they stand and how to resume."""
-        settings = self._given["fit"].as_dict()
-        for name in ("config", "ckpt_path", "allow_changes"):
-            settings.pop(name, None)
-        text = json.dumps(settings, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def _print_resume_command(self) -> None:
-        """Print the command that resumes from the newest checkpoint, if there is one, on rank 0."""
-        newest = find_newest_checkpoint(*checkpoint_folders(self.trainer))
-        if newest is None or not self.trainer.is_global_zero:
-            return
-        if not isinstance(self._arguments, list):
-            print(f"Resume from {newest}", flush=True)
-            return
-        # A logger that counts versions would have another folder next time, and `last` look there.
-        versions = [logger.version for logger in self.trainer.loggers[:1]]
-        value = "last" if all(isinstance(version, str) for version in versions) else str(newest)
-        words = [*drop_flag(self._arguments, "--ckpt_path"), "--ckpt_path", value]
-        print(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
-
-
-def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
-    """Arguments without a flag and its value."""
-    kept: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == name:
-            next(rest, None)
-        elif not argument.startswith(f"{name}="):
-            kept.append(argument)
-    return kept
-
-
-def find_last_checkpoint(parser: LightningArgumentParser, trainer: Trainer) -> str | None:
-    """The newest checkpoint in the folders of the run's checkpoint callbacks; `None` without one.
-
-    Lightning's own `last` finds only what a ModelCheckpoint with `save_last` has saved.
-    """
-    if not trainer.checkpoint_callbacks:
-        parser.error(
-            "--ckpt_path last: the run keeps no checkpoints. Add configs/overlays/resumable.yaml, "
-            "or set trainer.enable_checkpointing to true"
-        )
-    folders = checkpoint_folders(trainer)
-    found = find_newest_checkpoint(*folders)
-    if found is None:
-        rank_zero_info(
-            f"--ckpt_path last: no checkpoint in {', '.join(map(str, folders))}; the run starts "
-            "from the beginning"
-        )
-        return None
-    return str(found)
-
-
-def checkpoint_folders(trainer: Trainer) -> list[Path]:
-    """The folders of a trainer's checkpoint callbacks, each once, in the order of the callbacks."""
-    default = default_checkpoint_dir(trainer)
-    return list(
-        dict.fromkeys(
-            Path(getattr(callback, "dirpath", None) or default)
-            for callback in trainer.checkpoint_callbacks
-        )
-    )
-
-
-def check_checkpoint_class(parser: LightningArgumentParser, path: str, configured: str) -> None:
-    """End with a usage error if a checkpoint cannot be read, or is of another class.
-
-    Args:
-        parser: Parser of the command.
-        path: The checkpoint.
-        configured: Class path of the configured module.
-    """
-    try:
-        checkpoint = read_lightning_state(path)
-    except (OSError, ValueError) as error:
-        parser.error(f"--ckpt_path: {error}")
-    saved = checkpoint.get("hyper_parameters", {}).get("_class_path", configured)
-    if saved.rpartition(".")[2] != configured.rpartition(".")[2]:
-        parser.error(
-            f"--ckpt_path {path} is a checkpoint of {saved}, but the configuration trains "
-            f"{configured}. --ckpt_path resumes a run of the same class; to start a stage from an "
-            "earlier one, point --model.model_path at the folder that the earlier stage left."
-        )
-
-
-def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any) -> RLHFCLI:
-    """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`.
-
-    Args:
-        args: Arguments of the command; `None`: those of the process.
-        cli: Class that runs it.
-        **options: Arguments of LightningCLI that override those of the commands.
-    """
-    # jsonargparse finds a class by its short name (`--model PPOModule`) once it is imported
-    import lit_rlhf.data
-    import lit_rlhf.modules  # noqa: F401
-
-    defaults: dict[str, Any] = {
-        "subclass_mode_model": True,
-        "subclass_mode_data": True,
-        "seed_everything_default": 0,
-        "save_config_kwargs": {"overwrite": True},
-        "auto_configure_optimizers": False,
-        "parser_class": RLHFArgumentParser,
-        "parser_kwargs": {"description": __doc__, "prog": "lit_rlhf"},
-    }
-    return cli(LightningModule, LightningDataModule, args=args, **(defaults | options))
+"""The other commands. Each is a module `lit_rlhf.cli.<name>` with `main(argv)`."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -380,28 +40,48 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return
-    # The progress bars of loading and saving would break those of the stages.
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
+    if arguments[0] == "--version":
+        print(f"lit_rlhf {__version__}")
+        return
+    # LightningCLI takes `--config FILE fit` too.
+    if arguments[0] not in TOOLS and STAGE_COMMANDS.keys().isdisjoint(arguments):
+        print(explain_unknown_command(arguments[0]), file=sys.stderr)
+        raise SystemExit(2)
+    hide_progress_of_loading()
     # LightningCLI warns about arguments other than sys.argv, which `quickstart` gives.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     if arguments[0] in TOOLS:
         importlib.import_module(f"lit_rlhf.cli.{arguments[0]}").main(arguments[1:])
     else:
-        run_cli(arguments)
+        importlib.import_module("lit_rlhf.cli.training").run_cli(arguments)
 
 
 def usage() -> str:
     """Help of the program: its commands."""
-    stages = {
-        "fit": "train a stage: lit_rlhf fit --config configs/quickstart/sft.yaml",
-        "validate": "evaluate a checkpoint on the validation data",
-        "test": "evaluate a checkpoint on the test data",
-        "predict": "run a checkpoint's predict_step",
-    }
-    lines = [f"  {name:<12}{text}" for name, text in (stages | TOOLS).items()]
+    lines = [f"  {name:<12}{text}" for name, text in (STAGE_COMMANDS | TOOLS).items()]
     return "\n".join(
-        ["usage: lit_rlhf COMMAND [OPTIONS]", "", *lines, "", "lit_rlhf COMMAND --help tells more."]
+        [
+            "usage: lit_rlhf COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "lit_rlhf COMMAND --help tells more, lit_rlhf --version the version.",
+        ]
     )
+
+
+def explain_unknown_command(name: str) -> str:
+    """Error about a command that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(name, [*STAGE_COMMANDS, *TOOLS], n=1)
+    advice = f"did you mean {near[0]}? " if near else ""
+    return f"lit_rlhf: no command {name!r}; {advice}lit_rlhf --help lists all commands"
+
+
+def hide_progress_of_loading() -> None:
+    """Hide transformers' bars of loading and saving, which would break those of the stages."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lit_callbacks import ResumeCheckpoint
-from lit_rlhf.cli.main import RLHFCLI, run_cli
+from lit_rlhf.cli.training import RLHFCLI, run_cli
 from lit_rlhf.modules import SFTModule
 from lit_rlhf.strategies import AtomicCheckpointIO
 from tests.configs.parsing import parsed

@@ -1,354 +1,58 @@
-"""`lit_rlhf fit|validate|test|predict` on a tiny world: stages, checkpoints, overlays, errors."""
+"""`lit_rlhf`: dispatch by the command's name, help, version, and what a mistyped command costs."""
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
-import torch
-import yaml
-from lightning.pytorch.strategies import Strategy
 
-from lit_rlhf.cli.main import RLHFCLI, TOOLS, main, run_cli
-from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay, world_root
-
-STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
-MODULES = {"sft": "SFTModule", "reward": "RewardModule", "ppo": "PPOModule"}
-VALIDATED = {"sft": "val/sft/loss", "reward": "val/reward/accuracy", "ppo": "val/rollout/gold"}
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root with world, SFT model and reward model; read only."""
-    return world_root(tmp_path_factory.getbasetemp())
-
-
-def command(*arguments: object) -> RLHFCLI:
-    """A LightningCLI command in this process; gives what it built."""
-    with (
-        # LightningCLI looks at the test runner's own arguments otherwise
-        patch.object(sys, "argv", ["lit_rlhf"]),
-        # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
-        patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
-        warnings.catch_warnings(),
-    ):
-        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
-        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
-        # a checkpoint names the folder that it was written to
-        warnings.filterwarnings("ignore", "The dirpath has changed from")
-        # 8 or so examples are no epoch's worth of logs
-        warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint")
-        return run_cli([str(argument) for argument in arguments])
-
-
-def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[object]:
-    """Flags: the quickstart's configuration on the tiny world, made small, writing to `folder`."""
-    moves = {
-        RUNS: world,
-        f"{RUNS}/logs": folder / "logs",
-        **{f"{RUNS}/{name}": folder / "model" for name in ("ppo_max",)},
-    }
-    config = moved(QUICKSTART / STAGES[stage], folder / "configs", moves)
-    small = overlay(folder / "configs", f"small_{stage}", SMALL[stage])
-    name = "prompts_heldout" if stage == "ppo" else None
-    held_out = (
-        {"test_sources": [{"path": str(world / f"world/{name}.jsonl")}]}
-        if name
-        else {"test_fraction": 0.1}
-    )
-    mine = {
-        "trainer": {"enable_checkpointing": True},
-        "model": {"init_args": {"output_dir": str(folder / "model"), **options}},
-        "data": {"init_args": held_out},
-    }
-    last = overlay(folder / "configs", f"mine_{stage}", mine)
-    return [part for path in (config, small, last) for part in ("--config", path)]
-
-
-@pytest.fixture(scope="session")
-def checkpoints(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of each stage, left by `fit`."""
-    found = {}
-    for stage in STAGES:
-        folder = tmp_path_factory.mktemp(stage)
-        command("fit", *configs(stage, world, folder))
-        (found[stage],) = folder.rglob("*.ckpt")
-        assert (folder / "model/model.safetensors").is_file()
-    return found
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_validate_test_and_predict_take_the_checkpoint_of_a_fit(
-    world: Path, checkpoints: dict[str, Path], tmp_path: Path, stage: str
-) -> None:
-    flags = [*configs(stage, world, tmp_path), "--ckpt_path", checkpoints[stage]]
-    saved = torch.load(checkpoints[stage], weights_only=True)["state_dict"]
-
-    validated = command("validate", *flags)
-    assert torch.isfinite(validated.trainer.callback_metrics[VALIDATED[stage]])
-    weights = validated.model.state_dict()
-    assert all(torch.equal(weights[name], value) for name, value in saved.items())
-
-    tested = command("test", *flags)
-    key = VALIDATED[stage].replace("val/", "test/")
-    assert torch.isfinite(tested.trainer.callback_metrics[key])
-
-    predicted: Any = command("predict", *flags).trainer.predict_loop.predictions
-    assert len(predicted) > 0
-    if stage == "ppo":
-        told = {"prompt", "response", "score", "kl", "length", "truncated"}
-        assert set(predicted[0][0]) == told
-        assert predicted[0][0]["prompt"].endswith("\n\nAssistant:")
-    else:
-        assert all(torch.isfinite(batch).all() for batch in predicted)
-
-
-@pytest.mark.parametrize("verb", ["fit", "validate", "predict"])
-def test_a_checkpoint_of_another_class_is_refused(
-    world: Path,
-    checkpoints: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    verb: str,
-) -> None:
-    flags = configs("ppo", world, tmp_path)
-    with pytest.raises(SystemExit) as refused:
-        command(verb, *flags, "--ckpt_path", checkpoints["sft"])
-    assert refused.value.code == 2
-    message = capsys.readouterr().err
-    assert "is a checkpoint of lit_rlhf.modules.SFTModule" in message
-    assert "the configuration trains lit_rlhf.modules.PPOModule" in message
-    assert "point --model.model_path at the folder" in message
-    assert not (tmp_path / "logs").exists()
-
-
-class Payload:
-    """Leaves a mark where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.mark,))
-
-
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
-def test_a_checkpoint_cannot_run_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
-) -> None:
-    path, mark = tmp_path / "evil.ckpt", tmp_path / "mark"
-    torch.save({"state_dict": {}, "callbacks": Payload(mark)}, path)
-    with pytest.raises(SystemExit) as refused:
-        command(verb, "--config", QUICKSTART / "sft.yaml", "--ckpt_path", path)
-    assert refused.value.code == 2
-    assert f"--ckpt_path: checkpoint {path}: holds more than tensors" in capsys.readouterr().err
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
-def test_a_checkpoint_cannot_name_code_to_import(
-    world: Path, checkpoints: dict[str, Path], tmp_path: Path, verb: str
-) -> None:
-    mark, named = tmp_path / "mark", f"received_{verb}"
-    code = (
-        f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
-        "from lit_rlhf.modules import SFTModule\n"
-    )
-    (tmp_path / f"{named}.py").write_text(code)
-    content = torch.load(checkpoints["sft"], weights_only=True)
-    content["hyper_parameters"] |= {
-        "_class_path": f"{named}.SFTModule",
-        "network": {"trust_remote_code": True, "class_path": f"{named}.SFTModule"},
-    }
-    torch.save(content, tmp_path / "received.ckpt")
-    flags = [*configs("sft", world, tmp_path), "--ckpt_path", tmp_path / "received.ckpt"]
-    with patch.object(sys, "path", [str(tmp_path), *sys.path]):
-        cli = command(verb, *flags, *(["--trainer.max_epochs", 2] if verb == "fit" else []))
-    assert not mark.exists()
-    assert not cli.model.network.trust_remote_code
-
-
-def test_a_configuration_cannot_allow_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    allowing = overlay(tmp_path, "allowing", {"weights_only": False})
-    with pytest.raises(SystemExit) as refused:
-        command("fit", "--config", QUICKSTART / "sft.yaml", "--config", allowing)
-    assert refused.value.code == 2
-    assert "--weights_only false would run code" in capsys.readouterr().err
-
-
-def test_a_checkpoint_behind_a_url_is_read_as_tensors_too(world: Path, tmp_path: Path) -> None:
-    asked: list[bool | None] = []
-
-    class Asked(Exception):  # it ends the run
-        pass
-
-    def load(self: object, path: object, weights_only: bool | None = None) -> None:
-        asked.append(weights_only)
-        raise Asked
-
-    flags = [*configs("sft", world, tmp_path), "--ckpt_path", "https://example.org/evil.ckpt"]
-    with patch.object(Strategy, "load_checkpoint", load), pytest.raises(Asked):
-        command("fit", *flags)
-    assert asked == [True]
-
-
-def test_configuration_and_flags_win_over_a_checkpoint_of_the_same_class(
-    world: Path, checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
-    remembered = torch.load(checkpoints["ppo"], weights_only=True)["hyper_parameters"]
-    assert remembered["advantages"]["lam"] == 0.95
-    assert remembered["sampling"]["max_new_tokens"] == 4
-    flags = configs("ppo", world, tmp_path, advantages={"lam": 0.5})
-    cli = command(
-        "fit",
-        *flags,
-        *("--model.sampling.max_new_tokens", 3),
-        *("--trainer.max_epochs", 2),
-        *("--ckpt_path", checkpoints["ppo"]),
-    )
-    assert (cli.model.advantages.lam, cli.model.sampling.max_new_tokens) == (0.5, 3)
-    assert cli.model.hparams["advantages"]["lam"] == 0.5
-    # and the run went on where the checkpoint stood
-    assert int(cli.model.iteration) == 4
-
-
-def printed_config(*arguments: object, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The configuration that a command would run."""
-    with pytest.raises(SystemExit) as stopped:
-        command(*arguments, "--print_config")
-    assert stopped.value.code == 0
-    config: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
-    return config
-
-
-def callback_names(config: dict[str, Any]) -> list[str]:
-    return [callback["class_path"].split(".")[-1] for callback in config["trainer"]["callbacks"]]
-
-
-def optimizer_of(**options: float) -> dict[str, Any]:
-    """An overlay with options of the optimizer."""
-    return {"model": {"init_args": {"optimizer": options}}}
-
-
-def test_of_several_configurations_the_last_wins_and_flags_over_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = QUICKSTART / "sft.yaml"
-    first = overlay(tmp_path, "first", optimizer_of(weight_decay=0.1))
-    second = overlay(tmp_path, "second", optimizer_of(learning_rate=0.5, weight_decay=0.2))
-    flags = [part for path in (base, first, second) for part in ("--config", path)]
-    chosen = printed_config("fit", *flags, capsys=capsys)["model"]["init_args"]
-    rates = chosen["optimizer"]
-    assert (rates["weight_decay"], rates["learning_rate"]) == (0.2, 0.5)
-    assert rates["lr_scheduler"] == "cosine_with_min_lr"  # SFT's default
-    assert chosen["model_path"] == f"{RUNS}/world/base"
-    flags += ["--model.optimizer.learning_rate", 0.25]
-    chosen = printed_config("fit", *flags, capsys=capsys)["model"]["init_args"]
-    rates = chosen["optimizer"]
-    assert (rates["weight_decay"], rates["learning_rate"]) == (0.2, 0.25)
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        ("callbacks", ["LearningRateMonitor"]),
-        ("callbacks+", ["StageProgressBar", "LearningRateMonitor"]),
-    ],
-)
-def test_a_list_of_an_overlay_replaces_or_appends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, expected: Sequence[str]
-) -> None:
-    more = [{"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"}]
-    added = overlay(tmp_path, "added", {"trainer": {key: more}})
-    flags = ("--config", QUICKSTART / "sft.yaml", "--config", added)
-    assert callback_names(printed_config("fit", *flags, capsys=capsys)) == expected
+import lit_rlhf
+from lit_rlhf.cli.main import STAGE_COMMANDS, TOOLS, main
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     main(arguments)
     shown = capsys.readouterr().out
-    for name in ("fit", "validate", "test", "predict", *TOOLS):
+    for name in (*STAGE_COMMANDS, *TOOLS):
         assert f"\n  {name} " in shown
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
-def test_each_command_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        command(verb, "--help")
-    assert stopped.value.code == 0
-    shown = capsys.readouterr().out
-    assert "--ckpt_path" in shown
-    for name in ("SFTModule", "RewardModule", "PPOModule", "PromptDataModule"):
-        assert name in shown
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"lit_rlhf {lit_rlhf.__version__}\n"
 
 
-@pytest.mark.parametrize("name", MODULES.values())
-def test_modules_explain_their_options(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        command("fit", "--model.help", name)
-    assert stopped.value.code == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        "--model.network.lora_rank LORA_RANK Rank of LoRA adapters; 0 trains all weights" in shown
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["fti", "--config", "a.yaml"]])
+def test_help_version_and_a_mistyped_command_import_no_library(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "from lit_rlhf.cli.main import main\n"
+        "try:\n"
+        f"    main({arguments})\n"
+        "finally:\n"
+        "    tops = {name.partition('.')[0] for name in sys.modules.keys() - before}\n"
+        "    assert tops - sys.stdlib_module_names == {'lit_rlhf'}, tops\n"
     )
-    assert "--model.model_path MODEL_PATH" in shown
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "AssertionError" not in ran.stderr
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ["--model.no_such_option", 3],
-            "model.init_args.no_such_option: no such option of SFTModule",
-        ),
-        (
-            ["--model.optimizer.learning_rate", "fast"],
-            "Expected a <class 'float'>. Got value: fast",
-        ),
-        (["--trainer.max_epoch_number", 3], "unrecognized arguments: --trainer.max_epoch_number"),
-        (["--model", "NoModule"], "NoModule"),
-        (["--data.batch_size", "many"], "Expected a <class 'int'>. Got value: many"),
-    ],
+    ("name", "advice"),
+    [("fti", "did you mean fit? "), ("evalute", "did you mean evaluate? "), ("frobnicate", "")],
 )
-def test_an_option_that_does_not_exist_or_fit_is_named(
-    capsys: pytest.CaptureFixture[str], flags: list[object], message: str
+def test_a_mistyped_command_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], name: str, advice: str
 ) -> None:
     with pytest.raises(SystemExit) as refused:
-        command("fit", "--config", QUICKSTART / "sft.yaml", *flags)
+        main([name, "--config", "a.yaml"])
     assert refused.value.code == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert "Traceback" not in shown
-
-
-def test_an_option_out_of_its_range_is_named_with_its_group(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    flags = ("--config", QUICKSTART / "ppo_max.yaml", "--model.critic_optimizer.grad_clip", -1)
-    with pytest.raises(SystemExit) as refused:
-        command("fit", *flags)
-    assert refused.value.code == 2
-    told = "model.init_args.critic_optimizer.grad_clip: expected a value > 0, got -1.0"
-    assert f"error: {told}\n" in capsys.readouterr().err
-
-
-def test_a_command_or_file_that_does_not_exist_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for arguments in (["frobnicate"], ["fit", "--config", "no_such_file.yaml"]):
-        with pytest.raises(SystemExit) as refused:
-            command(*arguments)
-        assert refused.value.code == 2
-        assert arguments[-1] in capsys.readouterr().err
+    expected = f"lit_rlhf: no command {name!r}; {advice}lit_rlhf --help lists all commands\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_tools_get_the_arguments_behind_their_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
-from lit_rlhf.cli.main import RLHFCLI, run_cli
+from lit_rlhf.cli.training import RLHFCLI, run_cli
 from tests.configs.tiny_runs import CONFIGS
 
 BASES = sorted(

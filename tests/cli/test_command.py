@@ -1,0 +1,50 @@
+"""Errors of the tools' command lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_rlhf.cli.command import Command, run_command, run_group
+
+
+def draw(shape: str, colors: list[str] | None = None, wide: bool = False) -> str:
+    """Draw a shape.
+
+    Args:
+        shape: Its name.
+        colors: Its colors.
+        wide: Wide lines.
+    """
+    return f"{shape} {' '.join(colors or ())} {wide}"
+
+
+def test_words_need_no_flag() -> None:
+    argv = ["red", "blue", "--shape", "disc"]
+    assert run_command(draw, argv, "paint", words={"colors": "Colors."}) == "disc red blue False"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (
+            ["--shape", "disc", "--colrs", "red"],
+            "unrecognized arguments: --colrs red; did you mean --colors?",
+        ),
+        (
+            ["--shape", "disc", "--colors", "red", "--frobnicate", "1"],
+            "unrecognized arguments: --frobnicate 1",
+        ),
+    ],
+)
+def test_a_mistyped_option_is_answered_in_one_line_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        run_command(draw, ["--shape", "disc", *argv], "paint", lists={"colors": "Colors."})
+    assert refused.value.code == 2
+    assert capsys.readouterr().err == f"paint: error: {expected}\n"
+
+
+def test_a_mistyped_command_of_a_group_is_answered_with_the_nearest() -> None:
+    with pytest.raises(SystemExit, match="paint: no command 'drw'; did you mean draw\\?"):
+        run_group({"draw": Command(draw)}, ["drw"], "paint")
