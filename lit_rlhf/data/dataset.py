@@ -5,8 +5,8 @@ True means keep. Masks come from lengths and never from the pad token, so a toke
 token is its EOS token loses nothing.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ class PromptExample(NamedTuple):
         cut_tokens: Tokens cut on the left of the last turn because it alone was too long.
         index: Position in its dataset, set by `PromptDataset`.
         ptx: The pretraining example that goes with the prompt, set by `PromptDataset`.
+        fields: The fields of its record by name; empty for a prompt without a record.
     """
 
     input_ids: Tensor
@@ -77,6 +78,7 @@ class PromptExample(NamedTuple):
     cut_tokens: int = 0
     index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     ptx: TokenExample | None = None
+    fields: Mapping[str, Any] = {}
 
 
 Example = TokenExample | PreferenceExample | PromptExample
@@ -123,6 +125,7 @@ class PromptBatch(NamedTuple):
         attention_mask: True on real tokens. Shape `(B, P)`, bool.
         texts: The rendered prompts: the texts of the ids.
         index: Position of every prompt in its dataset. Shape `(B,)`, int64.
+        fields: The fields of every prompt's record by name.
         ptx: One pretraining example per prompt if the datamodule has `ptx_sources`, else None.
     """
 
@@ -130,7 +133,20 @@ class PromptBatch(NamedTuple):
     attention_mask: Tensor
     texts: list[str]
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    fields: list[Mapping[str, Any]]
     ptx: TokenBatch | None = None
+
+    def select(self, rows: Sequence[int]) -> "PromptBatch":
+        """The prompts at `rows`, with all columns; a row may come more than once."""
+        index = torch.tensor([*rows], device=self.input_ids.device)
+        return PromptBatch(
+            self.input_ids[index],
+            self.attention_mask[index],
+            [self.texts[row] for row in rows],
+            self.index[index],
+            [self.fields[row] for row in rows],
+            None if self.ptx is None else TokenBatch(*(tensor[index] for tensor in self.ptx)),
+        )
 
 
 class PaddedSequences(NamedTuple):
@@ -232,6 +248,7 @@ def collate_prompts(examples: Sequence[PromptExample], pad_token_id: int) -> Pro
         padded.mask,
         [example.text for example in examples],
         torch.tensor([example.index for example in examples], dtype=torch.long),
+        [example.fields for example in examples],
         collate_tokens(ptx, pad_token_id) if ptx else None,
     )
 

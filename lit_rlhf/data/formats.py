@@ -390,7 +390,7 @@ def _make_record(
     """
     _check_prompt(row, prompt, prompt_field, answered=response is not None)
     if kind == "prompt":
-        return PromptRecord(prompt, row.source, row.location)
+        return PromptRecord(prompt, row.source, row.location, row.fields)
     missing_field = "chosen" if kind == "preference" else prompt_field
     response = _check_response(row, response, response_field, missing_field)
     if kind == "demonstration":

@@ -266,11 +266,13 @@ class PromptRecord:
         prompt: The dialogue up to and including the last human turn.
         source: Name of the data source.
         location: Where the record was read from.
+        fields: The fields of its row by name, such as the answer that a reward compares with.
     """
 
     prompt: tuple[Message, ...]
     source: str
     location: Location = field(default=NOWHERE, compare=False)
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

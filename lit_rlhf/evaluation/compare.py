@@ -260,6 +260,9 @@ def compare_policies(
         name: load_reward(source, rewards[source], model_options, encoder).to(device)
         for name, source in zip(reward_names, rewards, strict=True)
     }
+    available = {name for example in encoded.examples for name in example.fields}
+    for reward in loaded_rewards.values():
+        reward.check_fields(available, "the prompts' records")
     settings = {
         "policies": model_files(policies),
         "prompts": hash_prompts(encoded),
@@ -451,7 +454,7 @@ def _measure_batch(
     return _MeasuredBatch(
         positions=batch.positions,
         scores={
-            name: reward(rollouts, batch.prompts.texts, None).cpu()
+            name: reward(rollouts, batch.prompts.texts, None, batch.prompts.fields).cpu()
             for name, reward in rewards.items()
         },
         logprobs=statistics.logprobs.cpu(),

@@ -128,7 +128,7 @@ def encode_prompt_records(
     """
     examples = encode_records(
         records,
-        lambda record: [encoder.encode_prompt(record.prompt)],
+        lambda record: [encoder.encode_prompt(record.prompt)._replace(fields=record.fields)],
         EncodingCounts(),
         on_bad_record="error",
     )

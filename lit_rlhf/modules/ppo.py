@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from lit_callbacks import write_text
-from lit_rlhf.data import PromptBatch, TokenBatch, encode_prompts
+from lit_rlhf.data import PromptBatch, PromptDataModule, TokenBatch, encode_prompts
 from lit_rlhf.forward import (
     LanguageModel,
     Offloaded,
@@ -286,14 +286,21 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         return super().trusted_arguments(saved, given)
 
     def setup(self, stage: str) -> None:
-        """Check that the reward models read text as the policy writes it, and the run's length.
+        """Check the reward models' text, the fields that reward functions need, the run's length.
 
         Raises:
-            ValueError: If the text differs, or `trainer.max_steps` is set.
+            ValueError: If a reward model reads other text than the policy writes, no record has a
+                field that a reward function needs, or `trainer.max_steps` is set.
         """
         for source in self.reward.models:
             if self.encoder is not None:
                 source.check_contract(self.encoder.contract)
+        if isinstance(self.datamodule, PromptDataModule):
+            for part, examples in self.datamodule.examples.items():
+                available = {name for example in examples for name in example.fields}
+                self.reward.check_fields(available, f"the {part} records")
+                if self.gold is not None:
+                    self.gold.check_fields(available, f"the {part} records")
         if stage == "fit" and self.trainer.max_steps != -1 and not self.is_trial:
             raise ValueError(
                 f"trainer.max_steps: expected -1 (off), got {self.trainer.max_steps}: it would "
@@ -332,7 +339,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         generator = self.generator()
         seed = int(torch.randint(2**31, (), generator=generator))
         rollouts, scores, estimates = self.score_responses(batch, seed, self.timer)
-        metrics = self.summarize_rollouts(rollouts, batch.texts, scores, estimates)
+        metrics = self.summarize_rollouts(rollouts, batch, scores, estimates)
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
         metrics = dict.fromkeys(OF_AN_ITERATION, scores.new_tensor(torch.nan)) | metrics
         if self.check_rollouts(scores, estimates):
@@ -424,7 +431,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         with self.phase("rollout", batch.input_ids, ROLLOUT_MEMORY, timer):
             rollouts = self.rollout(batch, seed)
         with self.phase("score", rollouts.sequence_ids, SCORING_MEMORY, timer):
-            scores = self.score(rollouts, batch.texts)
+            scores = self.score(rollouts, batch)
         with self.phase("estimate", rollouts.sequence_ids, SCORING_MEMORY, timer):
             estimates = self.estimate(rollouts)
         return ScoredResponses(rollouts, scores, estimates)
@@ -442,9 +449,10 @@ class PPOModule(FixedDtypeBuffers, StageModule):
             batch_size=self.memory.rollout_batch_size,
         )
 
-    def score(self, rollouts: RolloutBatch, prompts: list[str]) -> Tensor:
+    def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Tensor:
         """Raw scores `[B]`: the weighted sum of reward models and functions."""
-        scores: Tensor = self.reward(rollouts, prompts, self.memory.max_tokens_per_forward)
+        limit = self.memory.max_tokens_per_forward
+        scores: Tensor = self.reward(rollouts, batch.texts, limit, batch.fields)
         return scores
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
@@ -459,25 +467,25 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         )
 
     def summarize_rollouts(
-        self, rollouts: RolloutBatch, prompts: list[str], scores: Tensor, estimates: TokenStatistics
+        self, rollouts: RolloutBatch, batch: PromptBatch, scores: Tensor, estimates: TokenStatistics
     ) -> dict[str, Tensor]:
         """The `rollout/*` metrics of all ranks, with each reward's score and the gold reward."""
         metrics = RolloutMetrics()
-        self.add_rollouts(metrics, rollouts, prompts, scores, estimates)
+        self.add_rollouts(metrics, rollouts, batch, scores, estimates)
         return metrics.compute()
 
     def add_rollouts(
         self,
         metrics: RolloutMetrics,
         rollouts: RolloutBatch,
-        prompts: list[str],
+        batch: PromptBatch,
         scores: Tensor,
         estimates: TokenStatistics,
     ) -> None:
         """Add the responses that were scored last to `metrics`."""
         named = {f"score/{name}": raw for name, raw in self.reward.raw_scores.items()}
         if self.gold is not None:
-            named["gold"] = self.gold(rollouts, prompts, None)
+            named["gold"] = self.gold(rollouts, batch.texts, None, batch.fields)
         metrics.update(
             estimates.logprobs,
             estimates.ref_logprobs,
@@ -926,7 +934,7 @@ class PPOModule(FixedDtypeBuffers, StageModule):
         if self._evaluation is None:
             return
         rollouts, scores, estimates = self.score_responses(batch, self.seed + batch_idx)
-        self.add_rollouts(self._evaluation, rollouts, batch.texts, scores, estimates)
+        self.add_rollouts(self._evaluation, rollouts, batch, scores, estimates)
         if batch_idx == 0:
             records = build_response_records(rollouts, scores, estimates, self.tokenizer)
             n_rows = self.sampled_texts
@@ -949,7 +957,8 @@ class PPOModule(FixedDtypeBuffers, StageModule):
                 the datamodule.
 
         Returns:
-            One record per prompt, see `build_response_records`.
+            One record per prompt, see `build_response_records`. The score is NaN if a reward
+            function needs fields of records, which plain text does not have.
 
         Raises:
             RuntimeError: If the trainer has no datamodule with an encoder, or it is not set up yet.
@@ -963,7 +972,12 @@ class PPOModule(FixedDtypeBuffers, StageModule):
 
     @torch.no_grad()
     def _sample_records(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
-        rollouts, scores, estimates = self.score_responses(batch, seed)
+        if self.reward.needs_records and not any(batch.fields):
+            rollouts = self.rollout(batch, seed)
+            scores = torch.full((len(batch.texts),), torch.nan, device=self.device)
+            estimates = self.estimate(rollouts)
+        else:
+            rollouts, scores, estimates = self.score_responses(batch, seed)
         return build_response_records(rollouts, scores, estimates, self.tokenizer)
 
     def input_checksums(self) -> Mapping[str, object]:

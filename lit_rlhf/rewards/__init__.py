@@ -9,7 +9,7 @@ weighted sum of these (`WeightedReward`), which is what PPO trains on. The ready
 from lit_rlhf.rewards.functions import CallableReward, FunctionReward, RewardError, RewardFunction
 from lit_rlhf.rewards.model import ModelReward
 from lit_rlhf.rewards.remote import RemoteScorer, redact_url
-from lit_rlhf.rewards.rules import FormatRule, LengthRule, RegexRule
+from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
 from lit_rlhf.rewards.weighted import (
     RULES,
     RewardSpec,
@@ -22,6 +22,8 @@ from lit_rlhf.rewards.weighted import (
 __all__ = [
     "RULES",
     "CallableReward",
+    "ContainsRule",
+    "EqualsRule",
     "FormatRule",
     "FunctionReward",
     "LengthRule",

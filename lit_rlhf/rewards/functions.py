@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +25,7 @@ MAX_SHOWN = 200
 """Characters of a prompt, response or answer that a message shows."""
 
 OPTIONAL_ARGUMENTS = ("terminated", "lengths")
-"""Fields of `Samples` that a reward function gets if it has a parameter of that name."""
+"""Columns of `Samples` that a reward function gets if it has a parameter of that name."""
 
 
 class RewardFunction(Protocol):
@@ -32,6 +33,9 @@ class RewardFunction(Protocol):
 
     A function with a parameter `terminated` also gets which responses ended with EOS (a list of
     bool), one with a parameter `lengths` the tokens of each response, EOS included (a list of int).
+    A parameter of any other name gets the field of that name of each prompt's record (a list, with
+    `None` where a record does not have it), and a `**` parameter gets all fields. An object may
+    instead name the fields that it needs in an attribute `record_fields`, and take them by `**`.
     """
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[float]:
@@ -47,23 +51,25 @@ class RewardError(RuntimeError):
 
 
 class Samples(NamedTuple):
-    """Rollouts as a reward function sees them, each field with `B` entries.
+    """Rollouts as a reward function sees them, each column with `B` entries.
 
     Attributes:
         prompts: Rendered prompts.
         responses: Decoded responses, without special tokens.
         terminated: Whether a response ended with EOS.
         lengths: Tokens of each response, EOS included.
+        records: The fields of each prompt's record by name.
     """
 
     prompts: list[str]
     responses: list[str]
     terminated: list[bool]
     lengths: list[int]
+    records: list[Mapping[str, Any]]
 
     def select(self, row: int) -> Samples:
         """A single sample."""
-        return Samples(*([values[row]] for values in self))  # type: ignore[arg-type]  # by field
+        return Samples(*([values[row]] for values in self))  # type: ignore[arg-type]  # by column
 
     def describe(self, row: int) -> str:
         """Prompt and response of a sample for a message, shortened."""
@@ -93,14 +99,24 @@ class CallableReward(nn.Module):
         self.function = function
         self.tokenizer = tokenizer
         self.timeout = timeout
-        parameters = inspect.signature(function).parameters
-        self.optional_arguments = [name for name in OPTIONAL_ARGUMENTS if name in parameters]
+        parameters = list(inspect.signature(function).parameters.values())
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        others = [p for p in parameters[2:] if p in named and p.name not in OPTIONAL_ARGUMENTS]
+        self.optional_arguments = [p.name for p in named if p.name in OPTIONAL_ARGUMENTS]
+        self.required_fields = [p.name for p in others if p.default is p.empty]
+        self.required_fields += getattr(function, "record_fields", ())
+        self.optional_fields = [p.name for p in others if p.default is not p.empty]
+        takes_others = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.takes_all_fields = takes_others and not hasattr(function, "record_fields")
+        # names that a `**` parameter cannot get, as they are those of other arguments
+        self._taken = {"prompts", "responses", *OPTIONAL_ARGUMENTS, *(p.name for p in named)}
 
     def forward(
         self,
         rollouts: RolloutBatch,
         prompts: Sequence[str],
         max_tokens_per_forward: int | None = None,
+        records: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
         """Score rollouts; a score that is not finite is reported by a warning.
 
@@ -108,6 +124,7 @@ class CallableReward(nn.Module):
             rollouts: `B` responses.
             prompts: Their rendered prompts.
             max_tokens_per_forward: Not used here: a callable gets all responses at once.
+            records: The fields of each prompt's record by name; empty for prompts without records.
 
         Returns:
             `[B]` float32.
@@ -116,9 +133,12 @@ class CallableReward(nn.Module):
             RewardError: If the callable changes its arguments or torch's gradient mode.
             RuntimeError: If the callable raises, or calls `sys.exit`; chained to its exception.
             TimeoutError: If the call takes longer than `timeout`.
-            ValueError: If it returns anything but one number per response.
+            ValueError: If it returns anything but one number per response, or needs a field and
+                the prompts have no records.
         """
-        samples = decode_samples(rollouts, prompts, self.tokenizer)
+        samples = decode_samples(rollouts, prompts, self.tokenizer, records)
+        if not any(samples.records):
+            self.check_fields((), "the prompts")
         returned = self._call(samples)
         expected = f"expected {len(prompts)} scores, one for each response"
         call = _describe_call(samples)
@@ -134,6 +154,25 @@ class CallableReward(nn.Module):
             )
         warn_about_non_finite(self.label, scores, samples)
         return scores.to(rollouts.response_ids.device)
+
+    def check_fields(self, available: Collection[str], where: str) -> None:
+        """Check that there is every field of the records that the callable needs.
+
+        Args:
+            available: Names of the fields.
+            where: What the records are, for the error.
+
+        Raises:
+            ValueError: If there is a field that no record has.
+        """
+        missing = [name for name in self.required_fields if name not in available]
+        if missing:
+            fields = f"have {', '.join(sorted(available))}" if available else "have no fields"
+            raise ValueError(
+                f"{self.label}: expected records with the field {missing[0]!r}, which it takes as "
+                f"an argument, but {where} {fields}; rename the argument or the field, or give a "
+                "parameter that it can do without a default"
+            )
 
     def _call(self, samples: Samples) -> Any:  # noqa: ANN401  # whatever the callable returns
         attempt = self._attempt(samples)
@@ -170,7 +209,7 @@ class CallableReward(nn.Module):
         optional = dict(zip(self.optional_arguments, others, strict=True))
         grad_enabled = torch.is_grad_enabled()
         try:
-            returned = self.function(prompts, responses, **optional)
+            returned = self.function(prompts, responses, **optional, **self._fields(samples))
         finally:
             # without a time limit it runs in the thread that trains
             changes_mode = torch.is_grad_enabled() != grad_enabled
@@ -187,6 +226,17 @@ class CallableReward(nn.Module):
                     "changes it; let it work on a copy"
                 )
         return returned
+
+    def _fields(self, samples: Samples) -> dict[str, list[Any]]:
+        """The columns of the records that the callable gets, as copies."""
+        present = {name for record in samples.records for name in record}
+        names = {*self.required_fields, *(name for name in self.optional_fields if name in present)}
+        if self.takes_all_fields:
+            names |= present - self._taken
+        return {
+            name: [deepcopy(record.get(name)) for record in samples.records]
+            for name in sorted(names)
+        }
 
     def _find_culprit(self, samples: Samples) -> Samples | None:
         """Call the function on one sample at a time; the first that raises or takes too long."""
@@ -215,7 +265,10 @@ class FunctionReward(CallableReward):
 
 
 def decode_samples(
-    rollouts: RolloutBatch, prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+    rollouts: RolloutBatch,
+    prompts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Mapping[str, Any]] = (),
 ) -> Samples:
     """Rollouts as text, with what reward functions may ask for."""
     return Samples(
@@ -223,6 +276,7 @@ def decode_samples(
         decode_responses(rollouts, tokenizer),
         rollouts.terminated.tolist(),
         rollouts.lengths.tolist(),
+        list(records) or [{}] * len(prompts),
     )
 
 

@@ -5,8 +5,9 @@ Notation: `B` responses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -44,6 +45,7 @@ class ModelReward(nn.Module):
         rollouts: RolloutBatch,
         prompts: Sequence[str],
         max_tokens_per_forward: int | None = None,
+        records: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
         """Score rollouts by the scalar head at each response's last token.
 
@@ -51,6 +53,7 @@ class ModelReward(nn.Module):
             rollouts: `B` responses.
             prompts: Not used here: the model reads token ids.
             max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
+            records: Not used here.
 
         Returns:
             `[B]` float32.

@@ -11,8 +11,8 @@ import re
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -48,9 +48,9 @@ class TransientError(Exception):
 class RemoteScorer:
     """Scores from a service that gets `{"prompts": [...], "responses": [...]}` by POST.
 
-    The service answers `{"scores": [...]}`, a finite number for each response. An attempt is
-    repeated if the connection fails, no answer comes in time, or the status is 429 or 5xx.
-    Redirects are not followed.
+    With `fields`, the request also has `"fields": {name: [...]}`. The service answers
+    `{"scores": [...]}`, a finite number for each response. An attempt is repeated if the connection
+    fails, no answer comes in time, or the status is 429 or 5xx. Redirects are not followed.
 
     Args:
         url: URL of the service, http or https. It may begin with `user:$VARIABLE@`, which sends the
@@ -60,6 +60,7 @@ class RemoteScorer:
         timeout: Seconds that an attempt may take, from connecting to the end of the answer.
         retries: Further attempts after the first.
         backoff: Seconds before the second attempt; doubled before each further one.
+        fields: Fields of the prompts' records that the service gets.
 
     Raises:
         ValueError: If the URL is not http or https or has a password in it, or a number is out of
@@ -71,6 +72,7 @@ class RemoteScorer:
     timeout: float = 30.0
     retries: int = 4
     backoff: float = 1.0
+    fields: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -98,8 +100,15 @@ class RemoteScorer:
                 f"retries, backoff: expected values >= 0, got {self.retries} and {self.backoff}"
             )
 
-    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """Score `responses` to `prompts`.
+    @property
+    def record_fields(self) -> Sequence[str]:
+        """The fields of the records that the call needs."""
+        return self.fields
+
+    def __call__(
+        self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
+    ) -> list[float]:
+        """Score `responses` to `prompts`, whose records have `fields`.
 
         Raises:
             RewardError: If the last attempt fails, or the answer is not as expected; with the URL,
@@ -108,14 +117,21 @@ class RemoteScorer:
         scores: list[float] = []
         for start in range(0, len(responses), self.batch_size):
             rows = slice(start, start + self.batch_size)
-            scores += self._score_batch(list(prompts[rows]), list(responses[rows]))
+            request: dict[str, Any] = {
+                "prompts": list(prompts[rows]),
+                "responses": list(responses[rows]),
+            }
+            if fields:
+                request["fields"] = {name: list(column[rows]) for name, column in fields.items()}
+            scores += self._score_batch(request)
         return scores
 
-    def _score_batch(self, prompts: list[str], responses: list[str]) -> list[float]:
+    def _score_batch(self, request: Mapping[str, Any]) -> list[float]:
         """Score the responses of one request, with several attempts where that may help."""
+        responses = request["responses"]
         content = f"{len(responses)} responses, the first: {shorten(responses[0])}"
         url = redact_url(self.url)
-        body = json.dumps({"prompts": prompts, "responses": responses}).encode()
+        body = json.dumps(request).encode()
         for attempt in range(self.retries + 1):
             try:
                 answer = self._send(body)

@@ -1,4 +1,4 @@
-"""Ready-made reward functions: length, format and regular expression.
+"""Ready-made reward functions: length, format, regular expression and the known answer.
 
 Each is a callable like any `RewardFunction`; its fields are the options of a configuration.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from time import monotonic
@@ -145,20 +146,163 @@ class RegexRule:
         pattern, deadline = _compile(self.pattern), monotonic() + self.timeout
         scores = []
         for response in responses:
-            try:
+            with _explain_timeout(self.pattern, self.timeout, response):
                 # concurrent releases the interpreter lock, so that other threads run and a time
                 # limit on the whole call (`reward_timeout`) acts; regex takes 0 as no time left
                 found = pattern.search(
                     response, timeout=max(deadline - monotonic(), 0.0), concurrent=True
                 )
-            except TimeoutError as error:
-                raise RewardError(
-                    f"pattern {self.pattern!r}: no result after {self.timeout:g} seconds "
-                    f"(timeout) for the response {shorten(response)}; rewrite nested or "
-                    "overlapping repetitions such as (a|aa)+, or raise timeout"
-                ) from error
             scores.append(float((found is not None) != self.absent))
         return scores
+
+
+@dataclass(frozen=True)
+class EqualsRule:
+    r"""1 for a response that equals a field of the prompt's record, 0 for any other.
+
+    White space around both is ignored. A field may hold a list of answers, any of which counts.
+
+    Args:
+        field: Name of the field, for instance `answer`.
+        pattern: Compare what this pattern of Python's `re` finds last in the response: its first
+            group, or the whole match if it has none. A response without a match gets 0. The same is
+            taken of the field, unless nothing in it matches. `####\s*(\S+)` reads the results of
+            GSM8K.
+        ignore_case: Ignore the difference of upper and lower case.
+        timeout: Seconds for all searches of a call.
+
+    Raises:
+        ValueError: If `pattern` is not a regular expression, or `timeout` is not positive.
+    """
+
+    field: str
+    pattern: str | None = None
+    ignore_case: bool = False
+    timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Check the timeout, and compile the pattern."""
+        if not self.timeout > 0:
+            raise ValueError(f"timeout: expected a value > 0, got {self.timeout}")
+        if self.pattern is not None:
+            _compile(self.pattern)
+
+    @property
+    def record_fields(self) -> tuple[str, ...]:
+        """The fields of the records that the call needs."""
+        return (self.field,)
+
+    def __call__(
+        self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
+    ) -> list[float]:
+        """Score `responses` with 0 or 1.
+
+        Raises:
+            RewardError: If a record has no answer, or the searches take longer than `timeout`.
+        """
+        deadline = monotonic() + self.timeout
+        scores = []
+        for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True):
+            answers = _read_answers(self.field, value, prompt)
+            if self.pattern is None:
+                given: str | None = response
+            else:
+                given = self._extract(response, deadline)
+                found = [self._extract(answer, deadline) for answer in answers]
+                answers = [
+                    answer if part is None else part
+                    for answer, part in zip(answers, found, strict=True)
+                ]
+            known = {_normalize(answer, self.ignore_case) for answer in answers}
+            scores.append(float(given is not None and _normalize(given, self.ignore_case) in known))
+        return scores
+
+    def _extract(self, text: str, deadline: float) -> str | None:
+        """The first group of the pattern's last match; `None` without a match."""
+        last = None
+        with _explain_timeout(str(self.pattern), self.timeout, text):
+            for found in _compile(str(self.pattern)).finditer(
+                text, timeout=max(deadline - monotonic(), 0.0), concurrent=True
+            ):
+                last = found
+        if last is None:
+            return None
+        return str((last[1] or "") if last.re.groups else last[0])
+
+
+@dataclass(frozen=True)
+class ContainsRule:
+    """1 for a response that contains a field of the prompt's record, 0 for any other.
+
+    White space around the field is ignored. It may hold a list of answers, any of which counts.
+
+    Args:
+        field: Name of the field, for instance `answer`.
+        ignore_case: Ignore the difference of upper and lower case.
+    """
+
+    field: str
+    ignore_case: bool = False
+
+    @property
+    def record_fields(self) -> tuple[str, ...]:
+        """The fields of the records that the call needs."""
+        return (self.field,)
+
+    def __call__(
+        self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
+    ) -> list[float]:
+        """Score `responses` with 0 or 1.
+
+        Raises:
+            RewardError: If a record has no answer.
+        """
+        return [
+            float(
+                any(
+                    _normalize(answer, self.ignore_case) in _normalize(response, self.ignore_case)
+                    for answer in _read_answers(self.field, value, prompt)
+                )
+            )
+            for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True)
+        ]
+
+
+def _read_answers(field: str, value: Any, prompt: str) -> list[str]:  # noqa: ANN401  # as in the data
+    """The answers in a field, as text.
+
+    Raises:
+        RewardError: If there is none: an empty one would be in every response.
+    """
+    values = value if isinstance(value, list | tuple) else [value]
+    answers = [str(answer) for answer in values if answer is not None]
+    if not answers or not all(answer.strip() for answer in answers):
+        raise RewardError(
+            f"field {field!r}: expected an answer or a list of answers in each record, got "
+            f"{value!r:.100} for the prompt {shorten(prompt)}"
+        )
+    return answers
+
+
+def _normalize(text: str, ignore_case: bool) -> str:
+    return text.strip().casefold() if ignore_case else text.strip()
+
+
+@contextmanager
+def _explain_timeout(pattern: str, timeout: float, text: str) -> Iterator[None]:
+    """Name the pattern and the text of a search that takes too long.
+
+    Raises:
+        RewardError: If it does.
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        raise RewardError(
+            f"pattern {pattern!r}: no result after {timeout:g} seconds (timeout) for the response "
+            f"{shorten(text)}; rewrite nested or overlapping repetitions such as (a|aa)+, or raise "
+            "timeout"
+        ) from error
 
 
 @lru_cache

@@ -8,7 +8,7 @@ a reward to its weight, or to a mapping of options. `parse_rewards` checks the e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +29,7 @@ from lit_rlhf.rewards.functions import (
 )
 from lit_rlhf.rewards.model import ModelReward
 from lit_rlhf.rewards.remote import RemoteScorer
-from lit_rlhf.rewards.rules import FormatRule, LengthRule, RegexRule
+from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
 from lit_rlhf.rollout import RolloutBatch
 from lit_rlhf.stats import RunningMoments, global_sum
 
@@ -37,6 +37,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "length": LengthRule,
     "format": FormatRule,
     "regex": RegexRule,
+    "equals": EqualsRule,
+    "contains": ContainsRule,
     "http": RemoteScorer,
 }
 """Ready-made reward functions by the name that `rule:` gives them."""
@@ -139,6 +141,7 @@ class WeightedReward(nn.Module):
         rollouts: RolloutBatch,
         prompts: Sequence[str],
         max_tokens_per_forward: int | None = None,
+        records: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
         """Score rollouts; a score that is not finite is reported by a warning.
 
@@ -146,6 +149,7 @@ class WeightedReward(nn.Module):
             rollouts: `B` responses.
             prompts: Their rendered prompts.
             max_tokens_per_forward: Limit on real tokens of reward models, see `RolloutBatch.split`.
+            records: The fields of each prompt's record by name; empty for prompts without records.
 
         Returns:
             Weighted sum, `[B]` float32.
@@ -153,7 +157,7 @@ class WeightedReward(nn.Module):
         self.raw_scores = {}
         for spec, function in zip(self.specs, self.functions, strict=True):
             start = perf_counter()
-            scores = function(rollouts, prompts, max_tokens_per_forward)
+            scores = function(rollouts, prompts, max_tokens_per_forward, records)
             self.seconds[spec.name] += perf_counter() - start
             if isinstance(function, ModelReward) and not bool(torch.isfinite(scores).all()):
                 samples = decode_samples(rollouts, prompts, self.tokenizer)
@@ -161,6 +165,25 @@ class WeightedReward(nn.Module):
             self.raw_scores[spec.name] = scores
         terms = zip(self.specs, self._normalize_scores(), strict=True)
         return torch.stack([spec.weight * scores for spec, scores in terms]).sum(0)
+
+    @property
+    def needs_records(self) -> bool:
+        """Whether a reward function needs fields of the prompts' records."""
+        return any(getattr(function, "required_fields", ()) for function in self.functions)
+
+    def check_fields(self, available: Collection[str], where: str) -> None:
+        """Check that there is every field of the records that a reward function needs.
+
+        Args:
+            available: Names of the fields.
+            where: What the records are, for the error.
+
+        Raises:
+            ValueError: If there is a field that no record has; names the function and the field.
+        """
+        for function in self.functions:
+            if isinstance(function, CallableReward):
+                function.check_fields(available, where)
 
     def commit_moments(self) -> None:
         """Make the moments of the last call in training mode permanent.

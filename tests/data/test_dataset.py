@@ -54,6 +54,21 @@ def test_prompt_batch_pads_on_the_left() -> None:
     assert batch.ptx is None
 
 
+def test_rows_of_a_prompt_batch_are_selected_with_all_columns() -> None:
+    known = PROMPTS[1]._replace(fields={"answer": 4})
+    dataset = PromptDataset([PROMPTS[0], known], EXAMPLES)
+    batch = collate_prompts([dataset[0, 0], dataset[1, 0]], 0)
+    assert batch.fields == [{}, {"answer": 4}]
+    rows = batch.select([1, 1, 0])
+    assert rows.texts == ["b", "b", "a"]
+    assert rows.fields == [{"answer": 4}, {"answer": 4}, {}]
+    assert rows.index.tolist() == [1, 1, 0]
+    assert rows.input_ids.tolist() == [[0, 0, 5], [0, 0, 5], [7, 8, 9]]
+    assert rows.attention_mask.sum(1).tolist() == [1, 1, 3]
+    assert rows.ptx is not None
+    assert len(rows.ptx.input_ids) == 3
+
+
 def test_pair_of_positions_gives_a_prompt_with_its_ptx_example() -> None:
     dataset = PromptDataset(PROMPTS, EXAMPLES)
     batch = collate_prompts([dataset[1, 0], dataset[0, 0]], 0)

@@ -191,6 +191,26 @@ def test_a_rule_scores_too_times_its_weight_and_not_normalized(folders: Folders)
     assert result.as_dict()["rewards"] == {"characters": CHARACTERS, "short": rule}
 
 
+def test_a_rule_compares_with_the_field_of_the_prompts_records(
+    folders: Folders, tmp_path: Path
+) -> None:
+    rows = [
+        {"question": question, "known": " "[: row % 2] + "e"}
+        for row, question in enumerate(QUESTIONS)
+    ]
+    path = tmp_path / "known.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sampling = SamplingOptions(max_new_tokens=5)
+    rule = {"rule": "contains", "field": "known"}
+    result = compare_policies([folders.sft], DataSource(str(path)), {"e": rule}, sampling)
+    samples = result.samples["sft"]
+    assert samples.scores["e"].tolist() == [float("e" in r.response) for r in samples.responses]
+    with pytest.raises(ValueError, match=r"'e' .*with the field 'gold'.* records have known, que"):
+        compare_policies(
+            [folders.sft], DataSource(str(path)), {"e": rule | {"field": "gold"}}, sampling
+        )
+
+
 def test_the_report_is_strict_json(comparison: Comparison) -> None:
     report = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
 

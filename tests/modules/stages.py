@@ -126,8 +126,8 @@ def preferences(root: Path, **arguments: Any) -> PreferenceDataModule:
 
 def prompts(root: Path, ptx: bool = False, **arguments: Any) -> PromptDataModule:
     return PromptDataModule(
-        source(root, "prompts"),
         **{
+            "train_sources": source(root, "prompts"),
             "val_sources": source(root, "prompts"),
             "ptx_sources": source(root, "texts") if ptx else None,
             "chat_template": "hh",

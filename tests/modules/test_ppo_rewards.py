@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_rlhf.data import DataSource, PromptBatch, PromptDataModule, read_file
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rewards import remote
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics
-from tests.modules.stages import assert_equal_states, copied, fitted, ppo_options, prompts
-from tests.rewards.said import service
+from tests.docs.blocks import ROOT, blocks
+from tests.modules.stages import (
+    QUESTIONS,
+    assert_equal_states,
+    copied,
+    first_batch,
+    fitted,
+    ppo_options,
+    prompts,
+)
+from tests.rewards.said import said, service
 
 BREVITY = {"rule": "length", "weight": 0.5, "longest": 3, "normalize": True}
 LETTERS = {"rule": "regex", "pattern": "[a-z]", "normalize": True}
@@ -127,3 +140,102 @@ def test_the_critic_starts_from_the_reward_model_and_not_from_a_rules_name(root:
     PPOModule(**ppo_options(root, rewards=first))
     with pytest.raises(ValueError, match="holds functions and rules only; use critic_init: policy"):
         PPOModule(**ppo_options(root, rewards={"brevity": BREVITY}))
+
+
+EQUALS = "tests.rewards.reward_functions:equals_answer"
+
+
+def answered(root: Path, folder: Path, **fields: Any) -> PromptDataModule:
+    """The prompts of `root`, with fields of their records beside them."""
+    path = folder / "answered.jsonl"
+    rows = [
+        {"question": question, **{name: column[row] for name, column in fields.items()}}
+        for row, question in enumerate(QUESTIONS)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return prompts(root, train_sources=[DataSource(str(path))], val_sources=None)
+
+
+class Seen(PPOModule):
+    """Keeps the records and prompts that it scores."""
+
+    def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Tensor:
+        self.seen = [(f["question"], f["answer"]) for f in batch.fields]
+        self.texts = batch.texts
+        return super().score(rollouts, batch)
+
+
+def test_the_answer_of_its_record_reaches_the_reward_of_a_prompt(
+    root: Path, tmp_path: Path
+) -> None:
+    options = ppo_options(
+        root,
+        rewards={
+            EQUALS: 1.0,
+            "known": {"rule": "contains", "field": "answer"},
+            "said": {"rule": "regex", "pattern": "a"},
+        },
+        critic_init="policy",
+        gold_reward=EQUALS,
+    )
+    stage = Seen(**options)
+    run = fitted(stage, answered(root, tmp_path, answer=list("abcdefgh")), tmp_path)
+    pairs = dict(zip(QUESTIONS, "abcdefgh", strict=True))
+    assert len(stage.seen) == 8
+    assert [pairs[question] for question, _ in stage.seen] == [answer for _, answer in stage.seen]
+    assert all(q in text for text, (q, _) in zip(stage.texts, stage.seen, strict=True))
+    assert "rollout/score/known" in run.callback_metrics
+    assert (
+        run.callback_metrics["rollout/gold"] == run.callback_metrics["rollout/score/equals_answer"]
+    )
+    # plain text has no answer to compare with
+    (record,) = stage.sample(["hi"])
+    assert math.isnan(record["score"])
+    assert record["response"]
+
+
+@pytest.mark.parametrize(
+    ("option", "rewards"),
+    [
+        ("rewards", {EQUALS: 1.0}),
+        ("rewards", {"known": {"rule": "equals", "field": "answer"}}),
+        ("gold_reward", {"known": {"rule": "equals", "field": "label"}}),
+    ],
+)
+def test_a_field_that_the_data_lack_is_an_error_before_training(
+    root: Path, tmp_path: Path, option: str, rewards: dict[str, Any]
+) -> None:
+    gold = EQUALS if option == "gold_reward" else None
+    stage = PPOModule(**ppo_options(root, rewards=rewards, critic_init="policy", gold_reward=gold))
+    label = {"rewards": next(iter(rewards)), "gold_reward": EQUALS}[option]
+    with pytest.raises(
+        ValueError,
+        match=f"{label}'.*: expected records with the field 'answer'.*the train records have label"
+        ", question",
+    ):
+        fitted(stage, answered(root, tmp_path, label=list("abcdefgh")), tmp_path)
+
+
+def test_results_of_gsm8k_are_verified(
+    shared_data: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = {block.title: block.text for block in blocks(ROOT / "docs/rewards.md")}
+    (tmp_path / "my_math.py").write_text(page["my_math.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards = yaml.safe_load(page["gsm8k.yaml"])["model"]["init_args"]["rewards"]
+    rows = read_file(str(shared_data / "gsm8k/test.jsonl.gz"))
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text("".join(json.dumps(row.fields) + "\n" for row in islice(rows, 8)))  # type: ignore[union-attr]
+    data = prompts(root, train_sources=[DataSource(str(path))], val_sources=None)
+    data.max_prompt_length = data.max_length = 512
+    stage = PPOModule(**ppo_options(root, rewards=rewards, critic_init="policy"))
+    batch: PromptBatch = first_batch(data, root)
+    answers = [str(fields["answer"]) for fields in batch.fields]
+    assert "#### 18" in answers[0]
+    wrong = [answer + "0" for answer in answers]
+    scores = stage.score(said(answers), batch)
+    assert scores.tolist() == [1.5] * 8
+    assert stage.score(said(wrong), batch).tolist() == [0.0] * 8
+    # the result alone, without the form that the rule asks for
+    alone = [answer.rpartition("#### ")[2] for answer in answers]
+    assert stage.score(said(alone), batch).tolist() == [1.0] * 8

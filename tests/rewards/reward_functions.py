@@ -98,6 +98,33 @@ def changes_the_lengths(
     return [0.0] * len(responses)
 
 
+def equals_answer(
+    prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]
+) -> list[float]:
+    return [float(r == a) for r, a in zip(responses, answer, strict=True)]
+
+
+def default_level(
+    prompts: Sequence[str], responses: Sequence[str], level: Sequence[int] = (7, 7, 7)
+) -> list[float]:
+    return [float(value) for value in level]
+
+
+def count_fields(
+    prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[object]
+) -> list[float]:
+    assert all(len(column) == len(responses) for column in fields.values())
+    return [float(len(fields))] * len(responses)
+
+
+def empties_a_field(
+    prompts: Sequence[str], responses: Sequence[str], tags: Sequence[list[str]]
+) -> list[float]:
+    for value in tags:
+        value.clear()
+    return [0.0] * len(responses)
+
+
 released = Event()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,6 +31,45 @@ def test_a_function_sees_prompts_and_decoded_responses(rollouts: RolloutBatch) -
 
 def test_a_function_that_asks_is_told_which_responses_ended(rollouts: RolloutBatch) -> None:
     assert scores("ended", rollouts) == [1.0, -1.0, 1.0]
+
+
+def scores_with(name: str, rollouts: RolloutBatch, records: list[dict[str, Any]]) -> list[float]:
+    reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer())
+    result: list[float] = reward(rollouts, PROMPTS, None, records).tolist()
+    return result
+
+
+def test_a_function_gets_the_fields_of_the_records_by_its_parameters(
+    rollouts: RolloutBatch,
+) -> None:
+    answers = [{"answer": "yes", "level": 3}, {"answer": "never", "level": 4}, {"level": 5}]
+    assert scores_with("equals_answer", rollouts, answers) == [1.0, 0.0, 0.0]
+    assert scores_with("default_level", rollouts, answers) == [3.0, 4.0, 5.0]
+    assert scores_with("default_level", rollouts, [{"answer": "yes"}] * 3) == [7.0, 7.0, 7.0]
+    assert scores_with("default_level", rollouts, []) == [7.0, 7.0, 7.0]
+    assert scores_with("length", rollouts, answers) == [3.0, 6.0, 0.0]
+    # `**` takes all, but for those that are arguments already
+    named = [{**answer, "prompts": 1, "lengths": 2} for answer in answers]
+    assert scores_with("count_fields", rollouts, named) == [2.0, 2.0, 2.0]
+
+
+def test_a_function_that_changes_a_field_changes_a_copy(rollouts: RolloutBatch) -> None:
+    records = [{"tags": ["a"]} for _ in PROMPTS]
+    scores_with("empties_a_field", rollouts, records)
+    assert records == [{"tags": ["a"]} for _ in PROMPTS]
+
+
+def test_a_field_that_no_record_has_is_named_with_the_function(rollouts: RolloutBatch) -> None:
+    reward = FunctionReward(f"{FUNCTIONS}:equals_answer", tiny_tokenizer())
+    with pytest.raises(
+        ValueError,
+        match=r"equals_answer': expected records with the field 'answer'.* the train records have "
+        "label, prompt;",
+    ):
+        reward.check_fields({"prompt", "label"}, "the train records")
+    with pytest.raises(ValueError, match=r"with the field 'answer'.* the prompts have no fields"):
+        reward(rollouts, PROMPTS, None)
+    reward.check_fields({"answer"}, "the train records")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,23 @@ def test_the_scores_of_a_service_in_requests_of_the_batch_size() -> None:
     ]
 
 
+def test_a_service_gets_the_fields_that_it_names() -> None:
+    def answer(request: dict[str, Any]) -> tuple[int, bytes]:
+        scores = [float(a == r) for a, r in zip(request["fields"]["gold"], TEXTS[:2], strict=False)]
+        return 200, json.dumps({"scores": scores}).encode()
+
+    records = [{"gold": "yes", "id": 1}, {"gold": "no", "id": 2}, {"gold": "对", "id": 3}]
+    with service(answer) as (url, requests):
+        scorer = RemoteScorer(url, batch_size=2, fields=["gold"])
+        reward = CallableReward("remote", scorer, tiny_tokenizer())
+        scores = reward(said(TEXTS), PROMPTS, None, records)
+    assert [request["fields"] for request in requests] == [
+        {"gold": ["yes", "no"]},
+        {"gold": ["对"]},
+    ]
+    assert scores.tolist() == [1.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("status", [429, 500, 503, 0])
 def test_what_may_pass_is_tried_again_with_longer_and_longer_pauses(
     status: int, pauses: list[float]

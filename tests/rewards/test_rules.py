@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from lit_rlhf.functional import length_penalty
-from lit_rlhf.rewards import CallableReward, FormatRule, LengthRule, RegexRule, RewardError, rules
+from lit_rlhf.rewards import (
+    CallableReward,
+    ContainsRule,
+    EqualsRule,
+    FormatRule,
+    LengthRule,
+    RegexRule,
+    RewardError,
+    rules,
+)
 from tests.rewards.said import said
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -66,6 +75,47 @@ def test_a_format_holds_or_not(
 ) -> None:
     expected = [1.0] * len(good) + [0.0] * len(bad)
     assert FormatRule(kind, text)([], good + bad) == expected
+
+
+def test_an_answer_is_equal_or_contained() -> None:
+    said = ["4", " 4\n", "It is 4.", "PARIS", ""]
+    answer = [4, "4", "4", ["Lutetia", "Paris"], "x"]
+    assert EqualsRule("answer")([""] * 5, said, answer=answer) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert ContainsRule("answer")([""] * 5, said, answer=answer) == [1.0, 1.0, 1.0, 0.0, 0.0]
+    for rule in (EqualsRule("answer", ignore_case=True), ContainsRule("answer", ignore_case=True)):
+        assert rule([""] * 5, said, answer=answer)[3] == 1.0
+
+
+def test_the_last_match_of_a_pattern_is_compared() -> None:
+    rule = EqualsRule("gold", pattern=r"#### *(\d+)")
+    said = ["2 + 2 = 4 #### 4", "#### 3 no, #### 4", "#### 4 no, #### 3", "4"]
+    for gold in ("4", "so it is\n#### 4"):
+        assert rule([""] * 4, said, gold=[gold] * 4) == [1.0, 1.0, 0.0, 0.0]
+    assert EqualsRule("gold", pattern=r"\d+")([""], ["it is 4"], gold=["4"]) == [1.0]
+
+
+@pytest.mark.parametrize("rule", [EqualsRule("answer"), ContainsRule("answer")])
+@pytest.mark.parametrize("value", [None, "", " ", [], [None]])
+def test_a_record_without_an_answer_is_named(rule: Any, value: Any) -> None:
+    with pytest.raises(RewardError, match=r"field 'answer': expected an answer .* the prompt 'q'"):
+        rule(["q"], ["yes"], answer=[value])
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_rule_needs_its_field(known: bool) -> None:
+    reward = CallableReward("the rule", EqualsRule("answer"), tiny_tokenizer())
+    records = [{"answer": "yes"}, {"answer": "no"}] if known else []
+    if known:
+        assert reward(said(["yes", "yes"]), ["p"] * 2, None, records).tolist() == [1.0, 0.0]
+    else:
+        with pytest.raises(ValueError, match="the rule: expected records with the field 'answer'"):
+            reward(said(["yes", "yes"]), ["p"] * 2, None, records)
+
+
+def test_a_search_for_the_answer_has_a_time_limit() -> None:
+    rule = EqualsRule("answer", CATASTROPHIC, timeout=0.05)
+    with pytest.raises(RewardError, match=r"no result after 0.05 seconds .timeout. for the"):
+        rule(["p"], [ENDLESS], answer=["a"])
 
 
 def test_a_pattern_is_found_anywhere() -> None:

@@ -190,7 +190,7 @@ def test_names_are_short_where_that_tells_them_apart() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("a", {"rule": "lenght"}, "rewards.a.rule: expected one of length, format, regex, http, g"),
+        ("a", {"rule": "lenght"}, "rewards.a.rule: expected one of length, format, regex, equals"),
         (
             "a",
             {"rule": "length", "longst": 3},

@@ -75,7 +75,8 @@ class PromptDataModule(RecordDataModule):
         Raises:
             EncodingError: If the record cannot be encoded.
         """
-        return [self.require_encoder().encode_prompt(record.prompt)]
+        example = self.require_encoder().encode_prompt(record.prompt)
+        return [example._replace(fields=record.fields)]
 
     def encode_parts(self, stage: str | None) -> None:
         """Encode the parts of a stage; for training the ptx data too.
