@@ -4,10 +4,13 @@ A parser finds the prompt, the response and, in preferences, the rejected respon
 `_make_record` checks these parts and builds the kind of record that was asked for. A preference
 file therefore serves as demonstrations too (its chosen responses) and as prompts, and a
 demonstration file serves as prompts.
+
+The format of a file is detected from the fields of its first row and the kind of record that is
+wanted: a file with `messages`, `chosen` and `rejected` holds preferences as well as dialogues.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +37,8 @@ Format = Literal[
     "question",
     "multiple_choice",
     "instances",
+    "comparison",
+    "turns",
     "prompt",
     "text",
 ]
@@ -41,12 +46,16 @@ Format = Literal[
 FORMATS: dict[str, str] = {
     "hh": "chosen and rejected: full dialogues with '\\n\\nHuman:' and '\\n\\nAssistant:'",
     "messages": "messages: a list of {role, content}",
-    "pairs": "prompt, chosen, rejected: strings or lists of {role, content}",
+    "pairs": "prompt (or question, instruction, input), chosen, rejected: strings or turns",
     "conversations": "conversations: a list of {from, value}; chosen, rejected for preferences",
     "instruction": "instruction, input (or context), output (or response)",
-    "question": "question (or prompt), answer (or std_answer, completion, response)",
+    "question": "question (or prompt), answer (or std_answer, completion, response): text or turns",
     "multiple_choice": "question, options (or A, B, C, ...), answer: a letter or an index",
     "instances": "instruction, instances: a list of {input, output}",
+    "comparison": "two responses and which is better: response_0, response_1, better_response_id; "
+    "response_1, response_2, preference_strength; human_ref_A, human_ref_B, labels; summaries, "
+    "choice",
+    "turns": "turns, or chosen and rejected: a list of strings, the human's turn first",
     "prompt": "prompt or question (a string or turns), or instruction with input",
     "text": "text, or any .txt file",
 }
@@ -58,13 +67,43 @@ _INPUT_FIELDS = ("input", "context")
 _OPTION_LETTERS = "ABCDEFGHIJ"
 _LARGEST_MARGIN = 3.4e38  # batches hold margins as float32
 _TURN_MARKER = re.compile(r"\n\n(Human|Assistant):")
+_SPEAKERS = {  # MOSS-RLHF's markers of a turn, which its files may have or lack
+    "Human:": "user",
+    "<|Human|>": "user",
+    "Assistant:": "assistant",
+    "<|MOSS|>": "assistant",
+}
+_PAIR_PROMPT_FIELDS = ("prompt", "question", "instruction", "input")
 
 
-def detect_format(row: Row) -> str:
+class _Comparison(NamedTuple):
+    """Field names of a prompt, two responses and a choice, and which response a choice means."""
+
+    prompt: str
+    responses: tuple[str, str]
+    choice: str
+    preferred: dict[int, int]
+
+
+_COMPARISONS = (
+    _Comparison("prompt", ("response_0", "response_1"), "better_response_id", {0: 0, 1: 1}),
+    _Comparison(
+        "prompt",
+        ("response_1", "response_2"),
+        "preference_strength",
+        {-3: 0, -2: 0, -1: 0, 1: 1, 2: 1, 3: 1},
+    ),
+    _Comparison("history", ("human_ref_A", "human_ref_B"), "labels", {1: 0, 0: 1}),
+)
+
+
+def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> str:
     """Detect the format of a file from the fields of its first row.
 
     Args:
         row: The row.
+        kind: The kind of record that is wanted.
+        columns: The fields that the user named. A named prompt is preferred to a dialogue.
 
     Returns:
         A key of `FORMATS`.
@@ -74,13 +113,19 @@ def detect_format(row: Row) -> str:
     """
     # Parquet files hold a null for every field that a row lacks.
     keys = {key for key, value in row.fields.items() if value is not None}
+    if not set(_PAIR_PROMPT_FIELDS).isdisjoint(columns):
+        keys -= {"conversations", "messages"}
+    preference = _detect_preference(row, keys)
+    if preference is not None and kind == "preference":
+        return preference
     if "conversations" in keys:
         return "conversations"
     if "messages" in keys:
         return "messages"
-    if {"chosen", "rejected"} <= keys:
-        plain = isinstance(row.get("chosen"), str) and "prompt" not in keys
-        return "hh" if plain else "pairs"
+    if preference is not None:
+        return preference
+    if "turns" in keys:
+        return "turns"
     if {"instruction", "instances"} <= keys:
         return "instances"
     if "instruction" in keys:
@@ -97,6 +142,19 @@ def detect_format(row: Row) -> str:
     )
 
 
+def _detect_preference(row: Row, keys: set[str]) -> str | None:
+    """The format of a row with two responses; None if it does not have two."""
+    if {"chosen", "rejected"} <= keys:
+        if "conversations" in keys:
+            return "conversations"
+        if _is_text_list(row.get("chosen")):
+            return "turns"
+        plain = isinstance(row.get("chosen"), str) and keys.isdisjoint(_PAIR_PROMPT_FIELDS)
+        return "hh" if plain else "pairs"
+    compared = any({*form.responses, form.choice} <= keys for form in _COMPARISONS)
+    return "comparison" if compared or {"summaries", "choice"} <= keys else None
+
+
 def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
     """Parse a row into records.
 
@@ -107,7 +165,8 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
             demonstrations from the other formats.
 
     Returns:
-        One record; for the format `instances` one record per instance.
+        One record; for the format `instances` one record per instance. A row with `label: false`
+        (as in data for KTO) is no demonstration: none.
 
     Raises:
         RecordError: If the row does not hold such a record.
@@ -124,6 +183,8 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
         # Only preferences need the rejected response, so an error in it must not cost the others.
         fields = {name: value for name, value in row.fields.items() if name != "rejected"}
         row = replace(row, fields=fields)
+    if kind == "demonstration" and row.get("label") is False:
+        return []
     return _PARSERS[format](row, kind)
 
 
@@ -210,6 +271,50 @@ def _read_prompt(row: Row, field: str) -> tuple[Message, ...]:
     return turns[:-1] if is_open else turns
 
 
+def _add_system(row: Row, turns: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Put the system turn first that a row has in a field of its own."""
+    system = row.get("system")
+    if not isinstance(system, str) or not system.strip() or turns[0].role == "system":
+        return turns
+    return (Message("system", system), *turns)
+
+
+def _read_response_turn(row: Row, turn: Any, field: str) -> str:  # noqa: ANN401
+    message = row.read_turn(turn, field)
+    if message.role != "assistant":
+        raise row.error(field, "not an assistant turn")
+    return message.content
+
+
+def _read_any_prompt(row: Row, field: str) -> tuple[Message, ...]:
+    """Read a prompt, an instruction with its input."""
+    if field != "instruction":
+        return _read_prompt(row, field)
+    input_field = row.find_field(*_INPUT_FIELDS)
+    return _join_instruction(row, row.read_string(field), row.get(input_field), input_field)
+
+
+def _is_text_list(value: Any) -> bool:  # noqa: ANN401 - whatever the file holds
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, str) for turn in value)
+
+
+def _read_text_turns(row: Row, field: str) -> tuple[Message, ...]:
+    """Read a list of strings: turns that begin with their speaker's marker, or alternate."""
+    texts = row.get(field)
+    if not _is_text_list(texts):
+        raise row.error(field, "not a list of strings", type(texts).__name__)
+    markers = [next((m for m in _SPEAKERS if text.startswith(m)), None) for text in texts]
+    if None in markers:
+        return tuple(
+            Message("assistant" if turn % 2 else "user", text) for turn, text in enumerate(texts)
+        )
+    return tuple(
+        Message(_SPEAKERS[marker], text.removeprefix(marker).strip())
+        for marker, text in zip(markers, texts, strict=True)
+        if marker is not None
+    )
+
+
 def _join_instruction(row: Row, instruction: str, extra: Any, field: str) -> tuple[Message, ...]:  # noqa: ANN401
     """Make a prompt of an instruction and the input that follows it."""
     if extra is not None and not isinstance(extra, str):
@@ -243,11 +348,17 @@ def _parse_messages(row: Row, kind: RecordKind) -> list[Record]:
 
 
 def _parse_pairs(row: Row, kind: RecordKind) -> list[Record]:
-    stem = () if row.get("prompt") is None else _read_prompt(row, "prompt")
-    prompts, responses = [], []
+    prompt_field = row.find_field(*_PAIR_PROMPT_FIELDS)
+    has_prompt = row.get(prompt_field) is not None
+    stem = _add_system(row, _read_any_prompt(row, prompt_field)) if has_prompt else ()
+    prompts: list[tuple[Message, ...]] = []
+    responses: list[Any] = []  # whatever the file holds; checked with the record
     for field in ("chosen", "rejected"):
         value = row.get(field)
-        if isinstance(value, list):
+        if isinstance(value, Mapping):
+            prompts.append(stem)
+            responses.append(_read_response_turn(row, value, field))
+        elif isinstance(value, list):
             turns = row.read_turns(field)
             # The list holds either the response alone, or the dialogue with the prompt repeated.
             whole = turns if turns[: len(stem)] == stem else stem + turns
@@ -261,16 +372,61 @@ def _parse_pairs(row: Row, kind: RecordKind) -> list[Record]:
         raise row.error("prompt", "missing")
     return [
         _make_record(
-            row, kind, prompts[0], "prompt", responses[0], "chosen", responses[1], prompts[1]
+            row, kind, prompts[0], prompt_field, responses[0], "chosen", responses[1], prompts[1]
         )
     ]
 
 
+def _parse_turns(row: Row, kind: RecordKind) -> list[Record]:
+    if row.get("turns") is not None:
+        prompt, response = _split_response(_read_text_turns(row, "turns"))
+        return [_make_record(row, kind, prompt, "turns", response, "turns")]
+    chosen = _split_response(_read_text_turns(row, "chosen"))
+    rejected = _Dialogue(chosen.prompt, None)
+    if row.get("rejected") is not None:
+        rejected = _split_response(_read_text_turns(row, "rejected"))
+    parts = (chosen.prompt, "chosen", chosen.response, "chosen")
+    return [_make_record(row, kind, *parts, rejected.response, rejected.prompt)]
+
+
+def _parse_comparison(row: Row, kind: RecordKind) -> list[Record]:
+    if row.get("summaries") is not None:
+        form = _Comparison("info", ("summaries", "summaries"), "choice", {0: 0, 1: 1})
+        prompt: tuple[Message, ...] = (Message("user", _read_summary_prompt(row)),)
+        summaries = row.get("summaries")
+        if not isinstance(summaries, list) or len(summaries) != 2:
+            raise row.error("summaries", "not a list of two summaries")
+        responses = [s.get("text") if isinstance(s, Mapping) else None for s in summaries]
+    else:
+        form = next((f for f in _COMPARISONS if row.get(f.choice) is not None), _COMPARISONS[0])
+        prompt = _add_system(row, _read_prompt(row, form.prompt))
+        responses = [row.get(field) for field in form.responses]
+    if kind == "prompt":  # also where neither response is preferred
+        return [_make_record(row, kind, prompt, form.prompt)]
+    choice = row.get(form.choice)
+    preferred = form.preferred.get(choice) if isinstance(choice, int) else None
+    if preferred is None:
+        raise row.error(form.choice, "neither response is preferred", repr(choice))
+    chosen, rejected = responses[preferred], responses[1 - preferred]
+    field = form.responses[preferred]
+    return [_make_record(row, kind, prompt, form.prompt, chosen, field, rejected)]
+
+
+def _read_summary_prompt(row: Row) -> str:
+    """The text to summarize, laid out as in the data of Stiennon et al. (arXiv 2009.01325)."""
+    info = row.get("info")
+    if not isinstance(info, Mapping):
+        raise row.error("info", "not an object", type(info).__name__)
+    if info.get("post") is None:
+        return f"{replace(row, fields=info).read_string('article')}\n\nTL;DR:"
+    post = replace(row, fields=info).read_string("post")
+    parts = {"SUBREDDIT": info.get("subreddit"), "TITLE": info.get("title")}
+    heading = [f"{name}: {value}" for name, value in parts.items() if value]
+    return "\n\n".join([*heading, f"POST: {post}", "TL;DR:"])
+
+
 def _parse_conversations(row: Row, kind: RecordKind) -> list[Record]:
-    turns = row.read_turns("conversations")
-    system = row.get("system")
-    if isinstance(system, str) and system.strip():
-        turns = (Message("system", system), *turns)
+    turns = _add_system(row, row.read_turns("conversations"))
     if row.get("chosen") is None and row.get("rejected") is None:
         prompt, response = _split_response(turns)
         return [_make_record(row, kind, prompt, "conversations", response, "conversations")]
@@ -278,25 +434,24 @@ def _parse_conversations(row: Row, kind: RecordKind) -> list[Record]:
     for field in ("chosen", "rejected"):
         value = row.get(field)
         if isinstance(value, Mapping):
-            turn = row.read_turn(value, field)
-            if turn.role != "assistant":
-                raise row.error(field, "not an assistant turn")
-            value = turn.content
+            value = _read_response_turn(row, value, field)
         responses.append(value)
     return [_make_record(row, kind, turns, "conversations", responses[0], "chosen", responses[1])]
 
 
 def _parse_instruction(row: Row, kind: RecordKind) -> list[Record]:
-    output_field, input_field = row.find_field(*_OUTPUT_FIELDS), row.find_field(*_INPUT_FIELDS)
-    instruction = row.read_string("instruction")
-    prompt = _join_instruction(row, instruction, row.get(input_field), input_field)
+    output_field = row.find_field(*_OUTPUT_FIELDS)
+    prompt = _add_system(row, _read_any_prompt(row, "instruction"))
     return [_make_record(row, kind, prompt, "instruction", row.get(output_field), output_field)]
 
 
 def _parse_question(row: Row, kind: RecordKind) -> list[Record]:
     field, answer_field = row.find_field("question", "prompt"), row.find_field(*_ANSWER_FIELDS)
-    prompt = _read_prompt(row, field)
-    return [_make_record(row, kind, prompt, field, row.get(answer_field), answer_field)]
+    prompt = _add_system(row, _read_prompt(row, field))
+    answer = row.get(answer_field)
+    if isinstance(answer, list):  # turns, as in TRL's conversational prompts and completions
+        prompt, answer = _split_response((*prompt, *row.read_turns(answer_field)))
+    return [_make_record(row, kind, prompt, field, answer, answer_field)]
 
 
 def _parse_multiple_choice(row: Row, kind: RecordKind) -> list[Record]:
@@ -339,12 +494,7 @@ def _parse_instances(row: Row, kind: RecordKind) -> list[Record]:
 
 def _parse_prompt(row: Row, kind: RecordKind) -> list[Record]:
     field = row.find_field("prompt", "question", "instruction")
-    if field != "instruction":
-        return [_make_record(row, kind, _read_prompt(row, field), field)]
-    input_field = row.find_field(*_INPUT_FIELDS)
-    instruction = row.read_string(field)
-    prompt = _join_instruction(row, instruction, row.get(input_field), input_field)
-    return [_make_record(row, kind, prompt, field)]
+    return [_make_record(row, kind, _add_system(row, _read_any_prompt(row, field)), field)]
 
 
 _PARSERS: dict[str, Callable[[Row, RecordKind], list[Record]]] = {
@@ -356,6 +506,8 @@ _PARSERS: dict[str, Callable[[Row, RecordKind], list[Record]]] = {
     "question": _parse_question,
     "multiple_choice": _parse_multiple_choice,
     "instances": _parse_instances,
+    "comparison": _parse_comparison,
+    "turns": _parse_turns,
     "prompt": _parse_prompt,
 }
 

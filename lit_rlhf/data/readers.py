@@ -162,6 +162,13 @@ def _parse_object(text: str, location: Location) -> Mapping[str, Any]:
         raise RecordError(location, "broken JSON", detail=detail) from error
     except _UNREADABLE as error:
         raise RecordError(location, "broken JSON", detail=str(error)) from error
+    return _check_fields(value, location)
+
+
+def _check_fields(value: Any, location: Location) -> Mapping[str, Any]:  # noqa: ANN401
+    """The fields of a value: an object's own, or a list of strings as the field `turns`."""
+    if isinstance(value, list) and value and all(isinstance(turn, str) for turn in value):
+        return {"turns": value}
     if not isinstance(value, dict):
         raise RecordError(location, "not a JSON object", detail=f"a {type(value).__name__}")
     return value
@@ -175,10 +182,10 @@ def _read_array(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | 
     while array.peek() != "]":
         location = array.location
         value = array.read_value()
-        if isinstance(value, dict):
-            yield Row(value, location, source)
-        else:
-            yield RecordError(location, "not a JSON object", detail=f"a {type(value).__name__}")
+        try:
+            yield Row(_check_fields(value, location), location, source)
+        except RecordError as error:
+            yield error
         following = array.peek()
         if following == ",":
             array.skip()

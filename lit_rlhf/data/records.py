@@ -19,6 +19,7 @@ _ROLES = {
     "system": "system",
     "user": "user",
     "human": "user",
+    "prompter": "user",
     "assistant": "assistant",
     "gpt": "assistant",
     "chatgpt": "assistant",
@@ -198,7 +199,7 @@ class Row:
         return tuple(self.read_turn(turn, field) for turn in value)
 
     def read_turn(self, turn: Any, field: str) -> Message:  # noqa: ANN401 - whatever the file holds
-        """Read a turn, `{role, content}` or `{from, value}`.
+        """Read a turn, `{role, content}`, `{role, text}` or `{from, value}`.
 
         Args:
             turn: The turn as the file holds it.
@@ -213,6 +214,8 @@ class Row:
         if not isinstance(turn, Mapping):
             raise self.error(field, "a turn is not an object", type(turn).__name__)
         role_key, content_key = ("from", "value") if "from" in turn else ("role", "content")
+        if content_key not in turn and "text" in turn:
+            content_key = "text"
         role, content = turn.get(role_key), turn.get(content_key)
         if not isinstance(role, str) or role.lower() not in _ROLES:
             raise self.error(f"{field}.{role_key}", "unknown role", repr(role))

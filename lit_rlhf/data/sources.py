@@ -4,8 +4,8 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Generic, Literal, NamedTuple, get_args, overload
 
@@ -29,10 +29,12 @@ from lit_rlhf.data.records import (
     TextRecord,
     describe_bad_records,
 )
+from lit_rlhf.imports import import_function
 
 OnBadRecord = Literal["error", "skip"]
 """What to do about a bad record: raise its error, or count it and go on."""
 
+_log_info = rank_zero_only(logging.getLogger(__name__).info)
 _log_warning = rank_zero_only(logging.getLogger(__name__).warning)
 
 
@@ -53,6 +55,11 @@ class DataSource:
         split: Split of a hub dataset, slices allowed (`"train[:10%]"`); not used for files.
         subset: Configuration of a hub dataset.
         data_dir: Folder within a hub dataset, such as `"harmless-base"`.
+        columns: The dataset's own names of fields, by the names that formats read:
+            `{"prompt": "context_messages"}`.
+        map: `package.module:function` of a function that turns the fields of a row (a dict) into
+            those of a known format. It may return a list of such dicts, or None for a row that
+            has no record.
     """
 
     path: str
@@ -62,17 +69,25 @@ class DataSource:
     split: str = "train"
     subset: str | None = None
     data_dir: str | None = None
+    columns: dict[str, str] | None = None
+    map: str | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments.
 
         Raises:
-            ValueError: If the weight or the format is out of range.
+            ValueError: If the weight or the format is out of range, or both `columns` and `map` are
+                given.
         """
         if not self.weight > 0 or self.weight == float("inf"):
             raise ValueError(f"weight: expected a finite number above 0, got {self.weight}")
         if self.format not in get_args(Format):
             raise ValueError(f"format: expected one of {get_args(Format)}, got {self.format!r}")
+        if self.columns and self.map:
+            raise ValueError(
+                f"columns, map: expected one of them, got {self.columns} and {self.map!r}; let the "
+                "function name the fields"
+            )
 
     @property
     def label(self) -> str:
@@ -93,8 +108,48 @@ class DataSource:
             RecordError: If the source as a whole cannot be read.
         """
         if is_file_path(self.path):
-            return read_file(self.path, self.label)
-        return read_dataset(self.path, self.split, self.subset, self.data_dir, self.label)
+            rows = read_file(self.path, self.label)
+        else:
+            rows = read_dataset(self.path, self.split, self.subset, self.data_dir, self.label)
+        if self.columns:
+            return self._rename_fields(rows, self.columns)
+        return self._map_rows(rows, self.map) if self.map else rows
+
+    def _rename_fields(
+        self, rows: Iterable[Row | RecordError], columns: Mapping[str, str]
+    ) -> Iterator[Row | RecordError]:
+        unchecked = True
+        for row in rows:
+            if isinstance(row, RecordError):
+                yield row
+                continue
+            missing = [own for own in columns.values() if own not in row.fields]
+            if missing and unchecked:
+                # raised and not counted: a misspelt name would make every record a bad one
+                reason = "the first record does not have this field, which `columns` names"
+                raise row.error(missing[0], reason, f"it has {sorted(row.fields)}")
+            unchecked = False
+            own_names = set(columns.values())
+            fields = {name: value for name, value in row.fields.items() if name not in own_names}
+            fields |= {name: row.get(own) for name, own in columns.items()}
+            yield replace(row, fields=fields)
+
+    def _map_rows(
+        self, rows: Iterable[Row | RecordError], path: str
+    ) -> Iterator[Row | RecordError]:
+        function = import_function(path, "map")
+        for row in rows:
+            if isinstance(row, RecordError):
+                yield row
+                continue
+            try:
+                mapped = function(dict(row.fields))
+            except Exception as error:  # whatever the function raises
+                detail = f"{type(error).__name__}: {error}"
+                yield row.error("", f"{path} failed", detail)
+                continue
+            for fields in [mapped] if isinstance(mapped, Mapping) else mapped or ():
+                yield replace(row, fields=fields)
 
 
 @dataclass
@@ -106,12 +161,15 @@ class LoadedRecords(Generic[AnyRecord]):
         skipped: Number of bad records by reason.
         examples: The first few bad records, as messages with file, line and field.
         kept: Number of records by name of their source.
+        left_out: Number of rows with `label: false`, which are no demonstrations, by name of their
+            source.
     """
 
     records: list[AnyRecord] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     kept: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def skip(self, error: RecordError) -> None:
         """Count a bad record.
@@ -193,8 +251,10 @@ def _load_source(
             if isinstance(row, RecordError):
                 raise row
             if format == "auto":
-                format = detect_format(row)
-            loaded.records += parse_row(row, format, kind)
+                format = detect_format(row, kind, source.columns or ())
+            records = parse_row(row, format, kind)
+            loaded.records += records
+            loaded.left_out[source.label] += not records
         except RecordError as error:
             # Without a format, no other row of the file can be parsed either.
             is_undetected = format == "auto" and isinstance(row, Row)
@@ -203,6 +263,10 @@ def _load_source(
             first_error = first_error or error
             loaded.skip(error)
     loaded.kept[source.label] = len(loaded.records) - before
+    if loaded.left_out[source.label]:
+        _log_info(
+            f"{source.label}: left out {loaded.left_out[source.label]} responses with label: false"
+        )
     if len(loaded.records) == before:
         detail = "" if first_error is None else f"the first bad one: {first_error}"
         raise RecordError(Location(source.path), "no record that can be used", detail=detail)

@@ -1,5 +1,6 @@
 """Every record format, read from a file as each kind of record."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,24 @@ PREFERENCES: dict[str, tuple[dict[str, Any], tuple[Message, ...]]] = {
         },
         (ASK,),
     ),
+    "pairs beside messages": (
+        {
+            "prompt": "q",
+            "messages": [CHAT_ASK, {"role": "assistant", "content": "good"}],
+            "chosen": [CHAT_ASK, {"role": "assistant", "content": "good"}],
+            "rejected": [CHAT_ASK, {"role": "assistant", "content": "bad"}],
+        },
+        (ASK,),
+    ),
+    "pairs of strings in turn": ({"chosen": ["q", "good"], "rejected": ["q", "bad"]}, (ASK,)),
+    "pairs of an instruction": (
+        {"system": "be kind", "instruction": "q", "chosen": "good", "rejected": "bad"},
+        (SYSTEM, ASK),
+    ),
+    "the first response is better": (
+        {"prompt": "q", "response_1": "good", "response_2": "bad", "preference_strength": -1},
+        (ASK,),
+    ),
     "conversations": (
         {
             "conversations": [FROM_ASK, FROM_REPLY, {"from": "human", "value": "r"}],
@@ -75,6 +94,15 @@ DEMONSTRATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "dolly's own names": ({"instruction": "q", "context": "x", "response": "a"}, "q\n\nx", "a"),
     "question": ({"question": "q", "answer": "a"}, "q", "a"),
     "standard answer": ({"question": "q", "class": "c", "std_answer": "a"}, "q", "a"),
+    "prompt and completion of turns": (
+        {"prompt": [CHAT_ASK], "completion": [CHAT_REPLY]},
+        "q",
+        "a",
+    ),
+    "answer to KTO's liking": ({"prompt": "q", "completion": "a", "label": True}, "q", "a"),
+    "strings in turn": ({"turns": ["q", "a"]}, "q", "a"),
+    "strings with markers": ({"turns": ["Human: q", "Assistant: a"]}, "q", "a"),
+    "strings with the Chinese markers": ({"turns": ["<|Human|>q", "<|MOSS|>a"]}, "q", "a"),
     "prompt and completion": ({"prompt": "q", "completion": "a"}, "q", "a"),
     "lettered options": (
         {"question": "q", "A": "x", "B": "y", "answer": "B"},
@@ -160,6 +188,30 @@ def test_what_is_wrong_with_the_rejected_half_matters_to_preferences_only(
     assert read("prompt", path) == [PromptRecord(MULTI, "s")]
     with pytest.raises(RecordError, match="rejected"):
         read("preference", path, format="hh")
+
+
+def test_a_rejected_response_is_no_demonstration(
+    write_lines: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
+    liked = {"prompt": "q", "completion": "a", "label": True}
+    path = write_lines(liked, {**liked, "completion": "b", "label": False})
+    with caplog.at_level(logging.INFO):
+        assert read("demonstration", path) == [DemonstrationRecord((ASK, REPLY), "s")]
+    assert "s: left out 1 responses with label: false" in caplog.text
+    assert len(read("prompt", path)) == 2
+    with pytest.raises(RecordError, match="no record that can be used"):
+        read("demonstration", write_lines({**liked, "label": False}))
+
+
+@pytest.mark.parametrize("choice", [0, None, "2"])
+def test_a_tie_is_a_prompt_alone(write_lines: Writer, choice: Any) -> None:
+    path = write_lines(
+        {"prompt": "q", "response_1": "a", "response_2": "b", "preference_strength": -2},
+        {"prompt": "q", "response_1": "a", "response_2": "b", "preference_strength": choice},
+    )
+    assert len(read("prompt", path)) == 2
+    with pytest.raises(RecordError, match=r"data.jsonl:2: .*neither response is preferred"):
+        read("preference", path)
 
 
 def test_text(write_lines: Writer) -> None:

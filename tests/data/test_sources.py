@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.data.records import Message, PromptRecord
+from lit_rlhf.data.records import Message, PromptRecord, RecordError
 from lit_rlhf.data.sources import (
     DataSource,
     load_records,
@@ -80,6 +80,39 @@ def test_sources_with_one_name_are_refused() -> None:
 def test_source_out_of_range_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DataSource("x.jsonl", **settings)
+
+
+def test_named_columns_go_before_others(write_lines: Writer) -> None:
+    """A named prompt is preferred to the dialogue beside it."""
+    turn = {"role": "user", "content": "q1"}
+    row = {"context_messages": [turn], "messages": [{"role": "user", "content": "other"}]}
+    source = DataSource(write_lines(row), name="s", columns={"prompt": "context_messages"})
+    assert load_records("prompt", [source]).records == [PromptRecord((Message("user", "q1"),), "s")]
+
+
+def test_column_that_no_record_has_is_named(write_lines: Writer) -> None:
+    source = DataSource(write_lines({"text": "q"}), columns={"prompt": "txet"})
+    with pytest.raises(RecordError, match=r"data.jsonl:1: field 'txet'.*it has \['text'\]"):
+        load_records("prompt", [source], on_bad_record="skip")
+
+
+def split_lines(row: dict[str, Any]) -> list[dict[str, Any]] | dict[str, Any] | None:
+    """A function for `map`: one prompt per line, none for an empty text."""
+    prompts = [{"prompt": line} for line in row["text"].splitlines()]
+    return prompts if len(prompts) > 1 else prompts[0] if prompts else None
+
+
+def test_map_gives_one_record_several_or_none(write_lines: Writer) -> None:
+    path = write_lines(*[{"text": text} for text in ("q1\nq2", "", "q3")], {"other": 1})
+    source = DataSource(path, map=f"{__name__}:split_lines")
+    loaded = load_records("prompt", [source], on_bad_record="skip")
+    assert [prompt_of(r)[0].content for r in loaded.records] == ["q1", "q2", "q3"]
+    assert loaded.examples == [f"{path}:4: {__name__}:split_lines failed (KeyError: 'text')"]
+
+
+def test_columns_and_map_are_refused_together() -> None:
+    with pytest.raises(ValueError, match="columns, map: expected one of them"):
+        DataSource("x.jsonl", columns={"prompt": "text"}, map="a:b")
 
 
 def test_no_source_is_refused() -> None:

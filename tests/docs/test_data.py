@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -16,11 +15,12 @@ from lit_rlhf.data import (
     DataSource,
     DialogueEncoder,
     Format,
-    Location,
     Message,
+    RecordKind,
     Row,
     detect_format,
     load_records,
+    read_file,
 )
 from tests.configs.parsing import cli_parser
 from tests.docs.blocks import ROOT, blocks
@@ -29,15 +29,22 @@ from tests.support.tiny_models import tiny_tokenizer
 PAGE = ROOT / "docs" / "data.md"
 TEXT = PAGE.read_text("utf-8")
 EXAMPLES = {block.title: block.text for block in blocks(PAGE) if block.language == "json"}
-PREFERENCES = {"hh", "pairs", "conversations"}
-ANSWERED = PREFERENCES | {"messages", "instruction", "instances", "question", "multiple_choice"}
+PREFERENCES = {"hh", "pairs", "conversations", "comparison"}
+ANSWERED = PREFERENCES | {
+    "messages",
+    "turns",
+    "instruction",
+    "instances",
+    "question",
+    "multiple_choice",
+}
 
 
-def kinds(format: str) -> list[str]:
+def kinds(format: str) -> list[RecordKind]:
     """Kinds of records that a file of a format can hold."""
     if format == "text":
         return ["text", "ptx"]
-    answered = ["demonstration", "ptx"] if format in ANSWERED else []
+    answered: list[RecordKind] = ["demonstration", "ptx"] if format in ANSWERED else []
     return ["prompt", *answered, *(["preference"] if format in PREFERENCES else [])]
 
 
@@ -47,9 +54,14 @@ def test_every_format_has_one_example() -> None:
 
 
 @pytest.mark.parametrize("format", EXAMPLES)
-def test_an_example_is_taken_for_its_format(format: str) -> None:
-    row = Row(json.loads(EXAMPLES[format]), Location("data.jsonl", 1))
-    assert detect_format(row) == format
+def test_an_example_is_taken_for_its_format(format: str, tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(EXAMPLES[format], "utf-8")
+    (row,) = read_file(str(file))
+
+    assert isinstance(row, Row)
+    for kind in kinds(format):
+        assert detect_format(row, kind) == format
 
 
 @pytest.mark.parametrize("format", EXAMPLES)
@@ -58,7 +70,7 @@ def test_an_example_loads_as_what_it_serves_as(format: str, tmp_path: Path) -> N
     file.write_text(EXAMPLES[format], "utf-8")
 
     for kind in kinds(format):
-        loaded = load_records(kind, [DataSource(str(file))])  # type: ignore[arg-type]
+        loaded = load_records(kind, [DataSource(str(file))])
         assert len(loaded.records) == (2 if format == "instances" else 1)
 
 

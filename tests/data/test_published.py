@@ -1,0 +1,95 @@
+"""Rows of published datasets load as what they are, and docs/data.md lists how."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_rlhf.data import (
+    DataSource,
+    DemonstrationRecord,
+    PreferenceRecord,
+    Record,
+    RecordError,
+    RecordKind,
+    load_records,
+)
+from lit_rlhf.data.sources import prompt_of
+from tests.data.published_rows import ASK, BAD, BE_BRIEF, GOOD, PUBLISHED, PublishedRow
+from tests.docs.blocks import ROOT, blocks
+
+PAGE = ROOT / "docs" / "data.md"
+KINDS: tuple[RecordKind, ...] = ("preference", "demonstration", "prompt")
+
+
+@pytest.fixture(autouse=True)
+def maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module of the page's function for `map`."""
+    (block,) = (block for block in blocks(PAGE) if block.title == "my_maps.py")
+    (tmp_path / "my_maps.py").write_text(block.text, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def load(kind: RecordKind, row: PublishedRow, folder: Path) -> list[Record]:
+    path = folder / "rows.json"
+    path.write_text(json.dumps([row.fields]), "utf-8")
+    return load_records(kind, [DataSource(str(path), **row.settings)]).records
+
+
+def responses(record: Record) -> list[str]:
+    if isinstance(record, PreferenceRecord):
+        return [record.chosen, record.rejected]
+    return [record.messages[-1].content] if isinstance(record, DemonstrationRecord) else []
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_row_loads_as_every_kind_that_it_serves_as(name: str, tmp_path: Path) -> None:
+    row = PUBLISHED[name]
+    expected = {"preference": [GOOD, BAD], "demonstration": [GOOD], "prompt": []}
+
+    for kind in row.kinds:
+        (record,) = load(kind, row, tmp_path)
+        *system, ask = prompt_of(record)
+        assert responses(record) == expected[kind]
+        assert ask.role == "user"
+        assert ASK in ask.content
+        given = isinstance(row.fields, dict) and "system" in row.fields
+        assert [turn.content for turn in system] == ([BE_BRIEF] if given else [])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_row_is_refused_as_any_other_kind(name: str, tmp_path: Path) -> None:
+    row = PUBLISHED[name]
+
+    for kind in set(KINDS) - set(row.kinds):
+        with pytest.raises(RecordError):
+            load(kind, row, tmp_path)
+
+
+def test_the_page_lists_the_datasets() -> None:
+    table = "\n".join(published_table())
+    assert table in PAGE.read_text("utf-8"), f"docs/data.md: expected the table\n{table}"
+
+
+def published_table() -> Iterator[str]:
+    """The table of docs/data.md."""
+    yield "| dataset | preferences | demonstrations | prompts | fields of the source |"
+    yield "|---|---|---|---|---|"
+    for name, row in PUBLISHED.items():
+        served = " | ".join("yes" if kind in row.kinds else "no" for kind in KINDS)
+        settings = f"`{flow(row.settings)}`" if row.settings else ""
+        label = name if "`" in name or "," in name else f"`{name.split(' ')[0]}`"
+        rest = name.partition(" ")[2] if label.startswith("`") else ""
+        yield f"| {label}{' ' + rest if rest else ''} | {served} | {settings} |"
+
+
+def flow(value: Any) -> str:
+    """A setting as YAML shows it on one line."""
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{name}: {{{flow(inner)}}}" if isinstance(inner, dict) else f"{name}: {inner}"
+            for name, inner in value.items()
+        )
+    return str(value)
