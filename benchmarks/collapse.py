@@ -55,16 +55,12 @@ def run_seed(output_dir: str, seed: int) -> None:
         output_dir: Folder of the benchmark.
         seed: Seed of the world, the weights, the data order and the rollouts.
     """
-    stages = Quickstart(Path(output_dir) / f"seed_{seed}", seed)
+    stages = Quickstart(Path(output_dir) / f"seed_{seed}", seed, overwrite=True)
     if not (stages.root / "reward" / "model.safetensors").is_file():
         stages.prepare()
     for name, configs in RUNS.items():
         if not (stages.root / name / "model.safetensors").is_file():
-            stages.fit_ppo(
-                configs,
-                *("--model.init_args.output_dir", f"{stages.root}/{name}"),
-                *("--trainer.logger.init_args.name", name),
-            )
+            stages.fit_ppo(configs, "--name", name)
     if not (stages.root / "evaluation.json").is_file():
         stages.evaluate("sft", *RUNS)
 

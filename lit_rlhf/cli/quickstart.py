@@ -24,6 +24,7 @@ class Quickstart:
         language: Language of the world.
         configs: Folder with the configurations of the stages.
         pairs: Number of preferences that the reward model learns from.
+        overwrite: Whether the runs replace earlier ones in the folder.
     """
 
     root: Path
@@ -31,6 +32,7 @@ class Quickstart:
     language: str = "en"
     configs: Path = Path("configs/quickstart")
     pairs: int = 13000
+    overwrite: bool = False
 
     def __post_init__(self) -> None:
         """Check that the configurations exist."""
@@ -75,6 +77,7 @@ class Quickstart:
             *(part for file in files for part in ("--config", str(file))),
             *("--seed_everything", str(self.seed)),
             *(part for flag in seeded for part in (flag, str(self.seed))),
+            *(("--overwrite",) if self.overwrite else ()),
             *options,
         )
 
@@ -106,6 +109,7 @@ def quickstart(
     language: Literal["en", "zh", "both"] = "en",
     configs: str = "configs/quickstart",
     pairs: int = 13000,
+    overwrite: bool = False,
 ) -> None:
     """Train SFT, reward model, vanilla PPO and PPO-max on the built-in world, and compare them.
 
@@ -117,11 +121,17 @@ def quickstart(
         language: Language of the world.
         configs: Folder with the configurations of the stages.
         pairs: Number of preferences that the reward model learns from.
+        overwrite: Replace an earlier quickstart in the folder.
     """
     from lit_callbacks.report import main as write_report
 
     root, start = Path(output_dir), time.perf_counter()
-    stages = Quickstart(root, seed, language, Path(configs), pairs)
+    if (root / "sft").exists() and not overwrite:
+        raise SystemExit(
+            f"lit_rlhf quickstart: {root} holds an earlier quickstart. Take another folder "
+            "(--output_dir FOLDER), or replace it (--overwrite true)"
+        )
+    stages = Quickstart(root, seed, language, Path(configs), pairs, overwrite)
     stages.prepare()
     stages.fit_ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
     stages.fit_ppo(["ppo_max.yaml"])

@@ -38,6 +38,13 @@ UNKNOWN_OPTION = re.compile(
 GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
 
 
+NAME_HELP = (
+    "name of the run: replaces the last part of model.output_dir and the name of the logger, so "
+    "that the run stands beside others"
+)
+SUFFIX_HELP = (
+    "appended to that name unless --name is given; an overlay adds its own with `suffix+: [text]`"
+)
 COLLAPSED_STATUS = 3  # exit status of a run that a detector ended
 FINISHED_FILE = "finished.json"
 """File in the log folder of a finished run: which command it was, and where its model is."""
@@ -118,7 +125,14 @@ class RLHFCLI(LightningCLI):
     _is_finished = False
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the flag of a resume, to all commands as they take the configuration of a fit."""
+        """Add the flags of a fit, to all commands as they take its configuration."""
+        parser.add_argument("--name", type=str | None, help=NAME_HELP)
+        parser.add_argument("--suffix", type=list[str], default=[], help=SUFFIX_HELP)
+        parser.add_argument(
+            "--overwrite",
+            action="store_true",
+            help="fit: replace the model, log and checkpoints of an earlier run of this name",
+        )
         parser.add_argument(
             "--allow_changes",
             action="store_true",
@@ -134,6 +148,7 @@ class RLHFCLI(LightningCLI):
         if subcommand:
             self._read_tensors_only(parser, given)
         check_option_ranges(parser, given.model)
+        self._name_run(parser, given)
         self._given = self.config.clone()
         if given.get("ckpt_path"):
             if Path(given.ckpt_path).exists():
@@ -141,6 +156,16 @@ class RLHFCLI(LightningCLI):
             # LightningCLI would next parse the checkpoint's hyper-parameters over the
             # configuration, and the parser would import every class and function named there.
             given.ckpt_path = None
+
+    @staticmethod
+    def _name_run(parser: LightningArgumentParser, given: Namespace) -> None:
+        """Give the run's folders its name."""
+        from lit_rlhf.cli.run_names import name_run
+
+        try:
+            name_run(given)
+        except ValueError as error:
+            parser.error(str(error))
 
     @staticmethod
     def _read_tensors_only(parser: LightningArgumentParser, given: Namespace) -> None:
@@ -203,6 +228,8 @@ class RLHFCLI(LightningCLI):
                 "is trained or written. To train again, leave out --ckpt_path last."
             )
             return
+        if self.trainer.is_global_zero and not self._is_trial():
+            self._make_room(model)
         finished = self._finished_file()
         if isinstance(model, StageModule):
             model.allow_changes = self.config["fit"].allow_changes
@@ -228,6 +255,26 @@ class RLHFCLI(LightningCLI):
             finished.parent.mkdir(parents=True, exist_ok=True)
             finished.write_text(json.dumps(record), encoding="utf-8")
 
+    def _make_room(self, model: LightningModule) -> None:
+        """Refuse folders with an earlier run, or have its files deleted when this one trains."""
+        from lit_rlhf.cli.run_names import DeleteEarlierRun, occupied_folders
+        from lit_rlhf.modules import folders_during
+
+        if self._given["fit"].ckpt_path is not None:
+            return
+        if self.config["fit"].overwrite:
+            earlier = DeleteEarlierRun(folders_during(self.trainer))
+            self.trainer.callbacks.append(earlier)  # type: ignore[attr-defined]  # not declared
+            return
+        if occupied := occupied_folders(self.trainer, model):
+            checkpoint = find_newest_checkpoint(*checkpoint_folders(self.trainer))
+            resume = "" if checkpoint is None else ", continue that run with --ckpt_path last"
+            self.parser.error(
+                f"{' and '.join(map(str, occupied))}: expected no earlier run, got one that this "
+                f"run would replace. Give this run another name with --name NAME{resume}, or "
+                "replace the earlier one with --overwrite"
+            )
+
     def _is_trial(self) -> bool:
         # Lightning sets `fast_dev_run` without declaring it.
         return bool(getattr(self.trainer, "fast_dev_run", False))
@@ -246,9 +293,9 @@ class RLHFCLI(LightningCLI):
         return str(record["model"]) if finished else None
 
     def _command_hash(self) -> str:
-        """Hash of all settings of the command, but not of where they stand and how to resume."""
+        """Hash of all settings of a run, which are not those of how it starts."""
         settings = self._given["fit"].as_dict()
-        for name in ("config", "ckpt_path", "allow_changes"):
+        for name in ("config", "ckpt_path", "allow_changes", "overwrite"):
             settings.pop(name, None)
         text = json.dumps(settings, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -265,6 +312,7 @@ class RLHFCLI(LightningCLI):
         versions = [logger.version for logger in self.trainer.loggers[:1]]
         value = "last" if all(isinstance(version, str) for version in versions) else str(newest)
         words = [*drop_flag(self._arguments, "--ckpt_path"), "--ckpt_path", value]
+        words = [word for word in words if word != "--overwrite"]
         print(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
 
 

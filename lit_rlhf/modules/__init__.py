@@ -37,6 +37,7 @@ from lit_rlhf.modules.ppo import (
 )
 from lit_rlhf.modules.resuming import ChangedRunError
 from lit_rlhf.modules.reward import PreferenceShare, RewardModule
+from lit_rlhf.modules.run_folders import folders_during
 from lit_rlhf.modules.sft import SFTModule
 from lit_rlhf.modules.stage import CONTRACT_KEY, StageModule
 from lit_rlhf.modules.timing import PhaseTimer
@@ -68,6 +69,7 @@ __all__ = [
     "critic_source",
     "dotted_arguments",
     "explain_unknown_option",
+    "folders_during",
     "generation_settings",
     "merge_options",
     "option_groups",

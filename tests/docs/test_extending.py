@@ -37,12 +37,8 @@ def settings(run_folder: Path) -> dict[str, dict[str, object]]:
 
 @pytest.fixture
 def logs(fresh_workspace: Path) -> Path:
-    """The log folder of the quickstart, emptied."""
-    folder = fresh_workspace / "runs" / "quickstart" / "logs"
-    for stage in ("sft", "ppo_max"):
-        for file in (folder / stage).iterdir():
-            file.unlink()
-    return folder
+    """The log folder of the quickstart."""
+    return fresh_workspace / "runs" / "quickstart" / "logs"
 
 
 def test_all_commands_of_the_page_are_tested_here() -> None:
@@ -61,11 +57,11 @@ def test_a_function_adds_to_the_reward_models_score(
     from my_rewards import brevity  # type: ignore[import-not-found]
 
     assert brevity(["", ""], ["a b", "a b c d"], [True, False]) == pytest.approx([0.9, -0.2])
-    rewards = settings(logs / "ppo_max")["model"]["init_args"]["rewards"]  # type: ignore[index]
+    rewards = settings(logs / "ppo_brevity")["model"]["init_args"]["rewards"]  # type: ignore[index]
     assert rewards == {"runs/quickstart/reward": 1.0, "my_rewards:brevity": 0.5}
     # the same first responses, scored otherwise
     before = logged(quickstart / "logs" / "ppo_max")["rollout/score"]
-    assert logged(logs / "ppo_max")["rollout/score"][0] != before[0]
+    assert logged(logs / "ppo_brevity")["rollout/score"][0] != before[0]
 
 
 def test_an_overlay_and_a_flag_leave_the_other_options_of_their_groups(
@@ -73,7 +69,7 @@ def test_an_overlay_and_a_flag_leave_the_other_options_of_their_groups(
 ) -> None:
     run_small(command_with("cooler.yaml"), fresh_workspace)
 
-    model = settings(logs / "ppo_max")["model"]["init_args"]
+    model = settings(logs / "ppo_cooler")["model"]["init_args"]
     assert model["sampling"]["temperature"] == 0.7  # type: ignore[index]
     assert model["sampling"]["max_new_tokens"] == 4  # type: ignore[index]
     assert model["loss"]["value_clip"] is None  # type: ignore[index]
@@ -85,11 +81,11 @@ def test_an_overridden_phase_takes_part_in_the_run(
 ) -> None:
     run_small(command_with("frugal.yaml"), fresh_workspace)
 
-    assert settings(logs / "ppo_max")["model"]["class_path"] == "my_ppo.FrugalPPO"
+    assert settings(logs / "ppo_frugal")["model"]["class_path"] == "my_ppo.FrugalPPO"
     base = quickstart / "logs" / "ppo_max"
     length = logged(base)["rollout/response_length"][0]
     expected = logged(base)["rollout/reward"][0] - 0.02 * length
-    assert logged(logs / "ppo_max")["rollout/reward"][0] == pytest.approx(expected, abs=1e-5)
+    assert logged(logs / "ppo_frugal")["rollout/reward"][0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_own_optimizer_trains_with_the_stages_schedule(
@@ -98,7 +94,7 @@ def test_an_own_optimizer_trains_with_the_stages_schedule(
     run_small(command_with("my_optimizers.AdafactorSFT"), fresh_workspace)
 
     # the first of two steps of the warm-up has length 0 for any optimizer
-    losses = [logged(folder / "sft")["val/sft/loss"][-1] for folder in (logs, quickstart / "logs")]
+    losses = [logged(logs / name)["val/sft/loss"][-1] for name in ("sft_adafactor", "sft")]
     assert losses[0] != pytest.approx(losses[1], abs=1e-4)
 
 
@@ -107,13 +103,13 @@ def test_own_data_train_a_model_that_keeps_their_contract(
 ) -> None:
     run_small(command_with("sums.yaml"), fresh_workspace)
 
-    data = settings(logs / "sft")["data"]
+    data = settings(logs / "sft_sums")["data"]
     assert data == {
         "class_path": "my_data.SumsDataModule",
         "init_args": {"largest": 12, "batch_size": 4},
     }
-    assert len(logged(logs / "sft")["sft/loss"]) == 2
-    assert TextContract.load("runs/quickstart/sft").max_length == 64
+    assert len(logged(logs / "sft_sums")["sft/loss"]) == 2
+    assert TextContract.load("runs/quickstart/sft_sums").max_length == 64
 
 
 @pytest.mark.parametrize(("longest", "iterations"), [(40, 2), (1, 1)])
@@ -125,8 +121,8 @@ def test_an_own_callback_ends_a_run(
 
     run_small(command_with("watched.yaml"), fresh_workspace)
 
-    assert len(logged(logs / "ppo_max")["rollout/score"]) == iterations
-    callbacks = settings(logs / "ppo_max")["trainer"]["callbacks"]
+    assert len(logged(logs / "ppo_watched")["rollout/score"]) == iterations
+    callbacks = settings(logs / "ppo_watched")["trainer"]["callbacks"]
     assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == [  # type: ignore[attr-defined]
         "StageProgressBar",
         "CollapseDetector",

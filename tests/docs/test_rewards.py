@@ -17,16 +17,14 @@ from tests.docs.blocks import ROOT, blocks, commands
 
 PAGE = ROOT / "docs" / "rewards.md"
 COMMANDS = [c.words[1:] for block in blocks(PAGE) for c in commands(block)]
-LOGS = Path("runs/quickstart/logs/ppo_max")
+LOGS = Path("runs/quickstart/logs")
 
 
 def fit(words: list[str], folder: Path) -> dict[str, list[float]]:
     """Run a `fit` command of the page, made small; the metrics that it logged."""
-    for file in LOGS.iterdir():
-        file.unlink()
     small = overlay(folder, "small", SMALL["ppo"])
     run(*words[:3], "--config", str(small), *words[3:])
-    return logged(LOGS)
+    return logged(LOGS / words[words.index("--name") + 1])
 
 
 def test_all_sources_of_the_page_are_logged_and_add_up(fresh_workspace: Path) -> None:

@@ -1,0 +1,182 @@
+"""Names of runs, and what `fit` does where an earlier run of the same name has left its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_rlhf.cli.training import RLHFCLI, run_cli
+from lit_rlhf.data import RecordError
+from tests.configs.parsing import parsed
+from tests.configs.tiny_runs import QUICKSTART, logged
+from tests.modules.stages import write_data, write_models
+
+LOGGER = "lightning.pytorch.loggers.TensorBoardLogger"
+EARLIER = "expected no earlier run"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(write_data(tmp_path_factory.mktemp("names")))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lit_rlhf"])
+    # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    return
+
+
+def fit(root: Path, *flags: str, **options: Any) -> RLHFCLI:
+    """SFT in two batches, with the model in `runs/sft` and the log in `runs/logs/sft`."""
+    config = {
+        "trainer": {
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "limit_train_batches": 2,
+            "limit_val_batches": 0,
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": True,
+            "logger": {
+                "class_path": LOGGER,
+                "init_args": {"save_dir": "runs/logs", "name": "sft", "version": ""},
+            },
+            **options,
+        },
+        "model": {
+            "class_path": "SFTModule",
+            "init_args": {"model_path": str(root / "policy"), "output_dir": "runs/sft"},
+        },
+        "data": {
+            "class_path": "DemonstrationDataModule",
+            "init_args": {
+                "train_sources": [{"path": str(root / "demonstrations.jsonl")}],
+                "chat_template": "hh",
+                "max_length": 64,
+                "batch_size": 2,
+            },
+        },
+    }
+    Path("config.yaml").write_text(json.dumps(config))
+    return run_cli(["fit", "--config", "config.yaml", *flags])
+
+
+def contents() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+
+
+def refusal(capsys: pytest.CaptureFixture[str], root: Path, *flags: str, **options: Any) -> str:
+    """The last line of the usage error with which `fit` ends."""
+    with pytest.raises(SystemExit) as ended:
+        fit(root, *flags, **options)
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_run_replaces_an_earlier_one_only_if_asked(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(root, "--model.optimizer.learning_rate", "1.0e-3")
+    before, first = contents(), logged(Path("runs/logs/sft"))["sft/loss"]
+
+    told = refusal(capsys, root, "--model.optimizer.learning_rate", "2.0e-3")
+    assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in told
+    for way in ("--name NAME", "--ckpt_path last", "--overwrite"):
+        assert way in told
+    assert contents() == before
+
+    fit(root, "--model.optimizer.learning_rate", "2.0e-3", "--name", "faster")
+    assert before.items() <= contents().items()
+    assert logged(Path("runs/logs/faster"))["sft/loss"][1] != first[1]
+    assert (
+        Path("runs/faster/model.safetensors").read_bytes() != before["runs/sft/model.safetensors"]
+    )
+
+    fit(root, "--ckpt_path", "last", "--model.optimizer.learning_rate", "1.0e-3")  # finished
+    assert before.items() <= contents().items()
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_overwrite_replaces_model_and_log_once_the_run_trains(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(root, "--model.optimizer.learning_rate", "1.0e-3")
+    Path("runs/logs/sft/notes.txt").write_text("mine")
+    Path("runs/logs/sft/checkpoints/batch=9.ckpt").mkdir()
+    before = contents()
+    with pytest.raises((RecordError, SystemExit)):  # a run that does not start deletes nothing
+        fit(root, "--overwrite", "--data.init_args.train_sources", '[{"path": "lost.jsonl"}]')
+    kept = contents()
+    assert {name for name in before if "finished" not in name and before[name] != kept[name]} <= {
+        "runs/logs/sft/config.yaml"
+    }
+
+    fit(root, "--overwrite", "--model.optimizer.learning_rate", "2.0e-3")
+    events = list(Path("runs/logs/sft").glob("events.out.tfevents.*"))
+    assert len(events) == 1
+    assert str(events[0]) not in before
+    assert [path.name for path in Path("runs/logs/sft/checkpoints").iterdir()] == [
+        "epoch=0-step=2.ckpt"
+    ]
+    assert Path("runs/logs/sft/notes.txt").read_text() == "mine"
+    assert contents()["runs/sft/model.safetensors"] != before["runs/sft/model.safetensors"]
+
+
+def test_a_start_that_failed_and_a_trial_leave_nothing_to_protect(root: Path) -> None:
+    with pytest.raises((RecordError, SystemExit)):
+        fit(root, "--data.init_args.train_sources", '[{"path": "lost.jsonl"}]')
+    assert Path("runs/logs/sft/config.yaml").is_file()
+    fit(root, fast_dev_run=1)
+    fit(root)
+    fit(root, fast_dev_run=1)  # writes nothing
+
+
+def test_a_folder_of_checkpoints_alone_is_protected(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(root, logger=False, default_root_dir="runs/logs")
+    told = refusal(
+        capsys, root, "--model.output_dir", "runs/x", logger=False, default_root_dir="runs/logs"
+    )
+    assert f"runs/logs/checkpoints: {EARLIER}" in told
+
+
+def folders(*files: Path, flags: tuple[str, ...] = ()) -> tuple[Any, Any]:
+    """Model and log of a configuration, after it has been named."""
+    from jsonargparse import Namespace
+
+    from lit_rlhf.cli.run_names import name_run
+    from tests.configs.parsing import cli_parser
+
+    words = [word for file in files for word in ("--config", str(file))]
+    config: Namespace = cli_parser().parse_args(["fit", *words, *flags]).fit
+    name_run(config)
+    assert (config.name, config.suffix) == (None, [])  # a saved configuration has its folders
+    return config.model.init_args.output_dir, config.trainer.logger.init_args.name
+
+
+def test_a_name_wins_over_the_suffixes_of_overlays(tmp_path: Path) -> None:
+    base = QUICKSTART / "ppo_max.yaml"
+    ablations = [
+        base.parents[1] / "ablations" / f"{name}.yaml" for name in ("no_ptx", "critic_random")
+    ]
+    assert folders(base) == ("runs/quickstart/ppo_max", "ppo_max")
+    assert folders(base, ablations[0]) == ("runs/quickstart/ppo_max-no_ptx", "ppo_max-no_ptx")
+    both = "ppo_max-no_ptx-critic_random"
+    assert folders(base, *ablations) == (f"runs/quickstart/{both}", both)
+    assert folders(base, *ablations, flags=("--name", "mine")) == ("runs/quickstart/mine", "mine")
+    assert "suffix" in parsed(base)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ""])
+def test_a_name_that_is_no_folders_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="--name: expected the name of a folder"):
+        folders(QUICKSTART / "sft.yaml", flags=("--name", name))
