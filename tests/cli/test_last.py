@@ -159,7 +159,7 @@ def test_a_run_that_finds_the_disk_full_loses_nothing(root: Path) -> None:
     assert checkpoints() == ["batch=1.ckpt", "batch=2.ckpt"]
     fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
     resumed = weights()
-    fit(root, callbacks=[KEEP_EACH], default_root_dir="whole")
+    fit(root, "--overwrite", callbacks=[KEEP_EACH], default_root_dir="whole")
     assert weights() == resumed
 
 
@@ -226,11 +226,11 @@ def test_the_command_of_a_finished_run_says_so_and_writes_nothing(
     assert checkpoints() == ["batch=3.ckpt", "batch=6.ckpt"]
     # a run that was started anew and killed is not finished
     with patch.object(SFTModule, "training_step", killed), pytest.raises(RuntimeError):
-        fit(root, callbacks=[keep], max_epochs=2)
+        fit(root, "--overwrite", callbacks=[keep], max_epochs=2)
     caplog.clear()
     with caplog.at_level("INFO"):
         fit(root, "--ckpt_path", "last", callbacks=[keep], max_epochs=2)
-    assert "Restored all states from the checkpoint at run/checkpoints/batch=6" in caplog.text
+    assert "the run starts from the beginning" in caplog.text
     # and neither is one whose model is gone
     shutil.rmtree("model")
     fit(root, "--ckpt_path", "last", callbacks=[keep], max_epochs=2)
@@ -255,7 +255,7 @@ def test_ctrl_c_saves_and_prints_the_command_that_resumes(
     assert command == ["lit_rlhf", "fit", "--config", "config.yaml", "--ckpt_path", "last"]
     run_cli(command[1:])
     resumed = weights()
-    fit(root, default_root_dir="whole")
+    fit(root, "--overwrite", default_root_dir="whole")
     assert weights() == resumed
 
 
@@ -324,11 +324,12 @@ def test_checkpoints_of_the_command_line_are_written_safely_and_one_at_sigterm(r
     assert added.every_n_batches is None
 
     plugins = [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO"}]
-    chosen = fit(root, callbacks=[KEEP_EACH], plugins=plugins).trainer
+    chosen = fit(root, "--overwrite", callbacks=[KEEP_EACH], plugins=plugins).trainer
     assert type(chosen.strategy.checkpoint_io) is AsyncCheckpointIO
     assert [type(c) for c in chosen.checkpoint_callbacks] == [ResumeCheckpoint]
 
-    assert fit(root, enable_checkpointing=False).trainer.checkpoint_callbacks == []
+    last = fit(root, "--overwrite", enable_checkpointing=False).trainer
+    assert last.checkpoint_callbacks == []
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])

@@ -130,10 +130,11 @@ def test_overwrite_replaces_model_and_log_once_the_run_trains(
     assert contents()["runs/sft/model.safetensors"] != before["runs/sft/model.safetensors"]
 
 
+@pytest.mark.filterwarnings("ignore:Total length of .* across ranks is zero")  # no validation data
 def test_a_start_that_failed_and_a_trial_leave_nothing_to_protect(root: Path) -> None:
-    with pytest.raises((RecordError, SystemExit)):
-        fit(root, "--data.init_args.train_sources", '[{"path": "lost.jsonl"}]')
-    assert Path("runs/logs/sft/config.yaml").is_file()
+    Path("runs/logs/sft").mkdir(parents=True)
+    for name in ("config.yaml", "hparams.yaml"):
+        Path("runs/logs/sft", name).touch()
     fit(root, fast_dev_run=1)
     fit(root)
     fit(root, fast_dev_run=1)  # writes nothing
