@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger
 from torch import Tensor
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+RECORDS_FILE = "log.jsonl"
+"""File beside a log with the texts and histograms that its logger does not take."""
+HISTOGRAM_BINS = 32
 
 # Lightning shows this branch of loggers in the terminal.
 _log = logging.getLogger("lightning.pytorch.lit_callbacks")
@@ -230,8 +238,7 @@ def metrics_step(trainer: Trainer) -> int:
 def write_note(trainer: Trainer, key: str, text: str, step: int) -> None:
     """Write a short text to every logger, on rank 0 only.
 
-    TensorBoard's loggers have texts of their own. All others get it among the metrics; one that
-    accepts numbers only goes without.
+    As `write_text`, except that a `CSVLogger` gets it as a cell of its `metrics.csv`.
 
     Args:
         trainer: The trainer that has the loggers.
@@ -239,35 +246,43 @@ def write_note(trainer: Trainer, key: str, text: str, step: int) -> None:
         text: Markdown.
         step: Place on the x axis, see `logger_step`.
     """
-    write_text(trainer, key, text, step)
-    for logger in trainer.loggers:
-        if trainer.is_global_zero and not isinstance(logger, TensorBoardLogger):
-            # Lightning declares numbers, but `CSVLogger`, `WandbLogger` and others take strings.
-            metrics: dict[str, Any] = {key: text}
-            try:
-                logger.log_metrics(metrics, step=step)
-            except (TypeError, ValueError):
-                _log.debug("%s takes no text", type(logger).__name__)
+    others = []
+    for logger in _loggers(trainer):
+        if isinstance(logger, CSVLogger):
+            # Lightning declares numbers, but its writer takes strings.
+            note: dict[str, Any] = {key: text}
+            logger.log_metrics(note, step=step)
+        elif not _log_text(logger, key, text, step):
+            others.append(logger)
+    _write_record(trainer, others, key, step, {"text": text})
 
 
 def write_text(trainer: Trainer, key: str, text: str, step: int) -> None:
-    """Write text to every TensorBoard logger, on rank 0 only.
+    """Write text to every logger, on rank 0 only.
+
+    TensorBoard has texts of its own. Weights & Biases gets a table with one row, and MLflow the
+    artifact `<key>/<step>.md`. For all other loggers it becomes a line of `log.jsonl` in the folder
+    of their log: an object with `time`, `step`, `key` and `text`.
 
     Args:
-        trainer: The trainer that has the loggers. Loggers other than TensorBoard's are skipped.
-        key: Name of the text, for example `monitor/verdict`.
+        trainer: The trainer that has the loggers.
+        key: Name of the text, for example `samples/0`.
         text: Markdown.
         step: Place on the x axis, see `logger_step`.
     """
-    for logger in _tensorboard_loggers(trainer):
-        logger.experiment.add_text(key, text, step)
+    others = [x for x in _loggers(trainer) if not _log_text(x, key, text, step)]
+    _write_record(trainer, others, key, step, {"text": text})
 
 
 def write_histogram(trainer: Trainer, key: str, values: Tensor, step: int) -> None:
-    """Write a histogram to every TensorBoard logger, on rank 0 only.
+    """Write a histogram to every logger, on rank 0 only.
+
+    TensorBoard and Weights & Biases have histograms of their own. MLflow gets the artifact
+    `<key>/<step>.json` with `counts` and `edges`, and all other loggers a line of `log.jsonl` with
+    the same, see `write_text`.
 
     Args:
-        trainer: The trainer that has the loggers. Loggers other than TensorBoard's are skipped.
+        trainer: The trainer that has the loggers.
         key: Name of the histogram, for example `rollout/scores`.
         values: Numbers of any shape. NaN and the infinities are left out, and nothing is written
             if no other value remains.
@@ -277,8 +292,8 @@ def write_histogram(trainer: Trainer, key: str, values: Tensor, step: int) -> No
     finite = finite[finite.isfinite()]  # TensorBoard's writer fails on other values
     if len(finite) == 0:
         return
-    for logger in _tensorboard_loggers(trainer):
-        logger.experiment.add_histogram(key, finite, step)
+    others = [x for x in _loggers(trainer) if not _log_histogram(x, key, finite, step)]
+    _write_record(trainer, others, key, step, _count_bins(finite))
 
 
 def escape_markdown(text: str) -> str:
@@ -297,6 +312,77 @@ def escape_markdown(text: str) -> str:
     return "<br>".join(lines)
 
 
-def _tensorboard_loggers(trainer: Trainer) -> Iterator[TensorBoardLogger]:
-    if trainer.is_global_zero:
-        yield from (x for x in trainer.loggers if isinstance(x, TensorBoardLogger))
+def _loggers(trainer: Trainer) -> list[Logger]:
+    return list(trainer.loggers) if trainer.is_global_zero else []
+
+
+# Trackers are told apart by their methods, so that none of them has to be installed, and a subclass
+# or another project's logger with the same methods is served alike.
+
+
+def _has(owner: object, *methods: str) -> bool:
+    return all(callable(getattr(owner, method, None)) for method in methods)
+
+
+def _is_mlflow(logger: Logger) -> bool:
+    experiment: Any = getattr(logger, "experiment", None)
+    return hasattr(logger, "run_id") and _has(experiment, "log_text", "log_dict")
+
+
+def _log_text(logger: Logger, key: str, text: str, step: int) -> bool:
+    """Write text to a logger's own kind of text; false if it has none."""
+    tracker: Any = logger
+    experiment: Any = getattr(logger, "experiment", None)
+    if _has(experiment, "add_text"):  # TensorBoard; also Lightning's dummy, which drops it
+        experiment.add_text(key, text, step)
+    elif _has(logger, "log_text", "log_table"):  # Weights & Biases
+        tracker.log_text(key, columns=["step", "text"], data=[[step, text]], step=step)
+    elif _is_mlflow(logger):
+        experiment.log_text(tracker.run_id, text, f"{key}/{step:08d}.md")
+    else:
+        return False
+    return True
+
+
+def _log_histogram(logger: Logger, key: str, values: Tensor, step: int) -> bool:
+    """Write a histogram to a logger's own kind of histogram; false if it has none."""
+    tracker: Any = logger
+    experiment: Any = getattr(logger, "experiment", None)
+    if _has(experiment, "add_histogram"):
+        experiment.add_histogram(key, values, step)
+    elif _has(logger, "log_text", "log_table"):
+        # imported by now, as the logger needs it
+        wandb = import_module("wandb")
+        bins = _count_bins(values)
+        histogram = wandb.Histogram(np_histogram=(bins["counts"], bins["edges"]))
+        tracker.log_metrics({key: histogram}, step=step)
+    elif _is_mlflow(logger):
+        experiment.log_dict(tracker.run_id, _count_bins(values), f"{key}/{step:08d}.json")
+    else:
+        return False
+    return True
+
+
+def _count_bins(values: Tensor) -> dict[str, Any]:
+    counts, edges = torch.histogram(values.flatten(), bins=HISTOGRAM_BINS)
+    return {"counts": [int(count) for count in counts], "edges": edges.tolist()}
+
+
+def _write_record(
+    trainer: Trainer, loggers: Sequence[Logger], key: str, step: int, content: dict[str, Any]
+) -> None:
+    """Append a line to the `log.jsonl` of each logger; loggers in one folder share it."""
+    record = {"time": time(), "step": step, "key": key, **content}
+    for folder in {_log_folder(trainer, logger) for logger in loggers}:
+        path = folder / RECORDS_FILE
+        with name_file(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _log_folder(trainer: Trainer, logger: Logger) -> Path:
+    if logger.log_dir is not None:
+        return Path(logger.log_dir)
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name) / version

@@ -112,8 +112,8 @@ class PhaseSummary(Callback):
     followed by a name. It measures the validation within fit itself, and the remaining time: data
     loading, logging, checkpoints, callbacks.
 
-    The table goes to standard error and to the text `phases` of TensorBoard loggers, on rank 0. A
-    resumed fit is measured from its resumption.
+    The table goes to standard error and to every logger as the text `phases`, on rank 0. A resumed
+    fit is measured from its resumption.
 
     Args:
         time: Prefix of the keys of seconds, for example of `time/rollout`.
@@ -242,7 +242,7 @@ def phase_table(report: PhaseReport) -> Table:
 
 
 def phase_markdown(report: PhaseReport, sentences: list[str]) -> str:
-    """The report and its hints as Markdown for TensorBoard."""
+    """The report and its hints as Markdown."""
     lines = [f"Fit took {escape_markdown(report.headline())}", ""]
     lines += [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
     lines += [f"| {' | '.join(map(escape_markdown, row))} |" for row in report.rows()]

@@ -40,10 +40,10 @@ def read_logged_steps(folder: str) -> list[LoggedStep]:
     """Read the scalars of a run, step by step.
 
     Args:
-        folder: Folder with TensorBoard event files, or one with a single such folder below it.
+        folder: Folder of the run, see `read_run`.
 
     Raises:
-        ModuleNotFoundError: If tensorboard is not installed.
+        ModuleNotFoundError: If there are event files and tensorboard is not installed.
         ValueError: If there is no run in the folder, or there are several.
     """
     by_step: dict[int, dict[str, float]] = {}

@@ -1,23 +1,26 @@
-"""Reads a run from its TensorBoard event files: curves, levels and verdicts."""
+"""Reads a run from its log: curves, levels and verdicts.
+
+The log is TensorBoard's event files or the `metrics.csv` of Lightning's `CSVLogger`.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lit_callbacks.monitors import Level
-
-if TYPE_CHECKING:
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        EventAccumulator,
-    )
+from lit_callbacks.output import RECORDS_FILE
 
 LEVEL_KEY = "monitor/level"
-VERDICT_TAG = "monitor/verdict/text_summary"  # TensorBoard's writers add the suffix to text
+VERDICT_KEY = "monitor/verdict"
+_EVENT_FILES, _TABLE = "events.out.tfevents.*", "metrics.csv"
 
 _HEAD = re.compile(r"\*\*(\w+)\*\* at \S+")
 _LEVELS = {level.word: level for level in Level}
@@ -27,7 +30,8 @@ class Point(NamedTuple):
     """One logged value.
 
     Attributes:
-        time: Wall-clock time in seconds.
+        time: Wall-clock time in seconds. A table has none: its rows have the time of the file,
+            and follow each other by a microsecond.
         step: Place on the x axis.
         value: The value; may be NaN or infinite.
     """
@@ -118,25 +122,22 @@ def read_run(name: str, folder: str | Path) -> Run:
 
     Args:
         name: Name of the run.
-        folder: Folder with TensorBoard event files, or one with a single such folder below it.
+        folder: Folder with TensorBoard event files, or one with a single such folder below it. If
+            there are no event files: the same with the `metrics.csv` of a `CSVLogger`.
 
     Raises:
-        ModuleNotFoundError: If tensorboard is not installed.
-        ValueError: If there is no run in the folder or there are several, it has no scalars, or a
-            level is not 0, 1 or 2.
+        ModuleNotFoundError: If there are event files and tensorboard is not installed.
+        ValueError: If there is no run in the folder or there are several, it has no scalars, a
+            level is not 0, 1 or 2, or a table is not one of `CSVLogger`.
     """
-    log = _load_event_files(folder)
-    curves = {key: _build_curve(_read_points(log, key)) for key in sorted(log.Tags()["scalars"])}
+    log_folder, log = _read_log(folder)
+    curves = {key: _build_curve(points) for key, points in sorted(log.scalars.items())}
     if not curves:
         raise ValueError(f"runs: expected a run with scalars, got {folder} without any")
-    texts = log.Tensors(VERDICT_TAG) if VERDICT_TAG in log.Tags()["tensors"] else []
-    verdicts = [
-        parse_verdict(
-            text.wall_time, text.step, text.tensor_proto.string_val[0].decode("utf-8", "replace")
-        )
-        for text in sorted(texts, key=lambda text: text.wall_time)
-    ]
-    levels = _read_points(log, LEVEL_KEY) if LEVEL_KEY in curves else []
+    # A logger that takes no texts has them in the file of records.
+    texts = log.verdicts or _read_records(log_folder / RECORDS_FILE)
+    verdicts = [parse_verdict(*text) for text in sorted(texts, key=lambda text: text.time)]
+    levels = log.scalars.get(LEVEL_KEY, [])
     return Run(name, str(folder), curves, verdicts, _build_spans(folder, levels, verdicts))
 
 
@@ -187,33 +188,117 @@ def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     return LoggedVerdict(time, step, level, sentence, actions)
 
 
-def _load_event_files(folder: str | Path) -> EventAccumulator:
+class _Text(NamedTuple):
+    time: float
+    step: int
+    text: str
+
+
+class _Log(NamedTuple):
+    """The scalars of a log by key, and its texts of `monitor/verdict`, in order of time."""
+
+    scalars: dict[str, list[Point]]
+    verdicts: list[_Text]
+
+
+def _read_log(folder: str | Path) -> tuple[Path, _Log]:
+    """The only log in a folder, and the folder that it lies in."""
+    root = Path(folder)
+    folders: set[Path] = set()
+    for pattern, read in ((_EVENT_FILES, _read_event_files), (_TABLE, _read_table)):
+        folders = {path.parent for path in root.rglob(pattern)}
+        if root in folders:
+            folders = {root}
+        if len(folders) == 1:
+            (found,) = folders
+            return found, read(found)
+        if folders:
+            break
+    names = ", ".join(sorted(map(str, folders))) or f"no event file and no {_TABLE}"
+    raise ValueError(
+        "run: expected a folder with the TensorBoard event files of one run, got "
+        f"{folder} with {names}"
+    )
+
+
+def _read_event_files(folder: Path) -> _Log:
     try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+            EventAccumulator,
+        )
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "TensorBoard's event files are read with tensorboard: pip install lit-callbacks[report]"
         ) from error
-    root = Path(folder)
-    folders = {path.parent for path in root.rglob("events.out.tfevents.*")}
-    if root in folders:
-        folders = {root}
-    if len(folders) != 1:
-        found = ", ".join(sorted(map(str, folders))) or "no event file"
-        raise ValueError(
-            f"run: expected a folder with the TensorBoard event files of one run, got {folder} "
-            f"with {found}"
-        )
     # 0 keeps all values; by default the accumulator samples long series.
-    log = EventAccumulator(str(folders.pop()), size_guidance={"scalars": 0, "tensors": 0})
+    log = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     log.Reload()
+    scalars = {
+        key: [Point(event.wall_time, event.step, event.value) for event in log.Scalars(key)]
+        for key in log.Tags()["scalars"]
+    }
+    for points in scalars.values():
+        # Files are read in order of name, which may be another one.
+        points.sort(key=lambda point: point.time)
+    tag = f"{VERDICT_KEY}/text_summary"  # TensorBoard's writers add the suffix to text
+    texts = log.Tensors(tag) if tag in log.Tags()["tensors"] else []
+    verdicts = [
+        _Text(
+            event.wall_time,
+            event.step,
+            event.tensor_proto.string_val[0].decode("utf-8", "replace"),
+        )
+        for event in texts
+    ]
+    return _Log(scalars, verdicts)
+
+
+def _read_table(folder: Path) -> _Log:
+    """The table of a `CSVLogger`: a row for each call of the logger, with few of the columns."""
+    path = folder / _TABLE
+    log = _Log({}, [])
+    written = path.stat().st_mtime
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        for number, row in enumerate(rows):
+            try:
+                step = int(float(row.pop("step")))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path}:{rows.line_num}: expected a row of a CSVLogger, with a number in the "
+                    f"column 'step', got {row}"
+                ) from error
+            time = written + 1e-6 * number
+            for key, cell in row.items():
+                if key == VERDICT_KEY and cell:
+                    log.verdicts.append(_Text(time, step, cell))
+                elif (value := _parse_number(cell)) is not None:
+                    log.scalars.setdefault(key, []).append(Point(time, step, value))
     return log
 
 
-def _read_points(log: EventAccumulator, key: str) -> list[Point]:
-    """All values in order of time: files are read in order of name, which may be another one."""
-    points = [Point(event.wall_time, event.step, event.value) for event in log.Scalars(key)]
-    return sorted(points, key=lambda point: point.time)
+def _parse_number(cell: str | None) -> float | None:
+    """The number in a cell; `None` for an empty cell or a text."""
+    try:
+        return float(cell or "")
+    except ValueError:
+        return None
+
+
+def _read_records(path: Path) -> list[_Text]:
+    """Verdicts in a file of records; none if there is no such file."""
+    if not path.exists():
+        return []
+    records = []
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            with suppress(ValueError):  # a run that was killed may leave half a line
+                records.append(json.loads(line))
+    return [
+        _Text(record["time"], record["step"], record["text"])
+        for record in records
+        if record["key"] == VERDICT_KEY
+    ]
 
 
 def _build_curve(points: Iterable[Point]) -> Curve:

@@ -41,7 +41,8 @@ class SampleTimeline(Callback):
 
     Rank 0 writes each response
 
-    - to TensorBoard as the text `samples/<index of the prompt>`, whose slider is the timeline;
+    - to every logger as the text `samples/<index of the prompt>`, see `write_text`; the slider of
+      TensorBoard is the timeline;
     - to a file of JSON lines, `{"step": ..., "prompt_index": ..., "prompt": ..., **record}`.
       Numbers that are not finite are written as Python's `json` reads them (`NaN`).
 

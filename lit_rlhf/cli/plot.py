@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from lit_rlhf.cli.command import run_command
 
 RUNS_HELP = (
-    "Runs as NAME=FOLDER; the folder holds TensorBoard event files. The name goes into the legend."
+    "Runs as NAME=FOLDER; the folder is that of a TensorBoardLogger or CSVLogger. The name goes "
+    "into the legend."
 )
 
 

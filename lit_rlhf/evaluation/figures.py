@@ -84,8 +84,7 @@ def run_figure(
     average.
 
     Args:
-        runs: Folder of each run by its name in the legend. A folder has TensorBoard event files, or
-            a single such folder below it.
+        runs: Folder of each run by its name in the legend, see `lit_callbacks.read_run`.
         keys: Metrics to draw. `None`: those of `PANELS` that a run has.
         baseline: Value of the SFT policy by key, drawn as a dashed line.
 

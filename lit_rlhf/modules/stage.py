@@ -13,6 +13,7 @@ from typing import IO, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
+from lightning.fabric.utilities import AttributeDict
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -142,6 +143,18 @@ class StageModule(NamedOptions, LightningModule):
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             model_path, trust_remote_code=self.network.trust_remote_code
         )
+
+    @property
+    def hparams_initial(self) -> AttributeDict:
+        """The arguments as loggers get them: a mapping by path or function is text.
+
+        Loggers join nested keys with slashes, and MLflow refuses the key of an absolute path.
+        """
+        arguments = super().hparams_initial
+        for name, value in arguments.items():
+            if isinstance(value, Mapping) and not all(str(key).isidentifier() for key in value):
+                arguments[name] = ", ".join(f"{key}: {entry}" for key, entry in value.items())
+        return arguments
 
     @classmethod
     def load_from_checkpoint(

@@ -1,20 +1,25 @@
-"""Short texts, and what goes to TensorBoard: on rank 0 only, against the module's own step."""
+"""Short texts, and what goes to loggers: on rank 0 only, against the module's own step."""
 
 from __future__ import annotations
 
 import errno
 import html
+import json
 import math
 import os
 import re
+import sys
+from inspect import signature
 from pathlib import Path
+from time import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -29,6 +34,7 @@ from lit_callbacks.output import (
     shorten_keys,
     sparkline,
     write_histogram,
+    write_note,
     write_text,
 )
 
@@ -185,18 +191,178 @@ def test_histograms_leave_out_what_tensorboard_cannot_draw(tmp_path: Path) -> No
     assert (value.num, value.min, value.max, value.sum) == (2, 1.0, 3.0, 4.0)
 
 
-def test_other_loggers_are_left_alone(tmp_path: Path) -> None:
+class FakeWandb(Logger):
+    """The methods of Lightning's `WandbLogger`, whose package need not be installed."""
+
+    name, version = "toy", "1"
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[Any, ...]] = []
+
+    def log_hyperparams(self, params: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.logged += [(key, value, step) for key, value in metrics.items()]
+
+    def log_table(
+        self,
+        key: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        self.log_metrics({key: (columns, data, dataframe)}, step)
+
+    def log_text(
+        self,
+        key: str,
+        columns: list[str] | None = None,
+        data: list[list[str]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        self.log_table(key, columns, data, dataframe, step)
+
+
+class FakeClient:
+    """The methods of MLflow's `MlflowClient` that write artifacts."""
+
+    def __init__(self) -> None:
+        self.artifacts: dict[str, Any] = {}
+
+    def log_text(self, run_id: str, text: str, artifact_file: str) -> None:
+        self.artifacts[f"{run_id}:{artifact_file}"] = text
+
+    def log_dict(self, run_id: str, dictionary: dict[str, Any], artifact_file: str) -> None:
+        self.artifacts[f"{run_id}:{artifact_file}"] = dictionary
+
+
+class FakeMLflow(FakeWandb):
+    """Lightning's `MLFlowLogger`: it has metrics only, and a client."""
+
+    run_id, log_table, log_text = "run", None, None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experiment = FakeClient()
+
+
+class NumbersOnly(Logger):
+    """Any other logger: all that Lightning asks of one."""
+
+    name, version = "toy", "1"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.folder)
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        assert all(isinstance(value, float | int) for value in metrics.values())
+
+    def log_hyperparams(self, params: Any) -> None:
+        pass
+
+
+def trainer_of(*loggers: Any) -> Any:
+    return SimpleNamespace(loggers=loggers, is_global_zero=True, default_root_dir="unused")
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+VALUES = torch.tensor([[1.0, 2.0], [float("nan"), 3.0]])
+
+
+@pytest.mark.parametrize("method", ["log_metrics", "log_table", "log_text"])
+def test_the_fake_of_wandb_has_the_signatures_of_lightnings_logger(method: str) -> None:
+    real, fake = (signature(getattr(x, method)) for x in (WandbLogger, FakeWandb))
+    assert list(real.parameters) == list(fake.parameters)
+
+
+def test_weights_and_biases_gets_tables_and_histograms(monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = SimpleNamespace(Histogram=lambda sequence=None, np_histogram=None: np_histogram)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    logger = FakeWandb()
+    write_text(trainer_of(logger), "toy/text", "a *b*", 7)
+    write_note(trainer_of(logger), "monitor/verdict", "bad", 8)
+    write_histogram(trainer_of(logger), "toy/values", VALUES, 9)
+    text, note, (key, (counts, edges), step) = logger.logged
+    assert text == ("toy/text", (["step", "text"], [[7, "a *b*"]], None), 7)
+    assert note == ("monitor/verdict", (["step", "text"], [[8, "bad"]], None), 8)
+    assert (key, step, sum(counts), edges[0], edges[-1]) == ("toy/values", 9, 3, 1.0, 3.0)
+    assert len(edges) == len(counts) + 1
+
+
+def test_mlflow_gets_artifacts() -> None:
+    logger = FakeMLflow()
+    write_text(trainer_of(logger), "toy/text", "a *b*", 7)
+    write_note(trainer_of(logger), "monitor/verdict", "bad", 12)
+    write_histogram(trainer_of(logger), "toy/values", VALUES, 9)
+    artifacts: dict[str, Any] = logger.experiment.artifacts
+    histogram = artifacts.pop("run:toy/values/00000009.json")
+    assert artifacts == {
+        "run:toy/text/00000007.md": "a *b*",
+        "run:monitor/verdict/00000012.md": "bad",
+    }
+    assert sum(histogram["counts"]) == 3
+    assert logger.logged == []
+
+
+def test_other_loggers_get_json_lines_beside_their_log(tmp_path: Path) -> None:
+    table, other = CSVLogger(tmp_path / "table"), NumbersOnly(tmp_path)
+    trainer = trainer_of(table, other)
+    write_text(trainer, "toy/text", "“a”", 7)
+    write_note(trainer, "monitor/verdict", "bad", 8)
+    write_histogram(trainer, "toy/values", VALUES, 9)
+    text, histogram = records(Path(table.log_dir) / "log.jsonl")
+    assert text.pop("time") <= histogram.pop("time") <= time()
+    assert text == {"step": 7, "key": "toy/text", "text": "“a”"}
+    assert (histogram["step"], histogram["key"]) == (9, "toy/values")
+    assert sum(histogram["counts"]) == 3
+    # a CSVLogger takes short texts as a cell
+    told = [record["key"] for record in records(tmp_path / "toy/1/log.jsonl")]
+    assert told == ["toy/text", "monitor/verdict", "toy/values"]
+    table.save()
+    rows = (Path(table.log_dir) / "metrics.csv").read_text("utf-8").splitlines()
+    assert rows == ["monitor/verdict,step", "bad,8"]
+
+
+def test_a_histogram_of_equal_values_has_bins(tmp_path: Path) -> None:
+    write_histogram(trainer_of(NumbersOnly(tmp_path)), "toy/values", torch.full((5,), 2.0), 1)
+    (record,) = records(tmp_path / "toy/1/log.jsonl")
+    assert sum(record["counts"]) == 5
+    assert record["edges"] == sorted(set(record["edges"]))
+
+
+def test_loggers_beside_tensorboard_write_too(tmp_path: Path) -> None:
     board, table = TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "table")
     fitted(tmp_path, True, [table, board])
     assert len(events(Path(board.log_dir)).Tensors("toy/text/text_summary")) == 2
+    assert [record["step"] for record in records(Path(table.log_dir) / "log.jsonl")] == [
+        *(10, 10),
+        *(20, 20),
+    ]
     assert fitted(tmp_path, True, False).seen == [10, 20]
 
 
+def test_a_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
+    write_text(trainer_of(DummyLogger()), "a", "b", 0)
+    write_histogram(trainer_of(DummyLogger()), "a", torch.ones(2), 0)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_rank_zero_writes(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path)
-    trainer: Any = SimpleNamespace(loggers=[logger], is_global_zero=False)
-    write_text(trainer, "a", "b", 0)
-    write_histogram(trainer, "a", torch.ones(2), 0)
+    for logger in (TensorBoardLogger(tmp_path), CSVLogger(tmp_path)):
+        trainer: Any = SimpleNamespace(loggers=[logger], is_global_zero=False)
+        write_text(trainer, "a", "b", 0)
+        write_note(trainer, "a", "b", 0)
+        write_histogram(trainer, "a", torch.ones(2), 0)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,14 +1,19 @@
-"""How runs are read from event files."""
+"""How runs are read from event files and tables."""
 
 from __future__ import annotations
 
+import json
+import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_callbacks import Level, read_run
+from lit_callbacks import Level, read_logged_steps, read_run
 from lit_callbacks.runs import Span, parse_verdict
 from tests.callbacks.reports import calm_run, report, watched_run, write_run
 
@@ -120,6 +125,89 @@ class TestReading:
         self, text: str, level: Level | None, sentence: str, actions: tuple[str, ...]
     ) -> None:
         assert parse_verdict(1.5, 7, text) == (1.5, 7, level, sentence, actions)
+
+
+def table_run(folder: Path, passes: Sequence[Mapping[str, Sequence[float]]], text: str) -> str:
+    """What a `CSVLogger` writes: a row for each step of each pass, and a verdict after it."""
+    logger = CSVLogger(folder, name="", version="run")
+    for series in passes:
+        for step in range(1, 1 + max(map(len, series.values()))):
+            # Lightning logs a float if the module logs `step` itself
+            logged = {k: v[step - 1] for k, v in series.items() if step <= len(v)}
+            logger.log_metrics(logged, step=float(step))  # type: ignore[arg-type]
+        note: Any = {"monitor/verdict": text, "monitor/note": "words"}
+        logger.log_metrics(note, step=step)
+    logger.save()
+    return str(folder)
+
+
+class TestTables:
+    def test_a_csv_logger_is_read_like_event_files(self, tmp_path: Path) -> None:
+        levels = {"monitor/level": [0.0, 0.0, 1.0, 2.0], "toy/a": [1.0, math.nan, 3.0, math.inf]}
+        text = '**collapsed** at 4\n\nKL, "rose": bad\n\n- stopped'
+
+        run = read_run("run", table_run(tmp_path, [levels], text))
+
+        assert sorted(run.curves) == ["monitor/level", "toy/a"]
+        (verdict,) = run.verdicts
+        assert verdict[1:] == (4, Level.COLLAPSED, 'KL, "rose": bad', ("stopped",))
+        assert [point.step for point in run.curves["toy/a"].points] == [1, 2, 3, 4]
+        assert run.spans == [
+            Span(1, 3, Level.HEALTHY),
+            Span(3, 4, Level.SUSPICIOUS),
+            Span(4, 4, Level.COLLAPSED),
+        ]
+        assert run.reason == verdict
+
+    def test_a_run_that_went_back_is_read_in_order_of_its_rows(self, tmp_path: Path) -> None:
+        passes = [{"toy/a": [1.0, 2.0, 3.0]}, {"toy/a": [4.0, 5.0]}]
+
+        curve = read_run("run", table_run(tmp_path, passes, "note")).curves["toy/a"]
+
+        assert [point.value for point in curve.points] == [4.0, 5.0]
+        assert [[point.value for point in piece] for piece in curve.undone] == [[1.0, 2.0, 3.0]]
+
+    def test_a_replay_reads_a_table(self, tmp_path: Path) -> None:
+        steps = read_logged_steps(table_run(tmp_path, [{"toy/a": [1.0, 2.0]}], "note"))
+
+        assert [(step.step, step.scalars) for step in steps] == [
+            (1, {"toy/a": 1}),
+            (2, {"toy/a": 2}),
+        ]
+
+    def test_a_report_is_made_of_a_table(self, tmp_path: Path) -> None:
+        text = "**collapsed** at 2\n\nKL rose"
+        levels = {"toy/a": [1.0, 2.0], "monitor/level": [0.0, 2.0]}
+
+        page = report(tmp_path, table_run(tmp_path / "run", [levels], text))
+
+        assert "KL rose" in page.source
+
+    def test_verdicts_are_also_read_from_json_lines(self, tmp_path: Path) -> None:
+        logger = CSVLogger(tmp_path, name="", version="")
+        logger.log_metrics({"toy/a": 1.0, "monitor/level": 2.0}, step=3)
+        logger.save()
+        text = "**collapsed** at 3\n\nx"
+        record = {"time": 5.0, "step": 3, "key": "monitor/verdict", "text": text}
+        other = {"time": 4.0, "step": 3, "key": "toy/values", "counts": [1], "edges": [0, 1]}
+        lines = "".join(json.dumps(entry) + "\n" for entry in (other, record))
+        (tmp_path / "log.jsonl").write_text(lines + '{"time": 6.0, "st', "utf-8")
+
+        (verdict,) = read_run("run", tmp_path).verdicts
+
+        assert verdict == (5.0, 3, Level.COLLAPSED, "x", ())
+
+    def test_event_files_are_preferred(self, tmp_path: Path) -> None:
+        table_run(tmp_path, [{"toy/table": [1.0]}], "note")
+        write_run(tmp_path / "events", {"toy/events": [1.0]})
+
+        assert list(read_run("run", tmp_path).curves) == ["toy/events"]
+
+    def test_a_table_of_something_else(self, tmp_path: Path) -> None:
+        (tmp_path / "metrics.csv").write_text("epoch,loss\n1,2\n")
+
+        with pytest.raises(ValueError, match=r"metrics.csv:2: expected a row of a CSVLogger"):
+            read_run("run", tmp_path)
 
 
 class TestErrors:

@@ -124,6 +124,16 @@ def test_ppo_shows_sample_responses_with_reward_kl_and_length(
         assert ["Human: hi" in lines[2], "Human: how are you today" in lines[3]] == [True] * 2
 
 
+def test_loggers_get_no_path_as_the_name_of_an_option(root: Path) -> None:
+    options = ppo_options(root)
+    module = PPOModule(**options)
+
+    ((path, weight),) = options["rewards"].items()
+    assert module.hparams_initial["rewards"] == f"{path}: {weight}"
+    assert module.hparams_initial["sampling"]["max_new_tokens"] == 6
+    assert module.hparams["rewards"] == {path: weight}
+
+
 def test_no_key_is_logged_that_is_not_documented(ppo_events: EventAccumulator) -> None:
     keys = ROLLOUT | {"rollout/reward"} | CRITIC | POLICY | TIMES
     documented = keys | {f"val/{key}" for key in ROLLOUT} | {"epoch", "hp_metric"}

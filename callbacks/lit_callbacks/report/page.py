@@ -36,8 +36,7 @@ def write_report(
     """Write one HTML page about one or several runs: verdicts, curves, levels, actions.
 
     Args:
-        runs: Folders with TensorBoard event files (or with a single such folder below them), or
-            such folders by the name that each run gets.
+        runs: Folders of runs, see `read_run`, or such folders by the name that each run gets.
         output: Path of the page. An existing file is replaced once the new page is complete.
         keys: Metrics to show. `None`: the usual ones of PPO as far as they were logged, and every
             scalar of a run that has none of them.
@@ -46,7 +45,7 @@ def write_report(
         The path of the page.
 
     Raises:
-        ModuleNotFoundError: If tensorboard is not installed.
+        ModuleNotFoundError: If there are event files and tensorboard is not installed.
         ValueError: If a folder has no run or several, a run has no scalars, no run has a key, or
             `output` is a folder.
     """
@@ -160,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="folder with TensorBoard event files, or NAME=FOLDER to name the run",
+        help="folder of a TensorBoardLogger or CSVLogger, or NAME=FOLDER to name the run",
     )
     parser.add_argument("--output", default="report.html", help="the page (report.html)")
     parser.add_argument("--keys", nargs="+", metavar="KEY", help="metrics to show")
