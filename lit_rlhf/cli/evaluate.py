@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_rlhf.cli.command import run_command
-from lit_rlhf.data import DataSource, is_file_path
+from lit_rlhf.data import DataSource, OnBadRecord, is_file_path
 from lit_rlhf.evaluation import (
     HeadToHead,
     Responses,
@@ -56,6 +56,7 @@ def evaluate(
     tie_margin: float = 0.0,
     split: str = "test",
     max_prompts: int | None = None,
+    on_bad_record: OnBadRecord = "error",
     max_prompt_length: int | None = None,
     chat_template: str = "tokenizer",
     batch_size: int = 64,
@@ -98,6 +99,8 @@ def evaluate(
         tie_margin: Largest difference of scores (times the weight) that counts as a tie.
         split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
         max_prompts: Use only this many prompts, from the first. Default: all.
+        on_bad_record: What to do about a record without a usable prompt: error names its file and
+            line and ends the command, skip goes on and logs how many there are.
         max_prompt_length: Longest prompt in tokens; longer ones lose their oldest turns. Default:
             the longest sequence that the baseline was trained on, or 512.
         chat_template: tokenizer for the template in the policies' folders, or hh, paper-en,
@@ -139,6 +142,7 @@ def evaluate(
             chat_template=chat_template,
             max_prompt_length=max_prompt_length,
             max_prompts=max_prompts,
+            on_bad_record=on_bad_record,
             seed=seed,
             responses=responses,
         )

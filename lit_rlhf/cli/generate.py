@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from lit_rlhf.cli.command import run_command
-from lit_rlhf.data import DataSource, parse_prompts
+from lit_rlhf.data import DataSource, OnBadRecord, parse_prompts
 from lit_rlhf.evaluation import (
     NOTE_STYLE,
     Generation,
@@ -50,6 +50,7 @@ def generate(
     do_sample: bool = True,
     split: str = "test",
     max_prompts: int | None = None,
+    on_bad_record: OnBadRecord = "error",
     max_prompt_length: int | None = None,
     chat_template: str = "tokenizer",
     batch_size: int = 32,
@@ -80,6 +81,8 @@ def generate(
         do_sample: Sample; false always takes the most probable token.
         split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
         max_prompts: Use only this many prompts of the file, from the first. Default: all.
+        on_bad_record: What to do about a record without a usable prompt: error names its file and
+            line and ends the command, skip goes on and logs how many there are.
         max_prompt_length: Longest prompt, and longest memory of a chat, in tokens. Longer dialogues
             lose their oldest turns. Default: the model's positions less max_new_tokens, but no more
             than the longest sequence that it was trained on.
@@ -112,7 +115,7 @@ def generate(
         run_chat(Chat(speakers, sampling, Console(), seed))
         return None
     if prompts is not None:
-        records = read_prompts(DataSource(prompts, split=split), max_prompts)
+        records = read_prompts(DataSource(prompts, split=split), max_prompts, on_bad_record)
     else:
         records = parse_prompts(prompt or [])
     generation = generate_from_models(
@@ -127,6 +130,7 @@ def generate(
         max_prompt_length=max_prompt_length,
         seed=seed,
         output=None if output == "-" else output,
+        on_bad_record=on_bad_record,
     )
     for name, number in generation.shortened.items():
         if number:

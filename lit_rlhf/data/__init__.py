@@ -48,6 +48,7 @@ from lit_rlhf.data.records import (
     RecordKind,
     Row,
     TextRecord,
+    describe_bad_records,
 )
 from lit_rlhf.data.samplers import (
     EpochBatchSampler,
@@ -112,6 +113,7 @@ __all__ = [
     "collate_preferences",
     "collate_prompts",
     "collate_tokens",
+    "describe_bad_records",
     "detect_format",
     "encode_prompts",
     "encode_records",

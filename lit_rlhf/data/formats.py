@@ -62,6 +62,7 @@ FORMATS: dict[str, str] = {
 """The known formats, each with the fields that it reads."""
 
 _ANSWER_FIELDS = ("answer", "std_answer", "completion", "response")
+_RESPONSE_FIELDS = ("chosen", *_ANSWER_FIELDS)
 _OUTPUT_FIELDS = ("output", "response")
 _INPUT_FIELDS = ("input", "context")
 _OPTION_LETTERS = "ABCDEFGHIJ"
@@ -179,6 +180,13 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
         return [TextRecord(text, row.source, row.location)]
     if format == "text":
         raise row.error("text", f"plain text has no {kind} in it")
+    if kind == "prompt":
+        # A prompt needs no answer, so an error in one must not cost the prompt.
+        bad = {"rejected", *(name for name in _RESPONSE_FIELDS if row.get(name) == [])}
+        fields = {name: value for name, value in row.fields.items() if name not in bad}
+        prompts = _PARSERS[format](replace(row, fields=fields), kind)
+        # Rewards may need any field, also one that was left out here.
+        return [replace(p, fields=row.fields) for p in prompts if isinstance(p, PromptRecord)]
     if kind != "preference":
         # Only preferences need the rejected response, so an error in it must not cost the others.
         fields = {name: value for name, value in row.fields.items() if name != "rejected"}
@@ -464,7 +472,7 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> list[Record]:
     lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=False)]
     prompt = (Message("user", "\n".join([row.read_string("question"), *lines])),)
     answer = row.get("answer")
-    if answer is None:
+    if answer is None or kind == "prompt":
         return [_make_record(row, kind, prompt, "question")]
     index = answer
     if isinstance(answer, str):
@@ -542,7 +550,7 @@ def _make_record(
     """
     _check_prompt(row, prompt, prompt_field, answered=response is not None)
     if kind == "prompt":
-        return PromptRecord(prompt, row.source, row.location, row.fields)
+        return PromptRecord(prompt, row.source, row.location)
     missing_field = "chosen" if kind == "preference" else prompt_field
     response = _check_response(row, response, response_field, missing_field)
     if kind == "demonstration":

@@ -67,7 +67,7 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
             rows = datasets.load_dataset(
                 "parquet", data_files=[path], split="train", streaming=True
             )
-            yield from _number_rows(rows, path, source)
+            yield from number_rows(rows, path, source)
         elif lower.endswith(_TEXT_SUFFIXES):
             with _open(path) as file:
                 yield Row({"text": _decode_all(file, path)}, Location(path, 1), source)
@@ -104,12 +104,28 @@ def read_dataset(
         reason = "neither a known kind of file nor a dataset that can be loaded"
         detail = f"{type(error).__name__}: {error}"
         raise RecordError(Location(path), reason, detail=detail) from error
-    yield from _number_rows(rows, path, source)
+    yield from number_rows(rows, path, source)
 
 
-def _number_rows(rows: Iterable[Mapping[str, Any]], path: str, source: str) -> Iterator[Row]:
+def number_rows(rows: Iterable[Any], path: str, source: str = "") -> Iterator[Row | RecordError]:
+    """Number the rows of a dataset or list.
+
+    Args:
+        rows: The rows; those of a dataset come as plain values, whatever its format.
+        path: What error messages call it.
+        source: Name of the data source.
+
+    Yields:
+        The rows in order, and in place of anything but a mapping an error.
+    """
+    if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+        rows = rows.with_format(None)
     for number, fields in enumerate(rows, start=1):
-        yield Row(fields, Location(path, number), source)
+        location = Location(path, number)
+        if isinstance(fields, Mapping):
+            yield Row(fields, location, source)
+        else:
+            yield RecordError(location, "not a row of fields", detail=f"a {type(fields).__name__}")
 
 
 def _open(path: str) -> BufferedIOBase:

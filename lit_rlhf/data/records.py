@@ -220,8 +220,11 @@ class Row:
         if not isinstance(role, str) or role.lower() not in _ROLES:
             raise self.error(f"{field}.{role_key}", "unknown role", repr(role))
         if not isinstance(content, str):
-            reason = "missing" if content is None else "not a string"
-            raise self.error(f"{field}.{content_key}", reason)
+            if content is not None:
+                raise self.error(f"{field}.{content_key}", "not a string", type(content).__name__)
+            if _ROLES[role.lower()] != "assistant":
+                raise self.error(f"{field}.{content_key}", "missing")
+            content = ""  # of an answer: prompts need none, and for the others it is an empty turn
         return Message(_ROLES[role.lower()], content)
 
 

@@ -5,7 +5,8 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike, fspath
 from pathlib import PurePath
 from typing import Any, Generic, Literal, NamedTuple, get_args, overload
 
@@ -13,7 +14,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_rlhf.data.formats import Format, detect_format, parse_row
-from lit_rlhf.data.readers import is_file_path, read_dataset, read_file
+from lit_rlhf.data.readers import is_file_path, number_rows, read_dataset, read_file
 from lit_rlhf.data.records import (
     MAX_SHOWN,
     AnyRecord,
@@ -44,12 +45,14 @@ class DataSource:
 
     Attributes:
         path: A local file (`.jsonl`, `.json`, `.txt`, each also with `.gz`, or `.parquet`), or the
-            id of a dataset on the Hugging Face hub.
+            id of a dataset on the Hugging Face hub. In Python also the rows themselves: a
+            `datasets.Dataset`, or a list of dicts.
         weight: How often the training records of this source are used per epoch, as a multiple of
             their number: each record `floor(weight)` times, and a random subset once more to reach
             the fraction (2.5 of 100 records: 250, half of them three times). Validation and test
             records are not weighted.
-        name: Name of the source in metrics; default: the file name without suffixes, or the id.
+        name: Name of the source in metrics; default: the file name without suffixes, or the id;
+            `rows` for rows.
         format: The record format (see `lit_rlhf.data.FORMATS`), or `"auto"` to detect it from the
             fields of the first record.
         split: Split of a hub dataset, slices allowed (`"train[:10%]"`); not used for files.
@@ -62,7 +65,7 @@ class DataSource:
             has no record.
     """
 
-    path: str
+    path: str | Any  # rows cannot be written in a type that the command line parses
     weight: float = 1.0
     name: str | None = None
     format: Format = "auto"
@@ -76,9 +79,20 @@ class DataSource:
         """Check the arguments.
 
         Raises:
-            ValueError: If the weight or the format is out of range, or both `columns` and `map` are
-                given.
+            ValueError: If the path is neither a text nor rows, the weight or the format is out of
+                range, or both `columns` and `map` are given.
         """
+        if isinstance(self.path, PathLike):
+            self.path = fspath(self.path)
+        # a mapping of splits, such as a DatasetDict, is iterable too
+        if not isinstance(self.path, str) and (
+            isinstance(self.path, Mapping) or not isinstance(self.path, Iterable)
+        ):
+            raise ValueError(
+                "path: expected a file, the id of a dataset, a datasets.Dataset or a list of dicts,"
+                f" got {type(self.path).__name__}"
+                + (f" with {', '.join(self.path)}" if isinstance(self.path, Mapping) else "")
+            )
         if not self.weight > 0 or self.weight == float("inf"):
             raise ValueError(f"weight: expected a finite number above 0, got {self.weight}")
         if self.format not in get_args(Format):
@@ -94,9 +108,25 @@ class DataSource:
         """The name, or its default."""
         if self.name is not None:
             return self.name
+        if not isinstance(self.path, str):
+            return "rows"
         if is_file_path(self.path):
             return PurePath(self.path).name.split(".")[0]
         return "/".join(part for part in (self.path, self.subset, self.data_dir) if part)
+
+    @property
+    def place(self) -> str:
+        """The path, or what error messages call rows."""
+        return self.path if isinstance(self.path, str) else self.label
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a dataset that may have to be downloaded."""
+        return isinstance(self.path, str) and not is_file_path(self.path)
+
+    def settings(self) -> dict[str, Any]:
+        """The attributes as plain data, without the rows themselves."""
+        return asdict(replace(self, path=self.place))
 
     def read_rows(self) -> Iterator[Row | RecordError]:
         """Read the rows.
@@ -107,7 +137,9 @@ class DataSource:
         Raises:
             RecordError: If the source as a whole cannot be read.
         """
-        if is_file_path(self.path):
+        if not isinstance(self.path, str):
+            rows = number_rows(self.path, self.place, self.label)
+        elif is_file_path(self.path):
             rows = read_file(self.path, self.label)
         else:
             rows = read_dataset(self.path, self.split, self.subset, self.data_dir, self.label)
@@ -187,25 +219,41 @@ def load_records(
     kind: Literal["demonstration"],
     sources: Sequence[DataSource],
     on_bad_record: OnBadRecord = ...,
+    limit: int | None = ...,
 ) -> LoadedRecords[DemonstrationRecord]: ...
 @overload
 def load_records(
-    kind: Literal["preference"], sources: Sequence[DataSource], on_bad_record: OnBadRecord = ...
+    kind: Literal["preference"],
+    sources: Sequence[DataSource],
+    on_bad_record: OnBadRecord = ...,
+    limit: int | None = ...,
 ) -> LoadedRecords[PreferenceRecord]: ...
 @overload
 def load_records(
-    kind: Literal["prompt"], sources: Sequence[DataSource], on_bad_record: OnBadRecord = ...
+    kind: Literal["prompt"],
+    sources: Sequence[DataSource],
+    on_bad_record: OnBadRecord = ...,
+    limit: int | None = ...,
 ) -> LoadedRecords[PromptRecord]: ...
 @overload
 def load_records(
-    kind: Literal["text"], sources: Sequence[DataSource], on_bad_record: OnBadRecord = ...
+    kind: Literal["text"],
+    sources: Sequence[DataSource],
+    on_bad_record: OnBadRecord = ...,
+    limit: int | None = ...,
 ) -> LoadedRecords[TextRecord]: ...
 @overload
 def load_records(
-    kind: RecordKind, sources: Sequence[DataSource], on_bad_record: OnBadRecord = ...
+    kind: RecordKind,
+    sources: Sequence[DataSource],
+    on_bad_record: OnBadRecord = ...,
+    limit: int | None = ...,
 ) -> LoadedRecords[Any]: ...
 def load_records(
-    kind: RecordKind, sources: Sequence[DataSource], on_bad_record: OnBadRecord = "error"
+    kind: RecordKind,
+    sources: Sequence[DataSource],
+    on_bad_record: OnBadRecord = "error",
+    limit: int | None = None,
 ) -> LoadedRecords[Any]:
     """Read all records of some sources, each once.
 
@@ -216,6 +264,7 @@ def load_records(
         on_bad_record: `"error"` raises at the first bad record. `"skip"` counts bad records and
             logs the counts with the first few. A missing or empty file, a damaged archive, a
             broken JSON array and a source without a single good record always raise.
+        limit: Most records to read, from the first; `None` reads all. Nothing behind them is read.
 
     Returns:
         The records and the counts.
@@ -233,7 +282,10 @@ def load_records(
         raise ValueError(f"sources: expected different names, got {labels}; set `name`")
     loaded = LoadedRecords[Any]()
     for source in sources:
-        _load_source(kind, source, on_bad_record, loaded)
+        if limit is None or len(loaded.records) < limit:
+            _load_source(kind, source, on_bad_record, loaded, limit)
+    # a row may hold several records
+    del loaded.records[limit or len(loaded.records) :]
     if loaded.skipped:
         described = describe_bad_records(loaded.skipped, loaded.examples)
         _log_warning(f"skipped {loaded.skipped.total()} bad records: {described}")
@@ -241,7 +293,11 @@ def load_records(
 
 
 def _load_source(
-    kind: RecordKind, source: DataSource, on_bad_record: OnBadRecord, loaded: LoadedRecords[Any]
+    kind: RecordKind,
+    source: DataSource,
+    on_bad_record: OnBadRecord,
+    loaded: LoadedRecords[Any],
+    limit: int | None,
 ) -> None:
     format: str = source.format
     before = len(loaded.records)
@@ -262,6 +318,8 @@ def _load_source(
                 raise
             first_error = first_error or error
             loaded.skip(error)
+        if limit is not None and len(loaded.records) >= limit:
+            break
     loaded.kept[source.label] = len(loaded.records) - before
     if loaded.left_out[source.label]:
         _log_info(
@@ -269,7 +327,7 @@ def _load_source(
         )
     if len(loaded.records) == before:
         detail = "" if first_error is None else f"the first bad one: {first_error}"
-        raise RecordError(Location(source.path), "no record that can be used", detail=detail)
+        raise RecordError(Location(source.place), "no record that can be used", detail=detail)
 
 
 def repeat_by_weight(

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from lit_rlhf.data import DataSource, DialogueEncoder
+from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord
 from lit_rlhf.evaluation.loading import load_policy, load_reward, load_shared_encoder, short_names
 from lit_rlhf.evaluation.outcomes import (
     HeadToHead,
@@ -218,6 +218,7 @@ def compare_policies(
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
     max_prompts: int | None = None,
+    on_bad_record: OnBadRecord = "error",
     seed: int = 0,
     responses: str | Path | None = None,
 ) -> Comparison:
@@ -237,6 +238,7 @@ def compare_policies(
         chat_template: `tokenizer` for the policies' own, or the name of a built-in one.
         max_prompt_length: Longest prompt in tokens; `None` decides as `load_shared_encoder` does.
         max_prompts: Number of prompts to use, from the first; `None` uses all.
+        on_bad_record: What to do about a record without a usable prompt, see `read_prompts`.
         seed: Seed of the sampling, the same for every policy, and of the bootstrap intervals.
         responses: JSON lines file for all responses with their scores and KL, written when they are
             complete. Until then `<responses>.partial` keeps the finished batches, from which the
@@ -254,7 +256,8 @@ def compare_policies(
         raise ValueError(f"tie_margin: expected a number >= 0, got {tie_margin}")
     names = short_names(policies, "policies")
     encoder = load_shared_encoder(policies, chat_template, max_prompt_length, model_options)
-    encoded = encode_prompt_records(read_prompts(prompts, max_prompts), encoder)
+    records = read_prompts(prompts, max_prompts, on_bad_record)
+    encoded = encode_prompt_records(records, encoder, on_bad_record)
     reward_names = short_names(list(rewards), "rewards") if rewards else []
     loaded_rewards = {
         name: load_reward(source, rewards[source], model_options, encoder).to(device)

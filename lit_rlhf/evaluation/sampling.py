@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +20,12 @@ from lit_rlhf.data import (
     DataSource,
     DialogueEncoder,
     EncodingCounts,
+    OnBadRecord,
     PromptBatch,
     PromptExample,
     PromptRecord,
     collate_prompts,
+    describe_bad_records,
     encode_records,
     load_records,
 )
@@ -33,6 +36,8 @@ from lit_rlhf.files import ProgressFile, write_json_lines
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
+
+_log = logging.getLogger(__name__)
 
 
 class EncodedPrompts(NamedTuple):
@@ -102,38 +107,60 @@ class Generation:
         ]
 
 
-def read_prompts(source: DataSource, limit: int | None = None) -> list[PromptRecord]:
+def read_prompts(
+    source: DataSource, limit: int | None = None, on_bad_record: OnBadRecord = "error"
+) -> list[PromptRecord]:
     """Read prompts; records of preferences and demonstrations have some too.
 
     Args:
         source: Where the prompts come from.
-        limit: Number of prompts to keep, from the first; `None` keeps all.
+        limit: Number of prompts to read, from the first; `None` reads all.
+        on_bad_record: What to do about a record without a usable prompt: `"skip"` logs how many.
 
     Raises:
-        RecordError: If the file is missing or empty, or a record has no usable prompt.
+        RecordError: If the file is missing or empty, or a record has no usable prompt and
+            `on_bad_record` is `"error"`.
         ValueError: If `limit` is not positive.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"max_prompts: expected an integer >= 1, got {limit}")
-    return load_records("prompt", [source]).records[:limit]
+    return load_records("prompt", [source], on_bad_record, limit).records
 
 
 def encode_prompt_records(
-    records: Sequence[PromptRecord], encoder: DialogueEncoder
+    records: Sequence[PromptRecord],
+    encoder: DialogueEncoder,
+    on_bad_record: OnBadRecord = "error",
 ) -> EncodedPrompts:
     """Encode prompts; those that are too long lose their oldest turns, or else their beginning.
 
+    Args:
+        records: The prompts.
+        encoder: The encoder.
+        on_bad_record: What to do about a prompt with the text of a control token: `"skip"` leaves
+            it out and logs how many there are.
+
     Raises:
-        RecordError: If a turn contains the text of a control token.
+        RecordError: If a turn contains the text of a control token and `on_bad_record` is
+            `"error"`.
     """
-    examples = encode_records(
-        records,
-        lambda record: [encoder.encode_prompt(record.prompt)._replace(fields=record.fields)],
-        EncodingCounts(),
-        on_bad_record="error",
-    )
-    numbered = [example._replace(index=index) for index, example in enumerate(examples)]
-    return EncodedPrompts(records, numbered)
+    counts = EncodingCounts()
+    kept: list[PromptRecord] = []
+    examples: list[PromptExample] = []
+    for record in records:
+        encoded = encode_records(
+            [record],
+            lambda record: [encoder.encode_prompt(record.prompt)],
+            counts,
+            on_bad_record,
+        )
+        for example in encoded:
+            examples.append(example._replace(index=len(kept), fields=record.fields))
+            kept.append(record)
+    if counts.dropped_records:
+        described = describe_bad_records(counts.dropped_records, counts.examples)
+        _log.warning("left out prompts: %s", described)
+    return EncodedPrompts(kept, examples)
 
 
 def batch_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -254,6 +281,7 @@ def generate_from_models(
     max_prompt_length: int | None = None,
     seed: int = 0,
     output: str | Path | None = None,
+    on_bad_record: OnBadRecord = "error",
 ) -> Generation:
     """Sample responses to prompts from one or more models, one model after the other.
 
@@ -271,10 +299,12 @@ def generate_from_models(
         seed: Seed of the sampling, the same for every model.
         output: JSON lines file for the responses, written when they are complete. Until then
             `<output>.partial` keeps the finished batches, from which the same call continues.
+        on_bad_record: What to do about a prompt that a model's encoder refuses, see
+            `encode_prompt_records`.
 
     Raises:
         OSError: If a file cannot be written.
-        RecordError: If a prompt cannot be encoded.
+        RecordError: If a prompt cannot be encoded and `on_bad_record` is `"error"`.
         ValueError: If there is no prompt, a model is given twice or cannot be used, an argument is
             out of range, or the finished batches are those of another call.
     """
@@ -290,6 +320,9 @@ def generate_from_models(
         load_encoder(path, sampling, chat_template, max_prompt_length, model_options)
         for path in models
     ]
+    if on_bad_record == "skip":  # a prompt that one of the models cannot read is left out for all
+        for encoder in encoders:
+            prompts = encode_prompt_records(prompts, encoder, on_bad_record).records
     encoded = [encode_prompt_records(prompts, encoder) for encoder in encoders]
     settings = {
         **asdict(sampling),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lit_rlhf.data import RecordDataModule
+from lit_rlhf.data import DataSource, RecordDataModule
 from lit_rlhf.forward import LanguageModel, Offloaded
 from lit_rlhf.modules.option_names import dotted_arguments, option_names
 
@@ -191,7 +190,7 @@ def data_option(data: LightningDataModule, name: str) -> Any:  # noqa: ANN401 - 
     sources = getattr(data, "sources", {})
     value = sources[part] if part in sources else getattr(data, name, None)
     if isinstance(value, list):
-        return [asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for v in value]
+        return [v.settings() if isinstance(v, DataSource) else v for v in value]
     # a tokenizer object
     return value if isinstance(value, str | int | float | None) else type(value).__name__
 

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from lit_rlhf.data.records import Message, PromptRecord, RecordError
@@ -156,3 +158,41 @@ def test_small_fraction_gives_at_least_one() -> None:
 def test_fractions_out_of_range_are_refused(val: float, test: float) -> None:
     with pytest.raises(ValueError, match="fraction"):
         split_records(prompts(10), val, test, seed=0)
+
+
+ROWS = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": ""}]
+
+
+@pytest.mark.parametrize("kind", ["list", "dataset", "numpy", "iterable"])
+def test_rows_in_memory_are_records(kind: str) -> None:
+    rows: Any = ROWS
+    if kind != "list":
+        rows = datasets.Dataset.from_list(ROWS)
+        rows = rows.to_iterable_dataset() if kind == "iterable" else rows
+        rows = rows.with_format("numpy") if kind == "numpy" else rows
+    source = DataSource(rows, name="mine")
+    loaded = load_records("prompt", [source], on_bad_record="skip")
+    assert [record.prompt[0].content for record in loaded.records] == ["a", "b"]
+    assert [record.fields["answer"] for record in loaded.records] == [1, 2]
+    assert type(loaded.records[0].fields["answer"]) is int
+    assert [record.location for record in loaded.records] == [("mine", 1), ("mine", 2)]
+    assert loaded.examples == ["mine:3: field 'prompt': empty"]
+    assert len(load_records("prompt", [source], limit=1).records) == 1
+
+
+def test_rows_are_no_setting() -> None:
+    settings = DataSource(ROWS, weight=2.0).settings()
+    assert (settings["path"], settings["weight"]) == ("rows", 2.0)
+    assert DataSource(Path("a") / "b.jsonl").settings()["path"] == str(Path("a") / "b.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [(5, "int"), ({"train": ROWS, "test": ROWS}, "dict with train, test")]
+)
+def test_a_path_is_a_text_or_rows(path: Any, message: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"path: expected a file, .* a list of dicts, got {message}"
+    ):
+        DataSource(path)
+    with pytest.raises(RecordError, match=r"rows:1: not a row of fields \(a str\)"):
+        load_records("prompt", [DataSource(["text"])])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +16,7 @@ from lit_rlhf.data import (
     DialogueEncoder,
     Message,
     PromptExample,
+    PromptRecord,
     RecordError,
     load_records,
     parse_prompts,
@@ -66,6 +69,51 @@ def test_a_limit_takes_the_first_prompts(folders: Folders) -> None:
     assert [record.prompt[0].content for record in records] == QUESTIONS[:2]
     with pytest.raises(ValueError, match="max_prompts: expected an integer >= 1, got 0"):
         read_prompts(DataSource(folders.prompts), limit=0)
+
+
+PREFERENCES = [
+    {"prompt": "a", "chosen": "", "rejected": "x"},
+    {"prompt": "b", "chosen": [], "rejected": []},
+    {"prompt": "c", "chosen": [{"role": "assistant", "content": None}], "rejected": "x"},
+    {"prompt": " ", "chosen": "x", "rejected": "y"},
+    {"prompt": "d", "chosen": "x", "rejected": "x"},
+    {"prompt": "say </s>", "chosen": "x", "rejected": "y"},
+]
+
+
+@pytest.fixture
+def preferences(tmp_path: Path) -> DataSource:
+    path = tmp_path / "preferences.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PREFERENCES) + "{broken")
+    return DataSource(str(path))
+
+
+def contents(records: Sequence[PromptRecord]) -> list[str]:
+    return [record.prompt[-1].content for record in records]
+
+
+def test_prompts_need_no_answer_and_nothing_behind_the_limit_is_read(
+    preferences: DataSource,
+) -> None:
+    assert contents(read_prompts(preferences, limit=3)) == ["a", "b", "c"]
+    with pytest.raises(RecordError, match=r"jsonl:4: field 'prompt'"):
+        read_prompts(preferences, limit=4)
+    # four good ones, beyond a bad one
+    assert contents(read_prompts(preferences, 4, on_bad_record="skip")) == ["a", "b", "c", "d"]
+
+
+def test_bad_prompts_are_skipped_and_counted(
+    preferences: DataSource, encoder: DialogueEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = read_prompts(preferences, on_bad_record="skip")
+    assert len(records) == 5
+    assert "skipped 2 bad records: 1 x empty, 1 x broken JSON" in caplog.text
+    with pytest.raises(RecordError, match=r"jsonl:6: .* the text of the EOS token"):
+        encode_prompt_records(records, encoder)
+    encoded = encode_prompt_records(records, encoder, on_bad_record="skip")
+    assert contents(encoded.records) == ["a", "b", "c", "d"]
+    assert [example.index for example in encoded.examples] == [0, 1, 2, 3]
+    assert "left out prompts: 1 x " in caplog.text
 
 
 def test_a_missing_column_is_named_with_its_line(tmp_path: Path) -> None:

@@ -145,15 +145,13 @@ def test_the_critic_starts_from_the_reward_model_and_not_from_a_rules_name(root:
 EQUALS = "tests.rewards.reward_functions:equals_answer"
 
 
-def answered(root: Path, folder: Path, **fields: Any) -> PromptDataModule:
+def answered(root: Path, **fields: Any) -> PromptDataModule:
     """The prompts of `root`, with fields of their records beside them."""
-    path = folder / "answered.jsonl"
     rows = [
         {"question": question, **{name: column[row] for name, column in fields.items()}}
         for row, question in enumerate(QUESTIONS)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return prompts(root, train_sources=[DataSource(str(path))], val_sources=None)
+    return prompts(root, train_sources=[DataSource(rows)], val_sources=None)
 
 
 class Seen(PPOModule):
@@ -179,7 +177,7 @@ def test_the_answer_of_its_record_reaches_the_reward_of_a_prompt(
         gold_reward=EQUALS,
     )
     stage = Seen(**options)
-    run = fitted(stage, answered(root, tmp_path, answer=list("abcdefgh")), tmp_path)
+    run = fitted(stage, answered(root, answer=list("abcdefgh")), tmp_path)
     pairs = dict(zip(QUESTIONS, "abcdefgh", strict=True))
     assert len(stage.seen) == 8
     assert [pairs[question] for question, _ in stage.seen] == [answer for _, answer in stage.seen]
@@ -213,7 +211,7 @@ def test_a_field_that_the_data_lack_is_an_error_before_training(
         match=f"{label}'.*: expected records with the field 'answer'.*the train records have label"
         ", question",
     ):
-        fitted(stage, answered(root, tmp_path, label=list("abcdefgh")), tmp_path)
+        fitted(stage, answered(root, label=list("abcdefgh")), tmp_path)
 
 
 def test_results_of_gsm8k_are_verified(

@@ -13,7 +13,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_rlhf.data.encoding import DialogueEncoder, EncodingCounts, encode_records
 from lit_rlhf.data.loader import ResumableLoader
-from lit_rlhf.data.readers import is_file_path
 from lit_rlhf.data.records import Record, RecordKind, describe_bad_records
 from lit_rlhf.data.sources import (
     DataSource,
@@ -170,7 +169,7 @@ class RecordDataModule(LightningDataModule, ABC):
         """Download hub datasets, once per machine."""
         for part in self.sources.values():
             for source in part:
-                if not is_file_path(source.path):
+                if source.is_remote:
                     next(source.read_rows(), None)
 
     def setup(self, stage: str | None = None) -> None:
