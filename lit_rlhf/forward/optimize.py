@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils.generic import is_flash_attention_requested
 
 from lit_rlhf.forward.attention import (
     ATTENTION_NAME,
@@ -53,9 +54,10 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     instance a plain transformers model, computes padded forwards and whole logits: call it to make
     that network as fast. Weights and their names stay as they are.
 
-    - Packed forward: chosen if the trunk uses transformers' `sdpa` attention and its padded and
-      packed outputs agree on a few random tokens. Its attention implementation becomes this
-      project's, which is `sdpa` wherever no packed tokens come in.
+    - Packed forward: chosen if the trunk uses transformers' `sdpa` or flash attention and its padded
+      and packed outputs agree on a few random tokens. Its attention implementation becomes this
+      project's, which is `sdpa` wherever no packed tokens come in. On a GPU in half precision, that
+      is flash attention as well.
     - Chunked logits: chosen if the forward is packed and the trunk followed by the output layer
       gives the model's own logits.
     - oneDNN matmul: chosen on CPUs where MKL is slow.
@@ -105,7 +107,7 @@ def head_matches_logits(model: LanguageModel, lm_head: nn.Module) -> bool:
     inner = unwrap_model(model)
     ids = torch.arange(4, device=inner.device).unsqueeze(0)
     mask = torch.ones_like(ids, dtype=torch.bool)
-    with _probe_mode(inner, inner.device):
+    with _probe_mode(inner, inner.device), _without_flash_attention(inner):
         expected = token_logits(inner, ids, mask)
         actual = logits_from_hidden(inner, lm_head, hidden_states(inner, ids, mask))
         return _outputs_agree(actual, expected)
@@ -118,16 +120,16 @@ def _install_packing(model: PreTrainedModel) -> _Packing:
     except ValueError:
         return _Packing(False, "its trunk is not separate from its head")
     implementation = attention_implementation(trunk)
-    # the trunk of an optimized model has the attention already, for instance under a new head
-    if implementation not in (BASE_ATTENTION, ATTENTION_NAME):
+    # The trunk of an optimized model has the attention already, for instance under a new head.
+    known = implementation in (BASE_ATTENTION, ATTENTION_NAME)
+    if implementation is None or not (known or is_flash_attention_requested(trunk.config)):
         return _Packing(
             False,
             f"its attention implementation is {implementation!r} and packing needs "
-            f"{BASE_ATTENTION!r}",
+            f"{BASE_ATTENTION!r} or flash attention",
         )
     if not supports_layouts(trunk):
         return _Packing(False, "its attention does not use transformers' attention interface")
-    trunk.set_attn_implementation(ATTENTION_NAME)
     try:
         agree = _packed_outputs_agree(trunk)
         reason = "" if agree else "its packed and padded outputs differ"
@@ -135,7 +137,9 @@ def _install_packing(model: PreTrainedModel) -> _Packing:
     except Exception as error:
         agree, reason = False, f"its packed forward raised {error!r}"
     if not agree:
-        trunk.set_attn_implementation(BASE_ATTENTION)
+        trunk.set_attn_implementation(
+            BASE_ATTENTION if implementation == ATTENTION_NAME else implementation
+        )
     return _Packing(agree, reason)
 
 
@@ -143,7 +147,7 @@ def _packed_outputs_agree(trunk: PreTrainedModel) -> bool:
     """Whether packed outputs are the padded ones, on rows of random tokens.
 
     A model's config does not tell what else mixes tokens beside attention, for instance recurrences
-    or convolutions.
+    or convolutions. The trunk is left with this project's attention.
     """
     embedding = trunk.get_input_embeddings().weight
     assert isinstance(embedding, Tensor)
@@ -153,9 +157,11 @@ def _packed_outputs_agree(trunk: PreTrainedModel) -> bool:
     ids = torch.randint(len(embedding), mask.shape, generator=torch.Generator().manual_seed(0))
     ids, mask = ids.to(device), mask.to(device)
     with _probe_mode(trunk, device):
-        padded: Tensor = trunk(
-            input_ids=ids, attention_mask=mask.long(), use_cache=False
-        ).last_hidden_state
+        with _without_flash_attention(trunk):
+            padded: Tensor = trunk(
+                input_ids=ids, attention_mask=mask.long(), use_cache=False
+            ).last_hidden_state
+        trunk.set_attn_implementation(ATTENTION_NAME)
         return _outputs_agree(packed_states(trunk, ids, mask)[mask], padded[mask])
 
 
@@ -169,6 +175,24 @@ def _probe_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluation mode without gradients and autocast, which rounds by more than forwards differ."""
     with eval_mode(model), torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
+
+
+@contextmanager
+def _without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
+    """`eager` attention in place of flash attention, which runs on GPUs in half precision only.
+
+    Unlike `sdpa`, `eager` knows every setting that flash attention knows, for instance capped
+    scores.
+    """
+    implementation = attention_implementation(model)
+    if implementation is None or not is_flash_attention_requested(model.config):
+        yield
+        return
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)
 
 
 def _outputs_agree(actual: Tensor, expected: Tensor) -> bool:

@@ -28,7 +28,7 @@ class ModelOptions:
         dtype: Type of the weights.
         attn_implementation: Attention implementation of transformers, for instance `sdpa`, `eager`
             or `flash_attention_2`; `None` takes the model's default. Sequences are packed without
-            padding under `sdpa` only, the default of most models.
+            padding under `sdpa`, the default of most models, and flash attention.
         gradient_checkpointing: Recompute activations in the backward pass, which takes less memory
             and more time. Acts in training mode only.
         lora_rank: Rank of LoRA adapters; 0 trains all weights.

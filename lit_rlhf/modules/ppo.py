@@ -90,7 +90,6 @@ from lit_rlhf.rollout import (
     score_rollouts,
 )
 from lit_rlhf.stats import (
-    FixedDtypeBuffers,
     RunningMoments,
     global_masked_moments,
     global_sum,
@@ -137,7 +136,7 @@ class LossShare(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-class PPOModule(FixedDtypeBuffers, StageModule):
+class PPOModule(StageModule):
     """One iteration of PPO-max per `training_step`: rollout, score, estimate, shape, update.
 
     Each phase is a method of that name; override one to change it. The defaults are PPO-max with

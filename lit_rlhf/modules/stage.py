@@ -58,7 +58,7 @@ from lit_rlhf.modules.resuming import (
 from lit_rlhf.modules.run_folders import RunFolders, check_finished_dir, log_folder
 from lit_rlhf.modules.schedules import build_schedule
 from lit_rlhf.modules.timing import PhaseTimer
-from lit_rlhf.stats import global_sum, world_size
+from lit_rlhf.stats import FixedDtypeBuffers, global_sum, world_size
 from lit_rlhf.strategies import AtomicCheckpointIO
 
 CONTRACT_KEY = "text_contract"  # of a checkpoint
@@ -87,7 +87,7 @@ class TrainedNetwork(NamedTuple):
     schedule: LRScheduler
 
 
-class StageModule(NamedOptions, LightningModule):
+class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
     """A stage that starts from a Hugging Face folder and leaves one for the next stage.
 
     Attributes:

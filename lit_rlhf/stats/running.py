@@ -13,12 +13,12 @@ from lit_rlhf.stats.distributed import global_masked_moments
 
 
 class FixedDtypeBuffers(nn.Module):
-    """A module whose own buffers keep their dtype when the module is cast.
+    """A module whose buffers, and those of its submodules, keep their dtype when it is cast.
 
     Casts such as `.bfloat16()` or Lightning's true half precision are for weights. A running count
-    in bfloat16 would stop at 256, and a coefficient that adapts by 0.1 % per step would never
-    change. Parameters and buffers of submodules are cast as usual, and moves to a device act on
-    all.
+    in bfloat16 would stop at 256, a coefficient that adapts by 0.1 % per step would never change,
+    and rotary frequencies in bfloat16 would turn late positions by whole radians. Moves to a device
+    act on buffers as usual.
 
     Example:
         >>> class Counter(FixedDtypeBuffers):
@@ -32,11 +32,14 @@ class FixedDtypeBuffers(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # private to torch, but all moves and casts go through it and there is no public hook; the
         # tests that cast and move a module fail if it is ever renamed
-        buffers = dict(self.named_buffers(recurse=False))
+        before = [(module, dict(module.named_buffers(recurse=False))) for module in self.modules()]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in buffers.items():
-            # from the original, as a cast to a smaller dtype has lost digits
-            setattr(self, name, buffer.to(getattr(self, name).device))
+        for module, buffers in before:
+            for name, buffer in buffers.items():
+                now = getattr(module, name)
+                if now.dtype != buffer.dtype:
+                    # from the original, as a cast to a smaller dtype has lost digits
+                    setattr(module, name, buffer.to(now.device))
         return self
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lit_rlhf.forward import (
     ForwardPlan,
@@ -91,7 +92,7 @@ def test_all_loading_functions_optimize(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (None, "its attention implementation is 'eager' and packing needs 'sdpa'"),
+        (None, "its attention implementation is 'eager' and packing needs 'sdpa' or flash attention"),
         (Leaking, "its packed and padded outputs differ"),
         (lambda _: Refusing(), "its packed forward raised RuntimeError('expected a batch')"),
     ],
@@ -116,6 +117,48 @@ def test_other_models_stay_padded_and_say_why(
     ids, mask = ids[:2], mask[:2]
     expected = padded(plain.base_model, ids, mask)
     torch.testing.assert_close(hidden_states(model, ids, mask)[mask], expected[mask])
+
+
+@pytest.fixture
+def flash_attention(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of an attention that transformers takes, and that fails where it is computed."""
+    name = "flash_attention_2"
+    others = PreTrainedModel._check_and_adjust_attn_implementation
+
+    def check(self: PreTrainedModel, implementation: str, *args: Any, **kwargs: Any) -> str:
+        return name if implementation == name else others(self, implementation, *args, **kwargs)
+
+    def attend(*_: Any, **__: Any) -> None:
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer")
+
+    monkeypatch.setattr(PreTrainedModel, "_check_and_adjust_attn_implementation", check)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, attend)
+    return name
+
+
+def test_flash_attention_keeps_the_packed_forward(flash_attention: str) -> None:
+    expected, model = optimized_causal_lm(), tiny_causal_lm()
+    model.set_attn_implementation(flash_attention)
+    lm_head = model.get_output_embeddings()
+    assert isinstance(lm_head, nn.Module)
+    assert head_matches_logits(model, lm_head)  # the reward stage asks before it packs
+    assert attention_implementation(model) == flash_attention
+    assert forward_plan(optimize_forward(model)) == forward_plan(expected)
+    assert supports_packing(model)
+    ids, mask = ragged()
+    assert torch.equal(
+        hidden_states(model, ids, mask)[mask], hidden_states(expected, ids, mask)[mask]
+    )
+
+
+def test_flash_attention_stays_where_packing_is_another_function(flash_attention: str) -> None:
+    model = tiny_causal_lm("gemma2")  # caps its scores, as flash attention can and `sdpa` cannot
+    model.config.attn_logit_softcapping = 0.1
+    for layer in model.base_model.layers:
+        layer.self_attn.attn_logit_softcapping = 0.1
+    model.set_attn_implementation(flash_attention)
+    assert forward_plan(optimize_forward(model)).reason == "its packed and padded outputs differ"
+    assert attention_implementation(model) == flash_attention
 
 
 def test_interfaces_without_layouts_stay_padded(monkeypatch: pytest.MonkeyPatch) -> None:

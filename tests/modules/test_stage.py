@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, distributed
 
@@ -52,6 +53,18 @@ def test_every_global_generator_goes_on_where_it_stood(tmp_path: Path) -> None:
     assert draws() == expected
     restore_random_state({}, device)  # a checkpoint of another project has none
     assert draws() != expected
+
+
+@pytest.mark.parametrize("name", ["sft", "reward", "ppo"])
+def test_half_precision_leaves_the_rotary_frequencies_alone(root: Path, name: str) -> None:
+    module = PPOModule(**ppo_options(root)) if name == "ppo" else stage(name, root)[0]
+    before = {key: buffer.clone() for key, buffer in module.named_buffers()}
+    assert any(key.endswith("inv_freq") for key in before)
+    HalfPrecision("bf16-true").convert_module(module)
+    assert {p.dtype for p in module.parameters() if p.requires_grad} == {torch.bfloat16}
+    for key, buffer in module.named_buffers():
+        assert buffer.dtype == before[key].dtype
+        assert torch.equal(buffer, before[key]), key
 
 
 @pytest.mark.parametrize("name", ["sft", "reward"])

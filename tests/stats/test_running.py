@@ -138,16 +138,18 @@ def test_finite_numbers_of_no_finite_variance_are_refused() -> None:
     assert moments.state_dict() == before
 
 
-def test_modules_inside_are_cast_and_moved_as_usual() -> None:
+def test_buffers_of_modules_inside_keep_their_type_too() -> None:
     class Outer(FixedDtypeBuffers):
         def __init__(self) -> None:
             super().__init__()
             self.inner = nn.BatchNorm1d(1)
             self.register_buffer("state", torch.ones((), dtype=torch.float64))
 
-    outer = Outer().to(torch.bfloat16)
+    outer = Outer()
+    outer.inner.get_buffer("running_mean").fill_(1 / 3)
+    before = outer.inner.get_buffer("running_mean").clone()
+    outer.to(torch.bfloat16)
     assert outer.get_buffer("state").dtype == torch.float64
-    assert {outer.inner.weight.dtype, outer.inner.get_buffer("running_mean").dtype} == {
-        torch.bfloat16
-    }
+    assert outer.inner.weight.dtype == torch.bfloat16
+    assert torch.equal(outer.inner.get_buffer("running_mean"), before)
     assert {x.device.type for x in outer.to("meta").state_dict().values()} == {"meta"}
