@@ -150,6 +150,11 @@ def causal_attention(inputs: AttentionInputs) -> Tensor:
     mask = None
     if window is not None and window < length:
         mask = causal_mask(length, window, query.device)
+    n_shared = query.shape[1] // key.shape[1]
+    # Of CUDA's kernels, only flash attention shares a key among heads, and it takes neither float32
+    # nor a mask. torch would fall back to one that holds all scores, quadratic in the length.
+    if n_shared > 1 and not on_cpu and (mask is not None or compute_dtype == torch.float32):
+        key, value = (states.repeat_interleave(n_shared, dim=1) for states in (key, value))
     with torch.autocast(query.device.type, enabled=False):
         output = functional.scaled_dot_product_attention(
             query.to(compute_dtype),

@@ -54,10 +54,10 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     instance a plain transformers model, computes padded forwards and whole logits: call it to make
     that network as fast. Weights and their names stay as they are.
 
-    - Packed forward: chosen if the trunk uses transformers' `sdpa` or flash attention and its padded
-      and packed outputs agree on a few random tokens. Its attention implementation becomes this
-      project's, which is `sdpa` wherever no packed tokens come in. On a GPU in half precision, that
-      is flash attention as well.
+    - Packed forward: chosen if the trunk uses transformers' `sdpa` or flash attention and its
+      padded and packed outputs agree on a few random tokens. Its attention implementation becomes
+      this project's, which is `sdpa` wherever no packed tokens come in. On a GPU in half precision,
+      that is flash attention as well.
     - Chunked logits: chosen if the forward is packed and the trunk followed by the output layer
       gives the model's own logits.
     - oneDNN matmul: chosen on CPUs where MKL is slow.

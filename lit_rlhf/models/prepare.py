@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import isroutine
+from types import FunctionType, MethodType
+from typing import Any
 
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -37,8 +42,8 @@ def prepare_model(
     if options.gradient_checkpointing:
         model.activation_checkpointing_enable()
     prepared = optimize_forward(add_adapters(model, options, task, seed))
-    # These come last: fused kernels need a GPU, and a compiled trunk would be compiled for the
-    # sizes that `optimize_forward` compares forwards on.
+    # Compilation comes last: a compiled trunk would be compiled for the sizes that
+    # `optimize_forward` compares forwards on.
     if options.fused_kernels:
         use_fused_kernels(prepared)
     if options.torch_compile is not None:
@@ -66,7 +71,11 @@ def add_adapters(
 
 
 def use_fused_kernels(model: ModuleT) -> ModuleT:
-    """Replace norms, rotary positions and gated MLPs with Liger's kernels, on a CUDA device.
+    """Replace norms, rotary positions and gated MLPs of `model` with Liger's kernels.
+
+    They act on tensors on a CUDA device. Elsewhere `model` computes as before, so that it can be
+    loaded and tried out on a CPU, where Triton has no kernels. Other networks of the process are
+    left alone.
 
     Args:
         model: A causal language model or a scalar model, changed in place.
@@ -90,8 +99,43 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
         )
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN[architecture]
     accepted = inspect.signature(apply).parameters
+    names = vars(sys.modules[type(inner).__module__])  # of the architecture's file in transformers
+    before = dict(names)
     apply(model=inner, **{name: False for name in LIGER_LOSSES if name in accepted})
+    # Liger (0.8.5) binds its forwards to the layers of the model, but it also replaces classes and
+    # functions of the file, for every network of the process.
+    fused = {name: value for name, value in names.items() if before.get(name) is not value}
+    names |= before
+    functions = {
+        name: _on_cuda(value, before[name]) for name, value in fused.items() if isroutine(value)
+    }
+    for layer in inner.modules():
+        plain = type(layer).forward
+        bound = vars(layer).get("forward")
+        if isinstance(bound, MethodType) and bound.__func__ is not plain:
+            vars(layer)["forward"] = MethodType(_on_cuda(bound.__func__, plain), layer)
+        elif functions.keys() & set(plain.__code__.co_names) and plain.__globals__ is names:
+            # the same forward with other functions, such as that of rotary positions, in its scope
+            rewired = FunctionType(
+                plain.__code__,
+                names | functions,
+                plain.__name__,
+                plain.__defaults__,
+                plain.__closure__,
+            )
+            vars(layer)["forward"] = MethodType(rewired, layer)
     return model
+
+
+def _on_cuda(fused: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`fused` where the first tensor among the arguments is on a CUDA device, else `plain`."""
+
+    def choose(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # a layer's own signature
+        tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        function = fused if next(tensors).device.type == "cuda" else plain
+        return function(*args, **kwargs)
+
+    return choose
 
 
 def compile_trunk(model: ModuleT, backend: str) -> ModuleT:

@@ -21,6 +21,7 @@ from lit_rlhf.forward.attention import (
     causal_mask,
     supports_layouts,
 )
+from tests.support.pretend_cuda import PretendCuda, is_on_device, mark
 from tests.support.tiny_models import tiny_causal_lm
 
 
@@ -104,6 +105,20 @@ def test_the_next_token_attends_to_a_part_of_a_cache(n_groups: int, dtype: torch
     )
     torch.testing.assert_close(output.float(), expected, rtol=1e-2, atol=1e-2)
     assert output.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "window"), [(torch.float32, None), (torch.float32, 3), (torch.bfloat16, 3)]
+)
+def test_grouped_heads_on_a_gpu_never_take_the_kernel_with_all_scores(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    inputs = AttentionInputs(*states(2, 4, 2, 9, 9, dtype), None, 0.0, window)
+    expected = causal_attention(inputs)
+    with PretendCuda():  # refuses that kernel
+        output = causal_attention(AttentionInputs(*mark(list(inputs[:3])), None, 0.0, window))
+    assert is_on_device(output)
+    torch.testing.assert_close(mark(output, on_device=False), expected, rtol=1e-2, atol=1e-2)
 
 
 def test_a_window_of_two_sees_a_token_and_the_one_before_it() -> None:

@@ -92,7 +92,10 @@ def test_all_loading_functions_optimize(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (None, "its attention implementation is 'eager' and packing needs 'sdpa' or flash attention"),
+        (
+            None,
+            "its attention implementation is 'eager' and packing needs 'sdpa' or flash attention",
+        ),
         (Leaking, "its packed and padded outputs differ"),
         (lambda _: Refusing(), "its packed forward raised RuntimeError('expected a batch')"),
     ],

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedModel,
 )
+from transformers.models.llama import modeling_llama
 
 from lit_rlhf.forward import (
     LanguageModel,
+    hidden_states,
     scalar_head_of,
     sequence_scores,
     target_logprobs,
     token_logits,
 )
 from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
-from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, save_model_folder
+from lit_rlhf.models import (
+    ModelOptions,
+    load_causal_lm,
+    load_lm_head,
+    load_scalar_model,
+    save_model_folder,
+)
 from lit_rlhf.models.saving import merged_state_dict
 from lit_rlhf.rollout import SamplingOptions, generate_responses
+from tests.support.pretend_cuda import PretendCuda, mark, mark_module
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
 # torch 2.13 looks at the gradients of what it traces, its inductor loads modules that are scripted,
@@ -231,26 +242,79 @@ def test_fused_kernels_without_their_package_say_what_to_install(
         load_causal_lm(folder, ModelOptions(fused_kernels=True))
 
 
-def test_fused_kernels_leave_the_losses_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[dict[str, Any]] = []
+@pytest.fixture
+def liger(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A stand-in for liger-kernel, which lists its kernels as they run, on CUDA tensors only.
+
+    It replaces what liger-kernel 0.8.5 does: the forwards of the model's layers, and the classes
+    and functions of transformers' file.
+    """
+    runs: list[str] = []
+    plain_norm, plain_rope = modeling_llama.LlamaRMSNorm, modeling_llama.apply_rotary_pos_emb
+
+    def launch(name: str, states: Tensor) -> None:
+        if states.device.type != "cuda":
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
+        runs.append(name)
+
+    def norm(self: nn.Module, states: Tensor) -> Tensor:
+        launch("norm", states)
+        return plain_norm.forward(self, states)  # type: ignore[no-any-return]
+
+    def rope(query: Tensor, *others: Tensor) -> Any:
+        launch("rope", query)
+        return plain_rope(query, *others)
 
     def apply(
-        rope: bool = True,
+        rope_: bool = True,
         cross_entropy: bool = True,
         fused_linear_cross_entropy: bool = True,
-        model: object = None,
+        model: Any = None,
     ) -> None:
-        calls.append({"losses": (cross_entropy, fused_linear_cross_entropy), "model": model})
+        assert not cross_entropy
+        assert not fused_linear_cross_entropy
+        modeling_llama.apply_rotary_pos_emb = rope
+        modeling_llama.LlamaRMSNorm = type("LigerRMSNorm", (plain_norm,), {"forward": norm})
+        for layer in model.modules():
+            if isinstance(layer, plain_norm):
+                vars(layer)["forward"] = MethodType(norm, layer)
 
     patches = ModuleType("liger_kernel.transformers.monkey_patch")
     patches.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": apply}  # type: ignore[attr-defined]
     for name in ("liger_kernel", "liger_kernel.transformers"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", patches)
+    for name, value in vars(modeling_llama).items():  # restored if the code under test does not
+        if name in ("LlamaRMSNorm", "apply_rotary_pos_emb"):
+            monkeypatch.setattr(modeling_llama, name, value)
+    return runs
+
+
+def test_fused_kernels_run_on_the_device_only(folder: Path, liger: list[str]) -> None:
+    plain = load_causal_lm(folder)
     model = load_causal_lm(folder, ModelOptions(fused_kernels=True))
-    assert calls == [{"losses": (False, False), "model": model}]
-    patches.MODEL_TYPE_TO_APPLY_LIGER_FN = {"gemma": apply}  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"fused_kernels: expected .* among gemma, got 'llama'"):
-        load_causal_lm(folder, ModelOptions(fused_kernels=True))
+    reward = load_scalar_model(folder, ModelOptions(fused_kernels=True, lora_rank=2))
+    load_lm_head(folder, ModelOptions(fused_kernels=True))  # runs a forward of a new Llama
+    assert torch.equal(logits(model), logits(plain))
+    sequence_scores(reward, IDS, MASK)
+    assert liger == []
+    copied = copy.deepcopy(model)
+    with PretendCuda(), torch.no_grad():
+        ids, mask = mark([IDS.clone(), MASK.clone()])
+        for network in (plain, model, copied):
+            mark_module(network)
+        expected = hidden_states(plain, ids, mask)
+        assert liger == []  # it is another network of the process
+        for network in (model, copied):
+            liger.clear()
+            assert torch.equal(hidden_states(network, ids, mask), expected)
+            assert Counter(liger) == {"norm": 5, "rope": 2}  # of two layers
+        copied.get_input_embeddings().weight.zero_()
+        assert torch.equal(hidden_states(model, ids, mask), expected)
+
+
+def test_an_architecture_without_fused_kernels_is_named(
+    causal_folder: Folder, liger: list[str]
+) -> None:
+    with pytest.raises(ValueError, match=r"fused_kernels: expected .* among llama, got 'gemma'"):
+        load_causal_lm(causal_folder("gemma"), ModelOptions(fused_kernels=True))

@@ -1,0 +1,453 @@
+"""A CUDA device that the CPU pretends to be, and an audit of what happens on it.
+
+Tensors on the pretend device say `device == cuda:0` and hold their numbers on the CPU. So code that
+looks at the device takes its CUDA branches, and computes real numbers. Inside `PretendCuda`
+
+- operations that CUDA refuses raise `Refused`: tensors of both devices in one operation, a
+  generator or a NumPy array of the wrong device, collectives of host tensors as under NCCL, and
+  attention that would fall back to the kernel with a quadratic matrix of scores;
+- every point where the host waits for the device is counted with its phase and its line;
+- kernels are counted by phase: ATen operations that are no views, which is how eager PyTorch
+  launches them.
+
+The backward runs in C++, whose gradients and saved tensors carry no mark, so that all tensors count
+as those of the device there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, Self, cast
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor, distributed, nn
+from torch.autograd.graph import _engine_run_backward as run_engine
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.support.host_tensors import COLLECTIVES
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+READS = {
+    "__bool__", "__contains__", "__float__", "__format__", "__index__", "__int__", "__repr__",
+    "allclose", "argwhere", "bincount", "equal", "is_nonzero", "item", "masked_select", "nonzero",
+    "tolist", "unique", "unique_consecutive",
+}  # fmt: skip
+"""Functions that wait, for a number or for the size of their result."""
+FROM_PYTHON = {"as_tensor", "new_tensor", "tensor"}
+"""Functions that make a tensor of Python numbers: on the host first, then a blocking copy."""
+WITHOUT_KERNEL = {"_unsafe_view", "detach", "empty", "empty_like", "empty_strided", "lift_fresh"}
+"""ATen operations that launch nothing, beside views."""
+MASKED_ATTENTION_KERNELS = 4
+"""Attention with a bool mask: two to make a bias of it, one to align it, one to attend."""
+
+
+class Refused(RuntimeError):
+    """CUDA would raise here, or compute in a way that this project does not want."""
+
+
+class CudaTensor(Tensor):
+    """A tensor on the pretend device."""
+
+    device = property(lambda _: CUDA)  # type: ignore[assignment]
+    is_cuda = property(lambda _: True)  # type: ignore[assignment]
+    is_cpu = property(lambda _: False)  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return _OUTSIDE.call(func, args, dict(kwargs or {}))
+
+
+class CudaParameter(CudaTensor, nn.Parameter):
+    """A parameter on the pretend device."""
+
+
+def is_on_device(tensor: Any) -> bool:
+    return isinstance(tensor, CudaTensor)
+
+
+def mark(tree: Any, *, on_device: bool = True) -> Any:
+    """Say of all tensors of a tree, in place, whether they are on the pretend device."""
+    if isinstance(tree, Tensor):
+        kind = nn.Parameter if type(tree) in (nn.Parameter, CudaParameter) else Tensor
+        cuda = CudaParameter if kind is nn.Parameter else CudaTensor
+        if type(tree) in (kind, cuda):
+            tree.__class__ = cuda if on_device else kind
+    elif isinstance(tree, list | tuple):
+        for leaf in tree:
+            mark(leaf, on_device=on_device)
+    return tree
+
+
+def mark_module(module: nn.Module) -> nn.Module:
+    """Say of a module's weights and buffers that they are on the pretend device."""
+    mark([*module.parameters(), *module.buffers()])
+    return module
+
+
+class PretendCuda(TorchFunctionMode):
+    """The context in which there is the pretend device.
+
+    Attributes:
+        phase: Name of what is running.
+        waits: Number of times that the host waited, by phase and then by what for.
+        kernels: Number of kernels by phase.
+        calls: Number of times that a phase was entered.
+        refused: What was refused, as a handler may swallow the error.
+        host_metrics: Keys of logged values that were not on the device.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = "start"
+        self.waits: dict[str, Counter[str]] = {}
+        self.kernels: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.refused: list[str] = []
+        self.host_metrics: set[str] = set()
+        self._counting = False
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self is not _OUTSIDE:
+            patch = self._stack.enter_context(pytest.MonkeyPatch.context())
+            self._patch_torch(patch)
+            self._stack.enter_context(_CountKernels(self))
+        return cast(Self, super().__enter__())
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+
+    @contextmanager
+    def named(self, phase: str) -> Iterator[None]:
+        """Count what happens inside under this name."""
+        before, self.phase = self.phase, phase
+        self.calls[phase] += 1
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def watch(self, patch: pytest.MonkeyPatch, owner: Any, name: str, phase: str) -> None:
+        """Give the calls of a function a name of their own."""
+        function = getattr(owner, name)
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.named(phase):
+                return function(*args, **kwargs)
+
+        patch.setattr(owner, name, call)
+
+    def n_waits(self, phase: str) -> int:
+        return sum(self.waits.get(phase, {}).values())
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self.call(func, args, dict(kwargs or {}))
+
+    def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a function of torch with CPU tensors, and say where its result is."""
+        name = func.__name__
+        tensors = list(_tensors((args, kwargs)))
+        if in_backward():
+            mark(tensors)
+        on_device = [tensor for tensor in tensors if is_on_device(tensor)]
+        args, target = _device_of(name, args, kwargs)
+        if in_backward():
+            target = None if target is None else CUDA
+        if not on_device and target is not CUDA:
+            return self._run(func, args, kwargs, counting=False)
+        moved = name in ("copy_", "__set__") or target is not None
+        on_host = [tensor for tensor in tensors if not is_on_device(tensor)]
+        self._check_operation(func, name, args, kwargs, on_device, on_host, moved)
+        self._count_waits(name, args, kwargs, on_device, target)
+        result = self._run(func, args, kwargs, counting=target is not CPU)
+        if name == "__set__":  # of `data`, which moves a parameter
+            if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+                mark(args[0], on_device=is_on_device(args[1]))
+            return result
+        if target is not None and any(result is tensor for tensor in tensors):
+            if is_on_device(result) == (target is CUDA):
+                return result
+            with torch._C.DisableTorchFunctionSubclass():
+                result = result.clone()
+        if name in ("__reduce_ex__", "tolist") or target is CPU:
+            return result
+        return mark(result)
+
+    def _run(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        counting: bool,
+    ) -> Any:
+        before, self._counting = self._counting, counting
+        try:
+            with torch._C.DisableTorchFunctionSubclass():  # as torch's guide to subclasses does
+                return func(*args, **kwargs)
+        finally:
+            self._counting = before
+
+    def refuse(self, message: str) -> None:
+        where = find_site()
+        self.refused.append(f"{message} @ {where}")
+        raise Refused(self.refused[-1])
+
+    def wait(self, what: str) -> None:
+        """Count a point where the host waits for the device."""
+        self.waits.setdefault(self.phase, Counter())[f"{what} @ {find_site()}"] += 1
+
+    def _check_operation(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        on_device: list[Tensor],
+        on_host: list[Tensor],
+        moved: bool,
+    ) -> None:
+        generator = kwargs.get("generator")
+        if generator is not None and generator.device.type != "cuda":
+            self.refuse(f"{name}: a generator of the CPU")
+        if name in ("numpy", "__array__"):
+            self.refuse(f"{name}: a tensor on the device")
+        if func is functional.scaled_dot_product_attention:
+            self._check_attention(*args, **kwargs)
+        # torch copies numbers and the indices of a tensor on the device to it
+        free = 1 if name in ("stack", "cat", "concat") else 0
+        mixed = [tensor for tensor in on_host if tensor.dim() + free > 0]
+        indexed = name in ("__getitem__", "__setitem__") and is_on_device(args[0])
+        if on_device and mixed and not moved and not indexed:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in mixed)
+            self.refuse(f"{name}: tensors on the host of shape {shapes} beside those on the device")
+
+    def _check_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        enable_gqa: bool = False,
+        **_: Any,
+    ) -> None:
+        shared = enable_gqa and query.shape[1] != key.shape[1]
+        if shared and (attn_mask is not None or query.dtype == torch.float32):
+            self.refuse("scaled_dot_product_attention: the kernel that holds all scores")
+        if attn_mask is not None:
+            self.kernels[self.phase] += MASKED_ATTENTION_KERNELS - 1
+
+    def _count_waits(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        on_device: list[Tensor],
+        target: torch.device | None,
+    ) -> None:
+        if on_device and (name in READS or (name == "where" and len(args) == 1)):
+            self.wait(name)
+        elif name == "__reduce_ex__" or (target is CPU and on_device):
+            self.wait("copy to the host")
+        elif name in FROM_PYTHON and (target is CUDA or name == "new_tensor"):
+            if not on_device or name == "new_tensor":
+                self.wait(f"{name} of Python numbers")
+        elif target is CUDA and name in ("to", "cuda") and not is_on_device(args[0]):
+            if not kwargs.get("non_blocking"):
+                self.wait("copy to the device")
+        elif name == "copy_" and is_on_device(args[0]) != is_on_device(args[1]):
+            if not (kwargs.get("non_blocking") or True in args[2:]):
+                self.wait("copy_ between devices")
+        elif name == "repeat_interleave" and "output_size" not in kwargs:
+            if any(isinstance(x, Tensor) for x in (*args[1:], kwargs.get("repeats"))):
+                self.wait(name)
+        elif name in ("__getitem__", "__setitem__"):
+            self._count_index(name, args)
+
+    def _count_index(self, name: str, args: Sequence[Any]) -> None:
+        indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if name == "__setitem__" and isinstance(args[2], Tensor) and not is_on_device(args[2]):
+            self.wait("copy to the device")
+        for index in indices:
+            if isinstance(index, list) or (isinstance(index, Tensor) and not is_on_device(index)):
+                self.wait("an index on the host")
+            elif isinstance(index, Tensor) and index.dtype == torch.bool:
+                # a number goes to the places of a mask without counting them
+                filled = name == "__setitem__" and not (
+                    isinstance(args[2], Tensor) and args[2].dim()
+                )
+                if not filled:
+                    self.wait("a mask as an index")
+
+    def _patch_torch(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr("torch.cuda.synchronize", lambda *_: self.wait("synchronize"))
+        patch.setattr("torch.cuda.reset_peak_memory_stats", lambda *_: None)
+        patch.setattr("torch.cuda.max_memory_allocated", lambda *_: 0)
+        patch.setattr("torch.cuda.get_rng_state", lambda *_: torch.get_rng_state())
+        patch.setattr("torch.cuda.set_rng_state", lambda *_: None)
+        patch.setattr("torch.cuda.is_bf16_supported", lambda *_, **__: True)
+        patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+        # C++ saves tensors without a mark in the forward, so that recomputed ones differ in device
+        checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+        patch.setitem(checks, "default", lambda x: {"shape": x.shape, "dtype": x.dtype})
+        # C++ groups gradients by the device that it sees
+        patch.setattr("torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype", _one_group)
+        patch.setattr("torch.autograd._engine_run_backward", self._in_mode(run_engine))
+        for name in COLLECTIVES:
+            patch.setattr(distributed, name, self._like_nccl(getattr(distributed, name)))
+        patch.setattr(LightningModule, "log", self._watched_log(LightningModule.log))
+
+    def _in_mode(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The mode is off while it handles a function, but the backward calls Python again."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            TorchFunctionMode.__enter__(self)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                TorchFunctionMode.__exit__(self, None, None, None)
+
+        return call
+
+    def _like_nccl(self, collective: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(collective)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor) and not is_on_device(leaf):
+                    self.refuse(f"{collective.__name__}: No backend type associated with cpu")
+            return collective(*args, **kwargs)
+
+        return call
+
+    def _watched_log(self, log: Callable[..., None]) -> Callable[..., None]:
+        @wraps(log)
+        def call(module: LightningModule, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(value, Tensor) and not is_on_device(value):
+                self.host_metrics.add(name)
+            log(module, name, value, *args, **kwargs)
+
+        return call
+
+
+class _CountKernels(TorchDispatchMode):
+    def __init__(self, audit: PretendCuda) -> None:
+        super().__init__()
+        self.audit = audit
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if self.audit._counting or in_backward():
+            name = func.name().partition("::")[2].partition(".")[0]
+            if not func.is_view and name not in WITHOUT_KERNEL:
+                self.audit.kernels[self.audit.phase] += 1
+        return func(*args, **(kwargs or {}))
+
+
+_OUTSIDE = PretendCuda()  # marks results where no context is active, and counts for nobody
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def find_site() -> str:
+    """The line of this project that is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        for package in ("/lit_rlhf/", "/lit_callbacks/"):
+            if package in path and "/tests/" not in path:
+                return f"{path.rpartition(package)[2]}:{frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "elsewhere"
+
+
+def _one_group(lists: list[list[Tensor]], *_: Any) -> dict[Any, Any]:
+    return {(CUDA, lists[0][0].dtype): (lists, [])} if lists[0] else {}
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for leaf in tree:
+            yield from _tensors(leaf)
+    elif isinstance(tree, dict):
+        for leaf in tree.values():
+            yield from _tensors(leaf)
+
+
+def _device_of(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], torch.device | None]:
+    """Arguments for the CPU, and the device that they asked for."""
+    asked: Any = kwargs.get("device")
+    if asked is not None:
+        kwargs["device"] = CPU
+    if name in ("cuda", "cpu"):
+        asked = name
+        args = args[:1]
+    elif name == "to":
+        rest = []
+        for arg in args[1:]:
+            if isinstance(arg, Tensor):
+                asked = arg.device
+            elif isinstance(arg, torch.device | str):
+                asked, arg = arg, CPU
+            rest.append(arg)
+        args = (args[0], *rest)
+    if asked is None:
+        return args, None
+    kind = torch.device(asked).type
+    return args, {"cuda": CUDA, "cpu": CPU}.get(kind)
+
+
+class _PretendAccelerator(CPUAccelerator):
+    def setup_device(self, device: torch.device) -> None:
+        """There is none to set up."""
+
+
+class PretendCudaStrategy(SingleDeviceStrategy):
+    """Trains on the pretend device."""
+
+    def __init__(self) -> None:
+        super().__init__(device=CUDA, accelerator=_PretendAccelerator())
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        mark_module(self.model)
+        self.lightning_module._device = CUDA  # type: ignore[union-attr]
+
+    def teardown(self) -> None:
+        """Networks stay: Lightning would move them to the CPU."""
