@@ -13,9 +13,11 @@ from rich.text import Text
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.export import (
+    GGUF_SUFFIX,
     NetworkName,
     load_checkpoint_model,
     load_folder_model,
+    load_gguf_model,
     with_text_contract,
 )
 from lit_rlhf.models import ADAPTER_CONFIG, DType, HeadFormat, check_replaceable
@@ -43,7 +45,8 @@ def export(
 
     Args:
         checkpoint: A checkpoint of SFT, reward modelling or PPO, written by any strategy; a model's
-            folder, from a stage or from another program; or a folder of LoRA adapters.
+            folder, from a stage or from another program; a folder of LoRA adapters; or a GGUF
+            file, whose weights are dequantized.
         output: Folder to write the model to.
         network: Network to export. Of a PPO checkpoint: policy or critic. Of a folder: reward or
             critic if it is a scalar model, policy or model if it is a language model. Default: the
@@ -51,7 +54,7 @@ def export(
         format: Names of the weights of a reward model or critic. transformers: those of sequence
             classification, which TRL, vLLM and OpenRLHF load too; openrlhf: the same, and the
             config names the head; trl: a language model with a value head.
-        dtype: Type of the weights. Default: that of the checkpoint or folder.
+        dtype: Type of the weights. Default: that of the checkpoint or folder; float32 for GGUF.
         max_shard_size: Largest weight file, for example 5GB or 500MB.
         merge_lora: Merge LoRA adapters into the weights; false writes a folder of adapters only.
         base: Folder or hub id of the base model, if it is not where the run found it; of the model
@@ -74,7 +77,9 @@ def export(
     console = Console(stderr=True)
     # Text, as rich would read markup in a path
     with console.status(Text(f"Reading {checkpoint}")) as status:
-        if _is_model_folder(Path(checkpoint)):
+        if checkpoint.endswith(GGUF_SUFFIX):
+            exported = load_gguf_model(checkpoint, network, dtype)
+        elif _is_model_folder(Path(checkpoint)):
             exported = load_folder_model(checkpoint, network, dtype, base, trust_remote_code)
         else:
             command = shlex.join([*PROG.split(), "--checkpoint", checkpoint])

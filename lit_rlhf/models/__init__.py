@@ -25,6 +25,7 @@ from lit_rlhf.models.loading import (
     load_lm_head,
     load_scalar_model,
     load_tokenizer,
+    pad_with_special_token,
 )
 from lit_rlhf.models.saving import (
     check_replaceable,
@@ -56,6 +57,7 @@ __all__ = [
     "load_tokenizer",
     "max_positions",
     "merge_adapters",
+    "pad_with_special_token",
     "read_config",
     "read_lm_head",
     "replace_folder",

@@ -92,7 +92,7 @@ def check_model_path(path: str | Path) -> None:
     if Path(path).is_file():
         raise ValueError(
             f"path: expected a folder with a model, got the file {path}; `lit_rlhf export` makes "
-            "such a folder from a checkpoint"
+            "such a folder from a checkpoint or a GGUF file"
         )
     expected = (
         "path: expected a folder with a model or a hub id (name or owner/name), got "

@@ -204,11 +204,16 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
         raise ValueError(f"path: expected a tokenizer at {path}, got none: {error}") from error
     if tokenizer.eos_token is None:
         raise ValueError(f"path: expected a tokenizer with an EOS token, got none at {path}")
+    pad_with_special_token(tokenizer)
+    return tokenizer
+
+
+def pad_with_special_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give a tokenizer without a padding token one of its special tokens, see `load_tokenizer`."""
     if tokenizer.pad_token is None:
         special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
         pads = [token for token in special if "pad" in token.lower()]
         tokenizer.pad_token = (pads or [tokenizer.unk_token or tokenizer.eos_token])[0]
-    return tokenizer
 
 
 def _load_plain_causal_lm(
