@@ -20,6 +20,7 @@ from tests.configs.tiny_runs import RUNS, SMALL, fit, moved, overlay
 from tests.docs.blocks import ROOT, blocks, commands
 from tests.docs.running import run_here, run_in_shell
 from tests.docs.workspace import make_workspace, standing_in
+from tests.support.gguf_file import CHAT_TEMPLATE
 
 PAGE = ROOT / "docs" / "export.md"
 BLOCKS = [block for block in blocks(PAGE) if block.language == "bash"]
@@ -111,6 +112,12 @@ def test_the_papers_reward_model(page: Path) -> None:
     torch.testing.assert_close(scores("runs/reward_en"), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_gguf_file(page: Path) -> None:
+    (command,) = typed(".gguf")
+    main(command)
+    assert TextContract.load("runs/smollm2/base").chat_template == CHAT_TEMPLATE
+
+
 def test_an_upload(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uploaded: dict[str, Any] = {}
 
@@ -129,4 +136,4 @@ def test_an_upload(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_of_the_page_is_run_here() -> None:
-    assert len(typed("export")) == 6
+    assert len(typed("export")) == 7

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.docs.blocks import ROOT, all_blocks
+from tests.support.gguf_file import write_tiny_gguf
 
 
 def make_workspace(folder: Path, quickstart: Path) -> Path:
@@ -25,6 +26,7 @@ def make_workspace(folder: Path, quickstart: Path) -> Path:
             (folder / block.title).write_text(block.text, "utf-8")
     downloads = folder / "downloads"
     write_foreign_reward(quickstart / "reward", downloads / "reward_en", downloads / "llama")
+    write_tiny_gguf(downloads / "SmolLM2-135M-Instruct.Q4_1.gguf")
     return folder
 
 
