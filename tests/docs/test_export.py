@@ -40,7 +40,7 @@ def page(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = make_workspace(tmp_path_factory.mktemp("export") / "workspace", quickstart)
     own = folder / "own"
     config = moved(ROOT / "configs/quickstart/ppo_max.yaml", own, {RUNS: folder / RUNS})
-    fit([config, overlay(own, "small", SMALL["ppo"]), overlay(own, "keep", KEEP)])
+    fit([config, overlay(own, "small", SMALL["ppo"]), overlay(own, "keep", KEEP)], "--overwrite")
     checkpoints = folder / RUNS / "logs/ppo_max/checkpoints"
     (checkpoints / "batch=2.ckpt").rename(checkpoints / "batch=10.ckpt")
     with standing_in(folder):
