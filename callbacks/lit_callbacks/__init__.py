@@ -18,7 +18,7 @@ from lit_callbacks.detector import (
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
 from lit_callbacks.live import LiveView
 from lit_callbacks.monitors import Level, Monitor, StepMetrics, Thresholds
-from lit_callbacks.output import format_number, name_file, write_text
+from lit_callbacks.output import RECORDS_FILE, format_number, name_file, write_text
 from lit_callbacks.phases import (
     OTHER_PHASE,
     VALIDATION_PHASE,
@@ -59,6 +59,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "OTHER_PHASE",
+    "RECORDS_FILE",
     "VALIDATION_PHASE",
     "Action",
     "AdjustCoefficient",

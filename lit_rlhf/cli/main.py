@@ -29,7 +29,7 @@ TOOLS = {
     "lab": "write the built-in world, and label preferences in it",
     "plot": "draw how PPO runs went",
     "quickstart": "train and compare all stages on the built-in world",
-    "report": "one HTML page about a reward model",
+    "report": "put training runs side by side, or examine a reward model",
 }
 """The other commands. Each is a module `lit_rlhf.cli.<name>` with `main(argv)`."""
 

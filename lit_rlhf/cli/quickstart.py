@@ -123,8 +123,6 @@ def quickstart(
         pairs: Number of preferences that the reward model learns from.
         overwrite: Replace an earlier quickstart in the folder.
     """
-    from lit_callbacks.report import main as write_report
-
     root, start = Path(output_dir), time.perf_counter()
     if (root / "sft").exists() and not overwrite:
         raise SystemExit(
@@ -139,12 +137,10 @@ def quickstart(
         *("plot", "--runs", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
         *("--output", f"{root}/collapse.png"),
     )
-    report = [
-        *(f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
+    run(
+        *("report", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
         *("--output", f"{root}/report.html"),
-    ]
-    print(f"\n$ {shlex.join(['python', '-m', 'lit_callbacks.report', *report])}", flush=True)
-    write_report(report)
+    )
     stages.evaluate("sft", "ppo_vanilla", "ppo_max")
     print(f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes.")
     print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png,")

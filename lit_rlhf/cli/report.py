@@ -1,4 +1,4 @@
-"""`lit_rlhf report`: one HTML page about a model."""
+"""`lit_rlhf report`: one HTML page about training runs, or about a reward model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from lit_callbacks.report import main as report_runs
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.data import DataSource, RecordError
 from lit_rlhf.evaluation import choose_device
@@ -111,6 +112,13 @@ def parse_source(word: str, split: str) -> DataSource:
     return DataSource(path, name=name, split=split)
 
 
+USAGE = """\
+usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
+       lit_rlhf report reward --model MODEL --preferences FILE [FILE ...] [OPTIONS]
+
+The first puts training runs side by side, in a table and on a page of curves
+and verdicts. A RUN is the folder of its log, or NAME=FOLDER.
+The second is about a reward model; lit_rlhf report reward --help has its options."""
 COMMANDS: dict[str, tuple[Callable[..., RewardReport], dict[str, str]]] = {
     "reward": (report_reward_model, {"preferences": PREFERENCES_HELP})
 }
@@ -121,20 +129,10 @@ def main(argv: Sequence[str]) -> RewardReport | None:
     if argv and argv[0] in COMMANDS:
         command, lists = COMMANDS[argv[0]]
         return run_command(command, argv[1:], f"lit_rlhf report {argv[0]}", lists)
-    lines = [
-        f"  {name:<12} {str(command.__doc__).splitlines()[0]}"
-        for name, (command, _) in COMMANDS.items()
-    ]
-    usage = "\n".join(
-        [
-            "usage: lit_rlhf report COMMAND [OPTIONS]",
-            "",
-            *lines,
-            "",
-            "python -m lit_callbacks.report makes a page about training runs.",
-        ]
-    )
-    if argv and argv[0] not in ("-h", "--help"):
-        raise SystemExit(f"{usage}\n\nlit_rlhf report: no command {argv[0]!r}")
-    print(usage)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return None
+    if not ("=" in argv[0] or argv[0].startswith("-") or Path(argv[0]).exists()):
+        raise SystemExit(f"{USAGE}\n\nlit_rlhf report: no command {argv[0]!r}, and no such folder")
+    report_runs(argv, "lit_rlhf report")
     return None

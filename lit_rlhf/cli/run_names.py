@@ -15,10 +15,13 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_callbacks import RECORDS_FILE
 from lit_rlhf.modules import StageModule, folders_during
 
 LOGGER_NAMES = ("name", "run_name")
 """Arguments of Lightning's loggers that name a run."""
+WRITTEN = ("events.out.tfevents.*", RECORDS_FILE, "samples.jsonl", "*.ckpt")
+"""Files that runs add to, in the folders of their logs and checkpoints."""
 SETTINGS = ("config.yaml", "hparams.yaml")
 """Files of a log that a run writes before it trains. They alone are no run worth keeping."""
 
@@ -77,9 +80,9 @@ def earlier_files(folder: Path) -> Iterator[Path]:
 
 
 class DeleteEarlierRun(Callback):
-    """Deletes the event files and checkpoints of an earlier run as soon as the new one trains.
+    """Deletes the logged values and checkpoints of an earlier run as soon as the new one trains.
 
-    Event files would be read as one run with the new ones, and `--ckpt_path last` would resume from
+    The values would be read as one run with the new ones, and `--ckpt_path last` would resume from
     the earlier checkpoints. Whatever else is in the folders stays.
 
     Args:
@@ -89,10 +92,7 @@ class DeleteEarlierRun(Callback):
     def __init__(self, folders: Iterable[Path]) -> None:
         # Found now: at the start of training the loggers have opened files of their own.
         self._files = [
-            path
-            for folder in folders
-            for pattern in ("events.out.tfevents.*", "*.ckpt")
-            for path in folder.glob(pattern)
+            path for folder in folders for pattern in WRITTEN for path in folder.glob(pattern)
         ]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

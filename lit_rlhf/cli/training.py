@@ -264,7 +264,8 @@ class RLHFCLI(LightningCLI):
             return
         if self.config["fit"].overwrite:
             earlier = DeleteEarlierRun(folders_during(self.trainer))
-            self.trainer.callbacks.append(earlier)  # type: ignore[attr-defined]  # not declared
+            # before any callback writes
+            self.trainer.callbacks.insert(0, earlier)  # type: ignore[attr-defined]  # not declared
             return
         if occupied := occupied_folders(self.trainer, model):
             checkpoint = find_newest_checkpoint(*checkpoint_folders(self.trainer))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_rlhf.cli.report import main, parse_source
+from tests.callbacks.reports import write_run
 from tests.evaluation.folders import write_policy, write_reward
 
 PAIRS = [
@@ -132,3 +133,32 @@ def test_help_lists_the_reports_and_explains_every_argument(
     assert "Report on a reward model: accuracy, calibration" in text
     for name in ("model", "preferences", "output", "language_model", "mistakes", "split"):
         assert f"--{name} " in text
+
+
+def test_runs_are_put_side_by_side_with_the_settings_that_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, coef in (("base", 0.1), ("no_ptx", 0.0)):
+        run = tmp_path / name
+        write_run(run, {"rollout/score": [0.0] * 18 + [1.0, 2.0], "ppo/only": [1.0]})
+        config = {
+            "seed_everything": 0,
+            "trainer": {"logger": {"name": name}},
+            "model": {"init_args": {"loss": {"ptx_coef": coef}, "output_dir": f"runs/{name}"}},
+        }
+        (run / "config.yaml").write_text(json.dumps(config))
+    page = tmp_path / "page.html"
+    main([str(tmp_path / "base"), str(tmp_path / "no_ptx"), "--output", str(page)])
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert table[:3] == [
+        ["mean", "of", "the", "last", "tenth", "base", "no_ptx"],
+        ["rollout/score", "1.5", "1.5"],
+        ["highest", "level", "-", "-"],
+    ]
+    assert table[3:6] == [
+        [],
+        ["settings", "that", "differ"],
+        ["model.init_args.loss.ptx_coef", "0.1", "0.0"],
+    ]
+    assert table[-1] == ["Report:", str(page)]
+    assert page.is_file()

@@ -110,6 +110,7 @@ def test_overwrite_replaces_model_and_log_once_the_run_trains(
 ) -> None:
     fit(root, "--model.optimizer.learning_rate", "1.0e-3")
     Path("runs/logs/sft/notes.txt").write_text("mine")
+    Path("runs/logs/sft/samples.jsonl").write_text("of the earlier run")
     Path("runs/logs/sft/checkpoints/batch=9.ckpt").mkdir()
     before = contents()
     with pytest.raises((RecordError, SystemExit)):  # a run that does not start deletes nothing
@@ -127,6 +128,7 @@ def test_overwrite_replaces_model_and_log_once_the_run_trains(
         "epoch=0-step=2.ckpt"
     ]
     assert Path("runs/logs/sft/notes.txt").read_text() == "mine"
+    assert not Path("runs/logs/sft/samples.jsonl").exists()
     assert contents()["runs/sft/model.safetensors"] != before["runs/sft/model.safetensors"]
 
 

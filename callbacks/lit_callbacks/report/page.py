@@ -23,6 +23,7 @@ from lit_callbacks.report.curves import (
     unhealthy_runs,
 )
 from lit_callbacks.report.panels import Panel, choose_panels
+from lit_callbacks.report.table import comparison_table
 from lit_callbacks.runs import Run, name_runs, read_run
 
 _SIGNS = {Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
@@ -145,15 +146,16 @@ def _number_verdicts(runs: Sequence[Run]) -> list[NumberedVerdict]:
 # --- python -m lit_callbacks.report
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command: write the page and print its path.
+def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks.report") -> None:
+    """Run the command: print the runs side by side, write the page and print its path.
 
     Args:
         argv: Arguments; `None` for those of the process.
+        prog: Name of the command, for help and errors.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m lit_callbacks.report",
-        description="One HTML page about one or several runs.",
+        prog=prog,
+        description="One HTML page about one or several runs, and a table of what they ended with.",
     )
     parser.add_argument(
         "runs",
@@ -165,10 +167,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--keys", nargs="+", metavar="KEY", help="metrics to show")
     options = parser.parse_args(argv)
     try:
-        path = write_report(_parse_runs(options.runs), options.output, options.keys)
+        named = name_runs(_parse_runs(options.runs))
+        runs = [read_run(name, folder) for name, folder in named.items()]
+        table = comparison_table(runs, options.keys)
+        path = write_report(named, options.output, options.keys)
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
-    print(f"Report: {path}")
+    print(f"{table}\n\nReport: {path}")
 
 
 def _parse_runs(words: list[str]) -> list[str] | dict[str, str]:

@@ -239,7 +239,7 @@ class TestTheCommand:
 
         runpy.run_module("lit_callbacks.report", run_name="__main__")
 
-        assert capsys.readouterr().out == f"Report: {output}\n"
+        assert capsys.readouterr().out.endswith(f"\n\nReport: {output}\n")
         assert [c.text for c in Page(Path(output)).root.all("code")] == ["rollout/kl"]
 
     def test_runs_may_have_names(self, tmp_path: Path, watched: str, calm: str) -> None:

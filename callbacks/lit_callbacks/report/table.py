@@ -1,0 +1,81 @@
+"""Runs side by side in the terminal: what they ended with, and the settings that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.core.saving import load_hparams_from_yaml
+
+from lit_callbacks.output import format_number
+from lit_callbacks.report.panels import choose_panels
+from lit_callbacks.runs import Curve, Run
+
+LAST = 10  # the last tenth of a run
+CONFIG_FILE = "config.yaml"  # of LightningCLI, in the log folder of a run
+PLACES = ("trainer.logger", "trainer.callbacks", "model.init_args.output_dir")
+"""Settings that differ between any two runs, or are lists of objects."""
+NONE = "-"
+
+
+def comparison_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> str:
+    """Runs side by side: each metric's mean over the last tenth, levels, and differing settings.
+
+    Settings are those of the `config.yaml` that LightningCLI saves in the log folder.
+
+    Args:
+        runs: At least one run.
+        keys: Metrics to show, as for `write_report`.
+
+    Raises:
+        ValueError: If no run has a key.
+    """
+    names = [panel.key for _, panels in choose_panels(runs, keys) for panel in panels]
+    rows = [["mean of the last tenth", *(run.name for run in runs)]]
+    rows += [[key, *(_ending(run.curves.get(key)) for run in runs)] for key in names]
+    rows.append(["highest level", *(run.worst.word if run.spans else NONE for run in runs)])
+    settings = [_settings(Path(run.folder)) for run in runs]
+    differing = [
+        [name, *(str(values.get(name, NONE)) for values in settings)]
+        for name in dict.fromkeys(name for values in settings for name in values)
+        if len({str(values.get(name, NONE)) for values in settings}) > 1
+    ]
+    if all(settings) and differing:
+        rows += [[], ["settings that differ"], *differing]
+    widths = [
+        max(len(row[place]) for row in rows if place < len(row)) for place in range(len(rows[0]))
+    ]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=False))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _ending(curve: Curve | None) -> str:
+    if curve is None:
+        return NONE
+    last = [point.value for point in curve.points[-max(1, len(curve.points) // LAST) :]]
+    return format_number(sum(last) / len(last))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Settings of a run by dotted name; none if its log folder has no configuration."""
+    files = sorted(folder.rglob(CONFIG_FILE))
+    if len(files) != 1:
+        return {}
+    return dict(_leaves(load_hparams_from_yaml(files[0])))
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if name.startswith(PLACES):
+            continue
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value
