@@ -8,6 +8,7 @@ prompt and response apart and joins them, so that
 holds exactly: the ids that a reward model is trained on are the ids of a rollout.
 """
 
+import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
+from jinja2 import TemplateError
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -42,6 +45,12 @@ from lit_rlhf.data.templates import render_in_time, resolve_template
 
 TrainOn = Literal["last", "all"]
 """The assistant turns that are trained on: the last one, or all of them."""
+
+_log_info = rank_zero_only(logging.getLogger(__name__).info)
+
+# Prompts of reasoning models may end with the start of the reasoning, which dialogues lack.
+_REASONING_START = re.compile(r"<think>(\s*)\Z")
+_BEFORE_ANSWER = re.compile(r"\s*(?:<think>\s*</think>\s*)?")
 
 
 class EncodingError(ValueError):
@@ -90,6 +99,9 @@ class DialogueEncoder:
         max_length: Longest dialogue in tokens: prompt, response and EOS.
         max_prompt_length: Longest prompt in tokens; default `max_length`. It also bounds the
             prompts of dialogues, so that all stages see the same context.
+        eos_token: The token that ends a response. It becomes the tokenizer's EOS token. Default:
+            the special token with which the template ends the assistant's turn, such as
+            `<|im_end|>`, or the tokenizer's own if the template writes none.
 
     Attributes:
         contract: The text contract.
@@ -98,8 +110,8 @@ class DialogueEncoder:
             and of turn markers that are plain text, such as `"\n\nHuman:"` of `hh`.
 
     Raises:
-        ValueError: If a length is out of range, the template is unknown, or the tokenizer has no
-            EOS token.
+        ValueError: If a length is out of range, the template is unknown, the tokenizer has no EOS
+            token, or `eos_token` is not one of its tokens.
     """
 
     def __init__(
@@ -108,6 +120,7 @@ class DialogueEncoder:
         chat_template: str = "tokenizer",
         max_length: int = 512,
         max_prompt_length: int | None = None,
+        eos_token: str | None = None,
     ) -> None:
         if max_length < 2:
             raise ValueError(f"max_length: expected at least 2 tokens, got {max_length}")
@@ -122,9 +135,10 @@ class DialogueEncoder:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.max_prompt_length = max_prompt_length or max_length
+        tokenizer.chat_template = resolve_template(chat_template, tokenizer)
+        self._set_eos_token(self._find_turn_end() if eos_token is None else eos_token)
         self.eos_token = str(tokenizer.eos_token)
         self.eos_token_id = int(tokenizer.eos_token_id)
-        tokenizer.chat_template = resolve_template(chat_template, tokenizer)
         self.contract = self._make_contract()
         self._control_tokens, self.control_text = self._find_control_text()
 
@@ -158,7 +172,7 @@ class DialogueEncoder:
             The prompt.
 
         Raises:
-            EncodingError: If a turn contains `control_text`.
+            EncodingError: If a turn contains `control_text`, or the template refuses the dialogue.
         """
         self._check_contents(messages)
         prompt = self._fit_prompt(
@@ -186,7 +200,7 @@ class DialogueEncoder:
 
         Raises:
             ResponseTooLongError: If the response and one prompt token do not fit into `max_length`.
-            EncodingError: If a turn contains `control_text`.
+            EncodingError: If a turn contains `control_text`, or the template refuses the dialogue.
             ValueError: If the last turn is not the assistant's, or the rendered dialogue does not
                 start with the rendered prompt.
         """
@@ -302,7 +316,27 @@ class DialogueEncoder:
                 )
             )
 
-        return render_in_time(render, str(self.tokenizer.chat_template))
+        try:
+            return render_in_time(render, str(self.tokenizer.chat_template))
+        except TemplateError as error:  # for instance Gemma's, of a system turn
+            raise EncodingError("the chat template refuses the dialogue", str(error)) from error
+
+    def _find_turn_end(self) -> str:
+        """The first special token behind the assistant's last turn; EOS if there is none."""
+        answer = "first answer"
+        turns = [Message("user", "first question"), Message("assistant", answer)]
+        _, _, behind = self._render(turns, add_generation_prompt=False).rpartition(answer)
+        found = _match_any(_added_tokens(self.tokenizer)).search(behind)
+        return found[0] if found else str(self.tokenizer.eos_token)
+
+    def _set_eos_token(self, token: str) -> None:
+        before = str(self.tokenizer.eos_token)
+        if token == before:
+            return
+        if token not in self.tokenizer.get_vocab():
+            raise ValueError(f"eos_token: expected a token of the tokenizer, got {token!r}")
+        self.tokenizer.add_special_tokens({"eos_token": token})
+        _log_info(f"responses end with {token!r}; the tokenizer's EOS token was {before!r}")
 
     def _tokenize(self, text: str, split_special_tokens: bool = False) -> list[int]:
         # The template has written the BOS token where it belongs; the tokenizer must not add one.
@@ -324,15 +358,21 @@ class DialogueEncoder:
         """The text between the rendered prompt and the EOS token of the rendered dialogue."""
         turns = (*history, Message("assistant", content))
         dialogue = self._render(turns, add_generation_prompt=False)
-        # A template may render a prompt with markers that a dialogue lacks, such as "<think>".
-        # A model would then be trained on other text than its rollouts start with.
-        if not dialogue.startswith(prompt):
+        reasoning = _REASONING_START.search(prompt)
+        before = prompt
+        if reasoning and not dialogue.startswith(prompt):
+            before = prompt[: reasoning.start()]
+        if not dialogue.startswith(before):
             raise ValueError(
                 "chat_template: expected the rendered dialogue to start with the rendered prompt, "
                 f"got\n  prompt:   {prompt!r}\n  dialogue: {dialogue!r}"
             )
         # Some templates write a newline behind EOS; a rollout ends at EOS, and so does a dialogue.
-        text, _, _ = dialogue[len(prompt) :].partition(self.eos_token)
+        text, _, _ = dialogue[len(before) :].partition(self.eos_token)
+        if reasoning and "</think>" not in text:
+            # Records have answers without reasoning. The target closes at once what the prompt has
+            # opened, so that the model is trained on text that its rollouts start with.
+            text = "\n\n</think>\n\n".removeprefix(reasoning[1]) + text
         return text
 
     def _prompt_room(self, response_ids: list[int]) -> int:
@@ -398,20 +438,21 @@ class DialogueEncoder:
         # Render the dialogue up to each assistant turn to find the turn's characters, then take
         # the tokens that lie within them.
         text = self.render_prompt(prompt.messages)
+        turn_end = re.compile(r"\s*" + re.escape(self.eos_token))
         spans = []
         for turn, message in enumerate(prompt.messages):
             if message.role == "assistant":
-                before = prompt.messages[:turn]
-                rendered = self.render_prompt(before)
-                response = self._response_text(before, rendered, message.content)
-                start = len(rendered)
-                end = start + len(response)
-                if text[start:end] != response:
+                before = _REASONING_START.sub("", self.render_prompt(prompt.messages[:turn]))
+                start, content = len(before), message.content.strip()
+                answer = _BEFORE_ANSWER.match(text, start)
+                end = answer.end() + len(content) if answer else start
+                if text[:start] != before or text[end - len(content) : end] != content:
                     raise ValueError(
                         "train_on: 'all' needs a template that repeats earlier turns unchanged, "
-                        f"got {text[start:end]!r} instead of {response!r}; use 'last'"
+                        f"got {text[start:end]!r} instead of {content!r}; use 'last'"
                     )
-                end += len(self.eos_token) if text.startswith(self.eos_token, end) else 0
+                closing = turn_end.match(text, end)
+                end = closing.end() if closing else end
                 spans.append((start, end))
         offsets = self.tokenizer(
             text, add_special_tokens=False, verbose=False, return_offsets_mapping=True
@@ -511,6 +552,11 @@ def _shorter_prompts(messages: tuple[Message, ...]) -> list[_ShorterPrompt]:
 def _match_any(texts: set[str]) -> re.Pattern[str]:
     """A pattern of literal texts; the longest that fits is found."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
+
+
+def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    return {token for token in added.union(tokenizer.all_special_tokens) if token.strip()}
 
 
 def _to_tensor(ids: Sequence[int]) -> Tensor:

@@ -34,7 +34,7 @@ from lit_rlhf.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progr
 from lit_rlhf.evaluation.responses import SampledResponse
 from lit_rlhf.files import ProgressFile, write_json_lines
 from lit_rlhf.forward import LanguageModel
-from lit_rlhf.models import ModelOptions
+from lit_rlhf.models import ModelOptions, stop_token_ids
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 
 _log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ def sample_batches(
             prompts.input_ids.to(device).repeat_interleave(responses_per_prompt, dim=0),
             prompts.attention_mask.to(device).repeat_interleave(responses_per_prompt, dim=0),
             sampling,
-            eos_token_ids=[encoder.eos_token_id],
+            eos_token_ids=stop_token_ids(model, encoder.tokenizer),
             pad_token_id=encoder.pad_token_id,
             seed=batch_seed,
         )

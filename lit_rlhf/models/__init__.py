@@ -26,6 +26,7 @@ from lit_rlhf.models.loading import (
     load_scalar_model,
     load_tokenizer,
     pad_with_special_token,
+    stop_token_ids,
 )
 from lit_rlhf.models.saving import (
     check_replaceable,
@@ -63,4 +64,5 @@ __all__ = [
     "replace_folder",
     "save_adapter_folder",
     "save_model_folder",
+    "stop_token_ids",
 ]

@@ -57,6 +57,7 @@ from lit_rlhf.models import (
     build_random_scalar_model,
     load_causal_lm,
     load_scalar_model,
+    stop_token_ids,
 )
 from lit_rlhf.modules.guarded_step import find_non_finite, join_names
 from lit_rlhf.modules.micro_batches import accumulate, split_batch
@@ -442,7 +443,7 @@ class PPOModule(StageModule):
             batch.input_ids,
             batch.attention_mask,
             self.sampling,
-            eos_token_ids=[self.tokenizer.eos_token_id],
+            eos_token_ids=stop_token_ids(self.policy, self.tokenizer),
             pad_token_id=self.tokenizer.pad_token_id,
             seed=seed,
             batch_size=self.memory.rollout_batch_size,

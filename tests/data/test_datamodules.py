@@ -19,6 +19,7 @@ from lit_rlhf.data import (
     RecordError,
     TokenBatch,
 )
+from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
 
 Writer = Callable[..., str]
@@ -62,6 +63,16 @@ def test_demonstration_batch(write_lines: Writer, tokenizer: PreTrainedTokenizer
     assert text.endswith(trained)
     assert trained.startswith(" it is ")
     assert trained.endswith("</s>")
+
+
+def test_responses_end_with_the_named_token(write_lines: Writer) -> None:
+    chatml = tiny_tokenizer("<|endoftext|>", extra=["<|im_start|>", "<|im_end|>"])
+    chatml.chat_template = CHATML.replace("eos_token", "'<|im_end|>'")
+    options = {"tokenizer": chatml, "eos_token": "<|endoftext|>"}
+    data = DemonstrationDataModule([DataSource(write_lines(*questions(1)))], **options)
+    data.setup("fit")
+    (example,) = data.examples["train"]
+    assert chatml.decode(example.input_ids).endswith("it is 0<|im_end|>\n<|endoftext|>")
 
 
 def test_demonstration_loader_with_a_token_budget(

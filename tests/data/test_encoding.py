@@ -228,10 +228,10 @@ def test_template_that_does_not_continue_its_prompt_is_refused(
 ) -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
-        "{% if add_generation_prompt %}<think>{% endif %}"
+        "{% if add_generation_prompt %}<plan>{% endif %}"
     )
     coder = DialogueEncoder(tokenizer)
-    with pytest.raises(ValueError, match=r"(?s)prompt:.*metals\]<think>.*dialogue:.*\]\[iron"):
+    with pytest.raises(ValueError, match=r"(?s)prompt:.*metals\]<plan>.*dialogue:.*\]\[iron"):
         coder.encode_dialogue(SINGLE)
 
 
@@ -372,6 +372,23 @@ def test_tokenizer_without_eos_is_refused(tokenizer: PreTrainedTokenizerFast) ->
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="EOS"):
         DialogueEncoder(tokenizer, "hh")
+
+
+def test_eos_token_that_the_tokenizer_lacks_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match="eos_token: expected a token of the tokenizer, got '<e>'"):
+        DialogueEncoder(tokenizer, "hh", eos_token="<e>")
+
+
+def test_the_end_of_a_turn_becomes_the_eos_token_and_is_not_decoded() -> None:
+    """Also where the tokenizer has it as an added token that is not special."""
+    tokenizer = tiny_tokenizer("<|endoftext|>", extra=["<|im_start|>"])
+    tokenizer.add_tokens(["<|im_end|>"])  # type: ignore[no-untyped-call]
+    tokenizer.chat_template = CHATML.replace("eos_token", "'<|im_end|>'")
+    coder = DialogueEncoder(tokenizer)
+    assert coder.eos_token == tokenizer.eos_token == coder.contract.eos_token == "<|im_end|>"
+    response = coder.encode_dialogue(SINGLE).input_ids[-3:]
+    assert int(response[-1]) == coder.eos_token_id == tokenizer.eos_token_id
+    assert "<|im_end|>" not in tokenizer.decode(response, skip_special_tokens=True)
 
 
 def length(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> int:

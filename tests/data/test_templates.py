@@ -1,10 +1,9 @@
 """The built-in chat templates, rendered by transformers alone."""
 
 import pytest
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from lit_rlhf.data import DialogueEncoder, Message, templates
+from lit_rlhf.data import DialogueEncoder, EncodingError, Message, templates
 from lit_rlhf.data.templates import CHAT_TEMPLATES, adds_bos, resolve_template
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
@@ -118,9 +117,9 @@ def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPat
         coder.contract.render([{"role": "user", "content": "evil"}])
 
 
-def test_a_templates_own_error_is_raised() -> None:
+def test_a_dialogue_that_the_template_refuses_is_a_bad_record() -> None:
     refuse = "{% if messages | length > 3 %}{{ raise_exception('too many') }}{% endif %}" + CHATML
     coder = DialogueEncoder(tiny_tokenizer(chat_template=refuse))
     turns = [Message("user", "a"), Message("assistant", "b")] * 2
-    with pytest.raises(TemplateError, match="too many"):
+    with pytest.raises(EncodingError, match=r"refuses the dialogue \(too many\)"):
         coder.encode_dialogue(turns)

@@ -16,6 +16,7 @@ from lit_rlhf.models import (
     load_scalar_model,
     load_tokenizer,
     save_model_folder,
+    stop_token_ids,
 )
 from tests.support.tiny_models import (
     EOS_ID,
@@ -318,3 +319,15 @@ def test_a_scalar_model_of_a_tokenizer_that_pads_with_eos_leaves_padding_open(
     model.config.pad_token_id = None
     save_model_folder(model, tiny_tokenizer(pad_token="</s>"), tmp_path / "m")
     assert load_scalar_model(tmp_path / "m").config.pad_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("configured", "ids"), [(None, [EOS_ID]), (5, [EOS_ID, 5]), ([7, 5], [EOS_ID, 5, 7])]
+)
+def test_generation_ends_at_the_eos_tokens_of_folder_and_tokenizer(
+    configured: int | list[int] | None, ids: list[int]
+) -> None:
+    model = tiny_causal_lm("llama")
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = configured
+    assert stop_token_ids(model, tiny_tokenizer()) == ids

@@ -52,6 +52,8 @@ class RecordDataModule(LightningDataModule, ABC):
             attribute of the module that is trained.
         chat_template: `"tokenizer"` for the tokenizer's own template, or `"hh"`, `"paper-en"`,
             `"paper-zh"`.
+        eos_token: The token that ends a response; default: the one with which the template ends the
+            assistant's turn, see `DialogueEncoder`.
         max_length: Longest dialogue or ptx example in tokens, including EOS.
         max_prompt_length: Longest prompt in tokens; default `max_length`.
         num_workers: Worker processes that collate batches; 0 collates in the training process.
@@ -86,6 +88,7 @@ class RecordDataModule(LightningDataModule, ABC):
         max_prompt_length: int | None = None,
         num_workers: int = 0,
         on_bad_record: OnBadRecord = "error",
+        eos_token: str | None = None,
     ) -> None:
         super().__init__()
         for name, own, fraction in (
@@ -106,6 +109,7 @@ class RecordDataModule(LightningDataModule, ABC):
         self.seed = seed
         self.tokenizer = tokenizer
         self.chat_template = chat_template
+        self.eos_token = eos_token
         self.max_length = max_length
         self.max_prompt_length = max_prompt_length
         self.num_workers = num_workers
@@ -187,7 +191,11 @@ class RecordDataModule(LightningDataModule, ABC):
             tokenizer = self._load_tokenizer()
             self.check_vocabulary(tokenizer)
             self.encoder = DialogueEncoder(
-                tokenizer, self.chat_template, self.max_length, self.max_prompt_length
+                tokenizer,
+                self.chat_template,
+                self.max_length,
+                self.max_prompt_length,
+                self.eos_token,
             )
         self.encode_parts(stage)
         self._log_counts()

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lit_rlhf.doctor.case import FEW, Case, first_rows
 from lit_rlhf.doctor.report import Finding, failure, ok, warning
-from lit_rlhf.forward import eval_mode, response_logits, unwrap_model
+from lit_rlhf.forward import eval_mode, response_logits
 from lit_rlhf.functional import token_logprobs
+from lit_rlhf.models import stop_token_ids
 from lit_rlhf.rollout import RolloutBatch
 
 UNREACHABLE = 1e-6  # probability of EOS below which no rollout will ever sample it
@@ -19,38 +20,19 @@ MOST = 0.5  # share of cut-off responses above which there is a warning
 
 def check_eos(case: Case) -> Finding:
     """Check that EOS ends rollouts, can be sampled, and is trained."""
-    assert case.rollouts is not None
-    rollouts, tokenizer = case.rollouts, case.tokenizer
-    ids = set(generation_eos_ids(case))
+    tokenizer = case.tokenizer
+    ids = stop_token_ids(case.module.policy)
     if ids and tokenizer.eos_token_id not in ids:
         return failure(
             f"Rollouts end at {tokenizer.eos_token!r} (id {tokenizer.eos_token_id}), but the "
             f"generation config of {case.module.model_path!r} has "
-            f"{tokenizer.convert_ids_to_tokens(sorted(ids))}.",
+            f"{tokenizer.convert_ids_to_tokens(ids)}.",
             "Set eos_token in the folder's tokenizer_config.json to the token that ends its SFT "
             "responses, or correct eos_token_id in generation_config.json.",
         )
     if (untrained := find_untrained_eos(case)) is not None:
         return untrained
-    others = rollouts.response_ids.new_tensor(sorted(ids - {tokenizer.eos_token_id}))
-    passed = (torch.isin(rollouts.response_ids, others) & rollouts.response_mask).any(1)
-    if bool(passed.any()):
-        return warning(
-            f"{int(passed.sum())} of {len(passed)} responses continue after "
-            f"{tokenizer.convert_ids_to_tokens(others.tolist())}, which end generation by the "
-            f"model's generation config; rollouts end only at {tokenizer.eos_token!r}.",
-            "Set eos_token in tokenizer_config.json to the token that ends the model's answers.",
-        )
     return describe_ends(case)
-
-
-def generation_eos_ids(case: Case) -> list[int]:
-    """EOS ids in the generation config of the policy's folder; empty without any."""
-    config = unwrap_model(case.module.policy).generation_config
-    ids = None if config is None else config.eos_token_id
-    if ids is None:
-        return []
-    return [int(i) for i in ids] if isinstance(ids, list | tuple) else [int(ids)]
 
 
 def find_untrained_eos(case: Case) -> Finding | None:
@@ -58,7 +40,8 @@ def find_untrained_eos(case: Case) -> Finding | None:
     assert case.rollouts is not None
     rollouts, tokenizer = case.rollouts, case.tokenizer
     mask = rollouts.response_mask if case.experience is None else case.experience.loss_mask
-    trained = ((rollouts.response_ids == tokenizer.eos_token_id) & mask).any(1)
+    stop_ids = rollouts.response_ids.new_tensor(stop_token_ids(case.module.policy, tokenizer))
+    trained = (torch.isin(rollouts.response_ids, stop_ids) & mask).any(1)
     untrained = rollouts.terminated & ~trained
     if not bool(untrained.any()):
         return None

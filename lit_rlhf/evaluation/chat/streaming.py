@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.forward import LanguageModel, eval_mode, unwrap_model
+from lit_rlhf.models import stop_token_ids
 from lit_rlhf.rollout import SamplingOptions, using_generation_config
 
 
@@ -76,10 +77,11 @@ def stream_reply(
         show: Called with each new piece of text.
     """
     inner = unwrap_model(model)
+    stop_ids = stop_token_ids(model, encoder.tokenizer)
     ids = torch.tensor([prompt_ids], dtype=torch.long, device=inner.device)
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         **sampling.generation_kwargs(),
-        eos_token_id=encoder.eos_token_id,
+        eos_token_id=stop_ids,
         pad_token_id=encoder.pad_token_id,
         num_beams=1,
         use_cache=True,
@@ -105,5 +107,5 @@ def stream_reply(
         streamer.end()  # type: ignore[no-untyped-call]
         return ChatReply(streamer.text.strip(), ended=False, interrupted=True)
     response = sequences[0, len(prompt_ids) :].tolist()
-    ended = encoder.eos_token_id in response
+    ended = not set(stop_ids).isdisjoint(response)
     return ChatReply(encoder.decode_response(response), ended, interrupted=False)

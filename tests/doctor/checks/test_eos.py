@@ -59,15 +59,14 @@ def test_an_eos_that_the_models_folder_does_not_know(own_root: Path, tmp_path: P
     assert "tokenizer_config.json" in report.findings["EOS"].change
 
 
-def test_responses_that_go_on_behind_another_eos(own_root: Path, tmp_path: Path) -> None:
+def test_responses_end_at_every_eos_of_the_models_folder(own_root: Path, tmp_path: Path) -> None:
     path = own_root / "policy" / "generation_config.json"
     every = [i for i in range(288) if i != PAD_ID]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": every}))
 
     report = findings(own_root, tmp_path / "run")
 
-    assert not_ok(report) == {"EOS": "warning"}
-    assert "responses continue after" in report.findings["EOS"].found
+    assert report.findings["EOS"].found.startswith("0% of")
 
 
 class MasksByPadding(PPOModule):
