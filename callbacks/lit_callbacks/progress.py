@@ -37,6 +37,10 @@ class Progress:
     total: int | None = None
     estimated: bool = False
 
+    def is_complete(self) -> bool:
+        """Whether all batches of a known total are done."""
+        return self.total is not None and not self.estimated and self.done >= self.total
+
     def seconds_left(self, now: float) -> float | None:
         """Time to the end of the loop at the mean speed so far, `None` if unknown."""
         if self.total is None or self.done <= self.first:
@@ -232,10 +236,14 @@ class StageProgressBar(ProgressBar):
         self, what: str, batches: int | float | list[int | float] | list[int]
     ) -> None:
         total = sum(batches) if isinstance(batches, list) else batches
-        label = what if self._fit is not None else f"{self.stage} {what}"
+        # After the last batch, validation has the line to itself: the fit's would look stuck.
+        is_last = self._fit is not None and self._fit.is_complete()
+        label = what if self._fit is not None and not is_last else f"{self.stage} {what}"
         self._evaluation = Progress(
             label, started=monotonic(), total=int(total) if math.isfinite(total) else None
         )
+        if is_last and sys.stderr.isatty():
+            self._show(self._evaluation)
 
     def _count_evaluation(self) -> None:
         if self._evaluation is None:
@@ -261,7 +269,8 @@ class StageProgressBar(ProgressBar):
         inside_fit = progress is self._evaluation and self._fit is not None
         if sys.stderr.isatty():
             if progress.done % self.refresh_rate == 0 or progress.done == progress.total:
-                self._draw(self._text(self._fit if inside_fit else progress, now))
+                shares_line = inside_fit and self._fit is not None and not self._fit.is_complete()
+                self._draw(self._text(self._fit if shares_line else progress, now))
         elif progress.is_milestone() and not inside_fit and not self.trainer.sanity_checking:
             last = progress.done == progress.total and not progress.estimated
             if not last:  # `_finish` prints the last one

@@ -14,10 +14,17 @@ from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
 
-from lit_callbacks import PhaseSummary, ResumeCheckpoint, default_checkpoint_dir, find_collapse
+from lit_callbacks import (
+    PhaseSummary,
+    ResumeCheckpoint,
+    StageProgressBar,
+    default_checkpoint_dir,
+    find_collapse,
+)
 from lit_rlhf.strategies import (
     find_newest_checkpoint,
     read_lightning_state,
@@ -182,10 +189,20 @@ class RLHFCLI(LightningCLI):
         self.config = self._given
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the Trainer, and add atomic checkpoints, one at SIGTERM, and a phase summary."""
-        from lit_rlhf.modules import HINTS
+        """Build the Trainer, and add what every run has.
+
+        These are atomic checkpoints, one at SIGTERM, a progress bar and a phase summary.
+        """
+        from lit_rlhf.modules import HINTS, StageModule
 
         given = self.config_init[self.subcommand].trainer if self.subcommand else None
+        if given is not None and isinstance(self.model, StageModule):
+            chosen = given.callbacks if isinstance(given.callbacks, list) else [given.callbacks]
+            has_bar = any(isinstance(callback, ProgressBar) for callback in chosen)
+            # Lightning's bar counts epochs, which PPO has none of, and shows no metrics of ours.
+            if given.enable_progress_bar is not False and not given.barebones and not has_bar:
+                bar = StageProgressBar(self.model.stage, list(self.model.progress_metrics))
+                given.callbacks = [bar, *(callback for callback in chosen if callback)]
         if given is not None and isinstance(given.callbacks, list):
             # The last one wins, as with all settings: a configuration and an overlay may have one.
             earlier = [c for c in given.callbacks if isinstance(c, ResumeCheckpoint)][:-1]
@@ -398,6 +415,8 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
         "subclass_mode_model": True,
         "subclass_mode_data": True,
         "seed_everything_default": 0,
+        # Lightning's 50 would leave a short run without a curve.
+        "trainer_defaults": {"log_every_n_steps": 1},
         "save_config_kwargs": {"overwrite": True},
         "auto_configure_optimizers": False,
         "parser_class": RLHFArgumentParser,

@@ -568,6 +568,7 @@ class EncodingCounts:
     """Counts of what encoding left out of records.
 
     Attributes:
+        records: Records that were encoded or left out.
         dropped_turns: Oldest turns dropped so that dialogues fit.
         shortened: Dialogues that lost turns.
         cut_prompts: Dialogues whose last human turn was cut on the left.
@@ -576,6 +577,7 @@ class EncodingCounts:
         examples: The first few records left out, as messages with file and line.
     """
 
+    records: int = 0
     dropped_turns: int = 0
     shortened: int = 0
     cut_prompts: int = 0
@@ -629,6 +631,7 @@ def encode_records(
         RecordError: At the first bad record, if `on_bad_record` is `"error"`.
     """
     examples: list[AnyExample] = []
+    counts.records += len(records)
     for record in records:
         try:
             encoded = encode(record)

@@ -44,6 +44,8 @@ class RunPlan:
         max_time: The Trainer's time limit; `None` without one.
         substitution: What the examination uses instead of it, in words; empty for nothing.
         on_gpu: Whether the run is on GPUs.
+        log_every_n_steps: Batches, which are iterations of PPO, between two logged values.
+        logs: Whether the run has a logger.
     """
 
     ranks: int = 1
@@ -54,6 +56,8 @@ class RunPlan:
     max_time: Any = None
     substitution: str = ""
     on_gpu: bool = False
+    log_every_n_steps: int = 1
+    logs: bool = True
 
 
 def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
@@ -77,6 +81,8 @@ def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
         max_time=trainer.get("max_time"),
         substitution=describe_substitution(ranks, name, on_gpu),
         on_gpu=on_gpu,
+        log_every_n_steps=trainer.get("log_every_n_steps") or 1,
+        logs=trainer.get("logger") not in (False, []),
     )
 
 

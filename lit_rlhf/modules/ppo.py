@@ -179,6 +179,7 @@ class PPOModule(StageModule):
     """
 
     stage = "ppo"
+    progress_metrics = ("rollout/score", "rollout/kl", "rollout/response_length")
     kl_coef: Tensor
     iteration: Tensor
     ppo_step: Tensor

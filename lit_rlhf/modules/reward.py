@@ -70,6 +70,7 @@ class RewardModule(StageModule):
     """
 
     stage = "reward"
+    progress_metrics = ("reward/loss", "reward/accuracy")
 
     def __init__(
         self,

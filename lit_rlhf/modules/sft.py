@@ -39,6 +39,7 @@ class SFTModule(StageModule):
     """
 
     stage = "sft"
+    progress_metrics = ("sft/loss", "sft/token_accuracy")
 
     def __init__(
         self,

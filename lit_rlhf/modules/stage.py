@@ -108,6 +108,8 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
     """
 
     stage: ClassVar[str]
+    progress_metrics: ClassVar[Sequence[str]] = ()
+    """Metrics that the command line's progress bar shows by default."""
 
     def __init__(
         self,

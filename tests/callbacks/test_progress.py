@@ -291,18 +291,23 @@ def test_a_terminal_line_is_redrawn_in_place(clock: Clock, terminal: Terminal) -
     ]
 
 
-def test_a_terminal_shows_validation_on_the_line_of_the_fit(
+def test_a_terminal_shows_validation_on_the_line_of_the_fit_and_the_last_with_its_own_bar(
     clock: Clock, terminal: Terminal
 ) -> None:
     bar = StageProgressBar("ppo")
-    trainer_with(bar, num_sanity_val_steps=1).fit(Module(clock), zeros(1), zeros(2))
+    trainer = trainer_with(bar, num_sanity_val_steps=1, val_check_interval=1)
+    trainer.fit(Module(clock), zeros(2), zeros(2))
     assert terminal.drawn == [
         "ppo sanity check 1/1 100% [#################] 00:01 elapsed, 00:00 left",
         "",  # cleared
-        "ppo 1/1 100% [####################] 00:02 elapsed, 00:00 left",
-        "ppo 1/1 100% [##############] 00:03 elapsed, 00:00 left, validation 1/2",
-        "ppo 1/1 100% [##############] 00:04 elapsed, 00:00 left, validation 2/2",
-        "ppo 1/1 100% [####################] 00:04 elapsed\x1b[K\n",
+        "ppo 1/2 50% [##########..........] 00:02 elapsed, 00:02 left",
+        "ppo 1/2 50% [#######........] 00:03 elapsed, 00:03 left, validation 1/2",
+        "ppo 1/2 50% [#######........] 00:04 elapsed, 00:04 left, validation 2/2",
+        "ppo 2/2 100% [####################] 00:06 elapsed, 00:00 left",
+        "ppo validation 0/2 0% [....................] 00:00 elapsed",
+        "ppo validation 1/2 50% [##########..........] 00:01 elapsed, 00:01 left",
+        "ppo validation 2/2 100% [###################] 00:02 elapsed, 00:00 left",
+        "ppo 2/2 100% [####################] 00:08 elapsed\x1b[K\n",
     ]
 
 

@@ -271,6 +271,7 @@ def test_losses_are_counted_and_logged(
     assert len(data.examples["train"]) == 3
     assert "dropped the 2 oldest turns of 1 dialogues and cut 1 prompts" in caplog.text
     assert f"{path}:3: the response alone is longer than max_length" in caplog.text
+    assert "left out 1 of 4 records: 1 x" in caplog.text
     assert "train: 3 examples of 4 records" in caplog.text
 
 

@@ -349,4 +349,5 @@ class RecordDataModule(LightningDataModule, ABC):
             )
         if counts.dropped_records:
             described = describe_bad_records(counts.dropped_records, counts.examples)
-            _log_warning(f"left out records: {described}")
+            left_out = f"{counts.dropped_records.total():,} of {counts.records:,} records"
+            _log_warning(f"left out {left_out}: {described}")

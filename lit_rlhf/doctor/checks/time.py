@@ -14,7 +14,7 @@ ESTIMATE = "This is an estimate: responses may grow, and validation and saving c
 
 
 def check_time(case: Case) -> Finding:
-    """Check that the run has iterations and an end, and that its time limit does not come first."""
+    """Check that the run has iterations and an end, before its time limit, and logs some."""
     assert case.rollouts is not None
     seconds = iteration_seconds(case)
     total = sum(seconds.values())
@@ -47,6 +47,17 @@ def check_time(case: Case) -> Finding:
                 "Raise trainer.max_time, or lower model.max_iterations or trainer.max_epochs so "
                 "that the learning-rate schedules fit.",
             )
+    interval = case.plan.log_every_n_steps
+    if not case.plan.logs:
+        return warning(
+            f"{whole} Without a logger, its course cannot be seen afterwards.",
+            "Set trainer.logger to true or to a logger.",
+        )
+    if interval > count:
+        return warning(
+            f"{whole} None is logged, as trainer.log_every_n_steps is {interval}.",
+            "Set trainer.log_every_n_steps: 1, so that each iteration is logged.",
+        )
     return ok(whole)
 
 

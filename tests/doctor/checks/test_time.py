@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from lit_rlhf.doctor import RunPlan
+from lit_rlhf.doctor import RunPlan, plan_run
 from lit_rlhf.doctor.case import Case
 from lit_rlhf.doctor.checks import time
 from tests.doctor.runs import case_of, findings, module_of, not_ok
@@ -31,6 +32,24 @@ def test_a_time_limit_before_the_end_is_a_warning(root: Path, tmp_path: Path) ->
 
     assert not_ok(report) == {"time": "warning"}
     assert "trainer.max_time ends the run after 1 s" in report.findings["time"].found
+
+
+@pytest.mark.parametrize(
+    ("trainer", "expected"),
+    [
+        ({"log_every_n_steps": 50}, "None is logged, as trainer.log_every_n_steps is 50"),
+        ({"logger": False}, "its course cannot be seen afterwards"),
+        ({"log_every_n_steps": 1}, None),
+    ],
+)
+def test_a_run_that_leaves_no_curve_is_a_warning(
+    root: Path, tmp_path: Path, trainer: dict[str, Any], expected: str | None
+) -> None:
+    plan = plan_run({"accelerator": "cpu", "devices": 1, **trainer})
+    report = findings(root, tmp_path, plan=plan)  # 4 iterations
+
+    assert not_ok(report) == ({} if expected is None else {"time": "warning"})
+    assert expected is None or expected in report.findings["time"].found
 
 
 @pytest.mark.parametrize(
