@@ -143,7 +143,11 @@ def load_checkpoint_model(
         dtype=options.torch_dtype,
         contract=restore_contract(saved, tokenizer, source),
         card=ModelCardInfo(
-            stage, hparams["model_path"], dotted_arguments(hparams), progress, command
+            "critic" if chosen == "critic" else stage,
+            config_source,
+            dotted_arguments(hparams),
+            progress,
+            command,
         ),
         generation=(
             generation_settings(hparams["sampling"]["temperature"]) if chosen == "policy" else None

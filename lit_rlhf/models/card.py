@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
+from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+from lightning.pytorch.utilities import rank_zero_warn
+from yaml import YAMLError
 
 TITLES = {
     "sft": "Supervised fine-tuning",
@@ -20,6 +22,46 @@ TITLES = {
 }
 OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers", "peft")
+_MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
+
+_USE_LANGUAGE_MODEL = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+path = "."  # this folder, or its id on the hub
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = AutoModelForCausalLM.from_pretrained(path)
+chat = [{"role": "user", "content": "How do I boil an egg?"}]
+prompt = tokenizer.apply_chat_template(
+    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)
+sequence = model.generate(**prompt, max_new_tokens=64)
+print(tokenizer.decode(sequence[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
+```"""
+_USE_REWARD_MODEL = """\
+```python
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+path = "."  # this folder, or its id on the hub
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = AutoModelForSequenceClassification.from_pretrained(path)
+chat = [
+    {"role": "user", "content": "How do I boil an egg?"},
+    {"role": "assistant", "content": "Ten minutes in boiling water."},
+]
+dialogue = tokenizer.apply_chat_template(chat, return_dict=True, return_tensors="pt")
+with torch.no_grad():
+    print(float(model(**dialogue).logits[0, 0]))
+```
+
+The score of a dialogue is the single logit at its last token, EOS included. Compare the scores of
+responses to one prompt; a score has no meaning by itself."""
+_USE_CRITIC = (
+    "The logit at a token of a response estimates the reward that the PPO policy still gets from "
+    "there on. It is for going on with PPO, and no judge of finished dialogues: take the reward "
+    "model for these. `AutoModelForSequenceClassification` loads it."
+)
 
 
 @dataclass(frozen=True)
@@ -27,12 +69,14 @@ class ModelCardInfo:
     """How a model was made.
 
     Attributes:
-        stage: `sft`, `reward` or `ppo`; any other name is shown as it is.
+        stage: `sft`, `reward`, `ppo` or `critic`; any other name is shown as it is.
         base_model: Folder or hub id that the stage started from.
         config: Settings of the run.
         metrics: Final metrics, by key.
         command: Command line of the run, if there was one.
         note: What a user has to know about the model above all.
+        datasets: Hub ids of the training data.
+        files: Names of the training data that are not on the hub.
     """
 
     stage: str
@@ -41,46 +85,137 @@ class ModelCardInfo:
     metrics: Mapping[str, float] = field(default_factory=dict)
     command: str | None = None
     note: str | None = None
+    datasets: Sequence[str] = ()
+    files: Sequence[str] = ()
 
 
-def render_model_card(info: ModelCardInfo, scalar: bool) -> str:
+def render_model_card(info: ModelCardInfo, scalar: bool, chat: bool = True) -> str:
     """Render the README.md of a model folder: Markdown after the hub's metadata block.
+
+    Base model on the hub, licence and datasets are taken over from the card in the folder that the
+    stage started from. Local paths are shown by their last part.
 
     Args:
         info: How the model was made.
         scalar: Whether it is a scalar model rather than a language model.
+        chat: Whether the tokenizer has a chat template.
     """
-    # The hub refuses base models that are not on it, so a local folder stays out of the metadata.
-    on_hub = OWNED_HUB_ID.fullmatch(info.base_model) and not Path(info.base_model).exists()
+    start = read_card_data(info.base_model)
+    is_critic = info.stage == "critic"
+    task = "text-classification" if scalar else "text-generation"
+    datasets = list(dict.fromkeys([*(start.datasets or []), *info.datasets]))
     metadata = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-classification" if scalar else "text-generation",
+        pipeline_tag=None if is_critic else task,
         tags=["rlhf", info.stage],
-        base_model=info.base_model if on_hub else None,
+        base_model=start.base_model,
+        license=start.license,
+        datasets=datasets or None,
     )
-    loader = "AutoModelForSequenceClassification" if scalar else "AutoModelForCausalLM"
     sections = [
         f"---\n{metadata.to_yaml()}\n---",
         f"# {TITLES.get(info.stage, info.stage)}",
-        f"Made by the `{info.stage}` stage of lit_rlhf from `{info.base_model}`. "
-        f"Plain transformers loads it with `{loader}`.",
+        _describe_origin(info, start),
     ]
     if info.note:
         sections.append(f"**{info.note}**")
-    if scalar:
-        sections.append(
-            "The score of a dialogue is the single logit at its last token, EOS included."
-        )
+    if is_critic:
+        sections.append(f"## How to use\n\n{_USE_CRITIC}")
+    elif chat:
+        use = _USE_REWARD_MODEL if scalar else _USE_LANGUAGE_MODEL
+        sections.append(f"## How to use\n\n{use}")
     if info.command:
-        sections.append(f"## Command\n\n```\n{info.command}\n```")
-    if info.metrics:
-        metrics = {key: f"{value:.6g}" for key, value in info.metrics.items()}
+        command = " ".join(str(shorten_paths(word)) for word in info.command.split(" "))
+        sections.append(f"## Command\n\n```\n{command}\n```")
+    metrics = {
+        key: f"{value:.6g}"
+        for key, value in info.metrics.items()
+        if not key.startswith(_MACHINE_METRICS)
+    }
+    if metrics:
         sections.append("## Metrics\n\n" + _render_table("metric", "value", metrics))
-    if info.config:
-        sections.append("## Settings\n\n" + _render_table("setting", "value", info.config))
+    # Names with an underscore are LightningCLI's own.
+    config = {
+        key: shorten_paths(value)
+        for key, value in info.config.items()
+        if not key.startswith("_") and key != "output_dir"
+    }
+    if config:
+        sections.append("## Settings\n\n" + _render_table("setting", "value", config))
     versions = _render_table("package", "version", _installed_versions())
     sections.append("## Versions\n\n" + versions)
     return "\n\n".join(sections) + "\n"
+
+
+def read_card_data(model: str) -> ModelCardData:
+    """What the card of a model says about its origin: base model on the hub, licence, datasets.
+
+    Nothing is downloaded: of a hub id, the card is read if it is in the cache.
+
+    Args:
+        model: Folder or hub id. A hub id is itself the base model.
+
+    Returns:
+        The metadata, empty as far as they are not known.
+    """
+    folder, on_hub = Path(model), OWNED_HUB_ID.fullmatch(model)
+    local = folder.exists()
+    cached = try_to_load_from_cache(model, "README.md") if on_hub and not local else None
+    file = folder / "README.md" if local else Path(cached) if isinstance(cached, str) else None
+    data: Any = ModelCardData()
+    if file is not None and file.is_file():
+        try:
+            data = ModelCard(file.read_text("utf-8"), ignore_metadata_errors=True).data
+        except (ValueError, YAMLError) as error:
+            rank_zero_warn(f"the metadata of the model card {file} cannot be read: {error}")
+    return ModelCardData(
+        # The hub refuses base models that are not on it, so a local folder stays out.
+        base_model=data.base_model if local else model if on_hub else None,
+        license=data.license,
+        # Those of a model on the hub are its authors', who trained it on them.
+        datasets=data.datasets if local else None,
+    )
+
+
+def shorten_paths(value: object) -> object:
+    """A setting in which each local path is its last part; a hub id or a URL stays as it is.
+
+    Args:
+        value: A string, which may be `--option=path`, or a mapping with paths as keys; anything
+            else is returned as it is.
+
+    Example:
+        >>> shorten_paths("/home/me/runs/sft"), shorten_paths({"runs/hh/reward": 1.0})
+        ('sft', {'reward': 1.0})
+        >>> shorten_paths("owner/model"), shorten_paths("my.rules:brevity")
+        ('owner/model', 'my.rules:brevity')
+    """
+    if isinstance(value, Mapping):
+        return {shorten_paths(key): entry for key, entry in value.items()}
+    if not isinstance(value, str):
+        return value
+    option, sign, path = value.rpartition("=")
+    is_path = (
+        "/" in path
+        and "://" not in path
+        and (path[0] in "/.~" or path.count("/") > 1 or Path(path).exists())
+    )
+    return f"{option}{sign}{Path(path).name}" if is_path else value
+
+
+def _describe_origin(info: ModelCardInfo, start: ModelCardData) -> str:
+    name = shorten_paths(info.base_model)
+    stage = "ppo" if info.stage == "critic" else info.stage
+    sentences = [f"Made by the `{stage}` stage of lit_rlhf from `{name}`."]
+    base = start.base_model if isinstance(start.base_model, str) else None
+    if base is not None and base != name:
+        sentences.append(f"The base model is `{base}`.")
+    if info.datasets or info.files:
+        data = [f"`{name}`" for name in (*info.datasets, *info.files)]
+        sentences.append(f"Training data: {', '.join(data)}.")
+    if base is not None:
+        sentences.append("The licence of the base model applies, and those of the data.")
+    return " ".join(sentences)
 
 
 def _render_table(left: str, right: str, rows: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from lit_rlhf.files import (
     delete,
@@ -83,6 +83,7 @@ def save_model_folder(
     with replace_folder(folder) as partial:
         scalar = not unwrap_model(model).can_generate()
         if scalar:
+            _name_label(unwrap_model(model).config, card)
             _write_scalar(
                 model, tokenizer, partial, generation, max_shard_size, head_format, lm_head
             )
@@ -176,6 +177,17 @@ def _write_language_model(
         inner.generation_config = before
 
 
+def _name_label(config: PreTrainedConfig, card: ModelCardInfo | str | None) -> None:
+    """Name the only label: transformers' default, LABEL_0, says nothing in a pipeline's output."""
+    if isinstance(card, ModelCardInfo):
+        label = "value" if card.stage == "critic" else "reward"
+    elif config.id2label != {0: "LABEL_0"}:
+        return  # a model from a folder keeps the name that it came with
+    else:
+        label = "reward"
+    config.id2label, config.label2id = {0: label}, {label: 0}
+
+
 def _write_scalar(
     model: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -225,8 +237,9 @@ def _save_companions(
     if contract is not None:
         contract.save(folder)
     if card is not None:
-        text = card if isinstance(card, str) else render_model_card(card, scalar)
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        if isinstance(card, ModelCardInfo):
+            card = render_model_card(card, scalar, chat=tokenizer.chat_template is not None)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, padding_side: str) -> None:

@@ -239,6 +239,7 @@ class PPOModule(StageModule):
         offload = self.memory.offload_frozen
         self.reference = load_reference(model_path, frozen, offload)
         self.reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload)
+        self.critic_init = critic_init
         self.critic = disable_dropout(
             load_critic(critic_init, model_path, self.reward.models, self.network, seed)
         )
@@ -1014,7 +1015,10 @@ class PPOModule(StageModule):
     def write_finished(self, folder: Path) -> None:
         """Write the policy, with the critic in a folder inside."""
         self.write_network(self.policy, folder, generation_settings(self.sampling.temperature))
-        self.write_network(self.critic, folder / "critic")
+        models = [model.path for model in self.reward.models]
+        source = critic_source(self.critic_init, self.model_path, models)
+        card = replace(self.card(), stage="critic", base_model=source)
+        self.write_network(self.critic, folder / "critic", card=card)
 
 
 def load_reference(

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
 from lit_callbacks import Collapse, count_resumed_epoch, find_collapse
-from lit_rlhf.data import DialogueEncoder
+from lit_rlhf.data import DialogueEncoder, PromptDataModule, RecordDataModule, is_file_path
 from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_memory
 from lit_rlhf.models import (
     ModelCardInfo,
@@ -578,6 +578,7 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         folder: Path,
         generation: dict[str, Any] | None = None,
         lm_head: nn.Module | None = None,
+        card: ModelCardInfo | None = None,
     ) -> None:
         """Write a network as a Hugging Face folder.
 
@@ -586,13 +587,14 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
             folder: Where to.
             generation: Settings of its `generation_config.json`; `None`: those of the start.
             lm_head: Output layer that was trained beside a scalar model.
+            card: Its model card; `None`: that of the run.
         """
         save_model_folder(
             model,
             self.tokenizer if self.encoder is None else self.encoder.tokenizer,
             folder,
             contract=None if self.encoder is None else self.encoder.contract,
-            card=self.card(),
+            card=card or self.card(),
             generation=generation,
             lm_head=None if lm_head is None else lm_head.state_dict(),
         )
@@ -608,15 +610,39 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         return self._saved_metrics | logged
 
     def card(self) -> ModelCardInfo:
-        """The model card of this run: its options and final metrics."""
+        """The model card of this run: its options, data and final metrics."""
         collapse = self._collapse
+        datasets, files = name_training_data(self.datamodule)
         return ModelCardInfo(
             stage=self.stage,
             base_model=self.model_path,
             config=dotted_arguments(self.hparams),
             metrics=self.last_metrics() if collapse is None else self._saved_metrics,
             note=None if collapse is None else describe_collapse(collapse),
+            datasets=datasets,
+            files=files,
         )
+
+
+class TrainingData(NamedTuple):
+    """Hub ids of a run's training data, and names of those that are not on the hub."""
+
+    datasets: list[str]
+    files: list[str]
+
+
+def name_training_data(datamodule: LightningDataModule | None) -> TrainingData:
+    """Name the sources of a datamodule; those of a class of its own are not known."""
+    names = TrainingData([], [])
+    if not isinstance(datamodule, RecordDataModule):
+        return names
+    ptx = datamodule.ptx_sources if isinstance(datamodule, PromptDataModule) else []
+    for source in (*datamodule.sources["train"], *ptx):
+        if is_file_path(source.path):
+            names.files.append(source.label)
+        else:
+            names.datasets.append(source.path)
+    return names
 
 
 def describe_collapse(collapse: Collapse) -> str:

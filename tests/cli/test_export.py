@@ -33,7 +33,8 @@ def test_a_network_of_a_checkpoint_is_written_and_the_card_has_the_command(
     main(["--checkpoint", str(saved.checkpoint), "--output", str(tmp_path / "m"), *more])
     assert_same_model(tmp_path / "m", saved.finished / "critic")
     card = (tmp_path / "m" / "README.md").read_text("utf-8")
-    assert f"lit_rlhf export --checkpoint {saved.checkpoint}" in card
+    assert f"lit_rlhf export --checkpoint {saved.checkpoint.name}" in card
+    assert str(saved.checkpoint.parent) not in card
     assert "MB of weights in 1 file" in capsys.readouterr().out
 
 

@@ -36,6 +36,7 @@ def test_a_checkpoint_becomes_what_the_stage_leaves(
     assert_same_model(tmp_path / "m", saved.finished / ("critic" if network else "."))
     card = (tmp_path / "m" / "README.md").read_text("utf-8")
     assert "the command" in card
+    assert ("# PPO critic" in card) == (network == "critic")
     assert "| `global_step` |" in card
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 

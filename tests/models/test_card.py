@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
 from lit_rlhf.models import ModelCardInfo, save_model_folder
 from lit_rlhf.models.card import render_model_card
+from lit_rlhf.models.heads import build_scalar_model
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 CARD = ModelCardInfo(
@@ -59,3 +63,103 @@ def test_any_stage_name_is_valid_metadata() -> None:
 def test_a_local_base_model_stays_out_of_the_hub_metadata() -> None:
     card = render_model_card(ModelCardInfo("sft", base_model="runs/with/three/parts"), scalar=False)
     assert "base_model:" not in card
+
+
+def folder_with_card(folder: Path, text: str) -> str:
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text(text, "utf-8")
+    return str(folder)
+
+
+def test_base_model_licence_and_datasets_are_inherited_over_stages(tmp_path: Path) -> None:
+    head = "---\nlicense: apache-2.0\nbase_model: owner/base\ndatasets: [owner/first]\n---\n# SFT\n"
+    sft = folder_with_card(tmp_path / "runs" / "sft", head)
+    info = ModelCardInfo("reward", sft, datasets=["owner/second", "owner/first"], files=["pairs"])
+
+    card = render_model_card(info, scalar=True)
+    again = ModelCardInfo("critic", folder_with_card(tmp_path / "runs" / "reward", card))
+    last = metadata(render_model_card(again, scalar=True))
+
+    assert metadata(card) == {
+        "base_model": "owner/base",
+        "datasets": ["owner/first", "owner/second"],
+        "library_name": "transformers",
+        "license": "apache-2.0",
+        "pipeline_tag": "text-classification",
+        "tags": ["rlhf", "reward"],
+    }
+    assert "from `sft`. The base model is `owner/base`." in card
+    assert "Training data: `owner/second`, `owner/first`, `pairs`." in card
+    assert last == {
+        "base_model": "owner/base",
+        "datasets": ["owner/first", "owner/second"],
+        "library_name": "transformers",
+        "license": "apache-2.0",
+        "tags": ["rlhf", "critic"],
+    }
+
+
+@pytest.mark.parametrize("text", ["", "# Only words\n", "---\nlicense: [\n---\n"])
+def test_a_card_without_metadata_passes_nothing_on(tmp_path: Path, text: str) -> None:
+    start = folder_with_card(tmp_path / "sft", text)
+    reason = pytest.warns(UserWarning, match="cannot be read") if "[" in text else nullcontext()
+
+    with reason:
+        card = render_model_card(ModelCardInfo("ppo", start), scalar=False)
+
+    assert metadata(card) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["rlhf", "ppo"],
+    }
+
+
+def test_settings_commands_and_metrics_tell_nothing_of_the_machine(tmp_path: Path) -> None:
+    config = {
+        "_class_path": "lit_rlhf.modules.PPOModule",
+        "model_path": str(tmp_path),
+        "output_dir": str(tmp_path / "out"),
+        "rewards": {"runs/hh/reward": 1.0, "my.rules:brevity": 0.1, "owner/reward": 2.0},
+        "loss.ratio_clip": 0.2,
+    }
+    info = ModelCardInfo(
+        "ppo",
+        "runs/hh/sft",
+        config,
+        {"rollout/kl": 1.5, "time/rollout": 3.0, "memory/update": 9.0},
+        f"lit_rlhf export --checkpoint={tmp_path}/last.ckpt --base {tmp_path}",
+    )
+
+    card = render_model_card(info, scalar=False)
+
+    assert str(tmp_path) not in card
+    assert f"lit_rlhf export --checkpoint=last.ckpt --base {tmp_path.name}" in card
+    assert f"| `model_path` | {tmp_path.name} |" in card
+    assert "| `rewards` | {'reward': 1.0, 'my.rules:brevity': 0.1, 'owner/reward': 2.0} |" in card
+    assert "from `sft`" in card
+    assert [
+        word for word in ("_class_path", "output_dir", "time/", "memory/") if word in card
+    ] == []
+
+
+def test_a_critic_is_called_one() -> None:
+    card = render_model_card(ModelCardInfo("critic", "owner/base"), scalar=True)
+
+    assert "# PPO critic" in card
+    assert "no judge of finished dialogues" in card
+    assert "The score of a dialogue" not in card
+
+
+@pytest.mark.parametrize(
+    ("stage", "label"), [("reward", "reward"), ("critic", "value"), (None, "reward")]
+)
+def test_the_label_of_a_scalar_model_says_what_the_number_is(
+    tmp_path: Path, stage: str | None, label: str
+) -> None:
+    card = None if stage is None else ModelCardInfo(stage, "owner/base")
+    save_model_folder(
+        build_scalar_model(tiny_causal_lm()), tiny_tokenizer(), tmp_path / "m", card=card
+    )
+
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert (config["id2label"], config["label2id"]) == ({"0": label}, {label: 0})

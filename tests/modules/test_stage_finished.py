@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -123,10 +124,46 @@ def test_the_policys_folder_samples_as_the_rollouts_did(chain: dict[str, Any]) -
 
 def test_cards_say_how_the_model_was_made(chain: dict[str, Any]) -> None:
     card = (chain["folder"] / "ppo/README.md").read_text("utf-8")
-    assert str(chain["folder"] / "sft") in card
+    assert "from `sft`" in card
     assert "rollout/score" in card
     assert "| `policy_optimizer.learning_rate` | 0.01 |" in card
     assert "0.01" in card
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "label"),
+    [
+        ("sft", "# Supervised fine-tuning", None),
+        ("reward", "# Reward model", "reward"),
+        ("ppo", "# PPO policy", None),
+        ("ppo/critic", "# PPO critic", "value"),
+    ],
+)
+def test_cards_and_labels_name_the_network_and_no_path(
+    chain: dict[str, Any], root: Path, name: str, title: str, label: str | None
+) -> None:
+    folder = chain["folder"] / name
+    card = (folder / "README.md").read_text("utf-8")
+
+    assert f"\n{title}\n" in card
+    assert [
+        word for word in card.split() if str(root) in word or str(chain["folder"]) in word
+    ] == []
+    assert "Training data: `" in card
+    assert [line for line in card.splitlines() if "_class_path" in line or "time/" in line] == []
+    if label is not None:
+        assert json.loads((folder / "config.json").read_text())["id2label"] == {"0": label}
+
+
+@pytest.mark.parametrize("name", ["sft", "reward"])
+def test_the_cards_code_runs(
+    chain: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = chain["folder"] / name
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+
+    monkeypatch.chdir(folder)
+    exec(code.replace("max_new_tokens=64", "max_new_tokens=2"), {})
 
 
 def test_adapters_are_merged(chain: dict[str, Any]) -> None:
@@ -197,10 +234,12 @@ def test_a_run_that_is_interrupted_while_it_saves_leaves_no_half_of_a_model(
     """A policy without its critic would look like a finished one."""
     write = PPOModule.write_network
 
-    def interrupted(module: PPOModule, network: Any, folder: Path, *more: Any) -> None:
+    def interrupted(
+        module: PPOModule, network: Any, folder: Path, *more: Any, **options: Any
+    ) -> None:
         if folder.name == "critic":
             raise InterruptedError
-        write(module, network, folder, *more)
+        write(module, network, folder, *more, **options)
 
     with patch.object(PPOModule, "write_network", interrupted), pytest.raises(InterruptedError):
         fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
