@@ -616,6 +616,7 @@ class PPOModule(StageModule):
         history: list[dict[str, Tensor]] = []
         for _ in range(self.minibatches.ppo_epochs):
             for index in iterate_minibatches(len(experience), size, generator):
+                index = index.to(self.device)  # once: each field would copy it, and wait
                 minibatch = experience.select(index)
                 texts = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
                 place = f"iteration {int(self.iteration) + 1}, minibatch {len(history) + 1}"
@@ -693,7 +694,7 @@ class PPOModule(StageModule):
 
     def split_experience(self, minibatch: Experience) -> Iterator[Experience]:
         """A minibatch in micro-batches, each cut to its longest prompt and response."""
-        rows = torch.arange(len(minibatch))
+        rows = torch.arange(len(minibatch), device=self.device)
         size = self.minibatches.micro_batch_size or len(minibatch)
         for start in range(0, len(minibatch), size):
             yield minibatch.select(rows[start : start + size])

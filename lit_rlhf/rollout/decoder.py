@@ -98,8 +98,11 @@ class Decoder:
         self.uniforms = torch.rand(shape, generator=generator, dtype=torch.float64).to(device)
         # a sequence may go on for up to an interval after its end, until `release` looks
         max_length = options.max_new_tokens + self.release_interval
-        self.prompts = [ids[mask] for ids, mask in zip(prompt_ids, prompt_mask, strict=True)]
         self.prompt_width = prompt_ids.shape[1]
+        # slices wait for the device once, masks would wait once for each prompt
+        lengths: list[int] = prompt_mask.sum(1).tolist()
+        starts = [self.prompt_width - length for length in lengths]
+        self.prompts = [ids[start:] for ids, start in zip(prompt_ids, starts, strict=True)]
         self.sequences = _extend_prompts(prompt_ids, prompt_mask, max_length)
         self.logprobs = torch.zeros((n_samples, max_length), device=device)
         self.entropy = torch.zeros((n_samples, max_length), device=device)

@@ -7,8 +7,8 @@ looks at the device takes its CUDA branches, and computes real numbers. Inside `
   generator or a NumPy array of the wrong device, collectives of host tensors as under NCCL, and
   attention that would fall back to the kernel with a quadratic matrix of scores;
 - every point where the host waits for the device is counted with its phase and its line;
-- kernels are counted by phase: ATen operations that are no views, which is how eager PyTorch
-  launches them.
+- kernels are counted by phase on request: ATen operations that are no views, which is how eager
+  PyTorch launches them.
 
 The backward runs in C++, whose gradients and saved tensors carry no mark, so that all tensors count
 as those of the device there.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Self, cast
@@ -105,6 +105,9 @@ def mark_module(module: nn.Module) -> nn.Module:
 class PretendCuda(TorchFunctionMode):
     """The context in which there is the pretend device.
 
+    Args:
+        count_kernels: Whether to count kernels, which doubles the time.
+
     Attributes:
         phase: Name of what is running.
         waits: Number of times that the host waited, by phase and then by what for.
@@ -114,8 +117,9 @@ class PretendCuda(TorchFunctionMode):
         host_metrics: Keys of logged values that were not on the device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, count_kernels: bool = False) -> None:
         super().__init__()
+        self.count_kernels = count_kernels
         self.phase = "start"
         self.waits: dict[str, Counter[str]] = {}
         self.kernels: Counter[str] = Counter()
@@ -129,7 +133,8 @@ class PretendCuda(TorchFunctionMode):
         if self is not _OUTSIDE:
             patch = self._stack.enter_context(pytest.MonkeyPatch.context())
             self._patch_torch(patch)
-            self._stack.enter_context(_CountKernels(self))
+            if self.count_kernels:
+                self._stack.enter_context(_CountKernels(self))
         return cast(Self, super().__enter__())
 
     def __exit__(self, *error: Any) -> None:
@@ -158,6 +163,7 @@ class PretendCuda(TorchFunctionMode):
         patch.setattr(owner, name, call)
 
     def n_waits(self, phase: str) -> int:
+        """Number of waits in all calls of a phase."""
         return sum(self.waits.get(phase, {}).values())
 
     def __torch_function__(
@@ -172,7 +178,7 @@ class PretendCuda(TorchFunctionMode):
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a function of torch with CPU tensors, and say where its result is."""
         name = func.__name__
-        tensors = list(_tensors((args, kwargs)))
+        tensors = _tensors((*args, *kwargs.values()))
         if in_backward():
             mark(tensors)
         on_device = [tensor for tensor in tensors if is_on_device(tensor)]
@@ -185,6 +191,9 @@ class PretendCuda(TorchFunctionMode):
         on_host = [tensor for tensor in tensors if not is_on_device(tensor)]
         self._check_operation(func, name, args, kwargs, on_device, on_host, moved)
         self._count_waits(name, args, kwargs, on_device, target)
+        if name == "__reduce_ex__":  # a file holds tensors of torch's own type
+            with torch._C.DisableTorchFunctionSubclass():
+                args = (args[0].detach(), *args[1:])
         result = self._run(func, args, kwargs, counting=target is not CPU)
         if name == "__set__":  # of `data`, which moves a parameter
             if func == Tensor.data.__set__:  # type: ignore[attr-defined]
@@ -397,15 +406,15 @@ def _one_group(lists: list[list[Tensor]], *_: Any) -> dict[Any, Any]:
     return {(CUDA, lists[0][0].dtype): (lists, [])} if lists[0] else {}
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for leaf in tree:
-            yield from _tensors(leaf)
-    elif isinstance(tree, dict):
-        for leaf in tree.values():
-            yield from _tensors(leaf)
+def _tensors(leaves: Iterable[Any]) -> list[Tensor]:
+    """The tensors among arguments, and in lists and tuples among them."""
+    found: list[Tensor] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, list | tuple):
+            found += _tensors(leaf)
+    return found
 
 
 def _device_of(

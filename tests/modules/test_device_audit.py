@@ -1,0 +1,222 @@
+"""All stages on the pretend CUDA device: no mixed devices, few host waits, metrics on the device.
+
+`tests/support/pretend_cuda.py` says what is refused and what is counted. Times and numbers of a
+real GPU are not seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor, distributed
+
+from lit_rlhf.forward import LanguageModel, disable_dropout
+from lit_rlhf.models import load_causal_lm
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules.guarded_step import UpdateGuard
+from lit_rlhf.modules.stage import StageModule
+from lit_rlhf.rollout import SamplingOptions, generate_responses
+from lit_rlhf.rollout.decoder import GPU_RELEASE_INTERVAL, Decoder
+from lit_rlhf.stats import global_sum
+from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
+from tests.support.pretend_cuda import (
+    CUDA,
+    PretendCuda,
+    PretendCudaStrategy,
+    Refused,
+    is_on_device,
+    mark,
+    mark_module,
+)
+from tests.support.tiny_models import EOS_ID, PAD_ID
+
+PLAIN: dict[str, Any] = {}
+ADAPTED: dict[str, Any] = {"lora_rank": 2, "gradient_checkpointing": True}
+
+WAITS = {"rollout": 10, "prefill": 3, "score": 6, "estimate": 10, "update": 32}
+"""Most host waits of PPO's phases, two of them by the timer of each; none in a decoding step.
+
+The update has a minibatch of two micro-batches, and a step of each network.
+"""
+WAITS_OF_A_STEP = 16
+"""Most host waits of a step of SFT or reward modelling, in two micro-batches."""
+WAITS_OF_A_LOOK = 2
+"""Most host waits of a look at which responses have ended: to read it, and to close the gaps."""
+KERNELS_PER_LAYER, KERNELS_PER_STEP = 43, 50
+"""Most kernels of a decoding step: in each layer of a Llama, and around the layers."""
+
+
+def stage_module(name: str, root: Path, network: dict[str, Any]) -> StageModule:
+    if name == "ppo":
+        options = {"minibatches": {"micro_batch_size": 2, "ppo_epochs": 1}, "network": network}
+        return PPOModule(**ppo_options(root, **options))
+    kind = SFTModule if name == "sft" else RewardModule
+    return kind(str(root / "policy"), micro_batch_size=2, network=network)
+
+
+def stage_data(name: str, root: Path) -> LightningDataModule:
+    build = {"sft": demonstrations, "reward": preferences, "ppo": prompts}[name]
+    return build(root, batch_size=4)
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """A process group, so that collectives are called; the audit refuses what NCCL refuses."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@contextmanager
+def auditing(*, count_kernels: bool = False) -> Iterator[PretendCuda]:
+    """An audit that knows the phases of a training step and of decoding."""
+    audit = PretendCuda(count_kernels=count_kernels)
+    phase = StageModule.phase
+
+    @contextmanager
+    def named_phase(module: StageModule, name: str, *args: Any) -> Iterator[None]:
+        with audit.named(name), phase(module, name, *args):
+            yield
+
+    with pytest.MonkeyPatch.context() as patch, audit:
+        patch.setattr(StageModule, "phase", named_phase)
+        for method in ("step", "sample", "release"):
+            audit.watch(patch, Decoder, method, method)
+        audit.watch(patch, Decoder, "_prefill", "prefill")
+        yield audit
+
+
+def audited_fit(module: StageModule, data: LightningDataModule, folder: Path) -> PretendCuda:
+    """Fit one batch, write a checkpoint and the finished model, all on the pretend device."""
+    with auditing() as audit, one_rank():
+        run = fitted(
+            module,
+            data,
+            folder,
+            accelerator="auto",
+            strategy=PretendCudaStrategy(),
+            limit_train_batches=1,
+        )
+        run.save_checkpoint(folder / "run.ckpt")
+    return audit
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
+@pytest.mark.parametrize("network", [PLAIN, ADAPTED], ids=["plain", "adapters"])
+@pytest.mark.parametrize("name", ["sft", "reward", "ppo"])
+def test_a_fit_stays_on_its_device_and_rarely_waits(
+    root: Path, tmp_path: Path, name: str, network: dict[str, Any]
+) -> None:
+    module = stage_module(name, root, network)
+    before = {key: p.detach().clone() for key, p in module.named_parameters() if p.requires_grad}
+    audit = audited_fit(module, stage_data(name, root), tmp_path)
+    assert audit.refused == []
+    assert audit.host_metrics == set()
+    parameters = dict(module.named_parameters())
+    assert all(is_on_device(parameter) for parameter in parameters.values())
+    assert any(not torch.equal(parameters[key].cpu(), p) for key, p in before.items())
+    assert (tmp_path / "model/config.json").exists()
+    torch.load(tmp_path / "run.ckpt", weights_only=True)
+    limits = WAITS if name == "ppo" else {"update": WAITS_OF_A_STEP}
+    assert limits.keys() <= audit.calls.keys()
+    for phase, most in limits.items():
+        assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]
+    if name == "ppo":
+        check_decoding(audit)
+
+
+def check_decoding(audit: PretendCuda) -> None:
+    assert audit.calls["step"] > 0
+    assert audit.n_waits("step") == 0, audit.waits["step"]
+    assert audit.n_waits("sample") == 0, audit.waits["sample"]
+    looks = audit.calls["step"] // GPU_RELEASE_INTERVAL + audit.calls["prefill"]
+    assert audit.n_waits("release") <= WAITS_OF_A_LOOK * looks, audit.waits["release"]
+
+
+@pytest.fixture
+def policy(root: Path) -> LanguageModel:
+    return disable_dropout(load_causal_lm(root / "policy"))
+
+
+def audited_rollout(policy: LanguageModel) -> PretendCuda:
+    """Sample responses of 12 tokens to three prompts in two slots."""
+    mask = torch.arange(5) >= torch.tensor([[0], [3], [2]])
+    ids = torch.where(mask, torch.arange(4, 19).view(3, 5), PAD_ID)
+    mark_module(policy)
+    options = SamplingOptions(max_new_tokens=12)
+    with auditing(count_kernels=True) as audit:
+        generate_responses(policy, *mark([ids, mask]), options, [EOS_ID], PAD_ID, 0, 2)
+    return audit
+
+
+def test_a_decoding_step_launches_a_bounded_number_of_kernels(policy: LanguageModel) -> None:
+    audit = audited_rollout(policy)
+    check_decoding(audit)
+    n_layers, n_steps = policy.config.num_hidden_layers, audit.calls["step"]
+    n_kernels = audit.kernels["step"] / n_steps
+    n_kernels += audit.kernels["sample"] / audit.calls["sample"]
+    assert n_kernels <= KERNELS_PER_LAYER * n_layers + KERNELS_PER_STEP
+
+
+def test_a_read_of_a_number_in_the_decoding_loop_is_found(
+    policy: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Decoder.step
+
+    def reading(self: Decoder) -> None:
+        self.lengths.max().item()
+        step(self)
+
+    monkeypatch.setattr(Decoder, "step", reading)
+    audit = audited_rollout(policy)
+    assert audit.n_waits("step") == audit.calls["step"] > 0
+    with pytest.raises(AssertionError):
+        check_decoding(audit)
+
+
+def test_an_index_on_the_host_is_found() -> None:
+    with PretendCuda() as audit:
+        values = torch.ones((4, 2), device=CUDA)
+        assert torch.equal(values[torch.tensor([0, 1])], values[:2])
+        assert audit.n_waits("start") == 2  # the other one is `equal`
+
+
+def test_a_metric_on_the_host_is_found(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def host_means(module: StageModule, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: value.detach().cpu() for key, value in metrics.items()}
+
+    monkeypatch.setattr(StageModule, "global_means", host_means)
+    module = stage_module("sft", root, PLAIN)
+    audit = audited_fit(module, stage_data("sft", root), tmp_path)
+    assert {"sft/loss", "time/update", "sft/skipped_updates"} <= audit.host_metrics
+
+
+def test_what_cuda_refuses_is_refused() -> None:
+    with PretendCuda(), one_rank():
+        values = torch.ones(3, device=CUDA)
+        generator = torch.Generator()
+        assert is_on_device(global_sum(values))
+        with pytest.raises(Refused, match="No backend type associated with cpu"):
+            global_sum(UpdateGuard(1).pop_count())
+        with pytest.raises(Refused, match=r"add: tensors on the host of shape \(3,\)"):
+            values + torch.ones(3)
+        with pytest.raises(Refused, match="stack: tensors on the host"):
+            torch.stack([values.sum(), torch.tensor(1.0)])
+        with pytest.raises(Refused, match="rand: a generator of the CPU"):
+            torch.rand(3, generator=generator, device=CUDA)
+        with pytest.raises(Refused, match="multinomial: a generator of the CPU"):
+            torch.multinomial(values, 1, generator=generator)
+        with pytest.raises(Refused, match="numpy: a tensor on the device"):
+            values.numpy()
+        assert is_on_device(values + torch.tensor(1.0))  # numbers are copied by torch
+        assert not is_on_device(values.cpu())
