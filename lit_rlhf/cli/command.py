@@ -35,9 +35,18 @@ class CommandParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End with status 2 and one line, without the usage."""
-        del ex
-        known = re.findall(r"--[\w.]+", self.format_help())
-        self.exit(2, f"{self.prog}: error: {suggest_option(message, known)}\n")
+        if not self.exit_on_error:  # a parser that jsonargparse makes for a class
+            super().error(message, ex)
+        name = self.prog.replace(" [options]", "")  # in the prog of a parser of a subcommand
+        self.exit(2, f"{name}: error: {self.explain(message)}\n")
+
+    def flags(self) -> list[str]:
+        """All flags."""
+        return re.findall(r"--[\w.]+", self.format_help())
+
+    def explain(self, message: str) -> str:
+        """Make one line of a message, with advice."""
+        return suggest_option(message, self.flags())
 
 
 def suggest_option(message: str, known: Iterable[str]) -> str:

@@ -7,7 +7,6 @@ import logging
 import pydoc
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_callbacks import PhaseSummary
-from lit_rlhf.cli.training import RLHFCLI, run_cli
+from lit_rlhf.cli.errors import original_error
+from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, run_cli
 from lit_rlhf.doctor import (
     CHECKS_BEFORE,
     CHECKS_DURING,
@@ -107,18 +107,6 @@ class DoctorCLI(RLHFCLI):
             self.start_error = original_error(error)
 
 
-def original_error(error: Exception) -> Exception:
-    """The error that jsonargparse raised others from, whose messages show all arguments."""
-    inner: BaseException | None = error
-    # the first error of the chain, from the outside, that was not raised in jsonargparse itself
-    while isinstance(inner, Exception):
-        frames = list(traceback.walk_tb(inner.__traceback__))
-        if not frames[-1][0].f_globals["__name__"].startswith("jsonargparse"):
-            return inner
-        inner = inner.__cause__ or inner.__context__
-    return error
-
-
 def examine_configuration(cli: DoctorCLI, display: Display) -> Report:
     """Run all checks on what a configuration describes."""
     if cli.start_error is not None:
@@ -141,9 +129,7 @@ def silence_lightning() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)
-        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
-        # Lightning 2.6.6 still calls what torch 2.9 has deprecated
-        warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
+        hide_notes_of_libraries()
         try:
             for logger in loggers:
                 logger.setLevel(logging.WARNING)

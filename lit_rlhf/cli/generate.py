@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 
 from rich.console import Console
 
@@ -27,7 +28,8 @@ from lit_rlhf.rollout import SamplingOptions
 LISTS = {
     "models": "Folders or hub ids of language models.",
     "prompt": "Prompts, each in quotes: a user's message, or a dialogue of '\\n\\nHuman: ...' and "
-    "'\\n\\nAssistant: ...' that ends with the user's turn.",
+    "'\\n\\nAssistant: ...' that ends with the user's turn. Before all flags, --prompt may be left "
+    "out.",
 }
 FLAGS = {
     "chat": "Chat with the models in the terminal. Responses appear as they are sampled; several "
@@ -177,10 +179,13 @@ def _check_one_source(prompts: str | None, prompt: list[str] | None, chat: bool)
     if len(given) != 1:
         raise ValueError(
             "prompts, prompt, chat: expected exactly one of them (--prompts FILE, "
-            f"--prompt 'TEXT' or --chat), got {' and '.join(given) or 'none'}"
+            f"--prompt 'TEXT' or --chat), got {' and '.join(given) or 'none'}; a prompt "
+            "without a flag goes first: lit_rlhf generate 'TEXT' --models FOLDER"
         )
 
 
 def main(argv: Sequence[str]) -> Generation | None:
-    """Entry point of `lit_rlhf generate`."""
-    return run_command(generate, argv, "lit_rlhf generate", lists=LISTS, flags=FLAGS)
+    """Entry point of `lit_rlhf generate`; words before the first flag are prompts."""
+    words = list(takewhile(lambda word: not word.startswith("-"), argv))
+    flags = ["--prompt", *words, *argv[len(words) :]] if words else argv
+    return run_command(generate, flags, "lit_rlhf generate", lists=LISTS, flags=FLAGS)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse import auto_cli
+from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.configs import CONFIGS, config_name
 
 DEFAULT_DIR = "runs/quickstart"
 
@@ -30,17 +31,14 @@ class Quickstart:
     root: Path
     seed: int = 0
     language: str = "en"
-    configs: Path = Path("configs/quickstart")
+    configs: Path = CONFIGS / "quickstart"
     pairs: int = 13000
     overwrite: bool = False
 
     def __post_init__(self) -> None:
         """Check that the configurations exist."""
         if not (self.configs / "sft.yaml").is_file():
-            raise FileNotFoundError(
-                f"configs: expected a folder with sft.yaml, got {self.configs}; run from the "
-                "project's root"
-            )
+            raise FileNotFoundError(f"configs: expected a folder with sft.yaml, got {self.configs}")
 
     def prepare(self) -> None:
         """Write the world, train the SFT model, label preferences and train the reward model."""
@@ -49,17 +47,17 @@ class Quickstart:
             *("lab", "world", "--output_dir", world, "--seed", seed, "--language", self.language),
             *("--n_heldout_prompts", "512"),
         )
-        self.fit(["sft.yaml"], seeded=["--data.init_args.seed"])
+        self.fit(["sft.yaml"], seeded=["--data.seed"])
         run(
             *("lab", "preferences", "--policy", f"{root}/sft", "--world", world),
             *("--output", f"{world}/preferences.jsonl", "--pairs", str(self.pairs)),
             *("--seed", seed),
         )
-        self.fit(["reward.yaml"], seeded=["--data.init_args.seed", "--model.init_args.head_seed"])
+        self.fit(["reward.yaml"], seeded=["--data.seed", "--model.head_seed"])
 
     def fit_ppo(self, configs: Sequence[str | Path], *options: str) -> None:
         """Train with PPO, from configurations given by name or path, and further options."""
-        self.fit(configs, *options, seeded=["--data.init_args.seed", "--model.init_args.seed"])
+        self.fit(configs, *options, seeded=["--data.seed", "--model.seed"])
 
     def fit(self, configs: Sequence[str | Path], *options: str, seeded: Sequence[str]) -> None:
         """Train a stage.
@@ -74,7 +72,7 @@ class Quickstart:
         ]
         run(
             "fit",
-            *(part for file in files for part in ("--config", str(file))),
+            *(part for file in files for part in ("--config", config_name(file))),
             *("--seed_everything", str(self.seed)),
             *(part for flag in seeded for part in (flag, str(self.seed))),
             *(("--overwrite",) if self.overwrite else ()),
@@ -107,7 +105,7 @@ def quickstart(
     output_dir: str = DEFAULT_DIR,
     seed: int = 0,
     language: Literal["en", "zh", "both"] = "en",
-    configs: str = "configs/quickstart",
+    configs: str = str(CONFIGS / "quickstart"),
     pairs: int = 13000,
     overwrite: bool = False,
 ) -> None:
@@ -163,4 +161,4 @@ def relocate(config: Path, root: Path) -> Path:
 
 def main(argv: Sequence[str]) -> None:
     """Entry point of `lit_rlhf quickstart`."""
-    auto_cli(quickstart, args=list(argv), prog="lit_rlhf quickstart")
+    run_command(quickstart, argv, "lit_rlhf quickstart")

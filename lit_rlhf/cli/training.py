@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import pydoc
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.callbacks import ProgressBar, RichModelSummary
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
+from rich.console import Console
+from rich.table import Table
 
 from lit_callbacks import (
     PhaseSummary,
@@ -25,21 +31,14 @@ from lit_callbacks import (
     default_checkpoint_dir,
     find_collapse,
 )
+from lit_rlhf.cli.command import CommandParser, suggest_option
+from lit_rlhf.cli.configs import resolve_configs
+from lit_rlhf.cli.errors import end_with_message, explain_usage_error
 from lit_rlhf.strategies import (
     find_newest_checkpoint,
     read_lightning_state,
     use_atomic_checkpoints,
 )
-
-# What jsonargparse 4.53 says about an unknown option: in a file or a flag, in a group of a file, in
-# a flag for a group.
-UNKNOWN_OPTION = re.compile(
-    r"class_path '(?P<class>[\w.]+)':\s+"
-    r"(?:Option '(?P<option>[^']+)' is not accepted"
-    r"|Group '(?P<group>[^']+)' does not accept option '(?P<field>[^']+)'"
-    r"|unrecognized arguments: --(?P<flag>[^=\s]+))"
-)
-
 
 # a flag for a field of a group of options
 GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
@@ -57,19 +56,58 @@ FINISHED_FILE = "finished.json"
 """File in the log folder of a finished run: which command it was, and where its model is."""
 
 
-class RLHFArgumentParser(LightningArgumentParser):
-    """LightningCLI's parser, with `null` for fields of groups and advice about unknown options."""
+class RLHFArgumentParser(CommandParser, LightningArgumentParser):
+    """LightningCLI's parser, with configurations by name and errors in one line.
+
+    Attributes:
+        words: The arguments that were parsed.
+        stages: Of the parser of the program: those of its commands.
+    """
+
+    words: Sequence[str] = ()
+    stages: Sequence[CommandParser] = ()
 
     def parse_args(  # type: ignore[override]  # the other arguments are handed on
         self, args: Sequence[str] | None = None, *others: Any, **options: Any
     ) -> Namespace:
-        """Parse arguments, after `group_null_flags`."""
+        """Parse arguments, after `group_null_flags` and `resolve_configs`."""
         given = group_null_flags(sys.argv[1:] if args is None else args)
+        try:
+            given = resolve_configs(given)
+        except ValueError as error:
+            self.error(f"--config: {error}", error)
+        self.words = given
         return super().parse_args(given, *others, **options)
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with a usage error, after `explain_unknown_options`."""
-        super().error(explain_unknown_options(message), ex)
+    def explain(self, message: str) -> str:
+        """Say which option is wrong, in which file, and which one is nearest."""
+        known = [flag for parser in (self, *self.stages) for flag in parser.flags()]
+        advised = suggest_option(message, known)
+        return advised if advised != message else explain_usage_error(message, self.words, known)
+
+
+class NetworkSummary(RichModelSummary):
+    """The networks of a stage with their sizes.
+
+    Lightning's summary adds FLOPs, which are 0 as it sees no forward pass, and counts of modules.
+    """
+
+    @staticmethod
+    def summarize(
+        summary_data: list[tuple[str, list[str]]],
+        total_parameters: int,
+        trainable_parameters: int,
+        *others: Any,
+        **options: Any,
+    ) -> None:
+        """Print a row for each network, and the number of parameters that are trained."""
+        del others, options
+        columns = dict(summary_data)
+        table = Table("Network", "Class", "Parameters")
+        for row in zip(columns["Name"], columns["Type"], columns["Params"], strict=True):
+            table.add_row(*row)
+        table.caption = f"{trainable_parameters:,} of {total_parameters:,} parameters are trained"
+        Console().print(table)
 
 
 def group_null_flags(arguments: Sequence[str]) -> list[str]:
@@ -90,22 +128,6 @@ def group_null_flags(arguments: Sequence[str]) -> list[str]:
         else:
             grouped[index : index + 2] = [field["group"], mapping]
     return grouped
-
-
-def explain_unknown_options(message: str) -> str:
-    """Replace a parser's message about an unknown option of a stage by advice.
-
-    Other messages are returned as they are.
-    """
-    from lit_rlhf.modules import StageModule, explain_unknown_option
-
-    found = UNKNOWN_OPTION.search(message)
-    module = found and pydoc.locate(found["class"])
-    if found is None or not (isinstance(module, type) and issubclass(module, StageModule)):
-        return message
-    group = f"{found['group']}." if found["group"] else ""
-    name = group + (found["option"] or found["field"] or found["flag"])
-    return f"model.init_args.{name}: {explain_unknown_option(module, name)}"
 
 
 def check_option_ranges(parser: LightningArgumentParser, model: Namespace) -> None:
@@ -131,6 +153,32 @@ class RLHFCLI(LightningCLI):
 
     _is_finished = False
 
+    def __init__(
+        self,
+        model_class: type[LightningModule],
+        datamodule_class: type[LightningDataModule],
+        args: ArgsType = None,
+        **options: Any,
+    ) -> None:
+        """Take LightningCLI's arguments, and do all that it does."""
+        self._arguments = sys.argv[1:] if args is None else args
+        self._parsers: list[RLHFArgumentParser] = []
+        super().__init__(model_class, datamodule_class, args=args, **options)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # called on instances
+        """The commands that the arguments name, or all; each parser takes 0.3 s to build."""
+        commands = LightningCLI.subcommands()
+        named = [name for name in commands if name in self._arguments]
+        return {name: commands[name] for name in named or commands}
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Build the parser of the program, and then that of each command."""
+        parser = super().init_parser(**kwargs)
+        assert isinstance(parser, RLHFArgumentParser)
+        self._parsers.append(parser)
+        self._parsers[0].stages = self._parsers[1:]
+        return parser
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the flags of a fit, to all commands as they take its configuration."""
         parser.add_argument("--name", type=str | None, help=NAME_HELP)
@@ -148,7 +196,6 @@ class RLHFCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse arguments, and check options and checkpoint before anything is built."""
-        self._arguments = sys.argv[1:] if args is None else args
         super().parse_arguments(parser, args)
         subcommand = self.config.get("subcommand")
         given = self.config[subcommand] if subcommand else self.config
@@ -188,6 +235,24 @@ class RLHFCLI(LightningCLI):
         """Return to the configuration as it was given, with the checkpoint."""
         self.config = self._given
 
+    def instantiate_classes(self) -> None:
+        """Build data, module and Trainer.
+
+        Raises:
+            ValueError: If a GPU is asked for and there is none. Lightning would say so after the
+                models are loaded.
+        """
+        subcommand = self.config.get("subcommand")
+        given = self.config[subcommand] if subcommand else self.config
+        accelerator = given.trainer.accelerator
+        gpus = {"gpu": (CUDAAccelerator, MPSAccelerator), "cuda": (CUDAAccelerator,)}
+        if accelerator in gpus and not any(kind.is_available() for kind in gpus[accelerator]):
+            raise ValueError(
+                f"trainer.accelerator: got {accelerator}, but torch {torch.__version__} finds no "
+                "GPU here; --trainer.accelerator cpu runs on the CPU"
+            )
+        super().instantiate_classes()
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer, and add what every run has.
 
@@ -209,6 +274,9 @@ class RLHFCLI(LightningCLI):
             given.callbacks = [c for c in given.callbacks if c not in earlier]
         trainer = super().instantiate_trainer(**kwargs)
         use_atomic_checkpoints(trainer)
+        for index, callback in enumerate(trainer.callbacks):  # type: ignore[attr-defined]
+            if type(callback) is RichModelSummary:  # Lightning's default
+                trainer.callbacks[index] = NetworkSummary()  # type: ignore[attr-defined]
         # Lightning does not declare the attribute
         added: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, PhaseSummary) for callback in added):
@@ -423,3 +491,29 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
         "parser_kwargs": {"description": __doc__, "prog": "lit_rlhf"},
     }
     return cli(LightningModule, LightningDataModule, args=args, **(defaults | options))
+
+
+def hide_notes_of_libraries() -> None:
+    """Hide warnings and notes of other libraries that users can do nothing about."""
+    # Lightning 2.6.6 still calls what torch 2.9 has deprecated.
+    warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
+    # Reference and reward models are frozen in evaluation mode.
+    warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+    # LightningCLI warns about arguments other than sys.argv, which `quickstart` gives.
+    warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
+
+
+def is_no_advertisement(record: logging.LogRecord) -> bool:
+    """Tell Lightning's advice to install further products from other messages."""
+    return "Tip: For seamless cloud" not in record.getMessage()
+
+
+def main(argv: Sequence[str]) -> None:
+    """Entry point of `lit_rlhf fit`, `validate`, `test` and `predict`."""
+    hide_notes_of_libraries()
+    try:
+        run_cli(list(argv))
+    except Exception as error:
+        names = LightningCLI.subcommands()
+        end_with_message(error, f"lit_rlhf {next(word for word in argv if word in names)}")

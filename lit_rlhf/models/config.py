@@ -98,11 +98,14 @@ def check_model_path(path: str | Path) -> None:
         "path: expected a folder with a model or a hub id (name or owner/name), got "
         f"{str(path)!r}, which is not a folder here and "
     )
+    advice = "; if another stage writes the folder, run that one first"
     if isinstance(path, Path) or Path(path).exists() or HUB_ID.fullmatch(path) is None:
-        raise ValueError(expected + "not of the form of a hub id")
+        raise ValueError(expected + "not of the form of a hub id" + advice)
     owner, _, name = path.partition("/")
     if name and Path(owner).is_dir():
-        raise ValueError(expected + f"no hub id either: {owner!r} is a folder without {name!r}")
+        raise ValueError(
+            expected + f"no hub id either: {owner!r} is a folder without {name!r}" + advice
+        )
 
 
 def check_model_folder(folder: Path) -> None:

@@ -96,6 +96,13 @@ def test_prompts_from_arguments_are_printed_for_reading(
     assert printed.count("\nppo: ") == 3
 
 
+def test_words_before_all_flags_are_prompts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["hi", "so", *arguments(root, "--prompt", "why?", models=("sft",))])
+    lines = capsys.readouterr().out.splitlines()
+    asked = [line for line in lines if line.startswith("user: ")]
+    assert asked == ["user: hi", "user: so", "user: why?"]
+
+
 def test_several_responses_are_numbered(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments(root, "--prompt", "hi", "--responses_per_prompt", "2", models=("sft",)))
 

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from lit_rlhf.cli import main as cli
+from lit_rlhf.cli import quickstart as cli_quickstart
 from lit_rlhf.cli.quickstart import main
 from tests.configs.tiny_runs import QUICKSTART, SMALL
 
@@ -151,6 +152,16 @@ def test_an_earlier_quickstart_is_not_replaced(done: Quickstart) -> None:
     assert {path: path.stat().st_mtime_ns for path in done.root.rglob("*")} == before
 
 
-def test_without_its_configurations_it_says_where_to_run_it(tmp_path: Path) -> None:
-    with pytest.raises((FileNotFoundError, SystemExit), match="run from the project's root"):
+def test_a_folder_without_its_configurations_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"configs: expected a folder with sft\.yaml, got"):
         main(["--configs", str(tmp_path)])
+
+
+def test_in_the_default_folder_the_commands_name_configurations_that_work_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(cli, "main", commands.append)
+    cli_quickstart.Quickstart(Path(cli_quickstart.DEFAULT_DIR)).fit_ppo(["ppo_max.yaml"])
+    assert list(commands[0][:3]) == ["fit", "--config", "quickstart/ppo_max"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -15,7 +16,12 @@ import torch
 import yaml
 from lightning.pytorch.strategies import Strategy
 
-from lit_rlhf.cli.training import RLHFCLI, run_cli
+from lit_rlhf.cli.training import (
+    RLHFCLI,
+    hide_notes_of_libraries,
+    is_no_advertisement,
+    run_cli,
+)
 from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay, world_root
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
@@ -341,3 +347,22 @@ def test_a_command_or_file_that_does_not_exist_is_named(
             command(*arguments)
         assert refused.value.code == 2
         assert arguments[-1] in capsys.readouterr().err
+
+
+def test_a_run_shows_no_notes_of_other_libraries(
+    world: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    with warnings.catch_warnings(), patch.object(sys, "argv", ["lit_rlhf"]):
+        hide_notes_of_libraries()
+        command("fit", *configs("ppo", world, tmp_path), "--trainer.enable_model_summary", "true")
+    shown = capsys.readouterr()
+    told = shown.out + shown.err + caplog.text
+    assert "Tip:" not in told
+    assert "FLOPs" not in told
+    assert "parameters are trained" in told
+    assert logger.filters.count(is_no_advertisement) == 1

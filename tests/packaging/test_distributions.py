@@ -80,6 +80,13 @@ def test_every_source_file_is_in_the_root_wheel(root_wheel: Path) -> None:
     assert expected <= names
 
 
+def test_the_configurations_are_in_the_root_wheel(root_wheel: Path) -> None:
+    with zipfile.ZipFile(root_wheel) as archive:
+        names = {name for name in archive.namelist() if name.startswith("lit_rlhf/configs/")}
+    files = {p.relative_to(ROOT).as_posix() for p in (ROOT / "configs").rglob("*.yaml")}
+    assert names == {f"lit_rlhf/{file}" for file in files}
+
+
 def test_the_root_wheel_brings_the_command(root_wheel: Path) -> None:
     with zipfile.ZipFile(root_wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))

@@ -1,0 +1,141 @@
+"""Errors of `lit_rlhf fit` in one line: which option, in which file, and what to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import yaml
+
+from lit_rlhf.cli.main import main
+from tests.configs.tiny_runs import QUICKSTART
+
+RESUME = "lit_callbacks.ResumeCheckpoint"
+USAGE_ERRORS: dict[str, tuple[Any, str]] = {
+    "a key of the Trainer": (
+        {"trainer": {"max_epoch": 3}},
+        "trainer.max_epoch: no such option; did you mean trainer.max_epochs?",
+    ),
+    "a section": (
+        {"trainr": {"max_epochs": 3}},
+        "trainr.max_epochs: no such option; did you mean trainer.max_epochs?",
+    ),
+    "an option of a group": (
+        {"model": {"init_args": {"optimizer": {"learning_rat": 3}}}},
+        "model.init_args.optimizer.learning_rat: no such option; did you mean "
+        "optimizer.learning_rate?",
+    ),
+    "an option of the data": (
+        {"data": {"init_args": {"bacth_size": 3}}},
+        "data.init_args.bacth_size: no such option; did you mean batch_size?",
+    ),
+    "a value": (
+        {"data": {"init_args": {"batch_size": "many"}}},
+        "data.batch_size: Expected a <class 'int'>. Got value: many",
+    ),
+    "a callback": (
+        {"trainer": {"callbacks": [{"class_path": "lit_callbacks.ResumeCheckpont"}]}},
+        "trainer.callbacks: module 'lit_callbacks' has no attribute 'ResumeCheckpont'; did you "
+        "mean ResumeCheckpoint?",
+    ),
+    "an option of a callback": (
+        {"trainer": {"callbacks": [{"class_path": RESUME, "init_args": {"evry": 1}}]}},
+        "trainer.callbacks: ResumeCheckpoint.evry: no such option of ResumeCheckpoint",
+    ),
+    "a stage": (
+        {"model": {"class_path": "SFTModul"}},
+        "model: Expected a dot import path string: SFTModul; did you mean SFTModule?",
+    ),
+}
+
+
+def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
+    """Exit status and what stands on standard error; a message as status goes there too."""
+    with (
+        # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
+        patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
+        patch.object(sys, "argv", ["lit_rlhf"]),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(["fit", "--config", str(QUICKSTART / "sft.yaml"), *map(str, arguments)])
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", USAGE_ERRORS)
+def test_a_mistake_in_an_overlay_is_one_line_with_the_file_and_the_nearest_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    overlay, expected = USAGE_ERRORS[name]
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(overlay), "utf-8")
+    code, told = errors_of("--config", file, capsys=capsys)
+    assert code == 2
+    assert told.removeprefix("lit_rlhf fit").removeprefix("lit_rlhf") == (
+        f": error: {file}: {expected}\n"
+    )
+
+
+def test_a_file_that_is_no_yaml_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("model: [\n a: 3", "utf-8")
+    code, told = errors_of("--config", tmp_path / "mine.yaml", capsys=capsys)
+    assert code == 2
+    assert f"error: {tmp_path / 'mine.yaml'}: Problems parsing config" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            ["--trainer.max_epoch_number", "3"],
+            "unrecognized arguments: --trainer.max_epoch_number 3; did you mean "
+            "--trainer.max_epochs?",
+        ),
+        (["--trainer.max_epochs", "many"], "trainer.max_epochs: Expected a <class 'int'>."),
+        (["--data.bacth_size", "3"], "data.init_args.bacth_size: no such option; did you mean "),
+    ],
+)
+def test_a_mistake_in_a_flag_is_one_line_and_names_no_file(
+    capsys: pytest.CaptureFixture[str], flags: list[str], expected: str
+) -> None:
+    code, told = errors_of(*flags, capsys=capsys)
+    assert code == 2
+    assert told.startswith(f"lit_rlhf fit: error: {expected}")
+    assert told.count("\n") == 1
+
+
+def test_a_missing_model_is_one_line_and_debug_shows_where(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    missing = ("--model.model_path", "runs/no/such_model")
+    code, _ = errors_of(*missing, capsys=capsys)
+    assert code.startswith("lit_rlhf fit: error: path: expected a folder with a model or a hub id")
+    assert "runs/no/such_model" in code
+    assert code.endswith("; if another stage writes the folder, run that one first")
+    assert "\n" not in code
+    with pytest.raises(ValueError, match="path: expected a folder with a model"):
+        errors_of(*missing, "--debug", capsys=capsys)
+
+
+def test_a_missing_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with patch("torch.cuda.device_count", lambda: 0):
+        code, _ = errors_of("--trainer.accelerator", "gpu", capsys=capsys)
+    assert code == (
+        f"lit_rlhf fit: error: trainer.accelerator: got gpu, but torch {torch.__version__} finds "
+        "no GPU here; --trainer.accelerator cpu runs on the CPU"
+    )
+
+
+def test_other_errors_keep_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        patch("lit_rlhf.cli.training.run_cli", side_effect=KeyError("a defect")),
+        pytest.raises(KeyError, match="a defect"),
+    ):
+        errors_of(capsys=capsys)
