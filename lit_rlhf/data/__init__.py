@@ -21,9 +21,11 @@ from lit_rlhf.data.dataset import (
     PromptExample,
     TokenBatch,
     TokenExample,
+    Turns,
     collate_preferences,
     collate_prompts,
     collate_tokens,
+    pad_sequences,
 )
 from lit_rlhf.data.encoding import (
     DialogueEncoder,
@@ -110,6 +112,7 @@ __all__ = [
     "TokenBudgetBatchSampler",
     "TokenExample",
     "TrainOn",
+    "Turns",
     "collate_preferences",
     "collate_prompts",
     "collate_tokens",
@@ -119,6 +122,7 @@ __all__ = [
     "encode_records",
     "is_file_path",
     "load_records",
+    "pad_sequences",
     "parse_prompts",
     "parse_row",
     "read_dataset",

@@ -14,6 +14,9 @@ from torch.utils.data import Dataset
 
 from lit_rlhf.data.samplers import Index
 
+Turns = Sequence[Mapping[str, str]]
+"""Turns of a dialogue as chat templates take them, each with `role` and `content`."""
+
 
 class TokenExample(NamedTuple):
     """One encoded sequence: a dialogue or a block of text.
@@ -70,6 +73,7 @@ class PromptExample(NamedTuple):
         index: Position in its dataset, set by `PromptDataset`.
         ptx: The pretraining example that goes with the prompt, set by `PromptDataset`.
         fields: The fields of its record by name; empty for a prompt without a record.
+        turns: What is left of the prompt's turns, as chat templates take them.
     """
 
     input_ids: Tensor
@@ -79,6 +83,7 @@ class PromptExample(NamedTuple):
     index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     ptx: TokenExample | None = None
     fields: Mapping[str, Any] = {}
+    turns: Turns = ()
 
 
 Example = TokenExample | PreferenceExample | PromptExample
@@ -127,6 +132,7 @@ class PromptBatch(NamedTuple):
         index: Position of every prompt in its dataset. Shape `(B,)`, int64.
         fields: The fields of every prompt's record by name.
         ptx: One pretraining example per prompt if the datamodule has `ptx_sources`, else None.
+        turns: What is left of every prompt's turns.
     """
 
     input_ids: Tensor
@@ -135,6 +141,7 @@ class PromptBatch(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     fields: list[Mapping[str, Any]]
     ptx: TokenBatch | None = None
+    turns: Sequence[Turns] = ()
 
     def select(self, rows: Sequence[int]) -> "PromptBatch":
         """The prompts at `rows`, with all columns; a row may come more than once."""
@@ -146,6 +153,7 @@ class PromptBatch(NamedTuple):
             self.index[index],
             [self.fields[row] for row in rows],
             None if self.ptx is None else TokenBatch(*(tensor[index] for tensor in self.ptx)),
+            [self.turns[row] for row in rows] if self.turns else (),
         )
 
 
@@ -250,6 +258,7 @@ def collate_prompts(examples: Sequence[PromptExample], pad_token_id: int) -> Pro
         torch.tensor([example.index for example in examples], dtype=torch.long),
         [example.fields for example in examples],
         collate_tokens(ptx, pad_token_id) if ptx else None,
+        [example.turns for example in examples],
     )
 
 

@@ -179,7 +179,11 @@ class DialogueEncoder:
             tuple(messages), self.render_prompt(messages), self.max_prompt_length
         )
         return PromptExample(
-            _to_tensor(prompt.input_ids), prompt.text, prompt.dropped_turns, prompt.cut_tokens
+            _to_tensor(prompt.input_ids),
+            prompt.text,
+            prompt.dropped_turns,
+            prompt.cut_tokens,
+            turns=_as_chat(prompt.messages),
         )
 
     def encode_dialogue(
@@ -307,7 +311,7 @@ class DialogueEncoder:
         return str(text).strip()
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        chat = [{"role": message.role, "content": message.content} for message in messages]
+        chat = _as_chat(messages)
 
         def render() -> str:
             return str(
@@ -557,6 +561,11 @@ def _match_any(texts: set[str]) -> re.Pattern[str]:
 def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     added = {token.content for token in tokenizer.added_tokens_decoder.values()}
     return {token for token in added.union(tokenizer.all_special_tokens) if token.strip()}
+
+
+def _as_chat(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Turns as chat templates take them."""
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def _to_tensor(ids: Sequence[int]) -> Tensor:

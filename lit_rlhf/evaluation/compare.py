@@ -444,7 +444,7 @@ def _measure_batch(
     rewards: Mapping[str, WeightedReward],
     temperature: float,
 ) -> _MeasuredBatch:
-    rollouts = batch.rollouts
+    rollouts, prompts = batch.rollouts, batch.prompts
     statistics = rollouts.statistics_at(temperature)
     if statistics is None:
         statistics = compute_policy_statistics(policy, rollouts, temperature)
@@ -457,7 +457,7 @@ def _measure_batch(
     return _MeasuredBatch(
         positions=batch.positions,
         scores={
-            name: reward(rollouts, batch.prompts.texts, None, batch.prompts.fields).cpu()
+            name: reward(rollouts, prompts.texts, None, prompts.fields, prompts.turns).cpu()
             for name, reward in rewards.items()
         },
         logprobs=statistics.logprobs.cpu(),

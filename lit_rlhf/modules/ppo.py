@@ -454,7 +454,7 @@ class PPOModule(StageModule):
     def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Tensor:
         """Raw scores `[B]`: the weighted sum of reward models and functions."""
         limit = self.memory.max_tokens_per_forward
-        scores: Tensor = self.reward(rollouts, batch.texts, limit, batch.fields)
+        scores: Tensor = self.reward(rollouts, batch.texts, limit, batch.fields, batch.turns)
         return scores
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
@@ -1059,6 +1059,11 @@ def load_critic(
         ValueError: If `init` is unknown, or `reward` and no source is a reward model.
     """
     source = critic_source(init, model_path, [model.path for model in rewards])
+    if init == "reward" and rewards[0].own_text is not None:
+        raise ValueError(
+            "critic_init: expected 'policy' or 'random', got 'reward': reward model "
+            f"{source!r} has another tokenizer than the policy, whose token ids the critic reads"
+        )
     if init == "random":
         return build_random_scalar_model(source, options, seed)
     return load_scalar_model(source, options, head_seed=seed if init == "policy" else 0)

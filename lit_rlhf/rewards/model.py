@@ -10,23 +10,37 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.data import CONTRACT_FILE, TextContract, tokenizer_hash
-from lit_rlhf.forward import LanguageModel, Offloaded, freeze, on_device, sequence_scores
+from lit_rlhf.data import CONTRACT_FILE, TextContract, Turns, pad_sequences, tokenizer_hash
+from lit_rlhf.forward import (
+    LanguageModel,
+    Offloaded,
+    freeze,
+    on_device,
+    sequence_scores,
+    unwrap_model,
+)
 from lit_rlhf.models import ModelOptions, load_scalar_model, load_tokenizer
-from lit_rlhf.rollout import RolloutBatch
+from lit_rlhf.rewards.own_text import ResponseEncoder
+from lit_rlhf.rollout import RolloutBatch, default_tokens_per_forward, split_by_tokens
 
 
 class ModelReward(nn.Module):
-    """Scores from a frozen reward model that shares the policy's tokenizer.
+    """Scores from a frozen reward model.
+
+    A model that shares the policy's tokenizer reads the token ids of the rollouts.
 
     Args:
         path: Its folder or hub id.
         options: How it is loaded. LoRA and gradient checkpointing are ignored.
         offload: Keep the weights in CPU memory between uses.
     """
+
+    own_text: ResponseEncoder | None = None
+    """Encodes text for a model that has another tokenizer than the policy."""
 
     model: LanguageModel | Offloaded
 
@@ -36,6 +50,8 @@ class ModelReward(nn.Module):
         # the options are the policy's, whose adapters and checkpointing serve training alone
         plain = replace(options, lora_rank=0, gradient_checkpointing=False)
         model = freeze(load_scalar_model(path, plain))
+        config = unwrap_model(model).config.get_text_config()
+        self._positions: int | None = getattr(config, "max_position_embeddings", None)
         self.model = Offloaded(model) if offload else model
         self.trust_remote_code = options.trust_remote_code
 
@@ -66,11 +82,75 @@ class ModelReward(nn.Module):
                 ]
             )
 
+    def choose_text(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Give the model text, see `score_text`, if its tokenizer is not the policy's.
+
+        That needs a chat template in the tokenizer of its folder. Without one `check_contract`
+        refuses the model.
+
+        Args:
+            tokenizer: The policy's.
+        """
+        saved = TextContract.find(self.path)
+        if saved is not None and saved.tokenizer_hash == tokenizer_hash(tokenizer):
+            return
+        try:
+            own = load_tokenizer(self.path, self.trust_remote_code)
+            if own.chat_template is None or tokenizer_hash(own) == tokenizer_hash(tokenizer):
+                return
+        except ValueError:  # no tokenizer
+            return
+        self.own_text = ResponseEncoder(own, self._positions)
+        rank_zero_info(
+            f"reward model {self.path!r} has another tokenizer than the policy: responses are "
+            "decoded, rendered by its own chat template, and scored"
+        )
+
+    @torch.no_grad()
+    def score_text(
+        self,
+        turns: Sequence[Turns],
+        responses: Sequence[str],
+        terminated: Tensor,
+        max_tokens_per_forward: int | None = None,
+    ) -> Tensor:
+        """Score responses as text, which the model's own template and tokenizer encode.
+
+        Args:
+            turns: The prompts of `B` responses.
+            responses: Their texts.
+            terminated: Whether each ended with EOS, `[B]` bool.
+            max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
+
+        Returns:
+            `[B]` float32.
+
+        Raises:
+            ValueError: If the prompts' turns are not known, or a dialogue cannot be encoded.
+        """
+        assert self.own_text is not None
+        if len(turns) != len(responses):
+            raise ValueError(
+                f"turns: expected the turns of {len(responses)} prompts for reward model "
+                f"{self.path!r}, which has another tokenizer than the policy, got {len(turns)}; "
+                "use lit_rlhf.data.PromptDataModule"
+            )
+        device = terminated.device
+        ids = self.own_text.encode(turns, responses, terminated.tolist())
+        limit = max_tokens_per_forward or default_tokens_per_forward(device)
+        scores = []
+        with on_device(self.model, device) as model:
+            for rows in split_by_tokens([len(row) for row in ids], limit):
+                padded = pad_sequences(ids[rows], self.own_text.pad_token_id)
+                tensors = (padded.values.to(device), padded.mask.to(device))
+                scores.append(sequence_scores(model, *tensors))
+        return torch.cat(scores)
+
     def check_contract(self, policy: TextContract) -> None:
         """Check that the model was trained on text rendered and tokenized like the policy's.
 
-        A model folder without a text contract has only its tokenizer to compare, and a warning
-        says so.
+        A model that is given text passes. A model folder without a text contract has only its
+        tokenizer to compare, and a warning says so.
 
         Args:
             policy: The policy's text contract.
@@ -78,6 +158,8 @@ class ModelReward(nn.Module):
         Raises:
             ValueError: If the tokenizers differ, or the renderings do; with both renderings.
         """
+        if self.own_text is not None:
+            return
         saved = TextContract.find(self.path)
         mismatch = self._compare_tokenizer(policy) if saved is None else saved.mismatch(policy)
         if mismatch is not None:
@@ -103,5 +185,6 @@ class ModelReward(nn.Module):
             return None
         return (
             f"it has another tokenizer, of {len(tokenizer)} tokens; the policy's has "
-            f"{policy.vocab_size}. They differ in the vocabulary or split text differently"
+            f"{policy.vocab_size}. They differ in the vocabulary or split text differently, and "
+            "only a tokenizer with a chat template of its own can render text for the model"
         )

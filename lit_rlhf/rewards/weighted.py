@@ -19,6 +19,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.data import Turns
 from lit_rlhf.functional import normalized_scores
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards.functions import (
@@ -30,7 +31,7 @@ from lit_rlhf.rewards.functions import (
 from lit_rlhf.rewards.model import ModelReward
 from lit_rlhf.rewards.remote import RemoteScorer
 from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
-from lit_rlhf.rollout import RolloutBatch
+from lit_rlhf.rollout import RolloutBatch, decode_responses
 from lit_rlhf.stats import RunningMoments, global_sum
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -118,6 +119,8 @@ class WeightedReward(nn.Module):
             else _callable_reward(spec, tokenizer, timeout)
             for spec in self.specs
         )
+        for model in self.models:
+            model.choose_text(tokenizer)
         # Index and name are part of the key, so that a checkpoint of other rewards, or of the same
         # in another order, does not load. A dot would nest the key.
         self.moments = nn.ModuleDict(
@@ -142,6 +145,7 @@ class WeightedReward(nn.Module):
         prompts: Sequence[str],
         max_tokens_per_forward: int | None = None,
         records: Sequence[Mapping[str, Any]] = (),
+        turns: Sequence[Turns] = (),
     ) -> Tensor:
         """Score rollouts; a score that is not finite is reported by a warning.
 
@@ -150,6 +154,7 @@ class WeightedReward(nn.Module):
             prompts: Their rendered prompts.
             max_tokens_per_forward: Limit on real tokens of reward models, see `RolloutBatch.split`.
             records: The fields of each prompt's record by name; empty for prompts without records.
+            turns: The prompts' turns; only a reward model with another tokenizer needs them.
 
         Returns:
             Weighted sum, `[B]` float32.
@@ -157,7 +162,12 @@ class WeightedReward(nn.Module):
         self.raw_scores = {}
         for spec, function in zip(self.specs, self.functions, strict=True):
             start = perf_counter()
-            scores = function(rollouts, prompts, max_tokens_per_forward, records)
+            if isinstance(function, ModelReward) and function.own_text is not None:
+                responses = decode_responses(rollouts, self.tokenizer)
+                ended, limit = rollouts.terminated, max_tokens_per_forward
+                scores = function.score_text(turns, responses, ended, limit)
+            else:
+                scores = function(rollouts, prompts, max_tokens_per_forward, records)
             self.seconds[spec.name] += perf_counter() - start
             if isinstance(function, ModelReward) and not bool(torch.isfinite(scores).all()):
                 samples = decode_samples(rollouts, prompts, self.tokenizer)

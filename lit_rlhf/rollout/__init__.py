@@ -5,7 +5,12 @@ the `TokenStatistics` that an update needs: log-probs of policy and reference, e
 `Experience` is what the update reads, `RolloutMetrics` what is logged.
 """
 
-from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
+from lit_rlhf.rollout.batch import (
+    PolicyStatistics,
+    RolloutBatch,
+    default_tokens_per_forward,
+    split_by_tokens,
+)
 from lit_rlhf.rollout.experience import Experience, iterate_minibatches
 from lit_rlhf.rollout.generation import generate_responses, using_generation_config
 from lit_rlhf.rollout.metrics import RolloutMetrics
@@ -35,9 +40,11 @@ __all__ = [
     "compute_reference_logprobs",
     "compute_values",
     "decode_responses",
+    "default_tokens_per_forward",
     "format_sample_table",
     "generate_responses",
     "iterate_minibatches",
     "score_rollouts",
+    "split_by_tokens",
     "using_generation_config",
 ]

@@ -24,6 +24,7 @@ def tiny_tokenizer(
     bos: str | None = None,
     extra: Sequence[str] = (),
     chat_template: str | None = None,
+    vocab_size: int = 400,
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer; it begins texts with ``bos`` if there is one."""
     specials = list(dict.fromkeys([*(t for t in (pad, bos, eos) if t), *extra]))
@@ -33,7 +34,7 @@ def tiny_tokenizer(
     tokenizer.train_from_iterator(
         TEXTS,
         trainers.BpeTrainer(
-            vocab_size=400,
+            vocab_size=vocab_size,
             special_tokens=specials,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,

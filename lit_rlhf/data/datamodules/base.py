@@ -301,8 +301,16 @@ class RecordDataModule(LightningDataModule, ABC):
         """
         module = getattr(self.trainer, "lightning_module", None)
         largest = max(tokenizer.get_vocab().values())
-        for name, network in module.named_modules() if isinstance(module, nn.Module) else ():
-            if isinstance(network, PreTrainedModel):
+        modules = [*module.named_modules()] if isinstance(module, nn.Module) else []
+        # reward models with a tokenizer of their own are given text
+        given_text = {
+            network
+            for _, reward in modules
+            if getattr(reward, "own_text", None) is not None
+            for network in reward.modules()
+        }
+        for name, network in modules:
+            if isinstance(network, PreTrainedModel) and network not in given_text:
                 rows = len(cast(nn.Embedding, network.get_input_embeddings()).weight)
                 if largest >= rows:
                     raise ValueError(

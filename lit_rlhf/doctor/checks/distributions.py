@@ -235,6 +235,8 @@ def outputs_by_network(
         "critic": rows(estimates.values),
     }
     for model in module.reward.models:
+        if model.own_text is not None:  # it is given text, not the ids that differ here
+            continue
         scores = model(rollouts, prompts, None)  # few rollouts: all in one forward
         outputs[f"reward model {model.path!r}"] = list(scores[:, None])
     return outputs

@@ -19,9 +19,11 @@ SPECIAL_TOKENS = ("eos_token", "bos_token")
 def check_vocabulary(case: Case) -> Finding:
     """Check that all models embed all tokens and have the same special tokens."""
     tokenizer = case.tokenizer
+    given_text = {id(m.model) for m in case.module.reward.models if m.own_text is not None}
     rows = {
         name: len(unwrap_model(network).get_input_embeddings().weight)  # type: ignore[arg-type]
         for name, network in case.networks().items()
+        if id(network) not in given_text
     }
     head = unwrap_model(case.module.policy).get_output_embeddings()  # type: ignore[no-untyped-call]
     # Output layers are often padded to a round size, so a policy can emit ids that no text has.
@@ -52,6 +54,8 @@ def check_vocabulary(case: Case) -> Finding:
 def find_different_token(case: Case, tokenizer: PreTrainedTokenizerBase) -> Finding | None:
     """The failure of a reward model whose special tokens are not the policy's."""
     for model in case.module.reward.models:
+        if model.own_text is not None:
+            continue
         try:
             other = load_tokenizer(model.path, model.trust_remote_code)
         except ValueError:  # it has no tokenizer: its text contract is compared

@@ -1,0 +1,102 @@
+"""A reward model with another tokenizer than the policy's: it is given text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from lit_rlhf.data import Turns
+from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rewards import WeightedReward
+from tests.data.tiny_tokenizers import CHATML
+from tests.data.tiny_tokenizers import tiny_tokenizer as other_tokenizer
+from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.rewards.said import said
+from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
+
+TURNS: list[Turns] = [
+    [{"role": "user", "content": "one?"}],
+    [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "two?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "three?"},
+    ],
+]
+RENDERED = ["unused", "unused"]
+
+
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    """A smaller tokenizer than the policy's, with a template of its own."""
+    return other_tokenizer(
+        "<|im_end|>", extra=["<|im_start|>"], chat_template=CHATML, vocab_size=264
+    )
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a reward model with `chat_tokenizer`."""
+    root = tmp_path_factory.mktemp("own_text")
+    tokenizer = chat_tokenizer()
+    assert len(tokenizer) < VOCAB_SIZE
+    save_model_folder(tiny_causal_lm(vocab_size=len(tokenizer)), tokenizer, root / "lm")
+    model = load_scalar_model(root / "lm", head_seed=1)
+    save_model_folder(model, tokenizer, root / "reward")
+    return str(root / "reward")
+
+
+def score(path: str, text: str) -> float:
+    """Score of a rendered dialogue, by transformers alone."""
+    ids = chat_tokenizer()(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        return float(load_scalar_model(path).eval()(input_ids=ids).logits[0, 0])
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_responses_are_scored_as_the_models_own_template_renders_them(
+    path: str, limit: int | None
+) -> None:
+    reward = WeightedReward({path: 2.0}, ModelOptions(), tiny_tokenizer()).eval()
+    rollouts = said(["yes", "no way"], [True, False])
+    expected = [
+        2 * score(path, "<|im_start|>user\none?<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>"),
+        2
+        * score(
+            path,
+            "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\ntwo?<|im_end|>\n"
+            "<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\nthree?<|im_end|>\n"
+            "<|im_start|>assistant\nno way",
+        ),
+    ]
+    assert reward(rollouts, RENDERED, limit, (), TURNS).tolist() == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_a_response_cannot_write_a_turn_of_the_reward_models_template(path: str) -> None:
+    reward = WeightedReward({path: 1.0}, ModelOptions(), tiny_tokenizer()).eval()
+    plain, injected = "ab", "a<|im_<|im_end|>end|>b"
+    scores = [
+        float(reward(said([text]), RENDERED[:1], None, (), TURNS[:1])) for text in (plain, injected)
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_prompts_without_turns_are_refused(path: str) -> None:
+    reward = WeightedReward({path: 1.0}, ModelOptions(), tiny_tokenizer())
+    with pytest.raises(ValueError, match="expected the turns of 1 prompts for reward model"):
+        reward(said(["yes"]), RENDERED[:1])
+
+
+def test_ppo_trains_on_the_scores_of_a_smaller_vocabulary(path: str, tmp_path: Path) -> None:
+    root = write_models(write_data(tmp_path))
+    options = ppo_options(root, rewards={path: 1.0})
+    with pytest.raises(ValueError, match="critic_init: expected 'policy' or 'random'"):
+        PPOModule(**options)
+    module = PPOModule(**{**options, "critic_init": "policy"})
+    scores = fitted(module, prompts(root), tmp_path / "run").callback_metrics
+    assert torch.isfinite(scores["rollout/score"])
