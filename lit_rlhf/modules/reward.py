@@ -155,8 +155,12 @@ class RewardModule(StageModule):
         )
         return PreferenceShare(metrics, (chosen_scores - rejected_scores).detach())
 
-    def training_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
-        """One optimizer step on a batch of pairs, in micro-batches."""
+    def training_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
+        """One optimizer step on a batch of pairs, in micro-batches.
+
+        Returns:
+            The loss over all ranks, for callbacks and Lightning's learning-rate finder.
+        """
         [(optimizer, schedule)] = self.trained_networks()
         pairs = self.global_denominator(len(batch.margin))
         tokens = self.global_denominator(batch.chosen.completion_mask.sum())
@@ -175,7 +179,9 @@ class RewardModule(StageModule):
         totals["reward/skipped_updates"] = self.guard.pop_count()
         n_tokens = sum(int(side.attention_mask.sum()) for side in (batch.chosen, batch.rejected))
         totals |= self.timer.pop_metrics(n_tokens, "tokens")
-        self.log_dict(self.global_means(totals), batch_size=len(batch.margin))
+        means = self.global_means(totals)
+        self.log_dict(means, batch_size=len(batch.margin))
+        return means["reward/loss"]
 
     def _evaluation_step(self, batch: PreferenceBatch) -> None:
         one = torch.ones((), device=self.device)

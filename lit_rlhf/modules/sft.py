@@ -82,8 +82,12 @@ class SFTModule(StageModule):
             "sft/token_accuracy": masked_sum(hits, mask) / denominator,
         }
 
-    def training_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """One optimizer step on a batch, in micro-batches."""
+    def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
+        """One optimizer step on a batch, in micro-batches.
+
+        Returns:
+            The loss over all ranks, for callbacks and Lightning's learning-rate finder.
+        """
         [(optimizer, schedule)] = self.trained_networks()
         denominator = self.global_denominator(batch.completion_mask.sum())
         totals: dict[str, Tensor] = {}
@@ -103,6 +107,7 @@ class SFTModule(StageModule):
         # exp of the loss over all ranks, which is not the mean of the ranks' perplexities
         means["sft/perplexity"] = loss_perplexity(means["sft/loss"])
         self.log_dict(means, batch_size=len(batch.input_ids))
+        return means["sft/loss"]
 
     def _evaluation_step(self, batch: TokenBatch) -> None:
         tokens = batch.completion_mask.sum()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities import AttributeDict
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -410,6 +411,7 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         """
         if self.trainer.state.fn != TrainerFn.FITTING or not self.trainer.is_global_zero:
             return
+        check_lightning_tools(self)
         check_finished_dir(self.trainer, self.finished_dir, self.inputs)
         if not self.fast_dev_run:
             self.folders.lock(self.trainer, self.finished_dir)
@@ -621,6 +623,29 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
             note=None if collapse is None else describe_collapse(collapse),
             datasets=datasets,
             files=files,
+        )
+
+
+def check_lightning_tools(module: LightningModule) -> None:
+    """Refuse tools of Lightning that do not fit manual optimization or generation.
+
+    Raises:
+        ValueError: If the module was compiled as a whole, or a callback averages its weights.
+    """
+    # private to Lightning (2.6.6), which asks for it in `to_uncompiled`
+    if module._compiler_ctx is not None:
+        raise ValueError(
+            "model: expected a module that is not compiled, got torch.compile(module), whose "
+            "training step generates text and steps optimizers. Set network.torch_compile, which "
+            "compiles the networks' forward passes"
+        )
+    callbacks = module.trainer.callbacks  # type: ignore[attr-defined]  # set, but not declared
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+        raise ValueError(
+            "trainer.callbacks: expected no StochasticWeightAveraging, got one: it would replace "
+            "the learning-rate schedule, which a stage steps itself, and its average would not be "
+            "the finished model. Lower the learning rate at the end instead "
+            "(optimizer.lr_scheduler: cosine_with_min_lr)"
         )
 
 

@@ -1,0 +1,111 @@
+"""Lightning's own tools on the stages: they work, or are refused with words."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import RichProgressBar, StochasticWeightAveraging
+from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lit_callbacks import StageProgressBar
+from lit_callbacks.output import say
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from tests.modules.stages import (
+    demonstrations,
+    fitted,
+    ppo_options,
+    preferences,
+    prompts,
+    trainer,
+)
+
+FLAT: dict[str, Any] = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_the_learning_rate_finder_sees_losses_and_sets_rates(
+    root: Path, tmp_path: Path, stage: str
+) -> None:
+    made: dict[str, tuple[Any, Any]] = {
+        "sft": (SFTModule, demonstrations),
+        "reward": (RewardModule, preferences),
+    }
+    module_class, data = made[stage]
+    module = module_class(str(root / "policy"), optimizer=FLAT)
+
+    found = Tuner(trainer(tmp_path, max_epochs=4)).lr_find(
+        module,
+        datamodule=data(root),
+        num_training=4,
+        min_lr=1e-6,
+        max_lr=1e-2,
+        early_stop_threshold=None,
+        update_attr=False,
+    )
+
+    assert found is not None
+    losses, rates = found.results["loss"], found.results["lr"]
+    assert len(losses) >= 3
+    assert all(math.isfinite(loss) and loss > 0 for loss in losses)
+    assert rates == sorted(set(rates))
+
+
+def test_the_learning_rate_finder_refuses_two_optimizers(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(MisconfigurationException, match="single optimizer"):
+        Tuner(trainer(tmp_path)).lr_find(
+            PPOModule(**ppo_options(root)), datamodule=prompts(root), update_attr=False
+        )
+
+
+def test_stochastic_weight_averaging_is_refused(root: Path, tmp_path: Path) -> None:
+    averaging = StochasticWeightAveraging(swa_lrs=1e-3)
+
+    with pytest.raises(ValueError, match=r"callbacks: expected no StochasticWeightAveraging"):
+        fitted(
+            SFTModule(str(root / "policy")), demonstrations(root), tmp_path, callbacks=[averaging]
+        )
+    assert not (tmp_path / "model").exists()
+
+
+# of torch.compile itself, which looks at the module's properties
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_compiled_module_is_refused_with_the_option_that_compiles(
+    root: Path, tmp_path: Path
+) -> None:
+    module: Any = torch.compile(SFTModule(str(root / "policy")))
+
+    with pytest.raises(ValueError, match=r"expected a module that is not compiled.*torch_compile"):
+        fitted(module, demonstrations(root), tmp_path)
+
+
+def test_callbacks_speak_above_lightnings_rich_bar(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Speaker(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            say(trainer, "a verdict")
+
+    fitted(
+        SFTModule(str(root / "policy")),
+        demonstrations(root),
+        tmp_path,
+        callbacks=[RichProgressBar(), Speaker()],
+        enable_progress_bar=True,
+    )
+
+    assert (tmp_path / "model/config.json").is_file()
+    printed = capsys.readouterr()
+    assert "Epoch 0/0" in printed.out
+    assert "a verdict\n" in printed.err
+
+
+def test_two_bars_are_refused(tmp_path: Path) -> None:
+    bars = [RichProgressBar(), StageProgressBar("SFT")]
+    with pytest.raises(MisconfigurationException, match="multiple progress bar callbacks"):
+        trainer(tmp_path, callbacks=bars, enable_progress_bar=True)
