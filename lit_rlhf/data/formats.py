@@ -125,7 +125,7 @@ def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> 
         return "messages"
     if preference is not None:
         return preference
-    if "turns" in keys:
+    if _is_text_list(row.get("turns")):  # and not, for instance, their number
         return "turns"
     if {"instruction", "instances"} <= keys:
         return "instances"

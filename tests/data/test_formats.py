@@ -100,6 +100,7 @@ DEMONSTRATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
         "a",
     ),
     "answer to KTO's liking": ({"prompt": "q", "completion": "a", "label": True}, "q", "a"),
+    "number of turns": ({"turns": 1, "question": "q", "answer": "a"}, "q", "a"),
     "strings in turn": ({"turns": ["q", "a"]}, "q", "a"),
     "strings with markers": ({"turns": ["Human: q", "Assistant: a"]}, "q", "a"),
     "strings with the Chinese markers": ({"turns": ["<|Human|>q", "<|MOSS|>a"]}, "q", "a"),
