@@ -77,7 +77,16 @@ from lit_rlhf.modules.resuming import weights_checksum
 from lit_rlhf.modules.schedules import build_schedule
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
 from lit_rlhf.modules.timing import PhaseTimer
-from lit_rlhf.rewards import FunctionReward, ModelReward, WeightedReward, untrusted_rewards
+from lit_rlhf.rewards import (
+    FunctionReward,
+    ModelReward,
+    RewardObject,
+    Rewards,
+    WeightedReward,
+    plain_rewards,
+    reward_key,
+    untrusted_rewards,
+)
 from lit_rlhf.rollout import (
     Experience,
     RolloutBatch,
@@ -146,9 +155,12 @@ class PPOModule(StageModule):
 
     Args:
         model_path: Folder or hub id of the SFT model: the policy's start and the reference.
-        rewards: Weight by source; a source is a reward model's folder or `package.module:function`.
-            A mapping instead of a weight describes a ready-made rule (`docs/rewards.md`).
-        gold_reward: `package.module:function`, logged as `rollout/gold` and never trained on.
+        rewards: Weight by source; a source is a reward model's folder or `package.module:function`,
+            and in Python also a callable or a loaded reward model. A mapping instead of a weight
+            describes a ready-made rule (`docs/rewards.md`). A list, or a single source, has weight
+            1.
+        gold_reward: `package.module:function`, or in Python a callable; logged as `rollout/gold`
+            and never trained on.
         reward_timeout: Seconds that a reward function may take for an iteration's responses;
             `None`: as long as it likes.
         critic_init: The critic's start: the first reward model, the policy, or random weights.
@@ -180,6 +192,7 @@ class PPOModule(StageModule):
 
     stage = "ppo"
     progress_metrics = ("rollout/score", "rollout/kl", "rollout/response_length")
+    object_arguments = ("rewards", "gold_reward")
     kl_coef: Tensor
     iteration: Tensor
     ppo_step: Tensor
@@ -189,8 +202,8 @@ class PPOModule(StageModule):
     def __init__(
         self,
         model_path: str,
-        rewards: dict[str, float | dict[str, Any]],
-        gold_reward: str | None = None,
+        rewards: Rewards,
+        gold_reward: str | RewardObject | None = None,
         reward_timeout: float | None = None,
         critic_init: CriticInit = "reward",
         sampling: SamplingOptions = SamplingOptions(max_new_tokens=512),
@@ -217,6 +230,8 @@ class PPOModule(StageModule):
             raise ValueError(f"max_iterations: expected an integer >= 1, got {max_iterations}")
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
         cls = type(self)
+        gold_key = None if gold_reward is None else reward_key(gold_reward)
+        self.save_hyperparameters({"rewards": plain_rewards(rewards), "gold_reward": gold_key})
         self.max_iterations = max_iterations
         self.sampling = merge_options(cls, "sampling", sampling)
         self.reward_shaping = merge_options(cls, "reward_shaping", reward_shaping)
@@ -282,8 +297,10 @@ class PPOModule(StageModule):
             if names and option not in given:
                 raise ValueError(
                     f"{option}: the checkpoint names {', '.join(names)}, which would be imported "
-                    f"or sent all responses. If you trust it, give {option} yourself: "
-                    f"load_from_checkpoint(path, {option}={saved[option]!r})"
+                    "or sent all responses, or was a Python object, which it does not hold. If "
+                    f"you trust it, give {option} yourself: "
+                    f"load_from_checkpoint(path, {option}={saved[option]!r}), with the object in "
+                    "place of its name if there was one"
                 )
         return super().trusted_arguments(saved, given)
 
@@ -1083,6 +1100,12 @@ def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> s
     if init in ("random", "policy"):
         return model_path
     check_choice("critic_init", init, get_args(CriticInit))
+    if models and models[0].startswith("<"):
+        raise ValueError(
+            "critic_init: 'reward' needs a reward model that was loaded from a folder, got "
+            f"{models[0]}; save it with save_pretrained and load it from there, or use "
+            "critic_init: policy"
+        )
     if not models:
         raise ValueError(
             "critic_init: 'reward' needs a reward model among `rewards`, which holds functions and "

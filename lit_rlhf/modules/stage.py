@@ -111,6 +111,8 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
     stage: ClassVar[str]
     progress_metrics: ClassVar[Sequence[str]] = ()
     """Metrics that the command line's progress bar shows by default."""
+    object_arguments: ClassVar[tuple[str, ...]] = ()
+    """Arguments that may be Python objects; the class adds what checkpoints hold of them."""
 
     def __init__(
         self,
@@ -121,7 +123,8 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
     ) -> None:
         super().__init__()
         # Collects the arguments of the subclass too: it looks through the calling constructors.
-        self.save_hyperparameters()
+        # Those are left out that may be models, which it would copy.
+        self.save_hyperparameters(ignore=self.object_arguments)
         # Checkpoints hold plain data, so that they are read with `weights_only=True`.
         self.save_hyperparameters(plain_arguments(type(self), self.hparams))
         # Manual in every stage: the gradient of a step that is split into micro-batches is divided

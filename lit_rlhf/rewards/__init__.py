@@ -12,9 +12,13 @@ from lit_rlhf.rewards.remote import RemoteScorer, redact_url
 from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
 from lit_rlhf.rewards.weighted import (
     RULES,
+    RewardObject,
+    Rewards,
     RewardSpec,
     WeightedReward,
     parse_rewards,
+    plain_rewards,
+    reward_key,
     shorten_names,
     untrusted_rewards,
 )
@@ -32,10 +36,14 @@ __all__ = [
     "RemoteScorer",
     "RewardError",
     "RewardFunction",
+    "RewardObject",
     "RewardSpec",
+    "Rewards",
     "WeightedReward",
     "parse_rewards",
+    "plain_rewards",
     "redact_url",
+    "reward_key",
     "shorten_names",
     "untrusted_rewards",
 ]

@@ -249,19 +249,37 @@ class CallableReward(nn.Module):
 
 
 class FunctionReward(CallableReward):
-    """Scores from the Python function that a configuration names.
+    """Scores from a Python function, or from the one that a configuration names.
 
     Args:
-        path: `package.module:function`.
+        function: The function, or `package.module:function`.
         tokenizer: The policy's; decodes the responses.
         timeout: Seconds that a call may take; `None` for no limit.
+
+    Raises:
+        ValueError: If there is no such function.
     """
 
     def __init__(
-        self, path: str, tokenizer: PreTrainedTokenizerBase, timeout: float | None = None
+        self,
+        function: str | Callable[..., Any],
+        tokenizer: PreTrainedTokenizerBase,
+        timeout: float | None = None,
     ) -> None:
-        function = import_function(path, "reward function")
+        if isinstance(function, str):
+            path, function = function, import_function(function, "reward function")
+        else:
+            path = function_path(function)
         super().__init__(f"reward function {path!r}", function, tokenizer, timeout)
+
+
+def function_path(function: Callable[..., Any]) -> str:
+    """Name a callable as `module:name`, which need not be importable: a notebook's is `__main__`.
+
+    An object that is no function has the name of its class.
+    """
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def decode_samples(

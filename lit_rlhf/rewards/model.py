@@ -20,6 +20,7 @@ from lit_rlhf.forward import (
     Offloaded,
     freeze,
     on_device,
+    optimize_forward,
     sequence_scores,
     unwrap_model,
 )
@@ -28,15 +29,35 @@ from lit_rlhf.rewards.own_text import ResponseEncoder
 from lit_rlhf.rollout import RolloutBatch, default_tokens_per_forward, split_by_tokens
 
 
+def check_scalar_model(model: LanguageModel, name: str) -> LanguageModel:
+    """Check that a loaded model has a scalar head.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    head = getattr(unwrap_model(model), "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise ValueError(
+            f"reward model {name}: expected a model whose scalar head is a layer `score`, as "
+            "AutoModelForSequenceClassification loads it with num_labels=1, got "
+            f"{type(model).__name__}; call another model from a reward function"
+        )
+    return model
+
+
 class ModelReward(nn.Module):
     """Scores from a frozen reward model.
 
     A model that shares the policy's tokenizer reads the token ids of the rollouts.
 
     Args:
-        path: Its folder or hub id.
+        path: Its folder or hub id, or what a loaded model without one is called.
         options: How it is loaded. LoRA and gradient checkpointing are ignored.
         offload: Keep the weights in CPU memory between uses.
+        loaded: The model itself, which is frozen; `None` loads it from `path`.
+
+    Raises:
+        ValueError: If the model has no scalar head.
     """
 
     own_text: ResponseEncoder | None = None
@@ -44,12 +65,22 @@ class ModelReward(nn.Module):
 
     model: LanguageModel | Offloaded
 
-    def __init__(self, path: str, options: ModelOptions, offload: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        options: ModelOptions,
+        offload: bool = False,
+        loaded: LanguageModel | None = None,
+    ) -> None:
         super().__init__()
         self.path = path
         # the options are the policy's, whose adapters and checkpointing serve training alone
         plain = replace(options, lora_rank=0, gradient_checkpointing=False)
-        model = freeze(load_scalar_model(path, plain))
+        if loaded is None:
+            model = load_scalar_model(path, plain)
+        else:
+            model = optimize_forward(check_scalar_model(loaded, path))
+        model = freeze(model)
         config = unwrap_model(model).config.get_text_config()
         self._positions: int | None = getattr(config, "max_position_embeddings", None)
         self.model = Offloaded(model) if offload else model
@@ -158,6 +189,13 @@ class ModelReward(nn.Module):
         Raises:
             ValueError: If the tokenizers differ, or the renderings do; with both renderings.
         """
+        if self.path.startswith("<"):
+            rank_zero_warn(
+                f"reward model {self.path} was not loaded from a folder: whether it reads what the "
+                "policy writes cannot be checked",
+                category=UserWarning,
+            )
+            return
         if self.own_text is not None:
             return
         saved = TextContract.find(self.path)

@@ -1,8 +1,9 @@
-"""A weighted sum of rewards, as the mapping `rewards` of a configuration describes it.
+"""A weighted sum of rewards, as `rewards` of a configuration or of a Python call describes it.
 
-`rewards` is plain data, so that YAML, command line and checkpoints all can hold it: each entry maps
-a reward to its weight, or to a mapping of options. `parse_rewards` checks the entries, and
-`WeightedReward` builds and calls what they describe. Notation: `B` responses.
+In a configuration `rewards` is plain data: each entry maps a reward to its weight, or to a mapping
+of options. In Python, a callable or a loaded reward model may take the place of a name.
+`parse_rewards` checks the entries, `WeightedReward` builds and calls what they describe, and
+`plain_rewards` is what a checkpoint holds of them. Notation: `B` responses.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
+from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
+from peft import PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_rlhf.data import Turns
 from lit_rlhf.functional import normalized_scores
@@ -26,6 +29,7 @@ from lit_rlhf.rewards.functions import (
     CallableReward,
     FunctionReward,
     decode_samples,
+    function_path,
     warn_about_non_finite,
 )
 from lit_rlhf.rewards.model import ModelReward
@@ -33,6 +37,12 @@ from lit_rlhf.rewards.remote import RemoteScorer
 from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
 from lit_rlhf.rollout import RolloutBatch, decode_responses
 from lit_rlhf.stats import RunningMoments, global_sum
+
+RewardObject = Any
+"""A callable or a loaded reward model. jsonargparse could not parse a type that says so."""
+
+Rewards = dict[str, float | dict[str, Any]] | list[str] | RewardObject
+"""Rewards as `parse_rewards` takes them, with or without Python objects."""
 
 RULES: dict[str, Callable[..., Any]] = {
     "length": LengthRule,
@@ -61,6 +71,7 @@ class RewardSpec(NamedTuple):
         path: Folder or hub id of a reward model, or `package.module:function`; empty for a rule.
         rule: The ready-made rule; `None` for a model or a function.
         rule_name: Its key in `RULES`; empty for a model or a function.
+        source: The callable or the loaded reward model; `None` for one that `path` or `rule` names.
     """
 
     name: str
@@ -69,10 +80,13 @@ class RewardSpec(NamedTuple):
     path: str = ""
     rule: Callable[..., Any] | None = None
     rule_name: str = ""
+    source: Any = None
 
     @property
     def is_model(self) -> bool:
-        """Whether it is a reward model: neither a rule nor the path of a Python function."""
+        """Whether it is a reward model: neither a rule nor a Python function."""
+        if self.source is not None:
+            return is_model(self.source)
         return self.rule is None and not is_function_path(self.path)
 
 
@@ -85,7 +99,7 @@ class WeightedReward(nn.Module):
     mode the moments stay as they are, and before the first score so do the scores.
 
     Args:
-        rewards: Weight or mapping by reward, see `parse_rewards`.
+        rewards: Rewards with their weights, see `parse_rewards`.
         options: How reward models are loaded.
         tokenizer: The policy's.
         timeout: Seconds that a call of a reward function may take; `None` for no limit.
@@ -104,7 +118,7 @@ class WeightedReward(nn.Module):
 
     def __init__(
         self,
-        rewards: Mapping[str, float | Mapping[str, Any]],
+        rewards: Rewards,
         options: ModelOptions,
         tokenizer: PreTrainedTokenizerBase,
         timeout: float | None = None,
@@ -114,7 +128,7 @@ class WeightedReward(nn.Module):
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
         self.functions = nn.ModuleList(
-            ModelReward(spec.path, options, offload)
+            ModelReward(spec.path, options, offload, spec.source)
             if spec.is_model
             else _callable_reward(spec, tokenizer, timeout)
             for spec in self.specs
@@ -234,14 +248,30 @@ class WeightedReward(nn.Module):
         return moments
 
 
-def parse_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[RewardSpec]:
-    """Check the mapping `rewards` of a configuration.
+class _Entry(NamedTuple):
+    """An entry of `rewards`.
+
+    Attributes:
+        key: What a checkpoint calls it.
+        value: Its weight, or a mapping of options.
+        source: The callable or the loaded reward model; `None` for one that the key names.
+    """
+
+    key: str
+    value: Any
+    source: Any
+
+
+def parse_rewards(rewards: Rewards) -> list[RewardSpec]:
+    """Check rewards and their weights.
 
     Args:
-        rewards: Weight or mapping by reward. Without `rule` the key is a reward model's folder or
-            hub id, or `package.module:function`, and the mapping may set `weight` (1.0) and
-            `normalize` (false). With `rule`, a key of `RULES`, the key is a name of your choice,
-            and the mapping may set the rule's own arguments too.
+        rewards: Weight or mapping by reward; or a list of rewards, or a single one, with weight 1.
+            Without `rule` a reward is a reward model's folder or hub id, or
+            `package.module:function`, and the mapping may set `weight` (1.0) and `normalize`
+            (false). In Python it may also be a callable or a loaded reward model. With `rule`, a
+            key of `RULES`, the key is a name of your choice, and the mapping may set the rule's own
+            arguments too.
 
     Returns:
         The entries in the order of `rewards`.
@@ -249,18 +279,78 @@ def parse_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[Rewa
     Raises:
         ValueError: If there is no entry, or one is invalid; names the entry and its option.
     """
-    if not rewards:
+    entries = _list_entries(rewards)
+    if not entries:
         raise ValueError(
             "rewards: expected at least one entry, a reward model's folder or "
             "'package.module:function' with its weight, or a rule; got none"
         )
-    entries = {
-        key: dict(value) if isinstance(value, Mapping) else {"weight": value}
-        for key, value in rewards.items()
-    }
-    rules = [key for key in entries if "rule" in entries[key]]
-    names = shorten_names(list(entries), unchanged=rules)
-    return [_parse_entry(key, names[key], options) for key, options in entries.items()]
+    rules = [e.key for e in entries if isinstance(e.value, Mapping) and "rule" in e.value]
+    shown = [_function_name(e.source) if _is_function(e.source) else e.key for e in entries]
+    names = shorten_names(shown, unchanged=rules)
+    for keys in ([entry.key for entry in entries], shown):
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(
+                f"rewards: expected rewards of different names, got {twice[0]!r} twice; define "
+                "functions by `def` with names of their own"
+            )
+    return [_parse_entry(entry, names[name]) for entry, name in zip(entries, shown, strict=True)]
+
+
+def plain_rewards(rewards: Rewards) -> dict[str, Any]:
+    """Rewards as plain data, for checkpoints and model cards.
+
+    Args:
+        rewards: As for `parse_rewards`.
+
+    Returns:
+        Weight or mapping by name. The name of a callable is `module:function`, that of a loaded
+        model the folder or hub id that it was loaded from, or its class in angle brackets.
+    """
+    return {entry.key: entry.value for entry in _list_entries(rewards)}
+
+
+def reward_key(source: object) -> str:
+    """The name of a reward in a checkpoint: a path as it is, or that of a Python object."""
+    if isinstance(source, str | PathLike):
+        return str(fspath(source))
+    if is_model(source):
+        model: Any = source
+        return getattr(model.config, "_name_or_path", "") or f"<{type(source).__name__}>"
+    if callable(source):
+        return function_path(source)
+    raise ValueError(
+        "rewards: expected a reward model, its folder, a callable, 'package.module:function', or a "
+        f"list or a mapping of these, got {source!r:.100}"
+    )
+
+
+def is_model(source: object) -> bool:
+    """Whether a Python object is a loaded model."""
+    return isinstance(source, PreTrainedModel | PeftModel)
+
+
+def _is_function(source: object) -> bool:
+    return source is not None and not is_model(source)
+
+
+def _function_name(source: object) -> str:
+    """`module:name` of a callable, without the places that it is nested in."""
+    module, _, name = reward_key(source).partition(":")
+    return f"{module}:{name.rpartition('.')[2]}"
+
+
+def _list_entries(rewards: Rewards) -> list[_Entry]:
+    if isinstance(rewards, Mapping):
+        pairs = list(rewards.items())
+    elif isinstance(rewards, Sequence) and not isinstance(rewards, str):
+        pairs = [(source, 1.0) for source in rewards]
+    else:
+        pairs = [(rewards, 1.0)]
+    return [
+        _Entry(reward_key(source), value, None if isinstance(source, str | PathLike) else source)
+        for source, value in pairs
+    ]
 
 
 def is_function_path(path: str) -> bool:
@@ -272,14 +362,14 @@ def is_function_path(path: str) -> bool:
 def untrusted_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[str]:
     """Entries that a received checkpoint may not decide on.
 
-    These are functions of other packages, which are imported and called, and servers, which get all
-    prompts and responses.
+    These are functions of other packages, which are imported and called, servers, which get all
+    prompts and responses, and Python objects, which it does not hold.
     """
     found = []
     for key, value in rewards.items():
         rule = value.get("rule") if isinstance(value, Mapping) else None
         foreign = rule is None and is_function_path(key) and key not in OWN_FUNCTIONS
-        if foreign or rule == "http":
+        if foreign or rule == "http" or key.startswith("<"):
             found.append(key)
     return found
 
@@ -300,8 +390,15 @@ def shorten_names(keys: Sequence[str], unchanged: Sequence[str] = ()) -> dict[st
     }
 
 
-def _parse_entry(key: str, name: str, options: dict[str, Any]) -> RewardSpec:
+def _parse_entry(entry: _Entry, name: str) -> RewardSpec:
+    key, value, source = entry
     place = f"rewards.{key}"
+    if callable(value):
+        raise ValueError(
+            f"{place}: expected a weight, got {value!r:.100}; a Python object is the key and its "
+            "weight the value: rewards={my_function: 1.0}"
+        )
+    options = dict(value) if isinstance(value, Mapping) else {"weight": value}
     rule_name = options.pop("rule", None)
     weight, normalize = options.pop("weight", 1.0), options.pop("normalize", False)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
@@ -315,7 +412,7 @@ def _parse_entry(key: str, name: str, options: dict[str, Any]) -> RewardSpec:
                 f"function, got {', '.join(options)}; a ready-made rule is named by "
                 f"rule: {', '.join(RULES)}"
             )
-        return RewardSpec(name, weight, normalize, path=key)
+        return RewardSpec(name, weight, normalize, path=key, source=source)
     if rule_name not in RULES:
         raise ValueError(f"{place}.rule: expected one of {', '.join(RULES)}, got {rule_name!r}")
     rule = _build_rule(rule_name, options, place)
@@ -339,6 +436,7 @@ def _callable_reward(
     spec: RewardSpec, tokenizer: PreTrainedTokenizerBase, timeout: float | None
 ) -> CallableReward:
     if spec.rule is None:
-        return FunctionReward(spec.path, tokenizer, timeout)
+        function = spec.path if spec.source is None else spec.source
+        return FunctionReward(function, tokenizer, timeout)
     label = f"reward {spec.name!r} (rule: {spec.rule_name})"
     return CallableReward(label, spec.rule, tokenizer, timeout)

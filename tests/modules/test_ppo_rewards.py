@@ -13,6 +13,7 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from transformers import AutoModelForSequenceClassification
 
 from lit_rlhf.data import DataSource, PromptBatch, PromptDataModule, read_file
 from lit_rlhf.modules import PPOModule
@@ -237,3 +238,63 @@ def test_results_of_gsm8k_are_verified(
     # the result alone, without the form that the rule asks for
     alone = [answer.rpartition("#### ")[2] for answer in answers]
     assert stage.score(said(alone), batch).tolist() == [1.0] * 8
+
+
+CELL = """
+def brevity(prompts, responses, answer):
+    return [-float(len(r)) for r in responses]
+"""
+
+
+def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(CELL, names)  # as a cell does
+    brevity = names["brevity"]
+    options = ppo_options(root, critic_init="policy", minibatches={"minibatch_size": 2})
+
+    def stage(reward: Any) -> PPOModule:
+        return PPOModule(**options | {"rewards": reward, "gold_reward": brevity})
+
+    def data() -> PromptDataModule:
+        data = answered(root, answer=list("abcdefgh"))
+        data.batch_size = 2  # four iterations
+        return data
+
+    whole, seen = stage(brevity), Watching(tmp_path)
+    fitted(whole, data(), tmp_path / "whole", callbacks=[seen])
+    assert "rollout/score/brevity" in seen.logged[0]
+    checkpoint = torch.load(seen.path, weights_only=True)
+    assert checkpoint["hyper_parameters"]["rewards"] == {"__main__:brevity": 1.0}
+    assert checkpoint["hyper_parameters"]["gold_reward"] == "__main__:brevity"
+    assert "how are you" not in str(checkpoint["resume_settings"])  # rows are no setting
+
+    resumed = stage([brevity])
+    fitted(resumed, data(), tmp_path / "resumed", ckpt_path=seen.path)
+    assert_equal_states(copied(resumed), copied(whole))
+
+    with pytest.raises(
+        ValueError, match=r"rewards: the checkpoint names __main__:brevity, .* object"
+    ):
+        PPOModule.load_from_checkpoint(seen.path)
+    loaded = PPOModule.load_from_checkpoint(seen.path, rewards=brevity, gold_reward=brevity)
+    assert int(loaded.iteration) == 2
+
+
+def test_a_loaded_reward_model_trains_as_its_folder_does(root: Path, tmp_path: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(root / "reward")
+    states = []
+    for name, rewards in (("path", str(root / "reward")), ("loaded", model)):
+        stage = PPOModule(**ppo_options(root, rewards=rewards))
+        fitted(stage, prompts(root), tmp_path / name)
+        states.append(copied(stage))
+        assert stage.hparams["rewards"] == {str(root / "reward"): 1.0}
+    assert_equal_states(*states)
+
+
+def test_a_model_without_a_folder_cannot_start_the_critic(root: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(root / "reward")
+    model.config._name_or_path = ""
+    with pytest.raises(
+        ValueError, match=r"critic_init: .* that was loaded from a folder, got <Lla"
+    ):
+        PPOModule(**ppo_options(root, rewards=model))

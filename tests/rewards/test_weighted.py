@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForSequenceClassification
 
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import (
@@ -18,12 +20,14 @@ from lit_rlhf.rewards import (
     RemoteScorer,
     WeightedReward,
     parse_rewards,
+    plain_rewards,
     shorten_names,
+    untrusted_rewards,
 )
 from lit_rlhf.rollout import RolloutBatch
 from tests.rewards.said import PROMPTS, said
 from tests.support.ranks import run_on_ranks
-from tests.support.tiny_models import tiny_tokenizer
+from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 LENGTH = {"rule": "length", "unit": "characters", "longest": 0}
 ENDS = {"rule": "format", "kind": "sentence"}
@@ -266,3 +270,85 @@ def test_a_password_in_the_url_of_a_service_is_refused_and_not_shown() -> None:
         parse_rewards({"safety": service})
     assert "secret" not in "".join(format_exception(error.value))
     parse_rewards({"safety": service | {"url": "http://me:$SCORER_PASSWORD@localhost/"}})
+
+
+def brevity(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [-float(len(response)) for response in responses]
+
+
+class Ends:
+    """A reward with a state of its own, as an object."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        return [float(response.endswith(self.mark)) for response in responses]
+
+
+def test_python_objects_are_rewards_by_themselves_in_a_list_or_with_a_weight() -> None:
+    ends, path = Ends("."), f"{FUNCTIONS}:length"
+    single, several, mapped = (
+        WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
+        for rewards in (brevity, [brevity, path], {brevity: 0.5, ends: {"weight": 2.0}})
+    )
+    assert scored(single, BATCHES[0]).tolist() == [-1.0, -4.0, -2.0]
+    assert scored(several, BATCHES[0]).tolist() == [0.0, 0.0, 0.0]
+    assert scored(mapped, BATCHES[0]).tolist() == [-0.5, 0.0, -1.0]
+    assert list(mapped.raw_scores) == ["brevity", "Ends"]
+    assert list(several.raw_scores) == ["brevity", "length"]
+
+
+def test_a_checkpoint_holds_the_names_of_python_objects() -> None:
+    def nested(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        return [0.0] * len(responses)
+
+    this = "tests.rewards.test_weighted"
+    place = f"{this}:test_a_checkpoint_holds_the_names_of_python_objects.<locals>.nested"
+    rewards = {brevity: 0.5, Ends("."): {"normalize": True}, nested: 1.0, "runs/reward": 2.0}
+    plain = plain_rewards(rewards)
+    assert plain == {
+        f"{this}:brevity": 0.5,
+        f"{this}:Ends": {"normalize": True},
+        place: 1.0,
+        "runs/reward": 2.0,
+    }
+    assert [spec.name for spec in parse_rewards(rewards)] == ["brevity", "Ends", "nested", "reward"]
+    assert plain_rewards([brevity, Path("runs") / "reward"]) == {
+        f"{this}:brevity": 1.0,
+        "runs/reward": 1.0,
+    }
+    assert plain_rewards("runs/reward") == {"runs/reward": 1.0}
+    assert plain_rewards(tiny_causal_lm()) == {"<LlamaForCausalLM>": 1.0}
+    assert untrusted_rewards(plain_rewards([brevity, tiny_causal_lm(), "runs/reward"])) == [
+        f"{this}:brevity",
+        "<LlamaForCausalLM>",
+    ]
+
+
+def test_a_loaded_model_scores_as_from_its_folder(folder: Path, rollouts: RolloutBatch) -> None:
+    path = str(folder / "reward_1")
+    model = AutoModelForSequenceClassification.from_pretrained(path)
+    weighted = WeightedReward([model], ModelOptions(), tiny_tokenizer())
+    expected = ModelReward(path, ModelOptions())(rollouts, PROMPTS, None)
+    torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
+    assert [m.path for m in weighted.models] == [path]
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(ValueError, match="reward model <LlamaForCausalLM>: expected a model whose"):
+        WeightedReward(tiny_causal_lm(), ModelOptions(), tiny_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (5, "rewards: expected a reward model, its folder, a callable, .*got 5"),
+        ([5], "rewards: expected a reward model, its folder, a callable, .*got 5"),
+        ([], "rewards: expected at least one entry"),
+        (["a", "a"], "expected rewards of different names, got 'a' twice"),
+        ([lambda p, r: [0.0], lambda p, r: [1.0]], r"got '.*:<lambda>' twice; define functions by"),
+        ({"brevity": brevity}, "rewards.brevity: expected a weight, got <function .* is the key"),
+    ],
+)
+def test_objects_that_are_no_rewards_are_refused(rewards: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_rewards(rewards)
