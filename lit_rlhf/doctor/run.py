@@ -283,7 +283,7 @@ class Examination:
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Run the checks on one batch and end the fit."""
-        self.case.batch = batch
+        self.case.batch = self.case.module.repeat_prompts(batch)
         for check in CHECKS_DURING:
             self.run_check(check)
         self.case.trainer.should_stop = True

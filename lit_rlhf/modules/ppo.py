@@ -165,6 +165,9 @@ class PPOModule(StageModule):
             `None`: as long as it likes.
         critic_init: The critic's start: the first reward model, the policy, or random weights.
         sampling: How responses are sampled.
+        responses_per_prompt: Responses to each prompt of an iteration in training. An iteration has
+            `data.batch_size` prompts and so many times as many rollouts; the ptx example of a
+            prompt goes with each of its responses. In evaluation a prompt gets one response.
         reward_shaping: From scores to the rewards of tokens.
         advantages: Generalized advantage estimation.
         loss: The losses of policy and critic.
@@ -207,6 +210,7 @@ class PPOModule(StageModule):
         reward_timeout: float | None = None,
         critic_init: CriticInit = "reward",
         sampling: SamplingOptions = SamplingOptions(max_new_tokens=512),
+        responses_per_prompt: int = 1,
         reward_shaping: RewardShapingOptions = RewardShapingOptions(),
         advantages: AdvantageOptions = AdvantageOptions(),
         loss: PPOLossOptions = PPOLossOptions(),
@@ -228,12 +232,17 @@ class PPOModule(StageModule):
             raise ValueError(f"reward_timeout: expected a value > 0, got {reward_timeout}")
         if max_iterations is not None and max_iterations < 1:
             raise ValueError(f"max_iterations: expected an integer >= 1, got {max_iterations}")
+        if not isinstance(responses_per_prompt, int) or responses_per_prompt < 1:
+            raise ValueError(
+                f"responses_per_prompt: expected an integer >= 1, got {responses_per_prompt}"
+            )
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
         cls = type(self)
         gold_key = None if gold_reward is None else reward_key(gold_reward)
         self.save_hyperparameters({"rewards": plain_rewards(rewards), "gold_reward": gold_key})
         self.max_iterations = max_iterations
         self.sampling = merge_options(cls, "sampling", sampling)
+        self.responses_per_prompt = responses_per_prompt
         self.reward_shaping = merge_options(cls, "reward_shaping", reward_shaping)
         self.advantages = merge_options(cls, "advantages", advantages)
         self.loss = merge_options(cls, "loss", loss)
@@ -353,6 +362,7 @@ class PPOModule(StageModule):
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
         """One PPO iteration; returns the scores and lengths of the responses for callbacks."""
+        batch = self.repeat_prompts(batch)
         if not self.check_policy():
             return self.skip_iteration(len(batch.texts))
         generator = self.generator()
@@ -381,24 +391,31 @@ class PPOModule(StageModule):
         self.end_iteration(metrics, len(scores))
         return {"scores": scores, "response_lengths": rollouts.response_mask.sum(1)}
 
-    def skip_iteration(self, n_prompts: int) -> dict[str, Tensor]:
+    def repeat_prompts(self, batch: PromptBatch) -> PromptBatch:
+        """Each prompt of a batch `responses_per_prompt` times, in adjacent rows."""
+        n = self.responses_per_prompt
+        if n == 1:
+            return batch
+        return batch.select([row for row in range(len(batch.texts)) for _ in range(n)])
+
+    def skip_iteration(self, n_rollouts: int) -> dict[str, Tensor]:
         """Log an iteration without responses: what cannot be measured is NaN.
 
         Callbacks so see that something is wrong, and one of them may restore the policy.
         """
-        unknown = torch.full((n_prompts,), torch.nan, device=self.device)
+        unknown = torch.full((n_rollouts,), torch.nan, device=self.device)
         metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), unknown[0])
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
         # As after any skipped update, the learning rates go on: see `step_schedule`.
-        self.step_schedules(self.updates_per_iteration(n_prompts))
-        self.end_iteration(metrics, n_prompts)
+        self.step_schedules(self.updates_per_iteration(n_rollouts))
+        self.end_iteration(metrics, n_rollouts)
         return {"scores": unknown, "response_lengths": torch.zeros_like(unknown)}
 
-    def end_iteration(self, metrics: dict[str, Tensor], n_prompts: int) -> None:
+    def end_iteration(self, metrics: dict[str, Tensor], n_rollouts: int) -> None:
         """Count the iteration and log its metrics, averaged over ranks."""
         metrics["ppo/skipped_updates"] = self.guard.pop_count()
         self.iteration += 1
-        self.log_dict(self.global_means(metrics), batch_size=n_prompts)
+        self.log_dict(self.global_means(metrics), batch_size=n_rollouts)
         # the x axis of loggers: Lightning's global step counts the steps of both optimizers
         self.log("step", self.iteration.float())
 
@@ -889,7 +906,7 @@ class PPOModule(StageModule):
                 "loader, expected it as loader.batch_sampler.batch_size, got none; use "
                 "lr_scheduler: constant for both networks"
             )
-        return int(size)
+        return int(size) * self.responses_per_prompt
 
     def updates_per_iteration(self, n_rollouts: int) -> int:
         """Updates of a network in an iteration.

@@ -60,7 +60,11 @@ RULES = (
         Change.APPLIES,
         "a new `kl_coef` replaces one that has adapted; an unchanged one goes on from there",
     ),
-    Rule(("sampling", "advantages", "loss", "minibatches"), Change.APPLIES, "from the first batch"),
+    Rule(
+        ("sampling", "responses_per_prompt", "advantages", "loss", "minibatches"),
+        Change.APPLIES,
+        "from the first batch",
+    ),
     Rule(("max_iterations",), Change.APPLIES, "schedules are planned anew, as with `max_epochs`"),
     Rule(
         ("memory", "network", "micro_batch_size", "data.num_workers"),

@@ -80,7 +80,7 @@ def iterate_minibatches(n_samples: int, size: int, generator: torch.Generator) -
     if size < 1 or n_samples % size:
         raise ValueError(
             f"minibatch_size: expected a divisor of the {n_samples} rollouts of an iteration "
-            f"(data.batch_size), got {size}"
+            f"(data.batch_size times responses_per_prompt), got {size}"
         )
     order = torch.randperm(n_samples, generator=generator)
     for start in range(0, n_samples, size):

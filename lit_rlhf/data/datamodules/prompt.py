@@ -33,7 +33,8 @@ class PromptDataModule(RecordDataModule):
 
     Args:
         train_sources: Training data of any kind; only the prompts are read.
-        batch_size: Prompts, and so rollouts, per iteration and rank.
+        batch_size: Prompts per iteration and rank. Each gets `responses_per_prompt` responses, an
+            option of the module that is 1 by default.
         samples_per_epoch: Prompts per epoch over all ranks. An epoch is then
             `samples_per_epoch / (batch_size * ranks)` iterations, rounded down, and the prompts are
             shuffled again and repeated as necessary. Default: every prompt once.

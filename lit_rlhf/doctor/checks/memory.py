@@ -157,6 +157,7 @@ def ppo_sizes(case: Case) -> PPOSizes:
     module, encoder = case.module, case.module.encoder
     minibatches = module.minibatches
     batch = int(getattr(case.data, "batch_size", minibatches.minibatch_size))
+    batch *= module.responses_per_prompt
     limit = getattr(unwrap_model(case.module.policy).config, "max_position_embeddings", 2048)
     return PPOSizes(
         gpus=case.plan.ranks,

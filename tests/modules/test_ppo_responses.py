@@ -1,0 +1,105 @@
+"""Several responses to each prompt of an iteration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_rlhf.data import PromptBatch
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import RolloutBatch
+from tests.modules.stages import assert_equal_states, copied, fitted, ppo_options, prompts
+
+N = 3
+
+
+class Kept(PPOModule):
+    """Keeps prompts, rollouts and ptx examples of its iterations."""
+
+    def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
+        rollouts = super().rollout(batch, seed)
+        self.seen = [*getattr(self, "seen", []), (batch, rollouts)]
+        return rollouts
+
+
+def stage(root: Path, **options: Any) -> Kept:
+    usual: dict[str, Any] = {"responses_per_prompt": N, "minibatches": {"minibatch_size": 2}}
+    return Kept(**ppo_options(root, **(usual | options)))
+
+
+class Checkpoint(Callback):
+    """Saves the run after its first iteration, and keeps what the iterations return."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.outputs: list[Any] = []
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: object
+    ) -> None:
+        self.outputs.append(outputs)
+        if len(self.outputs) == 1:
+            trainer.save_checkpoint(self.path)
+
+
+def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "policy_optimizer": {"learning_rate": 1e-3, "lr_scheduler": "linear"},
+        "loss.ptx_coef": 0.1,
+    }
+    seen = Checkpoint(tmp_path / "first.ckpt")
+    whole = stage(root, **options)
+    run = fitted(whole, prompts(root, ptx=True, batch_size=4), tmp_path / "whole", callbacks=[seen])
+
+    (batch, rollouts), _ = whole.seen
+    assert len(set(batch.texts)) == 4
+    assert batch.texts == [text for text in batch.texts[::N] for _ in range(N)]
+    assert batch.ptx is not None
+    assert len(batch.ptx.input_ids) == 4 * N
+    assert len(rollouts.response_ids) == len(seen.outputs[0]["scores"]) == 4 * N
+    for row in range(0, 4 * N, N):
+        said = {tuple(ids.tolist()) for ids in rollouts.response_ids[row : row + N]}
+        assert len(said) > 1
+    # two iterations of six minibatches and two epochs
+    assert int(whole.ppo_step) == 2 * 6 * 2
+    policy, _ = whole.trained_networks()
+    assert policy.schedule.get_last_lr()[0] == pytest.approx(0.0, abs=1e-3 / 20)
+    assert "rollout/kl" in run.callback_metrics
+
+    resumed = stage(root, **options)
+    data = prompts(root, ptx=True, batch_size=4)
+    fitted(resumed, data, tmp_path / "resumed", ckpt_path=seen.path)
+    assert_equal_states(copied(resumed), copied(whole))
+
+
+def test_draws_do_not_depend_on_how_many_are_in_progress(root: Path, tmp_path: Path) -> None:
+    responses = []
+    for size in (None, 5):
+        module = stage(root, memory={"rollout_batch_size": size})
+        fitted(module, prompts(root, batch_size=4), tmp_path / str(size))
+        responses.append([r.response_ids for _, r in module.seen[:1]])
+    assert all(torch.equal(a, b) for a, b in zip(*responses, strict=True))
+
+
+def test_a_held_out_prompt_gets_one_response(root: Path, tmp_path: Path) -> None:
+    module = stage(root)
+    fitted(module, prompts(root), tmp_path, limit_val_batches=1)
+    assert [len(batch.texts) for batch, _ in module.seen] == [8 * N, 8]
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5])
+def test_a_number_of_responses_is_a_positive_integer(root: Path, number: float) -> None:
+    with pytest.raises(ValueError, match="responses_per_prompt: expected an integer >= 1, got"):
+        stage(root, responses_per_prompt=number)
+
+
+def test_minibatches_divide_all_responses_of_an_iteration(root: Path, tmp_path: Path) -> None:
+    module = stage(root, minibatches={"minibatch_size": 7})
+    with pytest.raises(
+        ValueError, match=r"divisor of the 24 rollouts .* times responses_per_prompt"
+    ):
+        fitted(module, prompts(root), tmp_path)
