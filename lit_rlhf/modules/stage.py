@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
 from lit_callbacks import Collapse, count_resumed_epoch, find_collapse
-from lit_rlhf.data import DialogueEncoder, PromptDataModule, RecordDataModule, is_file_path
+from lit_rlhf.data import DialogueEncoder, PromptDataModule, RecordDataModule
 from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_memory
 from lit_rlhf.models import (
     ModelCardInfo,
@@ -666,10 +666,10 @@ def name_training_data(datamodule: LightningDataModule | None) -> TrainingData:
         return names
     ptx = datamodule.ptx_sources if isinstance(datamodule, PromptDataModule) else []
     for source in (*datamodule.sources["train"], *ptx):
-        if is_file_path(source.path):
-            names.files.append(source.label)
-        else:
+        if source.is_remote:
             names.datasets.append(source.path)
+        else:
+            names.files.append(source.label)
     return names
 
 
