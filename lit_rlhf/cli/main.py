@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.disable()
     name = arguments[0] if arguments[0] in TOOLS else "training"
     command = importlib.import_module(f"lit_rlhf.cli.{name}")
+    use_expandable_segments()
     hide_progress_of_loading()
     gc.enable()
     try:
@@ -85,6 +87,16 @@ def explain_unknown_command(name: str) -> str:
     near = difflib.get_close_matches(name, [*STAGE_COMMANDS, *TOOLS], n=1)
     advice = f"did you mean {near[0]}? " if near else ""
     return f"lit_rlhf: no command {name!r}; {advice}lit_rlhf --help lists all commands"
+
+
+def use_expandable_segments() -> None:
+    """Let CUDA's allocator grow its blocks, unless the user has configured it.
+
+    Packed forwards differ in size from one to the next, which would leave gaps between blocks of
+    fixed sizes. torch reads the variable when it allocates first.
+    """
+    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def hide_progress_of_loading() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -60,3 +61,19 @@ def test_tools_get_the_arguments_behind_their_name(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("lit_rlhf.cli.plot.main", seen.append)
     main(["plot", "--runs", "a=b"])
     assert seen == [["--runs", "a=b"]]
+
+
+@pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_command_sets_up_the_allocator_of_cuda_unless_the_user_has(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.setenv(name, "max_split_size_mb:512")
+        if name != given:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr("lit_rlhf.cli.plot.main", lambda _: None)
+    main(["plot"])
+    alone = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    expected = alone if given is None else {given: "max_split_size_mb:512"}
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
