@@ -17,6 +17,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import Value
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FunctionType, ModuleType
@@ -84,10 +86,12 @@ class TestRun(NamedTuple):
     Attributes:
         seconds: Its duration.
         functions: Qualified names of the module's functions that it called.
+        n_failures: How often it has failed so far. The forks share the number.
     """
 
     seconds: float
     functions: frozenset[str]
+    n_failures: Synchronized[int]
 
 
 class Mutation:
@@ -116,6 +120,8 @@ class Mutation:
             return True
         self.ran = True
         limit = max(SHORTEST_LIMIT, 5 * sum(run.seconds for run in runs.values()))
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        assert reporter is not None
         waiting = list(reversed(self.mutants))
         running: dict[int, tuple[Mutant, float]] = {}
         while waiting or running:
@@ -131,6 +137,10 @@ class Mutation:
                     del running[pid]
                     if status == 0:
                         self.survivors.append(mutant)
+                        reporter.write_line(f"not noticed: {mutant}", flush=True)
+                    n_tried = len(self.mutants) - len(waiting) - len(running)
+                    if n_tried % 10 == 0 or not waiting:
+                        reporter.write_line(f"{n_tried} of {len(self.mutants)} tried", flush=True)
             time.sleep(0.002)
         return True
 
@@ -149,7 +159,7 @@ class Mutation:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         finally:
             sys.settrace(None)
-        return TestRun(time.perf_counter() - start, frozenset(functions))
+        return TestRun(time.perf_counter() - start, frozenset(functions), Value("i"))
 
     def try_mutant(
         self, session: pytest.Session, runs: dict[pytest.Item, TestRun], mutant: Mutant
@@ -162,6 +172,8 @@ class Mutation:
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.testsfailed:
+                with runs[item].n_failures.get_lock():
+                    runs[item].n_failures.value += 1
                 return 1
         return 0
 
@@ -174,15 +186,20 @@ def wait(pid: int) -> int:
 def choose_tests(runs: dict[pytest.Item, TestRun], function: str) -> list[pytest.Item]:
     """The tests in the order in which they are tried.
 
-    Those that call the function come first, the quickest of them before the others. Then come those
-    of their files, which may see what a fixture of the module computed, and then all others, which
-    may call it in another process.
+    Those that call the function come first, the quickest and those that have noticed most defects
+    before the others. Then come those of their files, which may see what a fixture of the module
+    computed, and then all others, which may call it in another process.
     """
     function = function.partition(".read")[0]  # a function inside another
     calls = {item for item, run in runs.items() if function in run.functions}
     files = {item.path for item in calls}
     return sorted(
-        runs, key=lambda item: (item not in calls, item.path not in files, runs[item].seconds)
+        runs,
+        key=lambda item: (
+            item not in calls,
+            item.path not in files,
+            runs[item].seconds / (1 + runs[item].n_failures.value),
+        ),
     )
 
 
@@ -294,7 +311,7 @@ def main() -> int:
                 flush=True,
             )
             for m in sorted(new, key=lambda m: m.line):
-                print(f"  {m.module}:{m.line} {m.function}: `{m.was}` -> `{m.now}`", flush=True)
+                print(f"  {m}", flush=True)
             count, unexplained = count + n_mutants, [*unexplained, *new]
     for module, text, was, now in sorted(unused):
         print(f"equivalents.py: no survivor is {module}, `{text}`: `{was}` -> `{now}`")

@@ -84,6 +84,9 @@ class Mutant(NamedTuple):
     now: str
     source: str
 
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} {self.function}: `{self.was}` -> `{self.now}`"
+
 
 def make_mutants(module: str, source: str, functions: tuple[str, ...] = ("",)) -> list[Mutant]:
     """All mutants of a module, in the order of its lines.
