@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import position_ids_from_mask, response_values
+from lit_rlhf.functional import Moments
 from lit_rlhf.modules import LossShare, PPOModule
+from lit_rlhf.modules import ppo as ppo_file
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.modules.stages import (
     first_batch,
@@ -208,6 +211,44 @@ def test_advantages_are_whitened_then_clipped_by_minibatch(root: Path, batch: Pr
         assert bounded.abs().max() == 0.5
 
 
+def test_advantages_are_whitened_by_the_moments_of_all_ranks(
+    root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = rollouts_of(batch, [True, False, True, True], [3, 4, 2, 4])
+    module = PPOModule(**ppo_options(root, advantages={"normalization": True}))
+    rewards = torch.randn(4, 4).masked_fill(~rollouts.response_mask, 0.0)
+    experience = module.experience(rollouts, rewards, estimates_of(rollouts))
+    moments = Moments(torch.tensor(0.5), torch.tensor(4.0), torch.tensor(9))
+    monkeypatch.setattr(ppo_file, "global_masked_moments", lambda values, mask: moments)
+    mask = experience.loss_mask
+    whitened = module.reparameterize_advantages(experience).advantages[mask]
+    expected = (experience.advantages[mask] - 0.5) / 2
+    torch.testing.assert_close(whitened, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_path: Path) -> None:
+    returned: list[dict[str, Tensor]] = []
+    made: list[RolloutBatch] = []
+
+    class Watched(PPOModule):
+        def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
+            rollouts = super().rollout(batch, seed)
+            if self.training:
+                made.append(rollouts)
+            return rollouts
+
+    class Outputs(Callback):
+        def on_train_batch_end(self, trainer: object, module: object, *args: Any) -> None:
+            returned.append(args[0])
+
+    reward = "tests.rewards.reward_functions:ended"
+    options = {"rewards": {reward: 2.0}, "critic_init": "policy"}
+    fitted(Watched(**ppo_options(root, **options)), prompts(root), tmp_path, callbacks=[Outputs()])
+    for outputs, rollouts in zip(returned, made, strict=True):
+        assert outputs["response_lengths"].tolist() == rollouts.response_mask.sum(1).tolist()
+        assert outputs["scores"].tolist() == (4.0 * rollouts.terminated - 2.0).tolist()
+
+
 def test_an_update_whitens_each_minibatch_by_itself(root: Path, tmp_path: Path) -> None:
     seen: list[Tensor] = []
 
@@ -345,7 +386,7 @@ def test_the_coefficient_waits_for_the_policy_to_be_trained(root: Path) -> None:
 
 
 def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_it(
-    root: Path, tmp_path: Path
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(**shaping: Any) -> tuple[PPOModule, dict[str, float]]:
         module = PPOModule(**ppo_options(root, reward_shaping={"kl_coef": 0.2, **shaping}))
@@ -363,6 +404,18 @@ def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_i
     assert logged["rollout/kl"] == fixed["rollout/kl"]
     assert logged["ppo/kl_coef"] == pytest.approx(0.2)
     assert float(module.kl_coef) == pytest.approx(0.2 * (1 + 0.2 * 8 / 100), rel=1e-6)
+    monkeypatch.setattr(ppo_file, "world_size", lambda: 3)
+    module, _ = run(kl_target=target, kl_horizon=100)
+    assert float(module.kl_coef) == pytest.approx(0.2 * (1 + 0.2 * 24 / 100), rel=1e-6)
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.1])
+def test_the_entropy_is_computed_for_its_bonus_alone(
+    root: Path, tmp_path: Path, coef: float
+) -> None:
+    options = {"loss.entropy_coef": coef, "loss.entropy_clip": 1.0}
+    logged = fitted(PPOModule(**ppo_options(root, **options)), prompts(root), tmp_path)
+    assert ("ppo/entropy_loss" in logged.callback_metrics) == (coef > 0)
 
 
 def test_the_critic_has_no_dropout(tmp_path: Path) -> None:
@@ -378,21 +431,22 @@ def test_the_critic_has_no_dropout(tmp_path: Path) -> None:
     assert torch.equal(one[rollouts.response_mask], other[rollouts.response_mask])
 
 
-def test_validation_draws_depend_on_the_batch_and_not_on_the_iteration(
+def test_each_iteration_has_draws_of_its_own_and_each_validation_the_same(
     root: Path, tmp_path: Path
 ) -> None:
     seeds: list[int] = []
+    iterations: list[int] = []
 
     class Watched(PPOModule):
         def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
-            if not self.training:
-                seeds.append(seed)
+            (iterations if self.training else seeds).append(seed)
             return super().rollout(batch, seed)
 
     module = Watched(**ppo_options(root, seed=5, minibatches={"minibatch_size": 4}))
     data = prompts(root, batch_size=4)
     fitted(module, data, tmp_path, max_epochs=2, limit_val_batches=2)
     assert int(module.iteration) == 4
+    assert len(set(iterations)) == 4
     assert len(seeds) == 4
     assert seeds[:2] == seeds[2:]
     assert seeds[0] != seeds[1]

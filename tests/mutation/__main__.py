@@ -52,6 +52,8 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/modules/test_ppo_rewards.py",
         "tests/modules/test_ppo_switches.py",
         "tests/modules/test_guarded_step.py",
+        "tests/modules/test_schedules.py",
+        "tests/modules/test_timing.py",
         "tests/invariant/test_reference_iteration.py",
         "tests/invariant/test_micro_batches.py",
     ),

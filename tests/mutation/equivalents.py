@@ -249,4 +249,32 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "2",
         "of one number the sum of squared differences is 0",
     ),
+    Equivalent(
+        "modules/ppo.py",
+        "seed = int(torch.randint(2**31, (), generator=generator))",
+        "31",
+        "(30)",
+        "any large number of seeds will do",
+    ),
+    Equivalent(
+        "modules/ppo.py",
+        "means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}",
+        "0",
+        "(-1)",
+        "all minibatches of an iteration log the same metrics",
+    ),
+    Equivalent(
+        "modules/ppo.py",
+        "entropy[0][:, -mask.shape[1] :], mask, self.loss.entropy_clip, denominator=tokens",
+        "0",
+        "(-1)",
+        "the list has one element",
+    ),
+    Equivalent(
+        "modules/ppo.py",
+        "return policy_gradient_loss(",
+        "policy_gradient_loss( logprobs, experience.advantages, mask, denominator=tokens )",
+        "policy_gradient_loss(experience.advantages, logprobs, mask, denominator=tokens)",
+        "the loss is a product of the two, and advantages have no gradient",
+    ),
 )
