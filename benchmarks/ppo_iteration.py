@@ -22,7 +22,7 @@ from typing import Literal
 
 from jsonargparse import auto_cli
 
-from benchmarks.speed.comparison import compare_sides, our_sides, peer_side, write_comparison
+from benchmarks.speed.comparison import compare_sides, our_sides, peer_side
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
 from benchmarks.speed.report import RESULTS, Labels
@@ -75,8 +75,7 @@ def ppo_iteration(
         )
         for mode, precision in product(modes, precisions)
     }
-    result = compare_sides(jobs, sides, rounds, wait, quiet_cores)
-    write_comparison(result | {"size": size}, output)
+    compare_sides(jobs, sides, rounds, wait, quiet_cores, output, size)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.speed.comparison import our_sides, run_in_turns
+from benchmarks.speed.comparison import keep_turns, our_sides, run_in_turns
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
 from benchmarks.speed.report import RESULTS, Labels, label_run, scaling_tables, summarize
@@ -160,33 +160,34 @@ def scaling(
         for value in of_size
     }
     disable_progress_bar()  # of saving the networks
-    with TemporaryDirectory(prefix="speed_") as folder:
-        jobs: dict[Labels, Job] = {}
-        # the default, which all sweeps share, is measured once
-        for number, work in enumerate(dict.fromkeys(works.values())):
-            job = Job(work, precision=precision, updates=updates, threads=threads)
-            jobs[str(number), precision] = job.in_folder(Path(folder) / str(number))
-            save_networks(work, Path(folder) / str(number), precision)
-        ceilings, turns = run_in_turns(
-            jobs, our_sides("benchmarks.speed.ours"), rounds, wait, quiet_cores
-        )
-    of_work: dict[Workload, dict[str, Any]] = {}
-    for labels, runs in turns.items():
-        job = jobs[labels[:2]]
-        row = summarize([label_run(run, labels, job) for run in runs], ceilings, quiet_cores)
-        row["useful_gflop"] = row["useful_gflops"] * row["seconds"]
-        of_work[job.work] = row
-    rows = {key: of_work[work] for key, work in works.items()}
-    result = {
-        "machine": {**ceilings, "cores": os.cpu_count(), "threads": threads},
-        "precision": precision,
-        "versions": next(iter(turns.values()))[0]["versions"],
-        "sweeps": [sweep_result(size, of_size, rows) for size, of_size in values.items()],
+    # the default, which all sweeps share, is measured once
+    cases: dict[Labels, Job] = {
+        (str(number), precision): Job(work, precision=precision, updates=updates, threads=threads)
+        for number, work in enumerate(dict.fromkeys(works.values()))
     }
-    write_text(f"{output}.json", json.dumps(result, indent=1) + "\n")
-    write_text(f"{output}.md", scaling_tables(result))
-    draw_sweeps(result["sweeps"], Path(f"{output}.png"))
-    Console().print(Markdown(scaling_tables(result)))
+    sides = our_sides("benchmarks.speed.ours")
+    with keep_turns(output, cases, sides) as kept, TemporaryDirectory(prefix="speed_") as folder:
+        jobs = {labels: job.in_folder(Path(folder) / labels[0]) for labels, job in cases.items()}
+        for job in jobs.values():
+            save_networks(job.work, Path(job.folder), precision)
+        ceilings, turns = run_in_turns(jobs, sides, rounds, wait, quiet_cores, kept)
+        of_work: dict[Workload, dict[str, Any]] = {}
+        for labels, runs in turns.items():
+            job = jobs[labels[:2]]
+            row = summarize([label_run(run, labels, job) for run in runs], ceilings, quiet_cores)
+            row["useful_gflop"] = row["useful_gflops"] * row["seconds"]
+            of_work[job.work] = row
+        rows = {key: of_work[work] for key, work in works.items()}
+        result = {
+            "machine": {**ceilings, "cores": os.cpu_count(), "threads": threads},
+            "precision": precision,
+            "versions": next(iter(turns.values()))[0]["versions"],
+            "sweeps": [sweep_result(size, of_size, rows) for size, of_size in values.items()],
+        }
+        write_text(f"{output}.json", json.dumps(result, indent=1) + "\n")
+        write_text(f"{output}.md", scaling_tables(result))
+        draw_sweeps(result["sweeps"], Path(f"{output}.png"))
+        Console().print(Markdown(scaling_tables(result)))
 
 
 if __name__ == "__main__":

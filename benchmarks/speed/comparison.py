@@ -3,6 +3,9 @@
 Every round measures the machine's ceilings, then every case on every side, so that a change of the
 machine hits all sides. Before each turn the script waits until other processes use little, and an
 update during which they did not is recorded and left out of the figures.
+
+Finished turns are kept in `<output>.json.partial` until the results are written. The same command
+goes on with the turns that are missing.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +39,7 @@ from benchmarks.speed.report import (
 )
 from benchmarks.speed.workload import save_networks
 from lit_rlhf.evaluation import progress_bar
-from lit_rlhf.files import write_text
+from lit_rlhf.files import ProgressFile, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER_PACKAGES = ("torch==2.13.0", "trl==1.12.0", "transformers==5.23.0")
@@ -174,9 +177,12 @@ def run_in_turns(
     sides: Sequence[Side],
     rounds: int,
     wait: float,
-    cores: float = QUIET_CORES,
+    cores: float,
+    kept: ProgressFile,
 ) -> tuple[dict[str, Any], dict[Labels, list[dict[str, Any]]]]:
     """Run every case on every side, one after the other, and all of it again in each round.
+
+    Each turn that ends is a line on standard error where that is no terminal.
 
     Args:
         cases: Jobs by case and precision.
@@ -184,6 +190,7 @@ def run_in_turns(
         rounds: Number of turns of every case and side.
         wait: Seconds to wait for quiet before a turn, at most.
         cores: Foreign load that an update is used with.
+        kept: The turns that ended before an interruption, and those of this process.
 
     Returns:
         The machine's ceilings, the best of all rounds; and the turns' results by case, precision
@@ -192,13 +199,41 @@ def run_in_turns(
     ceilings: dict[str, Any] = {}
     runs: dict[Labels, list[dict[str, Any]]] = {}
     with progress_bar("turns", rounds * len(cases) * len(sides)) as advance:
-        for _ in range(rounds):
-            wait_until_quiet(wait)
-            ceilings = best_ceilings(ceilings, run_job(CEILINGS, next(iter(cases.values()))))
+        for turn in range(rounds):
+            if turn < len(kept.batches(CEILINGS.name)):
+                measured = kept.batches(CEILINGS.name)[turn]
+            else:
+                wait_until_quiet(wait)
+                measured = run_job(CEILINGS, next(iter(cases.values())))
+                kept.add(CEILINGS.name, measured)
+            ceilings = best_ceilings(ceilings, measured)
             for (labels, job), side in product(cases.items(), sides):
-                runs.setdefault((*labels, side.name), []).append(take_turn(side, job, wait, cores))
+                name = " ".join((*labels, side.name))
+                if turn < len(kept.batches(name)):
+                    result = kept.batches(name)[turn]
+                else:
+                    result = take_turn(side, job, wait, cores)
+                    kept.add(name, result)
+                runs.setdefault((*labels, side.name), []).append(result)
                 advance(1)
+                if not sys.stderr.isatty():
+                    print(f"round {turn + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
     return ceilings, runs
+
+
+def keep_turns(output: str, cases: Mapping[Labels, Job], sides: Sequence[Side]) -> ProgressFile:
+    """The finished turns of a benchmark that was interrupted, and those to come.
+
+    Args:
+        output: Path of the results, without `.json`.
+        cases: Jobs by case and precision.
+        sides: Who runs them. Turns of another commit are refused.
+    """
+    settings = {
+        "cases": [[*labels, asdict(replace(job, folder=""))] for labels, job in cases.items()],
+        "sides": [[side.name, commit_of(side.tree)] for side in sides],
+    }
+    return ProgressFile(f"{output}.json", settings)
 
 
 def best_ceilings(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -215,8 +250,10 @@ def compare_sides(
     rounds: int,
     wait: float,
     quiet_cores: float,
-) -> dict[str, Any]:
-    """Run all jobs on all sides in turns.
+    output: str,
+    size: str,
+) -> None:
+    """Run all jobs on all sides in turns, write the results and print their tables.
 
     Args:
         jobs: By case and precision. Their folders are set here.
@@ -224,30 +261,31 @@ def compare_sides(
         rounds: Number of turns of every side.
         wait: Seconds to wait for quiet before a turn, at most.
         quiet_cores: Foreign load that an update is used with.
-
-    Returns:
-        The content of the benchmark's JSON file.
+        output: Path of the results, without `.md` and `.json`.
+        size: Name of the size of networks and batches, for the results.
     """
     disable_progress_bar()  # of saving the networks
-    with TemporaryDirectory(prefix="speed_") as folder:
+    with keep_turns(output, jobs, sides) as kept, TemporaryDirectory(prefix="speed_") as folder:
         placed = {
             labels: job.in_folder(Path(folder) / job.precision) for labels, job in jobs.items()
         }
         for job in {job.precision: job for job in placed.values()}.values():
             save_networks(job.work, Path(job.folder), job.precision)
-        ceilings, turns = run_in_turns(placed, sides, rounds, wait, quiet_cores)
-    runs = [
-        [label_run(run, labels, jobs[labels[:2]]) for run in of_side]
-        for labels, of_side in turns.items()
-    ]
-    rows = [summarize(of_side, ceilings, quiet_cores) for of_side in runs]
-    threads = next(iter(jobs.values())).threads
-    return {
-        "machine": {**ceilings, "cores": os.cpu_count(), "threads": threads},
-        "summary": rows,
-        "ratios": ratios(rows),
-        "runs": [run for of_side in runs for run in of_side],
-    }
+        ceilings, turns = run_in_turns(placed, sides, rounds, wait, quiet_cores, kept)
+        runs = [
+            [label_run(run, labels, jobs[labels[:2]]) for run in of_side]
+            for labels, of_side in turns.items()
+        ]
+        rows = [summarize(of_side, ceilings, quiet_cores) for of_side in runs]
+        threads = next(iter(jobs.values())).threads
+        result = {
+            "machine": {**ceilings, "cores": os.cpu_count(), "threads": threads},
+            "summary": rows,
+            "ratios": ratios(rows),
+            "runs": [run for of_side in runs for run in of_side],
+            "size": size,
+        }
+        write_comparison(result, output)
 
 
 def write_comparison(result: dict[str, Any], output: str) -> None:

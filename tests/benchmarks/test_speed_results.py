@@ -295,6 +295,42 @@ def test_a_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.Mon
     assert result["updates"][0]["seconds"] == 3.0
 
 
+def test_an_interrupted_benchmark_goes_on_with_the_turns_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[str] = []
+
+    def run_job(side: comparison.Side, job: Job) -> dict[str, Any]:
+        if len(taken) == 3:
+            raise KeyboardInterrupt
+        taken.append(side.name)
+        return CEILINGS if side is comparison.CEILINGS else run_of(side.name, 1.0 + len(taken))
+
+    monkeypatch.setattr(comparison, "wait_until_quiet", lambda _: 0.0)
+    monkeypatch.setattr(comparison, "save_networks", lambda *_: None)
+    monkeypatch.setattr(comparison, "label_run", lambda run, *_: run)
+    monkeypatch.setattr(comparison, "run_job", run_job)
+    sides = [comparison.Side(name, "peer") for name in ("lit_rlhf", "TRL")]
+    output = str(tmp_path / "speed")
+    arguments: Any = ({("ragged", "fp32"): Job(TINY)}, sides, 2, 0.0, 0.05, output, "small")
+
+    with pytest.raises(KeyboardInterrupt):
+        comparison.compare_sides(*arguments)
+    before = len((tmp_path / "speed.json.partial").read_text("utf-8").splitlines())
+    taken.append("the interruption")
+    comparison.compare_sides(*arguments)
+
+    name = comparison.CEILINGS.name
+    assert taken == [name, "lit_rlhf", "TRL", "the interruption", name, "lit_rlhf", "TRL"]
+    assert before == 1 + 3  # the settings, and a line for each turn
+    result = json.loads((tmp_path / "speed.json").read_text("utf-8"))
+    seconds = [run["updates"][0]["seconds"] for run in result["runs"]]
+    assert seconds == [3.0, 7.0, 4.0, 8.0]
+    assert result["size"] == "small"
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["speed.json", "speed.md"]
+    assert "round 2 of 2: ragged fp32 TRL" in capsys.readouterr().err
+
+
 def test_a_process_that_fails_is_shown(tmp_path: Path) -> None:
     side = comparison.Side("nobody", "benchmarks.speed.nobody")
 
