@@ -51,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(2)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    use_expandable_segments()  # before torch is imported
     # Imports leave no garbage, and the collector would look through all they make several times:
     # a fifth of the time until a command starts.
     gc.disable()
     name = arguments[0] if arguments[0] in TOOLS else "training"
     command = importlib.import_module(f"lit_rlhf.cli.{name}")
-    use_expandable_segments()
     hide_progress_of_loading()
     gc.enable()
     try:
@@ -93,7 +93,7 @@ def use_expandable_segments() -> None:
     """Let CUDA's allocator grow its blocks, unless the user has configured it.
 
     Packed forwards differ in size from one to the next, which would leave gaps between blocks of
-    fixed sizes. torch reads the variable when it allocates first.
+    fixed sizes.
     """
     if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lit_rlhf.forward import target_logprobs
+from lit_rlhf.forward.attention import AttentionInputs, causal_attention
 from lit_rlhf.models.prepare import use_fused_kernels
 from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, optimized_causal_lm
@@ -66,3 +67,16 @@ def test_fused_kernels_change_nothing_but_the_speed() -> None:
     plain, fused = optimized_causal_lm().cuda(), use_fused_kernels(optimized_causal_lm()).cuda()
     one, other = (target_logprobs(model, ids, mask, targets) for model in (plain, fused))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_grouped_heads_in_float32_hold_no_matrix_of_scores() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn((1, heads, 4096, 64), generator=generator).cuda() for heads in (8, 2, 2)
+    )
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    causal_attention(AttentionInputs(query, key, value, None, 0.0, None))
+    used = torch.cuda.max_memory_allocated() - before
+    # the scores of all heads would take eight of these matrices
+    assert used < 4 * 4096 * 4096 * 4
