@@ -3,7 +3,8 @@
     python benchmarks/five_seeds.py --output_dir runs/five_seeds
 
 Each seed is `lit_rlhf quickstart --seed N` in a process of its own, two at a time with one thread
-each. Prints a table and writes it, with every number, to `<output_dir>/five_seeds.{md,json}`.
+each. Prints a table and writes it, with every number, to `<output_dir>/five_seeds.{md,json}`, anew
+whenever a seed has finished.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import auto_cli
+
+from lit_rlhf.files import write_text
 
 GOLD = "lit_rlhf.lab.gold:gold_reward"
 
@@ -126,11 +129,20 @@ def five_seeds(
         parallel: Number of seeds that run at a time.
     """
     root = Path(output_dir)
+    rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(parallel) as pool:
-        evaluations = list(pool.map(lambda seed: run_seed(root, seed), seeds))
-    rows = [summarize_seed(seed, result) for seed, result in zip(seeds, evaluations, strict=True)]
-    (root / "five_seeds.json").write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
-    (root / "five_seeds.md").write_text(format_table(rows), "utf-8")
+        runs = {pool.submit(run_seed, root, seed): seed for seed in seeds}
+        for run in as_completed(runs):
+            if run.exception() is not None:
+                continue  # raised below, when the other seeds have been written
+            rows.append(summarize_seed(runs[run], run.result()))
+            rows.sort(key=lambda row: seeds.index(row["seed"]))
+            write_text(root / "five_seeds.json", json.dumps(rows, indent=2) + "\n")
+            write_text(root / "five_seeds.md", format_table(rows))
+            finished = f"seed {runs[run]} has finished, {len(rows)} of {len(seeds)}"
+            print(finished, file=sys.stderr, flush=True)
+    for run in runs:
+        run.result()
     print(format_table(rows))
 
 
