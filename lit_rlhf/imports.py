@@ -22,7 +22,9 @@ def import_function(path: str, argument: str) -> Callable[..., Any]:
     try:
         function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError, SystemExit) as error:
-        said = f"importing it exits: {error!r}" if isinstance(error, SystemExit) else error
+        said = f"importing it exits: {error!r}" if isinstance(error, SystemExit) else str(error)
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            said += ": a module of your own must be in the current folder or in one of PYTHONPATH"
         raise ValueError(
             f"{argument} {path!r}: expected 'package.module:function'; {said}"
         ) from error

@@ -29,3 +29,10 @@ def test_a_module_that_exits_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_function_that_is_not_there_is_named(path: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"reward function '{path}': {message}"):
         import_function(path, "reward function")
+
+
+def test_a_missing_module_of_ones_own_says_where_it_is_looked_for() -> None:
+    with pytest.raises(ValueError, match="must be in the current folder or in one of PYTHONPATH"):
+        import_function("my_rewards:score", "reward function")
+    with pytest.raises(ValueError, match=r"no_such_part'$"):
+        import_function("tests.no_such_part:score", "reward function")

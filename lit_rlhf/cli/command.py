@@ -56,6 +56,11 @@ def suggest_option(message: str, known: Iterable[str]) -> str:
     return f"{message}; did you mean {near[0]}?" if near else message
 
 
+def insert_flag(argv: Sequence[str], flag: str) -> list[str]:
+    """Put a flag before words that stand before all flags; without such words add nothing."""
+    return [flag, *argv] if argv and not argv[0].startswith("-") else list(argv)
+
+
 def run_group(commands: Mapping[str, Command], argv: Sequence[str], prog: str) -> object:
     """Run the command that the first argument names; without one, print the commands.
 

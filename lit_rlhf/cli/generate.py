@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
 
 from rich.console import Console
 
-from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.command import insert_flag, run_command
 from lit_rlhf.data import DataSource, OnBadRecord, parse_prompts
 from lit_rlhf.evaluation import (
     NOTE_STYLE,
@@ -186,6 +185,5 @@ def _check_one_source(prompts: str | None, prompt: list[str] | None, chat: bool)
 
 def main(argv: Sequence[str]) -> Generation | None:
     """Entry point of `lit_rlhf generate`; words before the first flag are prompts."""
-    words = list(takewhile(lambda word: not word.startswith("-"), argv))
-    flags = ["--prompt", *words, *argv[len(words) :]] if words else argv
+    flags = insert_flag(argv, "--prompt")
     return run_command(generate, flags, "lit_rlhf generate", lists=LISTS, flags=FLAGS)

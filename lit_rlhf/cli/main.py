@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Imports leave no garbage, and the collector would look through all they make several times:
     # a fifth of the time until a command starts.
     gc.disable()
+    # Rewards and callbacks of one's own; the script of an installation does not look here.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     name = arguments[0] if arguments[0] in TOOLS else "training"
     command = importlib.import_module(f"lit_rlhf.cli.{name}")
     hide_progress_of_loading()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.command import insert_flag, run_command
 
 RUNS_HELP = (
-    "Runs as NAME=FOLDER; the folder is that of a TensorBoardLogger or CSVLogger. The name goes "
-    "into the legend."
+    "Runs as FOLDER or NAME=FOLDER, also without --runs before all flags; the folder is that of a "
+    "TensorBoardLogger or CSVLogger. The name, by default the folder's, goes into the legend."
 )
 
 
@@ -21,7 +22,7 @@ def plot(
     """Draw metrics of PPO runs over their iterations: score, KL, length, perplexity and so on.
 
     Args:
-        runs: Runs as NAME=FOLDER.
+        runs: Runs as FOLDER or NAME=FOLDER.
         output: Path of the figure; its suffix is the format, for example .png or .svg.
         keys: Metrics to draw, for example [rollout/score, ppo/policy_loss]. Default: the six that
             show a collapse, as far as the runs have them.
@@ -35,21 +36,27 @@ def plot(
 
 
 def parse_runs(runs: Sequence[str]) -> dict[str, str]:
-    """Parse runs given as NAME=FOLDER.
+    """Parse runs given as FOLDER or NAME=FOLDER.
 
     Returns:
         Folder by name.
 
     Raises:
-        ValueError: If a run is not NAME=FOLDER, or two have one name.
+        ValueError: If a run has no name or folder, or two have one name.
     """
-    pairs = [run.partition("=") for run in runs]
-    named = {name: folder for name, _, folder in pairs}
+    named: dict[str, str] = {}
+    for run in runs:
+        name, sign, folder = run.partition("=")
+        if not sign or Path(run).exists():
+            name, folder = Path(run).name, run
+        named[name] = folder
     if not all(name and folder for name, folder in named.items()) or len(named) < len(runs):
-        raise ValueError(f"runs: expected NAME=FOLDER with different names, got {' '.join(runs)}")
+        raise ValueError(
+            f"runs: expected FOLDER or NAME=FOLDER with different names, got {' '.join(runs)}"
+        )
     return named
 
 
 def main(argv: Sequence[str]) -> None:
     """Run `lit_rlhf plot`."""
-    run_command(plot, argv, "lit_rlhf plot", lists={"runs": RUNS_HELP})
+    run_command(plot, insert_flag(argv, "--runs"), "lit_rlhf plot", lists={"runs": RUNS_HELP})

@@ -94,6 +94,7 @@ from lit_rlhf.rollout import (
     SamplingOptions,
     TokenStatistics,
     build_response_records,
+    check_minibatch_size,
     format_sample_table,
     generate_responses,
     iterate_minibatches,
@@ -340,6 +341,17 @@ class PPOModule(StageModule):
     def is_trial(self) -> bool:
         """Whether this is a trial of `fast_dev_run` or the Tuner, which set `max_steps` for it."""
         return self.fast_dev_run or isinstance(self.trainer.logger, DummyLogger)
+
+    def on_fit_start(self) -> None:
+        """Refuse sizes that do not divide before the first rollout.
+
+        Raises:
+            ValueError: If the minibatch size does not divide the rollouts of an iteration.
+        """
+        super().on_fit_start()
+        if isinstance(self.datamodule, PromptDataModule):
+            rollouts = self.datamodule.batch_size * self.responses_per_prompt
+            check_minibatch_size(rollouts, self.minibatches.minibatch_size)
 
     def on_train_start(self) -> None:
         """Tell of a missing ptx loss; stop at once if a checkpoint is at the end of the run."""

@@ -11,7 +11,7 @@ from lit_rlhf.rollout.batch import (
     default_tokens_per_forward,
     split_by_tokens,
 )
-from lit_rlhf.rollout.experience import Experience, iterate_minibatches
+from lit_rlhf.rollout.experience import Experience, check_minibatch_size, iterate_minibatches
 from lit_rlhf.rollout.generation import generate_responses, using_generation_config
 from lit_rlhf.rollout.metrics import RolloutMetrics
 from lit_rlhf.rollout.samples import build_response_records, decode_responses, format_sample_table
@@ -35,6 +35,7 @@ __all__ = [
     "SamplingOptions",
     "TokenStatistics",
     "build_response_records",
+    "check_minibatch_size",
     "compute_logprobs",
     "compute_policy_statistics",
     "compute_reference_logprobs",

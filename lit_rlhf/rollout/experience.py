@@ -62,6 +62,19 @@ class Experience:
         )
 
 
+def check_minibatch_size(n_samples: int, size: int) -> None:
+    """Check that the samples of an iteration can be cut into minibatches of one size.
+
+    Raises:
+        ValueError: If `size` does not divide `n_samples`.
+    """
+    if size < 1 or n_samples % size:
+        raise ValueError(
+            f"minibatch_size: expected a divisor of the {n_samples} rollouts of an iteration "
+            f"(data.batch_size times responses_per_prompt), got {size}"
+        )
+
+
 def iterate_minibatches(n_samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Iterate over the samples once, in random minibatches.
 
@@ -77,11 +90,7 @@ def iterate_minibatches(n_samples: int, size: int, generator: torch.Generator) -
         ValueError: If `size` does not divide `n_samples`: samples of a smaller last minibatch would
             weigh more than the others.
     """
-    if size < 1 or n_samples % size:
-        raise ValueError(
-            f"minibatch_size: expected a divisor of the {n_samples} rollouts of an iteration "
-            f"(data.batch_size times responses_per_prompt), got {size}"
-        )
+    check_minibatch_size(n_samples, size)
     order = torch.randperm(n_samples, generator=generator)
     for start in range(0, n_samples, size):
         yield order[start : start + size]

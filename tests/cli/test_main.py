@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,13 @@ def test_a_command_sets_up_the_allocator_of_cuda_unless_the_user_has(
     alone = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     expected = alone if given is None else {given: "max_split_size_mb:512"}
     assert {name: os.environ[name] for name in names if name in os.environ} == expected
+
+
+def test_modules_in_the_current_folder_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("lit_rlhf.cli.plot.main", lambda argv: None)
+    main(["plot"])
+    assert sys.path[-1] == str(tmp_path)

@@ -44,9 +44,15 @@ def test_a_folder_may_have_an_equals_sign() -> None:
     assert parse_runs(["a=runs/lr=1", "b=runs/b"]) == {"a": "runs/lr=1", "b": "runs/b"}
 
 
-@pytest.mark.parametrize("runs", [["runs/a"], ["=runs/a"], ["a="], ["a=x", "a=y"]])
+def test_a_run_is_named_after_its_folder(run: Path, tmp_path: Path) -> None:
+    assert parse_runs([f"{run}", "b=runs/b"]) == {"run": str(run), "b": "runs/b"}
+    main([str(run), "--output", str(tmp_path / "figure.svg")])
+    assert b"<svg" in (tmp_path / "figure.svg").read_bytes()
+
+
+@pytest.mark.parametrize("runs", [["=runs/a"], ["a="], ["a=x", "a=y"], ["x/a", "y/a"]])
 def test_runs_without_a_name_of_their_own_are_refused(runs: list[str]) -> None:
-    with pytest.raises(ValueError, match="runs: expected NAME=FOLDER"):
+    with pytest.raises(ValueError, match="runs: expected FOLDER or NAME=FOLDER"):
         parse_runs(runs)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import re
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -51,17 +54,20 @@ def parse(words: list[str]) -> None:
     if words[0] in STAGES:
         cli_parser().parse_args(words)
         return
-    original = jsonargparse.ArgumentParser.parse_args
 
-    def stop(self: jsonargparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        raise _ParsedError
+    def stopping(original: Callable[..., object]) -> Callable[..., None]:
+        def stop(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            raise _ParsedError
 
-    with (
-        patch.object(jsonargparse.ArgumentParser, "parse_args", stop),
-        pytest.raises(_ParsedError),
-    ):
-        main(words)
+        return stop
+
+    with ExitStack() as patches:
+        # the page about training runs is a command of lit_callbacks, which has argparse alone
+        for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser):
+            patches.enter_context(patch.object(parser, "parse_args", stopping(parser.parse_args)))
+        with pytest.raises(_ParsedError):
+            main(words)
 
 
 @pytest.mark.parametrize("document", PYTHON, ids=lambda path: str(path.relative_to(ROOT)))

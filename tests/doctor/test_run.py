@@ -87,9 +87,7 @@ def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
 def test_a_minibatch_that_does_not_divide_the_batch(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, module_of(root, minibatches={"minibatch_size": 3}))
 
-    assert "minibatch_size: expected a divisor of the 8 rollouts" in (
-        report.findings["iteration"].found
-    )
+    assert "minibatch_size: expected a divisor of the 8 rollouts" in report.findings["start"].found
 
 
 def test_data_that_cannot_be_read(root: Path, tmp_path: Path) -> None:

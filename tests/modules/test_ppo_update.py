@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -374,8 +375,12 @@ def test_updates_of_an_iteration(root: Path) -> None:
     assert [module.updates_per_iteration(n) for n in (8, 4, 3)] == [6, 3, 3]
 
 
-def test_minibatches_have_to_divide_the_rollouts(root: Path, tmp_path: Path) -> None:
+def test_minibatches_have_to_divide_the_rollouts(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 3}))
+    rollout = Mock(side_effect=AssertionError("refused only after a rollout"))
+    monkeypatch.setattr(module, "rollout", rollout)
     with pytest.raises(ValueError, match=r"minibatch_size: expected a divisor of the 8 rollouts"):
         fitted(module, prompts(root), tmp_path)
 
