@@ -23,6 +23,7 @@ STAGE_COMMANDS = {
 }
 """Commands of the LightningCLI in `lit_rlhf.cli.training`."""
 TOOLS = {
+    "completion": "print a script that completes commands and options in bash and zsh",
     "configs": "list or copy the configurations that come with lit_rlhf",
     "doctor": "check a PPO run before it starts",
     "evaluate": "compare policies on the same prompts",
