@@ -58,7 +58,7 @@ def rows() -> Iterator[str]:
     for size in LAYOUTS:
         network = shape(size)
         for name, setting in SETTINGS.items():
-            memory = ppo_memory(network, PPOSizes(8, 1536, 512, 8, 2, **setting))
+            memory = ppo_memory(network, PPOSizes(8, 1536, 512, 16, 2, **setting))
             numbers = (
                 memory.trained,
                 memory.frozen,
