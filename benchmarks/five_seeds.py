@@ -35,6 +35,8 @@ def run_seed(root: Path, seed: int) -> dict[str, Any]:
                 [
                     *(sys.executable, "-m", "lit_rlhf.cli.main", "quickstart"),
                     *("--output_dir", str(folder), "--seed", str(seed)),
+                    # a run that was interrupted starts anew
+                    *("--overwrite", "true"),
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
