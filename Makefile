@@ -33,6 +33,10 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $@
 
+$(VENV)/.installed-user: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e .
+	@touch $@
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
@@ -54,7 +58,7 @@ lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 mutate: install ## put small defects into formulas and update, one at a time: a test has to notice each
 	$(BIN)/python -m tests.mutation $(MODULES)
 
-quickstart: install ## train SFT, a reward model and PPO on the built-in world, and compare the policies
+quickstart: $(VENV)/.installed-user ## train SFT, a reward model and PPO on the built-in world, and compare the policies
 	$(BIN)/lit_rlhf quickstart
 
 clean: ## remove the virtual environment, builds and caches

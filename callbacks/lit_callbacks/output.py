@@ -197,9 +197,7 @@ def stderr_console(user: str) -> Console:
     try:
         from rich.console import Console
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{user} draws with rich: pip install lit-callbacks[live]"
-        ) from error
+        raise ModuleNotFoundError(f"{user} draws with rich: pip install rich") from error
     return Console(stderr=True)
 
 

@@ -228,7 +228,7 @@ def _read_event_files(folder: Path) -> _Log:
         )
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "TensorBoard's event files are read with tensorboard: pip install lit-callbacks[report]"
+            "TensorBoard's event files are read with tensorboard: pip install tensorboard"
         ) from error
     # 0 keeps all values; by default the accumulator samples long series.
     log = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})

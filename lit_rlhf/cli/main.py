@@ -29,6 +29,7 @@ TOOLS = {
     "evaluate": "compare policies on the same prompts",
     "export": "turn a checkpoint or model into a folder that others load",
     "generate": "responses to prompts, or a chat in the terminal",
+    "init": "make a small base model and tokenizer from your own text",
     "lab": "write the built-in world, and label preferences in it",
     "plot": "draw how PPO runs went",
     "quickstart": "train and compare all stages on the built-in world",

@@ -40,7 +40,7 @@ def load_gguf_model(
         )
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(
-            f"checkpoint: expected the package gguf to be installed (pip install 'lit-rlhf[gguf]') "
+            f"checkpoint: expected the package gguf to be installed (pip install gguf) "
             f"to read {path}"
         )
     options = ModelOptions(dtype=dtype or "float32")

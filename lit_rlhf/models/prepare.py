@@ -87,7 +87,7 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as error:
         raise ValueError(
-            "fused_kernels: expected liger-kernel to be installed (pip install 'lit-rlhf[liger]'), "
+            "fused_kernels: expected liger-kernel to be installed (pip install liger-kernel), "
             f"got {error}"
         ) from error
     inner = unwrap_model(model)

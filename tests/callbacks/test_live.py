@@ -334,7 +334,7 @@ class TestErrors:
     ) -> None:
         monkeypatch.setitem(sys.modules, "rich.console", None)
 
-        with pytest.raises(ModuleNotFoundError, match=r"pip install lit-callbacks\[live\]"):
+        with pytest.raises(ModuleNotFoundError, match="pip install rich"):
             trainer_with(LiveView(), detector(), enable_progress_bar=False).fit(
                 Module(clock), batches()
             )

@@ -238,5 +238,5 @@ class TestErrors:
         module = "tensorboard.backend.event_processing.event_accumulator"
         monkeypatch.setitem(sys.modules, module, None)
 
-        with pytest.raises(ModuleNotFoundError, match=r"pip install lit-callbacks\[report\]"):
+        with pytest.raises(ModuleNotFoundError, match="pip install tensorboard"):
             report(tmp_path, calm)

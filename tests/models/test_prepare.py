@@ -238,7 +238,7 @@ def test_fused_kernels_without_their_package_say_what_to_install(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
-    with pytest.raises(ValueError, match=r"fused_kernels: .*pip install 'lit-rlhf\[liger\]'"):
+    with pytest.raises(ValueError, match=r"fused_kernels: .*pip install liger-kernel"):
         load_causal_lm(folder, ModelOptions(fused_kernels=True))
 
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 _NO_HARNESS = (
-    "benchmarks, choices: expected lm-evaluation-harness to be installed; "
-    "pip install 'lit-rlhf[benchmarks]'"
+    "benchmarks, choices: expected lm-evaluation-harness to be installed; pip install lm-eval"
 )
 
 

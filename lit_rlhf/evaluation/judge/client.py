@@ -157,9 +157,7 @@ class JudgeClient:
         try:
             import openai
         except ImportError as error:
-            raise JudgeError(
-                "a judge needs the openai package: pip install 'lit-rlhf[judge]'"
-            ) from error
+            raise JudgeError("a judge needs the openai package: pip install openai") from error
         self.options = options
         key = os.environ.get(options.api_key_variable)
         if not key and options.base_url is None:

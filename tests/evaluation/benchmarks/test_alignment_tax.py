@@ -113,7 +113,7 @@ def test_the_extra_is_named_when_it_is_missing(root: Path, monkeypatch: pytest.M
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    message = r"pip install 'lit-rlhf\[benchmarks\]'"
+    message = r"pip install lm-eval"
 
     with pytest.raises(ModuleNotFoundError, match=message):
         run_benchmarks([str(root / "sft")], ["mmlu"])

@@ -112,7 +112,7 @@ def test_openai_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
 
-    with pytest.raises(JudgeError, match=r"pip install 'lit-rlhf\[judge\]'"):
+    with pytest.raises(JudgeError, match=r"pip install openai"):
         judge_pair("http://127.0.0.1:9/v1", tmp_path)
 
 

@@ -1,0 +1,133 @@
+"""`lit_rlhf init`: a small untrained base model, with a tokenizer trained on one's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lit_rlhf.cli.command import run_command
+from lit_rlhf.data import CHAT_TEMPLATES, DataSource, RecordError, load_records
+from lit_rlhf.models import replace_folder
+
+EOS_TOKEN, PAD_TOKEN = "<|endoftext|>", "<|pad|>"
+BYTES = 256
+DATA_HELP = "Files of preferences, demonstrations or plain text, in any format of docs/data.md."
+ROLES = {"user": "\n\nHuman: ", "assistant": "\n\nAssistant: "}
+
+
+def init(
+    data: list[str],
+    output_dir: str,
+    vocab: int = 2048,
+    layers: int = 3,
+    hidden: int = 128,
+    heads: int = 4,
+    max_positions: int = 512,
+    seed: int = 0,
+) -> None:
+    """Make a small base model and its tokenizer from your own text, for trials on a CPU.
+
+    The model is an untrained Llama; SFT is what teaches it. The tokenizer is a byte-level BPE with
+    the chat template of HH-RLHF.
+
+    Args:
+        data: Files that the tokenizer learns from.
+        output_dir: Folder for the model: a free name.
+        vocab: Number of tokens. A small text may give fewer.
+        layers: Number of layers.
+        hidden: Size of the hidden states.
+        heads: Number of attention heads.
+        max_positions: Longest prompt and response together, in tokens.
+        seed: Seed of the weights.
+    """
+    if vocab < BYTES + 2:
+        raise ValueError(
+            f"vocab: expected at least {BYTES + 2} tokens (all bytes, EOS and padding), got {vocab}"
+        )
+    if min(layers, heads, max_positions) < 1 or hidden % (2 * heads):
+        raise ValueError(
+            "layers, heads, max_positions, hidden: expected numbers of at least 1 and hidden as a "
+            f"multiple of 2 * heads, got {layers}, {heads}, {max_positions} and {hidden}"
+        )
+    if Path(output_dir).exists():
+        raise ValueError(
+            f"output_dir: expected a free name, got {output_dir}, which exists; delete it or "
+            "choose another one"
+        )
+    tokenizer = train_tokenizer(texts(data), vocab, max_positions)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=max_positions,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    with replace_folder(output_dir) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    print(
+        f"Base model in {output_dir}: {model.num_parameters():,} untrained weights, "
+        f"{len(tokenizer):,} tokens, {max_positions} positions"
+    )
+
+
+def texts(files: Sequence[str]) -> Iterator[str]:
+    """The texts of files: turns with their roles, or documents.
+
+    Raises:
+        ValueError: If a file has neither dialogues nor plain text.
+    """
+    for file in files:
+        sources = [DataSource(file)]
+        try:
+            dialogues = load_records("demonstration", sources, on_bad_record="skip").records
+        except RecordError:
+            documents = load_records("text", sources, on_bad_record="skip").records
+            yield from (document.text for document in documents)
+        else:
+            for dialogue in dialogues:
+                yield from (ROLES.get(m.role, "") + m.content for m in dialogue.messages)
+
+
+def train_tokenizer(
+    texts: Iterator[str], vocab: int, max_positions: int
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer, which can encode any text."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab,
+            special_tokens=[EOS_TOKEN, PAD_TOKEN],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=raw,
+        eos_token=EOS_TOKEN,
+        pad_token=PAD_TOKEN,
+        model_max_length=max_positions,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATES["hh"]
+    return tokenizer
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run `lit_rlhf init`."""
+    run_command(init, argv, "lit_rlhf init", lists={"data": DATA_HELP})
