@@ -38,7 +38,7 @@ DATA_OPTIONS = {
     "all": {
         *("train_sources", "val_sources", "test_sources", "val_fraction", "test_fraction", "seed"),
         *("tokenizer", "chat_template", "max_length", "max_prompt_length", "num_workers"),
-        "on_bad_record",
+        *("eos_token", "on_bad_record"),
     },
     "sft": BATCHES | {"train_on"},
     "reward": BATCHES,
