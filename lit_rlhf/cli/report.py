@@ -132,7 +132,9 @@ def main(argv: Sequence[str]) -> RewardReport | None:
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return None
-    if not ("=" in argv[0] or argv[0].startswith("-") or Path(argv[0]).exists()):
+    # a word that is no option, path or NAME=FOLDER was meant as a command
+    is_path = argv[0].startswith("-") or set(argv[0]) & {"=", "/"} or Path(argv[0]).exists()
+    if not is_path:
         raise SystemExit(f"{USAGE}\n\nlit_rlhf report: no command {argv[0]!r}, and no such folder")
     report_runs(argv, "lit_rlhf report")
     return None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import ROOT, blocks, commands
+from tests.docs.running import run_in_shell
 
 PAGE = ROOT / "docs" / "first_run.md"
 PAIRS = 170
@@ -33,16 +31,7 @@ def test_ten_commands_lead_from_pairs_to_an_evaluated_policy(
     script = "\n".join(block.text for block in shell[1:])  # the package is installed
     assert script.count(" 640\n") == 1
     script = script.replace(" 640\n", " 384\n")  # six iterations
-    program = f"{sys.executable} -W ignore -m lit_rlhf.cli.main"
-    done = subprocess.run(
-        ["bash", "-e", "-c", f'lit_rlhf() {{ {program} "$@"; }}\n{script}'],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'callbacks'}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_in_shell(script, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "runs/hh/evaluation.json").read_text("utf-8"))
     assert list(found["policies"]) == ["sft", "ppo"]
