@@ -277,4 +277,11 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "policy_gradient_loss(experience.advantages, logprobs, mask, denominator=tokens)",
         "the loss is a product of the two, and advantages have no gradient",
     ),
+    Equivalent(
+        "modules/ppo.py",
+        "index = index.to(self.device)  # once: each field would copy it, and wait",
+        "index.to(self.device)",
+        "index",
+        "the index is on the CPU already; test_device_audit.py counts the waits on a GPU",
+    ),
 )
