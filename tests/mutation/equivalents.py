@@ -284,4 +284,11 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "index",
         "the index is on the CPU already; test_device_audit.py counts the waits on a GPU",
     ),
+    Equivalent(
+        "stats/running.py",
+        "if now.dtype != buffer.dtype:",
+        "now.dtype != buffer.dtype",
+        "True",
+        "a buffer that was moved alone equals the original on the new device",
+    ),
 )

@@ -152,4 +152,6 @@ def test_buffers_of_modules_inside_keep_their_type_too() -> None:
     assert outer.get_buffer("state").dtype == torch.float64
     assert outer.inner.weight.dtype == torch.bfloat16
     assert torch.equal(outer.inner.get_buffer("running_mean"), before)
-    assert {x.device.type for x in outer.to("meta").state_dict().values()} == {"meta"}
+    outer.to("meta", torch.float16)  # a move and a cast at once
+    assert {x.device.type for x in outer.state_dict().values()} == {"meta"}
+    assert outer.get_buffer("state").dtype == torch.float64
