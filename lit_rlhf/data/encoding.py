@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -322,6 +323,8 @@ class DialogueEncoder:
 
         try:
             return render_in_time(render, str(self.tokenizer.chat_template))
+        except SecurityError:  # an attack is no property of one dialogue
+            raise
         except TemplateError as error:  # for instance Gemma's, of a system turn
             raise EncodingError("the chat template refuses the dialogue", str(error)) from error
 

@@ -181,5 +181,7 @@ def test_a_second_fit_starts_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_rich_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(ModuleNotFoundError, match=r"PhaseSummary draws with rich: pip install lit"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"PhaseSummary draws with rich: pip install rich"
+    ):
         trainer(tmp_path, PhaseSummary()).fit(Timed(SCRIPT), batches(3))

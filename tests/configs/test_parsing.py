@@ -375,7 +375,8 @@ def test_a_wrong_option_is_refused_and_the_right_one_named(
 
     with pytest.raises(SystemExit):
         cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
-    assert f"error: model.init_args.{told}\n" in capsys.readouterr().err
+    file = f"{wrong[1]}: " if wrong[0] == "--config" else ""
+    assert f"error: {file}model.init_args.{told}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("strategy", ["DDPStrategy", "MultiEngineDeepSpeedStrategy"])

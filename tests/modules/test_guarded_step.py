@@ -262,7 +262,7 @@ def test_a_weight_of_the_policy_that_is_not_finite_skips_the_iteration_and_is_na
 
 def test_a_detector_sees_it_and_can_roll_back(root: Path, tmp_path: Path) -> None:
     """Also if the first iteration of a run is skipped, when no metric has been measured yet."""
-    module = PPOModule(**ppo_options(root))
+    module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 2}))
     with torch.no_grad():
         module.policy.get_parameter("model.norm.weight")[0] = torch.nan
     detector = CollapseDetector()
