@@ -6,7 +6,7 @@ transformers load.
 """
 
 from lit_rlhf.models.build import ADAPTER_CONFIG, build_model, load_adapter_folder, merge_adapters
-from lit_rlhf.models.card import ModelCardInfo
+from lit_rlhf.models.card import MACHINE_METRICS, ModelCardInfo
 from lit_rlhf.models.config import (
     DTYPES,
     DType,
@@ -38,6 +38,7 @@ from lit_rlhf.models.saving import (
 __all__ = [
     "ADAPTER_CONFIG",
     "DTYPES",
+    "MACHINE_METRICS",
     "DType",
     "HeadFormat",
     "ModelCardInfo",

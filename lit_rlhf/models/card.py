@@ -22,7 +22,7 @@ TITLES = {
 }
 OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers", "peft")
-_MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
+MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
 
 _USE_LANGUAGE_MODEL = """\
 ```python
@@ -130,7 +130,7 @@ def render_model_card(info: ModelCardInfo, scalar: bool, chat: bool = True) -> s
     metrics = {
         key: f"{value:.6g}"
         for key, value in info.metrics.items()
-        if not key.startswith(_MACHINE_METRICS)
+        if not key.startswith(MACHINE_METRICS)
     }
     if metrics:
         sections.append("## Metrics\n\n" + _render_table("metric", "value", metrics))

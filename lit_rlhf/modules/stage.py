@@ -28,6 +28,7 @@ from lit_callbacks import Collapse, count_resumed_epoch, find_collapse
 from lit_rlhf.data import DialogueEncoder, PromptDataModule, RecordDataModule
 from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_memory
 from lit_rlhf.models import (
+    MACHINE_METRICS,
     ModelCardInfo,
     ModelOptions,
     load_tokenizer,
@@ -610,7 +611,8 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
             key: float(value)
             for key, value in self.trainer.callback_metrics.items()
             if torch.is_tensor(value) and value.numel() == 1 and "/" in key
-            if not key.startswith("monitor/")  # of callbacks
+            # those of callbacks, and those that a resumed run cannot repeat
+            if not key.startswith(("monitor/", *MACHINE_METRICS))
         }
         return self._saved_metrics | logged
 
