@@ -42,18 +42,34 @@ class Quickstart:
 
     def prepare(self) -> None:
         """Write the world, train the SFT model, label preferences and train the reward model."""
-        root, world, seed = self.root, f"{self.root}/world", str(self.seed)
+        self.write_world()
+        self.fit_sft()
+        self.label_preferences()
+        self.fit_reward("reward.yaml")
+
+    def write_world(self) -> None:
+        """Write the world with its prompts and demonstrations, and the untrained base model."""
         run(
-            *("lab", "world", "--output_dir", world, "--seed", seed, "--language", self.language),
-            *("--n_heldout_prompts", "512"),
+            *("lab", "world", "--output_dir", f"{self.root}/world", "--seed", str(self.seed)),
+            *("--language", self.language, "--n_heldout_prompts", "512"),
         )
+
+    def fit_sft(self) -> None:
+        """Train the SFT model."""
         self.fit(["sft.yaml"], seeded=["--data.seed"])
+
+    def label_preferences(self) -> None:
+        """Sample pairs of the SFT model's responses, and label them."""
+        world = f"{self.root}/world"
         run(
-            *("lab", "preferences", "--policy", f"{root}/sft", "--world", world),
+            *("lab", "preferences", "--policy", f"{self.root}/sft", "--world", world),
             *("--output", f"{world}/preferences.jsonl", "--pairs", str(self.pairs)),
-            *("--seed", seed),
+            *("--seed", str(self.seed)),
         )
-        self.fit(["reward.yaml"], seeded=["--data.seed", "--model.head_seed"])
+
+    def fit_reward(self, *configs: str | Path) -> None:
+        """Train the reward model, from configurations given by name or path."""
+        self.fit(configs, seeded=["--data.seed", "--model.head_seed"])
 
     def fit_ppo(self, configs: Sequence[str | Path], *options: str) -> None:
         """Train with PPO, from configurations given by name or path, and further options."""
