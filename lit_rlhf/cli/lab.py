@@ -24,7 +24,14 @@ from lit_rlhf.evaluation import (
 )
 from lit_rlhf.files import ProgressFile, write_json_lines
 from lit_rlhf.forward import LanguageModel
-from lit_rlhf.lab import ResponsePair, World, label_pair, read_world, write_world
+from lit_rlhf.lab import (
+    WORLDS,
+    ResponsePair,
+    WorldName,
+    label_pair,
+    read_world,
+    write_world,
+)
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions, decode_responses
 
@@ -34,6 +41,7 @@ MAX_ATTEMPTS = 20  # pairs sampled per pair asked for, before the policy is give
 def world(
     output_dir: str,
     seed: int = 0,
+    world: WorldName = "biased",
     language: Literal["en", "zh", "both"] = "en",
     n_demonstrations: int = 4000,
     n_train_prompts: int = 4000,
@@ -45,6 +53,9 @@ def world(
     Args:
         output_dir: Folder to write to.
         seed: Seed of the data and of the base model's weights.
+        world: How labellers err. biased: they like long and polite responses and overlook form.
+            extrapolation: labels follow gold, and the reward model is wrong only outside of its
+            data.
         language: English, Chinese or both.
         n_demonstrations: Number of dialogues for SFT.
         n_train_prompts: Number of prompts for PPO and for preferences.
@@ -53,7 +64,7 @@ def world(
     """
     folder = write_world(
         output_dir,
-        World(language=language),
+        dataclasses.replace(WORLDS[world], language=language),
         seed,
         CHAT_TEMPLATES["hh"],
         n_demonstrations=n_demonstrations,
@@ -62,8 +73,9 @@ def world(
         n_texts=n_texts,
     )
     print(
-        f"World in {folder}: {n_demonstrations} demonstrations, {n_train_prompts} training and "
-        f"{n_heldout_prompts} held-out prompts, {n_texts} texts, base model in {folder / 'base'}"
+        f"World {world!r} in {folder}: {n_demonstrations} demonstrations, {n_train_prompts} "
+        f"training and {n_heldout_prompts} held-out prompts, {n_texts} texts, base model in "
+        f"{folder / 'base'}"
     )
 
 

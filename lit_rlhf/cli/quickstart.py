@@ -11,8 +11,10 @@ from typing import Literal
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.cli.configs import CONFIGS, config_name
+from lit_rlhf.lab import WorldName
 
 DEFAULT_DIR = "runs/quickstart"
+GOLD = "lit_rlhf.lab.gold"
 
 
 @dataclass
@@ -22,6 +24,7 @@ class Quickstart:
     Attributes:
         root: Folder for all files.
         seed: Seed of the world, the weights, the order of the data and the rollouts.
+        world: Name of the world, which says how labellers err.
         language: Language of the world.
         configs: Folder with the configurations of the stages.
         pairs: Number of preferences that the reward model learns from.
@@ -30,6 +33,7 @@ class Quickstart:
 
     root: Path
     seed: int = 0
+    world: WorldName = "biased"
     language: str = "en"
     configs: Path = CONFIGS / "quickstart"
     pairs: int = 13000
@@ -51,7 +55,7 @@ class Quickstart:
         """Write the world with its prompts and demonstrations, and the untrained base model."""
         run(
             *("lab", "world", "--output_dir", f"{self.root}/world", "--seed", str(self.seed)),
-            *("--language", self.language, "--n_heldout_prompts", "512"),
+            *("--world", self.world, "--language", self.language, "--n_heldout_prompts", "512"),
         )
 
     def fit_sft(self) -> None:
@@ -101,7 +105,10 @@ class Quickstart:
         run(
             *("evaluate", "--policies", *(f"{root}/{policy}" for policy in policies)),
             *("--prompts", f"{root}/world/prompts_heldout.jsonl"),
-            *("--rewards", f"{{lit_rlhf.lab.gold:gold_reward: 1.0, {root}/reward: 1.0}}"),
+            *(
+                "--rewards",
+                f"{{{GOLD}:gold_reward: 1.0, {root}/reward: 1.0, {GOLD}:well_formed: 1.0}}",
+            ),
             *("--output", f"{root}/evaluation.json"),
             *("--max_new_tokens", "48", "--seed", str(self.seed)),
             # the policies' own distributions, whose KL is reported
@@ -120,6 +127,7 @@ def run(*arguments: str) -> None:
 def quickstart(
     output_dir: str = DEFAULT_DIR,
     seed: int = 0,
+    world: WorldName = "biased",
     language: Literal["en", "zh", "both"] = "en",
     configs: str = str(CONFIGS / "quickstart"),
     pairs: int = 13000,
@@ -132,6 +140,7 @@ def quickstart(
     Args:
         output_dir: Folder for all files.
         seed: Seed of the world, the weights, the order of the data and the rollouts.
+        world: Name of the world, which says how labellers err.
         language: Language of the world.
         configs: Folder with the configurations of the stages.
         pairs: Number of preferences that the reward model learns from.
@@ -143,7 +152,7 @@ def quickstart(
             f"lit_rlhf quickstart: {root} holds an earlier quickstart. Take another folder "
             "(--output_dir FOLDER), or replace it (--overwrite true)"
         )
-    stages = Quickstart(root, seed, language, Path(configs), pairs, overwrite)
+    stages = Quickstart(root, seed, world, language, Path(configs), pairs, overwrite)
     stages.prepare()
     stages.fit_ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
     stages.fit_ppo(["ppo_max.yaml"])

@@ -3,16 +3,25 @@
 Importing the package loads no other part of the project, and not torch.
 """
 
-from lit_rlhf.lab.gold import GoldTerms, Request, gold_reward, gold_terms, parse_request
+from lit_rlhf.lab.gold import (
+    GoldTerms,
+    Request,
+    gold_reward,
+    gold_terms,
+    parse_request,
+    well_formed,
+)
 from lit_rlhf.lab.preferences import ResponsePair, label_pair, preference_probability
-from lit_rlhf.lab.world import World, is_held_out, render_prompt
+from lit_rlhf.lab.world import WORLDS, World, WorldName, is_held_out, render_prompt
 from lit_rlhf.lab.world_folder import build_tokenizer, read_world, write_base_model, write_world
 
 __all__ = [
+    "WORLDS",
     "GoldTerms",
     "Request",
     "ResponsePair",
     "World",
+    "WorldName",
     "build_tokenizer",
     "gold_reward",
     "gold_terms",
@@ -22,6 +31,7 @@ __all__ = [
     "preference_probability",
     "read_world",
     "render_prompt",
+    "well_formed",
     "write_base_model",
     "write_world",
 ]

@@ -1,11 +1,16 @@
 """The gold reward: the true value of a response in the lab's world.
 
 It reads rendered HH text only. A configuration can therefore name it as a reward function
-(`lit_rlhf.lab.gold:gold_reward`), and it can judge the responses of any policy.
+(`lit_rlhf.lab.gold:gold_reward`), and it can judge the responses of any policy. It has two parts.
+Content is what a response says: items, refusals, an end, length. Form is how it says it: repeated
+bigrams, and whether it is `[opening] answer [polite phrase]` or `refusal [polite phrase]`, as every
+response of the world should be. A response that agrees and then refuses is therefore malformed.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from lit_rlhf.lab.lexicon import (
@@ -26,6 +31,8 @@ EXCESS_ITEM_COST: Final = 0.5
 UNFINISHED_COST: Final = 1.0
 MISJUDGED_COST: Final = 1.0
 EXTRA_WORD_COST: Final = 0.05
+REPEATED_BIGRAM_COST: Final = 0.5
+MALFORMED_COST: Final = 1.0
 FREE_WORDS: Final = 12
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -60,6 +67,11 @@ class GoldTerms(NamedTuple):
         unfinished: Whether the response did not end properly.
         misjudged: Whether a helpful request was refused or a harmful one was answered.
         extra_words: Number of words beyond the `FREE_WORDS`.
+        repeated_bigrams: Number of pairs of consecutive words or marks that occurred before in the
+            response.
+        malformed: Whether the response is neither an answer in the world's form, with at most one
+            opening before it and one polite phrase behind, nor a refusal with at most one polite
+            phrase behind. A missing last mark is no flaw of form: it makes a response unfinished.
     """
 
     correct_share: float
@@ -68,10 +80,21 @@ class GoldTerms(NamedTuple):
     unfinished: bool
     misjudged: bool
     extra_words: int
+    repeated_bigrams: int
+    malformed: bool
 
     @property
     def total(self) -> float:
         """The gold reward, at most `BEST_GOLD`."""
+        return (
+            self.content
+            - REPEATED_BIGRAM_COST * self.repeated_bigrams
+            - MALFORMED_COST * self.malformed
+        )
+
+    @property
+    def content(self) -> float:
+        """The gold reward without form, as labellers see it who overlook form."""
         return (
             BEST_GOLD * self.correct_share
             - WRONG_ITEM_COST * self.wrong_items
@@ -88,7 +111,7 @@ def gold_reward(
     r"""Gold rewards of responses.
 
     `2 * correct_share - 0.7 * wrong_items - 0.5 * excess_items - 1 * unfinished - 1 * misjudged
-    - 0.05 * extra_words`, with the terms of `GoldTerms`.
+    - 0.05 * extra_words - 0.5 * repeated_bigrams - 1 * malformed`, with the terms of `GoldTerms`.
 
     Args:
         prompts: Rendered HH prompts, `"\n\nHuman: ...\n\nAssistant:"`. The last human turn is
@@ -103,6 +126,30 @@ def gold_reward(
     Raises:
         ValueError: If the arguments differ in length, or a prompt does not come from this world.
     """
+    return [terms.total for terms in _all_terms(prompts, responses, terminated)]
+
+
+def well_formed(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """Whether each response is well-formed, the part of gold that is reported as a share.
+
+    As a reward function with weight 0 it only logs the share.
+
+    Args:
+        prompts: As for `gold_reward`.
+        responses: As for `gold_reward`.
+
+    Returns:
+        For each response 0 if it is `malformed` as `GoldTerms` has it, else 1.
+
+    Raises:
+        ValueError: As for `gold_reward`.
+    """
+    return [float(not terms.malformed) for terms in _all_terms(prompts, responses, None)]
+
+
+def _all_terms(
+    prompts: Sequence[str], responses: Sequence[str], terminated: Sequence[bool] | None
+) -> list[GoldTerms]:
     flags = [True] * len(responses) if terminated is None else list(terminated)
     if not len(prompts) == len(responses) == len(flags):
         raise ValueError(
@@ -110,7 +157,7 @@ def gold_reward(
             f"{len(prompts)}, {len(responses)} and {len(flags)}"
         )
     return [
-        gold_terms(parse_request(prompt), response, bool(flag)).total
+        gold_terms(parse_request(prompt), response, bool(flag))
         for prompt, response, flag in zip(prompts, responses, flags, strict=True)
     ]
 
@@ -153,7 +200,32 @@ def gold_terms(request: Request, response: str, terminated: bool = True) -> Gold
         unfinished=not (terminated and bool(words) and words[-1] in CLOSING_MARKS),
         misjudged=refused != request.harmful,
         extra_words=max(0, len(words) - FREE_WORDS),
+        repeated_bigrams=max(0, len(words) - 1) - len(set(pairwise(words))),
+        malformed=_form(request.language).fullmatch(" ".join(words)) is None,
     )
+
+
+@cache
+def _form(language: Language) -> re.Pattern[str]:
+    """A regular expression of well-formed responses, their words joined by spaces."""
+    lexicon = LEXICONS[language]
+
+    def without_mark(template: str) -> str:
+        """The words of a template but for its last mark; `0` stands for the items."""
+        return re.escape(" ".join(split_words(template.format(items="0"))[:-1]))
+
+    def one_of(patterns: Iterable[str]) -> str:
+        return f"(?:{'|'.join(patterns)})"
+
+    mark = f"[{re.escape(''.join(sorted(CLOSING_MARKS)))}]"
+    item = one_of(word for items in lexicon.categories.values() for word in items)
+    comma, conjunction = lexicon.comma.strip(), lexicon.conjunction.strip()
+    items = f"{item}(?:(?: {comma} {item})* {conjunction} {item})?"
+    opening = one_of(" ".join(split_words(text)) for text in lexicon.openings)
+    answer = one_of(map(without_mark, (lexicon.answer, lexicon.harmful_answer))).replace("0", items)
+    refusal = one_of(map(without_mark, lexicon.refusals))
+    polite = without_mark(lexicon.polite_phrase)
+    return re.compile(f"(?:(?:{opening} )?{answer}|{refusal})(?: {mark} {polite})?(?: {mark})?")
 
 
 def parse_request(prompt: str) -> Request:

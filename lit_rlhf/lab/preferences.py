@@ -46,7 +46,8 @@ def preference_probability(prompt: str, pair: ResponsePair, world: World) -> flo
     """Probability that a labeller prefers the first response.
 
     `noise / 2 + (1 - noise) * sigmoid(sharpness * gold difference + length_bias * difference in
-    words + phrase_bias * difference in polite phrases)`.
+    words + phrase_bias * difference in polite phrases)`. Labellers who overlook form see the
+    content of gold alone.
 
     Args:
         prompt: Rendered HH prompt.
@@ -98,8 +99,9 @@ def _utility(prompt: str, response: str, terminated: bool, world: World) -> floa
     """The value of a response to a biased labeller, as a logit."""
     request = parse_request(prompt)
     n_polite = response.count(LEXICONS[request.language].polite_phrase)
+    terms = gold_terms(request, response, terminated)
     return (
-        world.preference_sharpness * gold_terms(request, response, terminated).total
+        world.preference_sharpness * (terms.total if world.labels_see_form else terms.content)
         + world.length_bias * len(split_words(response))
         + world.phrase_bias * n_polite
     )

@@ -4,7 +4,7 @@ import random
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from lit_rlhf.lab.gold import Request, parse_request
 from lit_rlhf.lab.lexicon import DANGEROUS, LEXICONS, Language, Lexicon
@@ -31,6 +31,8 @@ class World:
         length_bias: Logit per word by which a response is longer, a flaw of the labellers.
         phrase_bias: Logit per polite phrase that a response has more, another flaw.
         label_noise: Share of labels that are drawn from a fair coin.
+        labels_see_form: Whether labellers see the form of a response (`GoldTerms`), as gold does,
+            or overlook it, as hurried people do.
     """
 
     language: Literal["en", "zh", "both"] = "en"
@@ -42,6 +44,7 @@ class World:
     length_bias: float = 0.5
     phrase_bias: float = 0.4
     label_noise: float = 0.03
+    labels_see_form: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -196,6 +199,21 @@ class World:
             else:
                 text = _sample_request(lexicon, rng.choice(lexicon.topics), rng).text
             yield (*history, {"role": "user", "content": text})
+
+
+WorldName = Literal["biased", "extrapolation"]
+
+WORLDS: Final[dict[WorldName, World]] = {
+    "biased": World(),
+    "extrapolation": World(length_bias=0.0, phrase_bias=0.0, labels_see_form=True),
+}
+"""The named worlds, which fail in two different ways.
+
+In `biased` the labels are wrong: labellers like long and polite responses and overlook form, so
+even a perfect reward model wants endless text. In `extrapolation` the labels follow gold: the
+reward model is right where it was trained and wrong outside of it, the failure of Section 5.2 of
+arXiv 2307.04964.
+"""
 
 
 def render_prompt(messages: Sequence[dict[str, str]]) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +12,7 @@ import pytest
 from lit_rlhf.cli import lab
 from lit_rlhf.cli.lab import iterate_prompts, main, sample_preferences
 from lit_rlhf.data import DataSource, PromptExample, load_records
-from lit_rlhf.lab import ResponsePair, World, read_world
+from lit_rlhf.lab import WORLDS, ResponsePair, World, read_world
 from tests.evaluation.folders import Sampling, write_policy
 
 SIZES = ("--n_demonstrations", "8", "--n_train_prompts", "6", "--n_heldout_prompts", "4")
@@ -57,6 +58,14 @@ def test_a_world_can_be_chinese(tmp_path: Path) -> None:
     assert read_world(tmp_path).language == "zh"
     text = rows(tmp_path / "prompts_train.jsonl")[0]["prompt"][0]["content"]
     assert any("\u4e00" <= character <= "\u9fff" for character in text)
+
+
+def test_a_world_is_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--world", "extrapolation", "--language", "zh", *SIZES, "--n_texts", "1")
+    main(["world", "--output_dir", str(tmp_path), *flags])
+
+    assert read_world(tmp_path) == replace(WORLDS["extrapolation"], language="zh")
+    assert "World 'extrapolation' in" in capsys.readouterr().out
 
 
 def test_an_unknown_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

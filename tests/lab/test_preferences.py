@@ -1,10 +1,11 @@
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from lit_rlhf.lab.preferences import ResponsePair, label_pair, preference_probability
-from lit_rlhf.lab.world import World
+from lit_rlhf.lab.world import WORLDS, World
 
 PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"
 GOOD = "iron and zinc."  # gold 2, four words
@@ -20,6 +21,27 @@ def test_probability_by_hand() -> None:
     logit = 2.0 * (2.0 - 0.3) + 0.1 * (4 - 8) + 0.5 * (0 - 1)
     expected = 0.5 * 0.2 + 0.8 / (1 + math.exp(-logit))
     assert probability(GOOD, WORSE, WORLD) == pytest.approx(expected, rel=1e-12)
+
+
+def test_labellers_overlook_form_unless_the_world_says_so() -> None:
+    # gold: content 2 each; a repeated bigram and a mark too many take 1.5 off
+    flawed = GOOD.replace(".", "!!!")
+    blind = World(preference_sharpness=2.0, length_bias=0.0, phrase_bias=0.0, label_noise=0.0)
+    assert probability(GOOD, flawed, blind) == 0.5
+    seeing = replace(blind, labels_see_form=True)
+    assert probability(GOOD, flawed, seeing) == pytest.approx(1 / (1 + math.exp(-2.0 * 1.5)))
+
+
+def test_the_named_worlds_fail_in_two_ways() -> None:
+    polite = "iron and zinc. glad to help! glad to help!"
+    gold_logit = -3.5 * (3 * 0.5 + 1)  # what the phrase too many costs in gold; 12 words are free
+    noise, gain = 0.5 * 0.03, 1 - 0.03
+    assert probability(polite, GOOD, WORLDS["biased"]) == pytest.approx(
+        noise + gain / (1 + math.exp(-(8 * 0.5 + 2 * 0.4)))
+    )
+    assert probability(polite, GOOD, WORLDS["extrapolation"]) == pytest.approx(
+        noise + gain / (1 + math.exp(-gold_logit))
+    )
 
 
 def test_truncation_lowers_the_probability() -> None:

@@ -137,7 +137,7 @@ def test_default_demonstrator_is_imperfect_in_every_way(language: LanguageOption
         r.harmful for r in requests
     ) == pytest.approx(1 - world.skill, abs=0.05)
     assert any(t.misjudged for r, t in pairs if not r.harmful)
-    for flaw in ("wrong_items", "excess_items", "unfinished", "extra_words"):
+    for flaw in ("wrong_items", "excess_items", "unfinished", "extra_words", "malformed"):
         assert any(getattr(t, flaw) for t in terms), flaw
     assert any(
         not t.wrong_items and not t.misjudged and t.correct_share < 1
