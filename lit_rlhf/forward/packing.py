@@ -1,14 +1,15 @@
 """Packed forwards: sequences lie back to back, so that the work grows with the real tokens only.
 
-Everything but attention works token by token, so padding is left out there. Attention goes over
-groups of rows of similar length. Notation: `B` rows, `L` columns, `N` real tokens, `P` places in
-the padded groups, `H` hidden size.
+Everything but attention works token by token, so padding is left out there. Attention is one kernel
+for all rows on CUDA in half precision (`varlen_attention`). Elsewhere it goes over groups of rows
+of similar length. Notation: `B` rows, `L` columns, `N` real tokens, `P` places in the padded
+groups, `H` hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from lit_rlhf.forward.attention import AttentionInputs, causal_attention, layout_arguments
 from lit_rlhf.forward.cpu import PadToMultiple
+from lit_rlhf.forward.varlen import RowOffsets, supports_varlen, varlen_attention
 
 MIN_LENGTH_RATIO = 0.75
 """Rows of a group are at least this long, relative to the longest row of the group."""
@@ -34,31 +36,27 @@ class RowGroup(NamedTuple):
     width: int
 
 
-@dataclass(frozen=True)
-class PackedLayout:
-    """`N` tokens of rows that lie back to back, and their groups for attention.
+class RowGroups(NamedTuple):
+    """Rows that lie back to back, in groups of similar length.
 
     Attributes:
         groups: Groups of rows, with `P` tokens in all once each is padded to its width.
         gather_indices: Token at each place of the padded groups, `[P]` long. Padding repeats the
             last token of its row.
         token_places: Place of each token in the padded groups, `[N]` long.
-        position_ids: Position of each token in its row, `[1, N]` long.
     """
 
     groups: list[RowGroup]
     gather_indices: Tensor
     token_places: Tensor
-    position_ids: Tensor
 
     @classmethod
-    def from_lengths(cls, lengths: Sequence[int], device: torch.device) -> PackedLayout:
-        """The layout of rows of these lengths, one after the other, on `device`."""
+    def from_lengths(cls, lengths: Sequence[int], device: torch.device) -> RowGroups:
+        """The groups of rows of these lengths, one after the other, on `device`."""
         order = sorted((row for row, n in enumerate(lengths) if n), key=lambda row: -lengths[row])
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
-        n_tokens = int(sizes.sum())
-        token_places = torch.empty(n_tokens, dtype=torch.long)
+        token_places = torch.empty(int(sizes.sum()), dtype=torch.long)
         groups: list[RowGroup] = []
         gathered: list[Tensor] = []
         n_places = 0
@@ -73,35 +71,68 @@ class PackedLayout:
             groups.append(RowGroup(len(rows), width))
             gathered.append(indices.flatten())
             n_places += indices.numel()
-        position_ids = torch.arange(n_tokens) - starts.repeat_interleave(sizes)
-        # one transfer to the device for all three
-        joined = torch.cat([*gathered, token_places, position_ids]).to(device, non_blocking=True)
-        gather_indices, token_places, position_ids = joined.tensor_split(
-            [n_places, n_places + n_tokens]
-        )
-        return cls(groups, gather_indices, token_places, position_ids.unsqueeze(0))
+        # one transfer to the device for both
+        joined = torch.cat([*gathered, token_places]).to(device, non_blocking=True)
+        return cls(groups, joined[:n_places], joined[n_places:])
 
-    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
-        """Attention of each row within itself, see `AttentionLayout`; `S` is 1."""
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        """Attention of each row within itself, group by group, `[N, A * D]`."""
         sizes = [n_rows * width for n_rows, width in self.groups]
         # The backward of `split` is one concatenation; that of a slice fills a tensor of the full
         # size with zeros, once for each group.
-        parts = zip(
-            *(torch.split(self._pad_groups(states), sizes) for states in inputs[:3]), strict=True
-        )
+        parts = zip(*(torch.split(self._pad(states), sizes) for states in inputs[:3]), strict=True)
         outputs = []
         for group, part in zip(self.groups, parts, strict=True):
             query, key, value = (states.unflatten(0, group).transpose(1, 2) for states in part)
             output = causal_attention(inputs._replace(query=query, key=key, value=value))
             outputs.append(output.transpose(1, 2).flatten(0, 1))
-        packed = gather_rows(torch.cat(outputs).flatten(1), self.token_places)
-        return packed.view(1, len(self.token_places), *inputs.query.shape[1::2])
+        return gather_rows(torch.cat(outputs).flatten(1), self.token_places)
 
-    def _pad_groups(self, states: Tensor) -> Tensor:
+    def _pad(self, states: Tensor) -> Tensor:
         """The states `[1, A, N, D]` at every place of the padded groups, `[P, A, D]`."""
         by_token = states.transpose(1, 2).flatten(0, 1)
         padded = gather_padded_rows(by_token.flatten(1), self.gather_indices, self.token_places)
         return padded.view(-1, *by_token.shape[1:])
+
+
+class PackedLayout:
+    """`N` tokens of rows that lie back to back.
+
+    Args:
+        lengths: Tokens of each row; a row may have none.
+        device: Where the tokens are.
+
+    Attributes:
+        position_ids: Position of each token in its row, `[1, N]` long.
+        rows: Where the rows begin.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths = lengths
+        self.device = device
+        sizes = torch.tensor([0, *lengths])
+        offsets = sizes.cumsum(0)
+        n_tokens = int(offsets[-1])
+        position_ids = torch.arange(n_tokens) - offsets[:-1].repeat_interleave(sizes[1:])
+        # one transfer to the device for both
+        joined = torch.cat([position_ids, offsets]).int().to(device, non_blocking=True)
+        self.position_ids = joined[:n_tokens].long().unsqueeze(0)
+        self.rows = RowOffsets(joined[n_tokens:], max(lengths))
+
+    @cached_property
+    def groups(self) -> RowGroups:
+        """The rows by length, for devices and dtypes without `varlen_attention`."""
+        return RowGroups.from_lengths(self.lengths, self.device)
+
+    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
+        """Attention of each row within itself, see `AttentionLayout`; `S` is 1."""
+        if inputs.dropout or not supports_varlen(inputs.value):
+            output = self.groups.attend(inputs)
+        else:
+            query, key, value = (states[0].transpose(0, 1) for states in inputs[:3])
+            by_token = inputs._replace(query=query, key=key, value=value)
+            output = varlen_attention(by_token, self.rows, self.rows)
+        return output.view(1, -1, *inputs.query.shape[1::2])
 
 
 def packed_states(
@@ -125,7 +156,7 @@ def packed_states(
     # the padding is one more row, of any token
     n_padding = padding.n_padding(n_tokens, next(trunk.parameters())) if padding else 0
     indices = torch.cat([indices, indices[:1].expand(n_padding)]).to(device, non_blocking=True)
-    layout = PackedLayout.from_lengths([*lengths, n_padding], device)
+    layout = PackedLayout([*lengths, n_padding], device)
     states: Tensor = trunk(
         input_ids=input_ids.flatten().index_select(0, indices).unsqueeze(0),
         position_ids=layout.position_ids,

@@ -333,7 +333,7 @@ class PrefillLayout:
 
     def __init__(self, cache: KVCache, lengths: list[int], first_slot: int) -> None:
         self.cache = cache
-        self.packed = PackedLayout.from_lengths(lengths, cache.device)
+        self.packed = PackedLayout(lengths, cache.device)
         sizes = torch.tensor(lengths, device=cache.device)
         slots = torch.arange(first_slot, first_slot + len(lengths), device=cache.device)
         # given its size, repeat_interleave does not wait for the device

@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.support.host_tensors import COLLECTIVES
+from tests.support.varlen_reference import reference_varlen_attn
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -51,6 +52,8 @@ WITHOUT_KERNEL = {"_unsafe_view", "detach", "empty", "empty_like", "empty_stride
 """ATen operations that launch nothing, beside views."""
 MASKED_ATTENTION_KERNELS = 4
 """Attention with a bool mask: two to make a bias of it, one to align it, one to attend."""
+VARLEN_ATTENTION_KERNELS = 2
+"""`varlen_attn`: one to attend, one to zero a state of random numbers that it never draws."""
 
 
 class Refused(RuntimeError):
@@ -321,6 +324,8 @@ class PretendCuda(TorchFunctionMode):
         patch.setattr("torch.cuda.set_rng_state", lambda *_: None)
         patch.setattr("torch.cuda.is_bf16_supported", lambda *_, **__: True)
         patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+        patch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 0))
+        patch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: self._varlen_attn)
         # C++ saves tensors without a mark in the forward, so that recomputed ones differ in device
         checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
         patch.setitem(checks, "default", lambda x: {"shape": x.shape, "dtype": x.dtype})
@@ -330,6 +335,19 @@ class PretendCuda(TorchFunctionMode):
         for name in COLLECTIVES:
             patch.setattr(distributed, name, self._like_nccl(getattr(distributed, name)))
         patch.setattr(LightningModule, "log", self._watched_log(LightningModule.log))
+
+    def _varlen_attn(self, *args: Any, **kwargs: Any) -> Tensor:
+        """torch's kernel for rows back to back, which exists for CUDA alone."""
+        for tensor in _tensors((*args, *kwargs.values())):
+            if not is_on_device(tensor):
+                self.refuse("varlen_attn: a tensor on the host")
+        self.kernels[self.phase] += VARLEN_ATTENTION_KERNELS
+        before, self._counting = self._counting, False
+        try:
+            with torch._C.DisableTorchFunction():
+                return cast(Tensor, mark(reference_varlen_attn(*args, **kwargs)))
+        finally:
+            self._counting = before
 
     def _in_mode(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The mode is off while it handles a function, but the backward calls Python again."""

@@ -1,0 +1,128 @@
+"""One kernel for all rows gives what groups of rows give; the kernel itself needs a GPU."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+
+from lit_rlhf.forward import PackedLayout, optimize_forward, target_logprobs, varlen
+from lit_rlhf.forward.attention import AttentionInputs
+from lit_rlhf.forward.varlen import supports_varlen
+from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device, mark, mark_module
+from tests.support.tiny_models import tiny_causal_lm
+from tests.support.varlen_reference import reference_varlen_attn
+
+LENGTHS = [9, 1, 0, 4, 12]
+
+
+def states(n_heads: int, n_key_heads: int, dtype: torch.dtype) -> list[Tensor]:
+    """Query, key and value as decoders make them: `[1, heads, N, D]`, by token in memory."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn((1, sum(LENGTHS), heads, 8), generator=generator).to(dtype).transpose(1, 2)
+        for heads in (n_heads, n_key_heads, n_key_heads)
+    ]
+
+
+def attend(leaves: list[Tensor], device: torch.device, **settings: object) -> Tensor:
+    layout = PackedLayout(LENGTHS, device)
+    return layout.attend(nn.Identity(), AttentionInputs(*leaves, **settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 100])
+@pytest.mark.parametrize("n_key_heads", [4, 2])
+def test_values_and_gradients_are_those_of_groups(
+    n_key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"scale": 0.5, "dropout": 0.0, "window": window}
+    results = []
+    for supported in (False, True):
+        monkeypatch.setattr("lit_rlhf.forward.packing.supports_varlen", lambda _: supported)  # noqa: B023
+        monkeypatch.setattr(varlen, "_find_kernel", lambda: reference_varlen_attn)
+        leaves = [x.requires_grad_() for x in states(4, n_key_heads, torch.float32)]
+        output = attend(leaves, torch.device("cpu"), **settings)
+        output.pow(3).sum().backward()
+        results.append([output, *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_network_in_half_precision_on_a_gpu_attends_in_one_kernel(
+    autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[int]] = []
+
+    def counted(audit: PretendCuda, *args: Tensor, **kwargs: object) -> Tensor:
+        calls.append(args[3].cpu().tolist())
+        return kernel(audit, *args, **kwargs)
+
+    kernel = PretendCuda._varlen_attn
+    monkeypatch.setattr(PretendCuda, "_varlen_attn", counted)
+    mask = torch.arange(12) < torch.tensor(LENGTHS)[[0, 1, 3, 4], None]
+    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(1))
+    targets = mask.clone()
+    targets[:, 0] = False
+    results = []
+    for on_gpu in (False, True):
+        model = tiny_causal_lm().requires_grad_(True)
+        model = optimize_forward(model if autocast else model.to(torch.bfloat16))
+        tensors = [ids, mask, targets]
+        if on_gpu:
+            mark_module(model)
+            mark(tensors)
+        with PretendCuda(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            logprobs = target_logprobs(model, *tensors)
+            logprobs.sum().backward()
+        assert is_on_device(logprobs) == on_gpu
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        results.append(mark([logprobs.detach(), *gradients], on_device=False))
+        mark(tensors, on_device=False)
+    for one, other in zip(*results, strict=True):
+        assert float((one - other).float().norm() / one.float().norm()) < 0.02
+    # in both layers
+    assert calls == [[0, 9, 10, 14, 26, 26]] * 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "expected"),
+    [
+        (torch.bfloat16, 8, True),
+        (torch.float16, 256, True),
+        (torch.float32, 8, False),
+        (torch.bfloat16, 12, False),
+        (torch.bfloat16, 264, False),
+    ],
+)
+def test_the_kernel_takes_what_flash_attention_takes(
+    dtype: torch.dtype, size: int, expected: bool
+) -> None:
+    value = torch.zeros((1, 2, 3, size), dtype=dtype)
+    assert not supports_varlen(value)  # on a CPU
+    with PretendCuda(), pytest.MonkeyPatch.context() as patch:
+        assert supports_varlen(mark(value)) == expected
+        patch.setattr("torch.cuda.get_device_capability", lambda *_: (7, 5))
+        assert not supports_varlen(value)
+        patch.setattr("torch.cuda.get_device_capability", lambda *_: (9, 0))
+        assert supports_varlen(value) == expected
+        patch.setattr(varlen, "_find_kernel", lambda: None)  # an older torch
+        assert not supports_varlen(value)
+
+
+def test_dropout_is_left_to_the_groups() -> None:
+    with PretendCuda(count_kernels=True) as audit:
+        leaves = mark(states(2, 1, torch.bfloat16))
+        attend(leaves, CUDA, scale=None, dropout=0.5, window=None)
+        many = audit.kernels.pop("start")
+        attend(leaves, CUDA, scale=None, dropout=0.0, window=None)
+    assert audit.kernels["start"] < many / 4
+
+
+def test_torch_has_the_arguments_that_are_given() -> None:
+    assert varlen._find_kernel() is varlen_attn
+    names = inspect.signature(reference_varlen_attn).parameters.keys()
+    assert names <= inspect.signature(varlen_attn).parameters.keys()
