@@ -1,10 +1,15 @@
 """An estimate of the memory of PPO's four networks on each GPU, under ZeRO-2 in bfloat16.
 
-Model states are DeepSpeed's own estimate (`estimate_zero2_model_states_mem_needs` of
-`deepspeed.runtime.zero.stage_1_and_2`), once for the policy and once for the critic. Activations
-have the form of Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
-(2022), Table 2, without the attention matrix, which `sdpa` never holds; their two constants are
-measured. CUDA, NCCL and fragmentation take some GB more.
+Weights, master weights and moments stay through all phases. What a phase takes on top is freed at
+its end: keys and values in the rollout, a visiting frozen network and the forward's tensors in
+scoring, gradients and activations in the update. Policy and critic are updated in turn, so the
+gradients of one of them are there at a time. DeepSpeed's own estimate
+(`estimate_zero2_model_states_mem_needs` of `deepspeed.runtime.zero.stage_1_and_2`) counts those of
+each engine all the time, and a bfloat16 copy of them that DeepSpeed 0.19.8 does not make.
+
+Activations have the form of Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models" (2022), Table 2, without the attention matrix, which `sdpa` never holds. Their
+constants are measured on a CPU. CUDA, NCCL and fragmentation take some GB more.
 """
 
 from __future__ import annotations
@@ -12,18 +17,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from lit_rlhf.forward import CHUNK_SIZE
+from lit_rlhf.rollout import default_tokens_per_forward
 
 WEIGHT_BYTES = 2
 """Bytes of a weight in bfloat16."""
-SHARD_BYTES = 18
-"""Bytes per weight that ZeRO-2 partitions: bfloat16 and float32 gradient, master, two moments."""
+SHARD_BYTES = 12
+"""Bytes per weight that ZeRO-2 partitions and keeps: master weight and two moments in float32."""
+GRADIENT_BYTES = 4
+"""Bytes per weight of the partitioned gradient, which is float32."""
 CPU_BUFFER_FACTOR = 1.5
 """DeepSpeed's allowance for buffers in CPU memory."""
 BUCKET_WEIGHTS = 200_000_000
 """Largest gradient bucket of the multi-engine strategy, in weights. Reduction overlaps in two."""
 LAYER_BYTES = 48
 """Bytes of a layer's activations per token and hidden unit, in transformers' Llama (GPT: 34)."""
+FORWARD_BYTES = 25
+"""Bytes of a forward without gradients per token and hidden unit, in transformers' Llama.
+
+With an MLP of 3.5 times the hidden size, as in Llama 3, it is 29.
+"""
 SCORED_LOGIT_BYTES = 18
 """Bytes of a logit in scoring, entropy included: in bfloat16, and four float32 temporaries."""
 LEARNED_LOGIT_BYTES = 14
@@ -59,6 +74,8 @@ class PPOSizes:
         response_tokens: Longest response (`sampling.max_new_tokens`).
         rollouts: Rollouts in progress on a GPU (`memory.rollout_batch_size`).
         rows: Rollouts in a forward and backward on a GPU (`minibatches.micro_batch_size`).
+        scored_tokens: Most tokens in a forward of scoring: `memory.max_tokens_per_forward`, or all
+            of an iteration on a GPU if they are fewer.
         gradient_checkpointing: Whether activations are computed again in the backward.
         offload_optimizer: Whether the strategy is `multi_deepspeed_stage_2_offload`.
         offload_frozen: Whether reference and reward model are in CPU memory between uses.
@@ -72,13 +89,15 @@ class PPOSizes:
     response_tokens: int
     rollouts: int
     rows: int
+    scored_tokens: int = default_tokens_per_forward(torch.device("cuda"))
     gradient_checkpointing: bool = True
     offload_optimizer: bool = False
     offload_frozen: bool = False
 
     def __post_init__(self) -> None:
         """Check that all numbers are positive."""
-        for name in ("gpus", "prompt_tokens", "response_tokens", "rollouts", "rows"):
+        names = ("gpus", "prompt_tokens", "response_tokens", "rollouts", "rows", "scored_tokens")
+        for name in names:
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name}: expected an integer >= 1, got {value}")
@@ -88,27 +107,28 @@ class PPOMemory(NamedTuple):
     """Bytes on each GPU, and in the CPU memory of a node that holds all ranks.
 
     Attributes:
-        trained: Weights, gradients and moments of policy and critic.
-        buckets: Gradients in reduction, of one engine at a time.
+        trained: Weights, master weights and moments of policy and critic, in all phases.
         frozen: Reference and reward model between uses.
         rollout: Keys and values while responses are sampled.
-        scoring: Logits of the responses, and an offloaded network while it is on the GPU.
+        scoring: Tensors of a forward, logits of the responses, and an offloaded network while it is
+            on the GPU.
         update: Activations and logits of a micro-batch.
+        gradients: Gradients of the network that is updated, and those of them in reduction.
         cpu: Bytes in CPU memory.
     """
 
     trained: int
-    buckets: int
     frozen: int
     rollout: int
     scoring: int
     update: int
+    gradients: int
     cpu: int
 
     @property
     def peak(self) -> int:
         """Bytes on each GPU in the phase that needs the most."""
-        phase = max(self.rollout, self.scoring, self.update + self.buckets)
+        phase = max(self.rollout, self.scoring, self.update + self.gradients)
         return self.trained + self.frozen + phase
 
 
@@ -116,11 +136,13 @@ class ModelStates(NamedTuple):
     """Bytes of a network's weights, gradients and moments.
 
     Attributes:
-        gpu: Bytes on each GPU.
+        gpu: Weights, master weights and moments on each GPU.
+        gradients: Gradients on each GPU, from its first backward to its step.
         cpu: Bytes in the CPU memory of a node.
     """
 
     gpu: int
+    gradients: int
     cpu: int
 
 
@@ -132,36 +154,45 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         sizes: Sizes of the run.
     """
     weights = WEIGHT_BYTES * shape.parameters
-    states = [zero2_model_states(shape.parameters, sizes.gpus, sizes.offload_optimizer)] * 2
+    states = zero2_model_states(shape.parameters, sizes.gpus, sizes.offload_optimizer)
     tokens = sizes.prompt_tokens + sizes.response_tokens
     logits = shape.vocabulary * sizes.response_tokens
     return PPOMemory(
-        trained=sum(state.gpu for state in states),
-        buckets=2 * WEIGHT_BYTES * min(shape.parameters, BUCKET_WEIGHTS),
+        trained=2 * states.gpu,
         frozen=0 if sizes.offload_frozen else 2 * weights,
         rollout=2 * WEIGHT_BYTES * shape.layers * shape.kv_width * tokens * sizes.rollouts,
-        scoring=SCORED_LOGIT_BYTES * min(sizes.rollouts * logits, CHUNK_SIZE)
+        scoring=FORWARD_BYTES * shape.hidden * sizes.scored_tokens
+        + SCORED_LOGIT_BYTES * min(sizes.rollouts * logits, CHUNK_SIZE)
         + (weights if sizes.offload_frozen else 0),
         update=sizes.rows * tokens * layer_activations(shape, sizes)
         + LEARNED_LOGIT_BYTES * min(sizes.rows * logits, CHUNK_SIZE),
-        cpu=sum(state.cpu for state in states)
-        + (2 * weights * sizes.gpus if sizes.offload_frozen else 0),
+        gradients=states.gradients + bucket_bytes(shape.parameters),
+        cpu=2 * states.cpu + (2 * weights * sizes.gpus if sizes.offload_frozen else 0),
     )
 
 
 def zero2_model_states(parameters: int, gpus: int, offload: bool) -> ModelStates:
-    """DeepSpeed's estimate of one engine's model states on a node.
+    """One engine's model states on a node.
 
     Args:
         parameters: Number of weights, all of them trained.
         gpus: Number of GPUs of the node, which holds all ranks.
-        offload: Keep master weights and moments in CPU memory.
+        offload: Keep gradients, master weights and moments in CPU memory.
     """
+    weights = WEIGHT_BYTES * parameters
     if offload:
         cpu = parameters * max(4 * gpus, 16) * CPU_BUFFER_FACTOR
-        return ModelStates(WEIGHT_BYTES * parameters, int(cpu))
-    gpu = WEIGHT_BYTES * parameters + int(SHARD_BYTES * parameters / gpus)
-    return ModelStates(gpu, int(parameters * 4 * gpus * CPU_BUFFER_FACTOR))
+        return ModelStates(weights, 0, int(cpu))
+    return ModelStates(
+        weights + SHARD_BYTES * parameters // gpus,
+        GRADIENT_BYTES * parameters // gpus,
+        int(parameters * 4 * gpus * CPU_BUFFER_FACTOR),
+    )
+
+
+def bucket_bytes(parameters: int) -> int:
+    """Bytes of gradients in reduction, of one engine at a time."""
+    return 2 * WEIGHT_BYTES * min(parameters, BUCKET_WEIGHTS)
 
 
 def layer_activations(shape: NetworkShape, sizes: PPOSizes) -> int:

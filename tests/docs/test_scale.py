@@ -64,7 +64,7 @@ def rows() -> Iterator[str]:
                 memory.frozen,
                 memory.rollout,
                 memory.scoring,
-                memory.update + memory.buckets,
+                memory.update + memory.gradients,
                 memory.peak,
                 memory.cpu,
             )

@@ -16,11 +16,13 @@ from lit_rlhf.doctor.zero2_memory import (
     NetworkShape,
     PPOMemory,
     PPOSizes,
+    bucket_bytes,
     ppo_memory,
     zero2_model_states,
 )
 from lit_rlhf.forward import LanguageModel, Offloaded, unwrap_model
 from lit_rlhf.modules import ROLLOUT_MEMORY, UPDATE_MEMORY, suggest_change
+from lit_rlhf.rollout import default_tokens_per_forward
 
 GIB = 2**30
 TIGHT = 0.9  # share of the memory above which fragmentation may be too much
@@ -34,7 +36,8 @@ def check_memory(case: Case) -> Finding:
     parts = (
         f"policy and critic {format_gib(estimate.trained)}, frozen networks "
         f"{format_gib(estimate.frozen)}, rollout {format_gib(estimate.rollout)}, scoring "
-        f"{format_gib(estimate.scoring)} or update {format_gib(estimate.update + estimate.buckets)}"
+        f"{format_gib(estimate.scoring)} or update "
+        f"{format_gib(estimate.update + estimate.gradients)}"
     )
     total = (
         f"About {format_gib(estimate.peak)} GiB per device at the longest prompts and responses "
@@ -81,7 +84,7 @@ def suggest_settings(case: Case, estimate: PPOMemory) -> str:
             "set network.lora_rank: 16",
             "use trainer.strategy multi_deepspeed_stage_2_offload on GPUs",
         ]
-    elif estimate.update + estimate.buckets >= max(estimate.rollout, estimate.scoring):
+    elif estimate.update + estimate.gradients >= max(estimate.rollout, estimate.scoring):
         names, more = UPDATE_MEMORY, []
     else:
         names, more = ROLLOUT_MEMORY, []
@@ -114,11 +117,12 @@ def estimate_memory(case: Case) -> PPOMemory:
     frozen_bytes = sum(p.numel() * (WEIGHT_BYTES if plan.engines else p.itemsize) for p in frozen)
     return PPOMemory(
         trained=sum(state.gpu for state in states),
-        buckets=phases.buckets if plan.engines else 0,
         frozen=frozen_bytes,
         rollout=factor * phases.rollout,
         scoring=factor * phases.scoring,
         update=factor * phases.update,
+        # policy and critic are updated in turn
+        gradients=max(state.gradients for state in states),
         cpu=sum(state.cpu for state in states) if plan.offload_optimizer else 0,
     )
 
@@ -126,15 +130,19 @@ def estimate_memory(case: Case) -> PPOMemory:
 def trained_states(network: LanguageModel, case: Case) -> ModelStates:
     """Bytes of a trained network's weights, gradients and moments.
 
-    Under an engine DeepSpeed's estimate for ZeRO-2, else those of Adam in the weights' type.
+    Under an engine those of ZeRO-2, else those of Adam in the weights' type.
     """
     trained = [p for p in network.parameters() if p.requires_grad]
     fixed = [p for p in network.parameters() if not p.requires_grad]
     if case.plan.engines:
         count = sum(p.numel() for p in trained)
         states = zero2_model_states(count, case.plan.ranks, case.plan.offload_optimizer)
-        return states._replace(gpu=states.gpu + WEIGHT_BYTES * sum(p.numel() for p in fixed))
-    return ModelStates(sum(4 * p.nbytes for p in trained) + sum(p.nbytes for p in fixed), 0)
+        return states._replace(
+            gpu=states.gpu + WEIGHT_BYTES * sum(p.numel() for p in fixed),
+            gradients=states.gradients + bucket_bytes(count),
+        )
+    learned = sum(p.nbytes for p in trained)
+    return ModelStates(3 * learned + sum(p.nbytes for p in fixed), learned, 0)
 
 
 def network_shape(policy: LanguageModel) -> NetworkShape:
@@ -158,13 +166,19 @@ def ppo_sizes(case: Case) -> PPOSizes:
     minibatches = module.minibatches
     batch = int(getattr(case.data, "batch_size", minibatches.minibatch_size))
     batch *= module.responses_per_prompt
-    limit = getattr(unwrap_model(case.module.policy).config, "max_position_embeddings", 2048)
+    positions = getattr(unwrap_model(case.module.policy).config, "max_position_embeddings", 2048)
+    prompt = positions if encoder is None else encoder.max_prompt_length
+    response = module.sampling.max_new_tokens
+    device = torch.device("cuda" if case.plan.on_gpu else "cpu")
+    limit = module.memory.max_tokens_per_forward or default_tokens_per_forward(device)
     return PPOSizes(
         gpus=case.plan.ranks,
-        prompt_tokens=limit if encoder is None else encoder.max_prompt_length,
-        response_tokens=module.sampling.max_new_tokens,
+        prompt_tokens=prompt,
+        response_tokens=response,
         rollouts=min(module.memory.rollout_batch_size or batch, batch),
         rows=min(minibatches.micro_batch_size or minibatches.minibatch_size, batch),
+        # a sequence that is longer than the limit is a forward of its own
+        scored_tokens=min(max(limit, prompt + response), batch * (prompt + response)),
         gradient_checkpointing=module.network.gradient_checkpointing,
         offload_optimizer=case.plan.offload_optimizer,
         offload_frozen=isinstance(case.module.reference, Offloaded),

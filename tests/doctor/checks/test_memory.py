@@ -26,13 +26,14 @@ def test_too_little_memory(root: Path, tmp_path: Path) -> None:
     assert "What helps" in report.findings["memory"].change
 
 
-def test_states_are_weights_gradients_and_two_moments(root: Path, tmp_path: Path) -> None:
+def test_gradients_are_of_one_network_at_a_time(root: Path, tmp_path: Path) -> None:
     case = case_of(root, tmp_path)
     policy, critic = size(case.module.policy), size(case.module.critic)
 
     needs = estimate_memory(case)
 
-    assert needs.trained == 4 * 4 * (policy + critic)  # float32
+    assert needs.trained == 4 * 3 * (policy + critic)  # float32
+    assert needs.gradients == 4 * max(policy, critic)  # one after the other
     assert needs.frozen == 4 * (policy + critic)  # reference and reward model
     assert needs.cpu == 0
 
@@ -45,7 +46,7 @@ def test_lora_trains_adapters_alone_and_has_no_reference(root: Path, tmp_path: P
 
     needs = estimate_memory(case)
 
-    assert needs.trained == 16 * learned + 4 * fixed
+    assert needs.trained == 12 * learned + 4 * fixed
     assert needs.frozen == 4 * size(case.module.reward)
 
 
@@ -56,7 +57,8 @@ def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Pat
 
     needs = estimate_memory(case)
 
-    assert needs.trained == sum(2 * n + int(18 * n / 4) for n in (policy, critic))
+    assert needs.trained == sum(2 * n + 12 * n // 4 for n in (policy, critic))
+    assert needs.gradients == max(n + 4 * n for n in (policy, critic))  # a share and buckets
     assert needs.frozen == 2 * (policy + critic)
 
 
@@ -89,7 +91,7 @@ def test_what_helps_is_of_what_takes_the_most(root: Path, tmp_path: Path) -> Non
         "scoring": 1,
         "update": 1,
         "cpu": 0,
-        "buckets": 0,
+        "gradients": 0,
     }
 
     states = memory.suggest_settings(case, PPOMemory(**big))
