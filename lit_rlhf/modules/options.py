@@ -247,8 +247,8 @@ class MinibatchOptions:
     Attributes:
         ppo_epochs: Passes over the rollouts of an iteration.
         minibatch_size: Rollouts per optimizer step and rank.
-        micro_batch_size: Rollouts per forward and backward; `None` takes the minibatch. The
-            gradient does not depend on it.
+        micro_batch_size: Rollouts per forward and backward; `None` takes the minibatch, or on a
+            CPU as many as take about 1 GiB. The gradient does not depend on it.
 
     Raises:
         ValueError: If an option is out of its range.

@@ -728,6 +728,7 @@ class PPOModule(StageModule):
         if ptx is not None and self.loss.ptx_coef > 0:
             text_tokens = self.global_denominator(ptx.completion_mask.sum())
             size = self.minibatches.micro_batch_size
+            size = self.micro_batch_rows(size, self.policy, ptx.attention_mask)
             for texts in split_batch(ptx, len(ptx.input_ids), size):
                 ptx_loss = self.ptx_loss(texts, text_tokens)
                 backward(self, self.loss.ptx_coef * ptx_loss, policy.optimizer)
@@ -741,7 +742,10 @@ class PPOModule(StageModule):
     def split_experience(self, minibatch: Experience) -> Iterator[Experience]:
         """A minibatch in micro-batches, each cut to its longest prompt and response."""
         rows = torch.arange(len(minibatch), device=self.device)
-        size = self.minibatches.micro_batch_size or len(minibatch)
+        size = self.minibatches.micro_batch_size
+        # the critic may be another network, but its trunk is of the policy's size
+        size = self.micro_batch_rows(size, self.policy, minibatch.rollouts.sequence_mask)
+        size = size or len(minibatch)
         for start in range(0, len(minibatch), size):
             yield minibatch.select(rows[start : start + size])
 

@@ -58,7 +58,8 @@ class RewardModule(StageModule):
         lm_coef: beta_rm of Eq. 2; 0 trains on the pairwise loss alone.
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             5e-6 after a warm-up over a tenth of the steps.
-        micro_batch_size: Pairs per forward and backward; `None` takes the whole batch.
+        micro_batch_size: Pairs per forward and backward; `None` takes the whole batch, or on a CPU
+            as many as take about 1 GiB.
         head_seed: Seed of the weights of a new scalar head.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
@@ -166,7 +167,9 @@ class RewardModule(StageModule):
         tokens = self.global_denominator(batch.chosen.completion_mask.sum())
         totals: dict[str, Tensor] = {}
         with self.phase("update", batch.chosen.input_ids, SUPERVISED_MEMORY):
-            for part in self.micro_batches(batch, len(batch.margin), self.micro_batch_size):
+            masks = (batch.chosen.attention_mask, batch.rejected.attention_mask)
+            size = self.micro_batch_rows(self.micro_batch_size, self.model, *masks)
+            for part in self.micro_batches(batch, len(batch.margin), size):
                 metrics, _ = self(part.rows, pairs, tokens)
                 shares = scaled(metrics, part.weight)
                 backward(self, shares["reward/loss"], optimizer)

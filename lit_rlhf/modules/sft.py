@@ -28,7 +28,8 @@ class SFTModule(StageModule):
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             9.5e-6 that falls on a cosine to a tenth of it, without warm-up.
-        micro_batch_size: Sequences per forward and backward; `None` takes the whole batch.
+        micro_batch_size: Sequences per forward and backward; `None` takes the whole batch, or on a
+            CPU as many as take about 1 GiB.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
             which training stops.
@@ -92,7 +93,8 @@ class SFTModule(StageModule):
         denominator = self.global_denominator(batch.completion_mask.sum())
         totals: dict[str, Tensor] = {}
         with self.phase("update", batch.input_ids, SUPERVISED_MEMORY):
-            for part in self.micro_batches(batch, len(batch.input_ids), self.micro_batch_size):
+            size = self.micro_batch_rows(self.micro_batch_size, self.model, batch.attention_mask)
+            for part in self.micro_batches(batch, len(batch.input_ids), size):
                 shares = scaled(self(part.rows, denominator), part.weight)
                 backward(self, shares["sft/loss"], optimizer)
                 accumulate(totals, shares)

@@ -36,7 +36,7 @@ from lit_rlhf.models import (
     save_model_folder,
 )
 from lit_rlhf.modules.guarded_step import UpdateGuard
-from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, split_batch
+from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, rows_within_memory, split_batch
 from lit_rlhf.modules.option_names import (
     NamedOptions,
     check_names,
@@ -315,6 +315,27 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         values = [value.detach().to(self.device, torch.float64) for value in metrics.values()]
         means = global_sum(torch.stack(values)) / world_size()
         return dict(zip(metrics, means.unbind(), strict=True))
+
+    def micro_batch_rows(
+        self, size: int | None, model: LanguageModel, *masks: Tensor
+    ) -> int | None:
+        """Rows of a micro-batch: the size that is set, or on a CPU what fits into little memory.
+
+        Several ranks take whole batches: their batches differ in tokens, and so would the number of
+        parts that this gives.
+
+        Args:
+            size: `micro_batch_size`.
+            model: The network that is trained.
+            *masks: Real tokens of the batch, `[B, L]` bool; two for pairs.
+
+        Returns:
+            The number; `None` for the whole batch.
+        """
+        if size is None and self.device.type == "cpu" and world_size() == 1:
+            n_tokens = sum(int(mask.sum()) for mask in masks)
+            return rows_within_memory(model, len(masks[0]), n_tokens)
+        return size
 
     def micro_batches(
         self, batch: BatchT, n_rows: int, size: int | None

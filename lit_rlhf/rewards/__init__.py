@@ -9,7 +9,14 @@ weighted sum of these (`WeightedReward`), which is what PPO trains on. The ready
 from lit_rlhf.rewards.functions import CallableReward, FunctionReward, RewardError, RewardFunction
 from lit_rlhf.rewards.model import ModelReward
 from lit_rlhf.rewards.remote import RemoteScorer, redact_url
-from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
+from lit_rlhf.rewards.rules import (
+    ContainsRule,
+    EqualsRule,
+    FormatRule,
+    LengthRule,
+    RegexRule,
+    SentimentRule,
+)
 from lit_rlhf.rewards.weighted import (
     RULES,
     RewardObject,
@@ -39,6 +46,7 @@ __all__ = [
     "RewardObject",
     "RewardSpec",
     "Rewards",
+    "SentimentRule",
     "WeightedReward",
     "parse_rewards",
     "plain_rewards",

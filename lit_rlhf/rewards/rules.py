@@ -1,4 +1,4 @@
-"""Ready-made reward functions: length, format, regular expression and the known answer.
+"""Ready-made reward functions: length, format, regular expression, known answer and sentiment.
 
 Each is a callable like any `RewardFunction`; its fields are the options of a configuration.
 """
@@ -266,6 +266,39 @@ class ContainsRule:
             )
             for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class SentimentRule:
+    """How positive a response is, by VADER's lexicon of English words: from -1 to 1.
+
+    A text without a word of the lexicon gets 0. Negations, intensifiers and exclamation marks
+    count.
+
+    Raises:
+        ValueError: If the package vaderSentiment is not installed.
+    """
+
+    def __post_init__(self) -> None:
+        """Read the lexicon."""
+        _sentiment_analyzer()
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        """Score `responses`."""
+        analyzer = _sentiment_analyzer()
+        return [float(analyzer.polarity_scores(response)["compound"]) for response in responses]
+
+
+@lru_cache
+def _sentiment_analyzer() -> Any:  # noqa: ANN401  # vaderSentiment has no type information
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    except ImportError as error:
+        raise ValueError(
+            "expected the package vaderSentiment to be installed (pip install vaderSentiment), "
+            f"got {error}"
+        ) from error
+    return SentimentIntensityAnalyzer()
 
 
 def _read_answers(field: str, value: Any, prompt: str) -> list[str]:  # noqa: ANN401  # as in the data

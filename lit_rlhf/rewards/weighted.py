@@ -34,7 +34,14 @@ from lit_rlhf.rewards.functions import (
 )
 from lit_rlhf.rewards.model import ModelReward
 from lit_rlhf.rewards.remote import RemoteScorer
-from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
+from lit_rlhf.rewards.rules import (
+    ContainsRule,
+    EqualsRule,
+    FormatRule,
+    LengthRule,
+    RegexRule,
+    SentimentRule,
+)
 from lit_rlhf.rollout import RolloutBatch, decode_responses
 from lit_rlhf.stats import RunningMoments, global_sum
 
@@ -50,6 +57,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "regex": RegexRule,
     "equals": EqualsRule,
     "contains": ContainsRule,
+    "sentiment": SentimentRule,
     "http": RemoteScorer,
 }
 """Ready-made reward functions by the name that `rule:` gives them."""

@@ -15,7 +15,7 @@ from tests.configs.tiny_runs import CONFIGS
 
 BASES = sorted(
     path
-    for folder in ("quickstart", "sft", "reward", "ppo")
+    for folder in ("quickstart", "sft", "reward", "ppo", "smollm2", "examples")
     for path in (CONFIGS / folder).glob("*.yaml")
     if path.name != "ppo_vanilla.yaml"  # goes on top of ppo_max.yaml
 )
@@ -70,9 +70,10 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def stage_of(config: Path) -> str:
     """`sft`, `reward` or `ppo`."""
-    return (
-        config.stem.partition("_")[0] if config.parent.name == "quickstart" else config.parent.name
-    )
+    folder = config.parent.name
+    if folder == "examples":
+        return "ppo"
+    return config.stem.partition("_")[0] if folder in ("quickstart", "smollm2") else folder
 
 
 def name_of(config: Path) -> str:

@@ -147,6 +147,31 @@ def test_the_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: 
     assert accuracies != []
 
 
+@pytest.mark.slow
+def test_the_smollm2_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "smollm2"
+    moves = {"runs/smollm2/base": hh_root / "runs" / "base", "runs/smollm2": runs}
+    for stage in ("sft", "reward", "ppo"):
+        config = CONFIGS / "smollm2" / f"{stage}.yaml"
+        fit_stage(stage, [config], tmp_path, {**moves, "data/hh": hh_root})
+
+    assert has_learned(runs / "sft", hh_root / "runs" / "base")
+    assert has_learned(runs / "reward", runs / "sft")
+    assert has_learned(runs / "ppo", runs / "sft")
+
+
+@pytest.mark.slow
+def test_the_sentiment_example_fits(world: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vaderSentiment", reason="needs the extra `sentiment`")
+    base = world / "world" / "base"
+    moves = {"runs/smollm2/base": base, "runs/examples": tmp_path}
+    fit_stage("ppo", [CONFIGS / "examples" / "sentiment.yaml"], tmp_path, moves)
+
+    metrics = finite(logged(tmp_path / "logs" / "sentiment"))
+    assert len(metrics["rollout/score/cheerful"]) == 2
+    assert has_learned(tmp_path / "sentiment", base)
+
+
 def test_moves_prefer_the_longest_path(tmp_path: Path) -> None:
     config = tmp_path / "a" / "b.yaml"
     config.parent.mkdir()

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from lit_rlhf.forward import LanguageModel, hidden_states
+from lit_rlhf.modules import micro_batches
 from tests.invariant.trajectories import assert_same_trajectory, stage_run, trajectory
 from tests.modules.stages import StepRecorder, fitted
 
@@ -18,6 +21,28 @@ STAGES = ("sft", "reward", "ppo")
 def test_four_micro_batches_follow_the_whole_batch(root: Path, tmp_path: Path, stage: str) -> None:
     run = partial(trajectory, stage, root)
     whole, parts = run(tmp_path / "whole"), run(tmp_path / "parts", micro_batch_size=2)
+    assert_same_trajectory(parts, whole)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_batch_with_much_to_keep_is_split_without_being_asked(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    run = partial(trajectory, stage, root)
+    whole = run(tmp_path / "whole")
+    rows: list[int] = []
+
+    def forward(model: LanguageModel, ids: Tensor, mask: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            rows.append(len(ids))
+        return hidden_states(model, ids, mask)
+
+    for place in ("modules.reward", "forward.chunked_logits", "forward.outputs"):
+        monkeypatch.setattr(f"lit_rlhf.{place}.hidden_states", forward)
+    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
+    parts = run(tmp_path / "parts")
+
+    assert set(rows) == {2 if stage == "reward" else 1}  # a pair is two rows
     assert_same_trajectory(parts, whole)
 
 

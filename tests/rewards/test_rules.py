@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from lit_rlhf.rewards import (
     LengthRule,
     RegexRule,
     RewardError,
+    SentimentRule,
+    parse_rewards,
     rules,
 )
 from tests.rewards.said import said
@@ -229,6 +232,24 @@ def test_the_time_limit_of_all_functions_holds_for_a_catastrophic_pattern_too() 
     reward = CallableReward("the rule", rule, tiny_tokenizer(), timeout=0.1)
     with pytest.raises(TimeoutError, match=r"the rule: no scores after 0\.1 seconds"):
         reward(said([ENDLESS]), ["p"], None)
+
+
+def test_sentiment_is_that_of_vader() -> None:
+    pytest.importorskip("vaderSentiment", reason="needs the extra `sentiment`")
+    texts = ["I love it, it is wonderful!", "A terrible day.", "It is not good.", "A table.", ""]
+    cheerful, gloomy, negated, neutral, empty = scores(SentimentRule(), texts)
+
+    assert 0.8 < cheerful <= 1.0
+    assert -0.6 < gloomy < -0.4
+    assert -0.5 < negated < -0.2
+    assert neutral == empty == 0.0
+
+
+def test_sentiment_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vaderSentiment.vaderSentiment", None)
+    rules._sentiment_analyzer.cache_clear()
+    with pytest.raises(ValueError, match=r"cheerful: expected .* \(pip install vaderSentiment\)"):
+        parse_rewards({"cheerful": {"rule": "sentiment"}})
 
 
 @pytest.mark.parametrize(
