@@ -34,6 +34,7 @@ from lit_rlhf.models.saving import (
     save_adapter_folder,
     save_model_folder,
 )
+from lit_rlhf.models.sharing import separate_weights
 
 __all__ = [
     "ADAPTER_CONFIG",
@@ -65,5 +66,6 @@ __all__ = [
     "replace_folder",
     "save_adapter_folder",
     "save_model_folder",
+    "separate_weights",
     "stop_token_ids",
 ]

@@ -39,6 +39,7 @@ from lit_rlhf.models.heads import (
 )
 from lit_rlhf.models.interop import StoredHead, check_not_delta_weights, find_stored_head
 from lit_rlhf.models.prepare import prepare_model, private_rng
+from lit_rlhf.models.sharing import copy_sharing_weights
 
 AutoClass: TypeAlias = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
@@ -78,6 +79,7 @@ def load_scalar_model(
     options: ModelOptions | None = None,
     head_seed: int = 0,
     *,
+    base: LanguageModel | None = None,
     pickled_weights: bool = False,
     delta_weights: bool = False,
 ) -> LanguageModel:
@@ -91,6 +93,8 @@ def load_scalar_model(
         path: Folder or hub id.
         options: How it is loaded; `None` takes the defaults.
         head_seed: Seed of a new head's weights, and of LoRA adapters.
+        base: A network with frozen weights that was loaded from `path` with the same options. The
+            model has these very weights below its adapters, instead of copies from the folder.
         pickled_weights: As for `load_causal_lm`.
         delta_weights: As for `load_causal_lm`.
 
@@ -104,6 +108,12 @@ def load_scalar_model(
             weights, or no complete weights.
     """
     options = options or ModelOptions()
+    if base is not None:
+        model = copy_sharing_weights(base)
+        if model.can_generate():
+            model = build_scalar_model(model, head_seed)
+            _set_padding_of_tokenizer(model.config, path, options)
+        return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed)
     config = read_config(path, options)
     # a model with code of its own knows the name of its head
     own_code = options.trust_remote_code and hasattr(config, "auto_map")

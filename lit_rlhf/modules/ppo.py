@@ -57,6 +57,7 @@ from lit_rlhf.models import (
     build_random_scalar_model,
     load_causal_lm,
     load_scalar_model,
+    separate_weights,
     stop_token_ids,
 )
 from lit_rlhf.modules.guarded_step import find_non_finite, join_names
@@ -266,7 +267,9 @@ class PPOModule(StageModule):
         self.reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload)
         self.critic_init = critic_init
         self.critic = disable_dropout(
-            load_critic(critic_init, model_path, self.reward.models, self.network, seed)
+            load_critic(
+                critic_init, model_path, self.policy, self.reward.models, self.network, seed
+            )
         )
         self.gold = None
         if gold_reward is not None:
@@ -1062,6 +1065,7 @@ class PPOModule(StageModule):
             saved = {k: v for k, v in saved.items() if not k.startswith(taken)}
         own = {k: v for k, v in state.items() if k.startswith(taken)}
         checkpoint["state_dict"] = own | saved
+        separate_weights(self, checkpoint["state_dict"])
 
     def write_finished(self, folder: Path) -> None:
         """Write the policy, with the critic in a folder inside."""
@@ -1091,6 +1095,7 @@ def load_reference(
 def load_critic(
     init: CriticInit,
     model_path: str,
+    policy: LanguageModel,
     rewards: Sequence[ModelReward],
     options: ModelOptions,
     seed: int,
@@ -1101,8 +1106,10 @@ def load_critic(
         init: `reward`: the first reward model; `policy`: the SFT model with a new head; `random`:
             random weights in the shape of the SFT model.
         model_path: Folder or hub id of the SFT model.
+        policy: The policy, loaded with the same options.
         rewards: The reward models in their order.
-        options: How the critic is loaded.
+        options: How the critic is loaded. With LoRA it has its frozen weights in common with the
+            policy or the reward model that it starts from.
         seed: Seed of new weights.
 
     Raises:
@@ -1116,7 +1123,11 @@ def load_critic(
         )
     if init == "random":
         return build_random_scalar_model(source, options, seed)
-    return load_scalar_model(source, options, head_seed=seed if init == "policy" else 0)
+    base: LanguageModel | None = None
+    if options.lora_rank > 0:
+        base = policy if init == "policy" else rewards[0].find_base(options)
+    seed = seed if init == "policy" else 0
+    return load_scalar_model(source, options, head_seed=seed, base=base)
 
 
 def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> str:

@@ -74,6 +74,7 @@ class ModelReward(nn.Module):
     ) -> None:
         super().__init__()
         self.path = path
+        self._is_object = loaded is not None
         # the options are the policy's, whose adapters and checkpointing serve training alone
         plain = replace(options, lora_rank=0, gradient_checkpointing=False)
         if loaded is None:
@@ -85,6 +86,16 @@ class ModelReward(nn.Module):
         self._positions: int | None = getattr(config, "max_position_embeddings", None)
         self.model = Offloaded(model) if offload else model
         self.trust_remote_code = options.trust_remote_code
+
+    def find_base(self, options: ModelOptions) -> LanguageModel | None:
+        """The model, if a network that is loaded with `options` can share its frozen weights.
+
+        It can unless the model comes and goes in CPU memory, is of another type, or is a Python
+        object, which may differ from the folder that it names.
+        """
+        if self._is_object or isinstance(self.model, Offloaded):
+            return None
+        return self.model if unwrap_model(self.model).dtype == options.torch_dtype else None
 
     @torch.no_grad()
     def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -213,6 +213,7 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
         assert self.accelerator is not None
         assert self.lightning_module is not None
         self.accelerator.setup(trainer)
+        check_shared_weights(self.lightning_module, self.fp32_networks)
         for name, network in self.lightning_module.named_children():
             if self.network_dtype(name) == torch.bfloat16:
                 cast_parameters(network, torch.bfloat16)  # first, so that less is moved
@@ -504,6 +505,23 @@ def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> li
             )
         names.append(name)
     return names
+
+
+def check_shared_weights(module: nn.Module, fp32_networks: Collection[str]) -> None:
+    """Refuse `fp32_networks` that share weights with networks of another type.
+
+    Raises:
+        ValueError: If a parameter belongs to one of them and to another child of `module`.
+    """
+    owners: dict[int, str] = {}
+    for name, child in module.named_children():
+        for parameter in child.parameters():
+            other = owners.setdefault(id(parameter), name)
+            if (name in fp32_networks) != (other in fp32_networks):
+                raise ValueError(
+                    f"fp32_networks: expected both of {other} and {name}, which share weights "
+                    f"below their LoRA adapters, or neither, got {sorted(fp32_networks)}"
+                )
 
 
 def keys_in_shards(layouts: Mapping[str, EngineLayout]) -> set[str]:

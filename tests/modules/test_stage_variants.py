@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from lit_rlhf.forward import unwrap_model
+from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from tests.modules.stages import (
+    assert_equal_states,
     copied,
     demonstrations,
     distance,
@@ -76,6 +79,55 @@ def test_the_reference_of_lora_is_that_of_full_training(root: Path, tmp_path: Pa
     for key in ("rollout/ref_perplexity", "rollout/score", "rollout/response_length"):
         assert first[0][key] == pytest.approx(first[1][key], rel=1e-5)
     assert abs(first[1]["rollout/kl"]) < 1e-4
+
+
+@pytest.mark.parametrize("init", ["policy", "reward"])
+def test_weights_below_adapters_are_held_once(root: Path, tmp_path: Path, init: str) -> None:
+    """The same run as with copies, and every frozen weight of critic and base is one tensor."""
+    runs = []
+    for separate in (False, True):
+        module, data = stage("ppo", root, network={"lora_rank": 2}, critic_init=init)
+        assert isinstance(module, PPOModule)
+        base = module.policy if init == "policy" else module.reward
+        others = {id(p) for p in base.parameters()}
+        own = [n for n, p in module.critic.named_parameters() if id(p) not in others]
+        assert all(".lora_" in name or ".score." in name for name in own)
+        if separate:
+            module.critic = copy.deepcopy(module.critic)
+        run = fitted(module, data, tmp_path / str(separate))
+        run.save_checkpoint(tmp_path / f"{separate}.ckpt")
+        runs.append(copied(module))
+    assert_equal_states(*runs)
+    if init == "policy":  # a checkpoint has no reward model
+        sizes = [(tmp_path / f"{separate}.ckpt").stat().st_size for separate in (False, True)]
+        assert sizes[0] < sizes[1]
+
+    again = PPOModule.load_from_checkpoint(tmp_path / "False.ckpt")
+    assert_equal_states(copied(again), runs[0])
+
+
+def test_a_critic_keeps_its_weights_when_the_reward_model_is_another(
+    root: Path, tmp_path: Path
+) -> None:
+    module, data = stage("ppo", root, network={"lora_rank": 2})
+    run = fitted(module, data, tmp_path)
+    run.save_checkpoint(tmp_path / "ppo.ckpt")
+    other = load_scalar_model(root / "reward")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    save_model_folder(other, module.tokenizer, tmp_path / "other")
+
+    changed = PPOModule.load_from_checkpoint(
+        tmp_path / "ppo.ckpt", rewards={str(tmp_path / "other"): 1.0}
+    )
+
+    before, after = copied(module), copied(changed)
+    unlike = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert {name.partition(".")[0] for name in unlike} == {"reward"}
+    assert len([name for name in unlike if name.startswith("reward.functions.")]) == len(
+        other.state_dict()
+    )
 
 
 @pytest.mark.parametrize("name", STAGES)

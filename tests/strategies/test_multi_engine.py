@@ -12,6 +12,7 @@ from torch.optim import SGD
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
 from lit_rlhf.strategies.multi_engine import (
     cast_parameters,
+    check_shared_weights,
     optimized_networks,
     register_strategies,
 )
@@ -113,3 +114,14 @@ def test_casting_leaves_buffers_and_integers_alone() -> None:
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert module.running_mean is not None
     assert module.running_mean.dtype == torch.float32
+
+
+def test_networks_that_share_weights_have_one_type() -> None:
+    module = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("policy", "critic", "reward")})
+    check_shared_weights(module, ["critic"])
+    module["critic"].weight = module["policy"].weight
+
+    for names in ([], ["policy", "critic"], ["reward"]):
+        check_shared_weights(module, names)
+    with pytest.raises(ValueError, match="expected both of policy and critic, which share weights"):
+        check_shared_weights(module, ["critic"])

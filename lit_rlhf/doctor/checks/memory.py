@@ -105,13 +105,14 @@ def estimate_memory(case: Case) -> PPOMemory:
     )
     factor = 2 if in_float32 else 1
     phases = ppo_memory(network_shape(module.policy), ppo_sizes(case))
-    states = [trained_states(network, case) for network in (module.policy, module.critic)]
+    counted: set[int] = set()  # with LoRA, networks have frozen weights in common
+    states = [trained_states(network, case, counted) for network in (module.policy, module.critic)]
     # An offloaded network is not a module: what is found here is on the device.
     frozen = [
         parameter
         for network in (module.reference, module.reward)
         if isinstance(network, nn.Module)
-        for parameter in network.parameters()
+        for parameter in not_counted(network, counted)
     ]
     # The multi-engine strategy casts frozen networks on the device to bfloat16.
     frozen_bytes = sum(p.numel() * (WEIGHT_BYTES if plan.engines else p.itemsize) for p in frozen)
@@ -127,13 +128,26 @@ def estimate_memory(case: Case) -> PPOMemory:
     )
 
 
-def trained_states(network: LanguageModel, case: Case) -> ModelStates:
+def not_counted(network: nn.Module, counted: set[int]) -> list[nn.Parameter]:
+    """The parameters of a network that are not in `counted`, to which their ids are added."""
+    found = [p for p in network.parameters() if id(p) not in counted]
+    counted.update(map(id, found))
+    return found
+
+
+def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> ModelStates:
     """Bytes of a trained network's weights, gradients and moments.
 
     Under an engine those of ZeRO-2, else those of Adam in the weights' type.
+
+    Args:
+        network: Policy or critic.
+        case: The run.
+        counted: Ids of the parameters that are counted already; those of the network are added.
     """
-    trained = [p for p in network.parameters() if p.requires_grad]
-    fixed = [p for p in network.parameters() if not p.requires_grad]
+    parameters = not_counted(network, counted)
+    trained = [p for p in parameters if p.requires_grad]
+    fixed = [p for p in parameters if not p.requires_grad]
     if case.plan.engines:
         count = sum(p.numel() for p in trained)
         states = zero2_model_states(count, case.plan.ranks, case.plan.offload_optimizer)

@@ -38,16 +38,21 @@ def test_gradients_are_of_one_network_at_a_time(root: Path, tmp_path: Path) -> N
     assert needs.cpu == 0
 
 
-def test_lora_trains_adapters_alone_and_has_no_reference(root: Path, tmp_path: Path) -> None:
-    case = case_of(root, tmp_path, network={"lora_rank": 2})
-    networks = (case.module.policy, case.module.critic)
-    learned = sum(p.numel() for n in networks for p in n.parameters() if p.requires_grad)
-    fixed = sum(map(size, networks)) - learned
+@pytest.mark.parametrize("init", ["policy", "reward"])
+def test_lora_trains_adapters_alone_and_holds_weights_below_them_once(
+    root: Path, tmp_path: Path, init: str
+) -> None:
+    case = case_of(root, tmp_path, network={"lora_rank": 2}, critic_init=init)
+    policy, critic, reward = case.module.policy, case.module.critic, case.module.reward
+    learned = sum(p.numel() for n in (policy, critic) for p in n.parameters() if p.requires_grad)
+    every = {id(p): p.numel() for n in (policy, critic, reward) for p in n.parameters()}
+    separate = sum(map(size, (policy, critic, reward)))
 
     needs = estimate_memory(case)
 
-    assert needs.trained == 12 * learned + 4 * fixed
-    assert needs.frozen == 4 * size(case.module.reward)
+    assert case.module.reference is None
+    assert needs.trained + needs.frozen == 8 * learned + 4 * sum(every.values())
+    assert sum(every.values()) < separate - 0.3 * size(reward)
 
 
 def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Path) -> None:

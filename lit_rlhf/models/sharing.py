@@ -1,0 +1,67 @@
+"""Networks that hold the same frozen weights once.
+
+With LoRA the weights below the adapters never change, so networks that start from the same model
+need one copy of them. Each network has modules, adapters and a head of its own: only the frozen
+parameters are the same objects in both. Unlike several adapters in one network, of which one is
+active at a time, this keeps each network's forward, gradient checkpointing, engine and state dict
+as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lit_rlhf.forward import LanguageModel
+
+
+def copy_sharing_weights(model: LanguageModel) -> PreTrainedModel:
+    """Copy a network without its adapters; the parameters are those of `model` itself.
+
+    Args:
+        model: A causal language model or a scalar model, whose weights are frozen except for its
+            adapters.
+
+    Raises:
+        ValueError: If a weight that both would have is trained.
+    """
+    # `deepcopy` takes what it finds in its memo for copied already
+    memo = {id(parameter): parameter for parameter in model.parameters()}
+    copied = copy.deepcopy(model, memo)
+    inner: PreTrainedModel = copied.unload() if isinstance(copied, PeftModel) else copied
+    # peft (0.21) leaves it behind, and would warn that the copy has adapters already
+    vars(inner).pop("peft_config", None)
+    trained = [name for name, parameter in inner.named_parameters() if parameter.requires_grad]
+    if trained:
+        raise ValueError(
+            f"model: expected frozen weights below its adapters, got trained {', '.join(trained)}"
+        )
+    return inner
+
+
+@torch.no_grad()
+def separate_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give networks copies of the weights that they share but that differ in a state dict.
+
+    Loading the state dict would otherwise put the weights of one network into the other. They
+    differ after a change of the model that one of them starts from.
+
+    Args:
+        module: A module with several networks.
+        state: The state dict that is to be loaded.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name in state and not parameter.requires_grad:
+            names.setdefault(id(parameter), []).append(name)
+    for first, *others in names.values():
+        for name in others:
+            if not torch.equal(state[name].to(state[first].device), state[first]):
+                parent, _, attribute = name.rpartition(".")
+                own = nn.Parameter(module.get_parameter(name).clone(), requires_grad=False)
+                setattr(module.get_submodule(parent), attribute, own)
