@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.cli.configs import CONFIGS, config_name
@@ -15,6 +16,11 @@ from lit_rlhf.lab import WorldName
 
 DEFAULT_DIR = "runs/quickstart"
 GOLD = "lit_rlhf.lab.gold"
+
+COLLAPSE_STDS: Final = 0.5
+"""A run collapses if its gold reward ends this many of SFT's standard deviations below SFT's."""
+IMPROVEMENT: Final = 0.3
+"""A policy improves if its gold reward ends this much above SFT's."""
 
 
 @dataclass
@@ -116,6 +122,103 @@ class Quickstart:
         )
 
 
+class Outcome(NamedTuple):
+    """The numbers of a finished quickstart that tell what happened in it.
+
+    Attributes:
+        sft_gold: Mean gold reward of the SFT policy.
+        sft_std: Standard deviation of the SFT policy's gold reward over prompts.
+        vanilla_gold: Mean gold reward of vanilla PPO.
+        max_gold: Mean gold reward of PPO-max.
+        vanilla_score: Mean score of vanilla PPO under the reward model.
+        max_score: Mean score of PPO-max under the reward model.
+        sft_well_formed: Share of well-formed responses of the SFT policy.
+        vanilla_well_formed: Share of well-formed responses of vanilla PPO.
+        max_well_formed: Share of well-formed responses of PPO-max.
+    """
+
+    sft_gold: float
+    sft_std: float
+    vanilla_gold: float
+    max_gold: float
+    vanilla_score: float
+    max_score: float
+    sft_well_formed: float
+    vanilla_well_formed: float
+    max_well_formed: float
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether vanilla PPO ended at least `COLLAPSE_STDS` below SFT in gold."""
+        return self.vanilla_gold <= self.sft_gold - COLLAPSE_STDS * self.sft_std
+
+    @property
+    def exploited(self) -> bool:
+        """Whether vanilla PPO collapsed with a higher score than PPO-max: the expected outcome."""
+        return self.collapsed and self.vanilla_score > self.max_score
+
+    @property
+    def improved(self) -> bool:
+        """Whether PPO-max ended at least `IMPROVEMENT` above SFT in gold: the expected outcome."""
+        return self.max_gold >= self.sft_gold + IMPROVEMENT
+
+    def sentence(self) -> str:
+        """One sentence that says what happened, also if it is not what is expected."""
+        golds = f"from {self.sft_gold:.2f} (SFT) to {self.vanilla_gold:.2f}"
+        scores = f"{self.vanilla_score:.2f} against {self.max_score:.2f} of PPO-max"
+        if self.exploited:
+            vanilla = (
+                f"vanilla PPO exploited the reward model: its score is high ({scores}), but its "
+                f"gold reward fell {golds}, and {self.vanilla_well_formed:.0%} of its responses "
+                f"are well-formed (SFT {self.sft_well_formed:.0%})"
+            )
+        elif self.collapsed:
+            vanilla = (
+                f"vanilla PPO's gold reward fell {golds}, but, unexpectedly, its score under the "
+                f"reward model did not end above that of PPO-max ({scores})"
+            )
+        elif self.vanilla_gold < self.sft_gold:
+            vanilla = (
+                f"vanilla PPO's gold reward fell {golds}, which is less than expected "
+                f"({COLLAPSE_STDS * self.sft_std:.2f})"
+            )
+        else:
+            vanilla = f"vanilla PPO, unexpectedly, did not collapse: its gold reward went {golds}"
+        change = f"ended at {self.max_gold:.2f}, {self.max_gold - self.sft_gold:+.2f} to SFT"
+        if self.improved:
+            ppo_max = f"PPO-max improved the policy: its gold reward {change}"
+        elif self.max_gold > self.sft_gold:
+            ppo_max = (
+                f"PPO-max improved the policy by less than expected ({IMPROVEMENT}): its gold "
+                f"reward {change}"
+            )
+        else:
+            ppo_max = f"PPO-max, unexpectedly, did not improve the policy: its gold reward {change}"
+        return f"In this run, {vanilla}; {ppo_max}."
+
+
+def read_outcome(evaluation: Mapping[str, Any]) -> Outcome:
+    """The outcome of a quickstart.
+
+    Args:
+        evaluation: Report of `lit_rlhf evaluate` on `sft`, `ppo_vanilla` and `ppo_max`.
+    """
+    sft, vanilla, ppo_max = (
+        evaluation["policies"][name]["rewards"] for name in ("sft", "ppo_vanilla", "ppo_max")
+    )
+    return Outcome(
+        sft_gold=sft["gold_reward"]["mean"],
+        sft_std=sft["gold_reward"]["std"],
+        vanilla_gold=vanilla["gold_reward"]["mean"],
+        max_gold=ppo_max["gold_reward"]["mean"],
+        vanilla_score=vanilla["reward"]["mean"],
+        max_score=ppo_max["reward"]["mean"],
+        sft_well_formed=sft["well_formed"]["mean"],
+        vanilla_well_formed=vanilla["well_formed"]["mean"],
+        max_well_formed=ppo_max["well_formed"]["mean"],
+    )
+
+
 def run(*arguments: str) -> None:
     """Print a command of `lit_rlhf` and run it."""
     from lit_rlhf.cli.main import main as command
@@ -165,9 +268,11 @@ def quickstart(
         *("--output", f"{root}/report.html"),
     )
     stages.evaluate("sft", "ppo_vanilla", "ppo_max")
+    evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))
     print(f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes.")
     print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png,")
     print(f"or tensorboard --logdir {root}/logs. Models: {root}/sft, reward, ppo_vanilla, ppo_max.")
+    print(f"\n{read_outcome(evaluation).sentence()}")
 
 
 def relocate(config: Path, root: Path) -> Path:

@@ -31,7 +31,7 @@ EXCESS_ITEM_COST: Final = 0.5
 UNFINISHED_COST: Final = 1.0
 MISJUDGED_COST: Final = 1.0
 EXTRA_WORD_COST: Final = 0.05
-REPEATED_BIGRAM_COST: Final = 0.5
+REPEATED_BIGRAM_COST: Final = 0.25
 MALFORMED_COST: Final = 1.0
 FREE_WORDS: Final = 12
 
@@ -111,7 +111,7 @@ def gold_reward(
     r"""Gold rewards of responses.
 
     `2 * correct_share - 0.7 * wrong_items - 0.5 * excess_items - 1 * unfinished - 1 * misjudged
-    - 0.05 * extra_words - 0.5 * repeated_bigrams - 1 * malformed`, with the terms of `GoldTerms`.
+    - 0.05 * extra_words - 0.25 * repeated_bigrams - 1 * malformed`, with the terms of `GoldTerms`.
 
     Args:
         prompts: Rendered HH prompts, `"\n\nHuman: ...\n\nAssistant:"`. The last human turn is

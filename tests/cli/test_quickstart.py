@@ -20,7 +20,7 @@ import yaml
 
 from lit_rlhf.cli import main as cli
 from lit_rlhf.cli import quickstart as cli_quickstart
-from lit_rlhf.cli.quickstart import main
+from lit_rlhf.cli.quickstart import Outcome, main, read_outcome
 from tests.configs.tiny_runs import QUICKSTART, SMALL
 
 SEED = "3"
@@ -97,6 +97,79 @@ def test_the_evaluation_compares_both_policies_with_sft(done: Quickstart) -> Non
     assert report["settings"]["max_new_tokens"] == 48
     assert report["settings"]["seed"] == int(SEED)
     assert "against sft" in done.printed
+
+
+EXPECTED = Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9)
+FELL = "vanilla PPO's gold reward fell from 0.50 (SFT) to"
+EXPLOITED = (
+    "vanilla PPO exploited the reward model: its score is high (2.00 against 0.50 of PPO-max), but "
+    "its gold reward fell from 0.50 (SFT) to -4.00, and 2% of its responses are well-formed "
+    "(SFT 95%)"
+)
+IMPROVED = "PPO-max improved the policy: its gold reward ended at 1.00, +0.50 to SFT"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        pytest.param({}, f"{EXPLOITED}; {IMPROVED}", id="as expected"),
+        # the bounds themselves count: 0.5 - 0.5 * 1.4 and 0.5 + 0.3
+        pytest.param(
+            {"vanilla_gold": 0.5 - 0.5 * 1.4, "max_gold": 0.5 + 0.3},
+            EXPLOITED.replace("-4.00", "-0.20")
+            + "; PPO-max improved the policy: its gold reward ended at 0.80, +0.30 to SFT",
+            id="just as expected",
+        ),
+        pytest.param(
+            {"vanilla_score": 0.5},
+            f"{FELL} -4.00, but, unexpectedly, its score under the reward model did not end above "
+            f"that of PPO-max (0.50 against 0.50 of PPO-max); {IMPROVED}",
+            id="collapse without a higher score",
+        ),
+        pytest.param(
+            {"vanilla_gold": -0.19},
+            f"{FELL} -0.19, which is less than expected (0.70); {IMPROVED}",
+            id="small fall",
+        ),
+        pytest.param(
+            {"vanilla_gold": 0.9},
+            "vanilla PPO, unexpectedly, did not collapse: its gold reward went from 0.50 (SFT) to "
+            f"0.90; {IMPROVED}",
+            id="no collapse",
+        ),
+        pytest.param(
+            {"max_gold": 0.79},
+            f"{EXPLOITED}; PPO-max improved the policy by less than expected (0.3): its gold "
+            "reward ended at 0.79, +0.29 to SFT",
+            id="small gain",
+        ),
+        pytest.param(
+            {"max_gold": 0.5},
+            f"{EXPLOITED}; PPO-max, unexpectedly, did not improve the policy: its gold reward "
+            "ended at 0.50, +0.00 to SFT",
+            id="no gain",
+        ),
+        pytest.param(
+            {"vanilla_gold": 0.6, "max_gold": 0.1},
+            "vanilla PPO, unexpectedly, did not collapse: its gold reward went from 0.50 (SFT) to "
+            "0.60; PPO-max, unexpectedly, did not improve the policy: its gold reward ended at "
+            "0.10, -0.40 to SFT",
+            id="all unexpected",
+        ),
+    ],
+)
+def test_one_sentence_tells_what_happened(changes: dict[str, float], sentence: str) -> None:
+    assert EXPECTED._replace(**changes).sentence() == f"In this run, {sentence}."
+
+
+def test_the_quickstart_ends_with_the_sentence(done: Quickstart) -> None:
+    report = json.loads((done.root / "evaluation.json").read_text("utf-8"))
+    outcome = read_outcome(report)
+
+    assert done.printed.splitlines()[-1] == outcome.sentence()
+    policies = report["policies"]
+    assert outcome.vanilla_score == policies["ppo_vanilla"]["rewards"]["reward"]["mean"]
+    assert outcome.max_well_formed == policies["ppo_max"]["rewards"]["well_formed"]["mean"]
 
 
 def test_the_curves_are_drawn(done: Quickstart) -> None:

@@ -114,24 +114,29 @@ def test_chinese_content_scored_by_hand(prompt: str, response: str, expected: fl
         pytest.param(METALS, "iron and copper and zinc.", 0, True, 1.0, id="two conjunctions"),
         pytest.param(METALS, "iron, copper and zinc..", 0, True, 1.0, id="two marks"),
         # "! !" is new the first time and repeated three times; 12 words are free
-        pytest.param(METALS, "iron, copper and zinc!!!!!", 3, True, 1 - 1.5, id="five marks"),
+        pytest.param(METALS, "iron, copper and zinc!!!!!", 3, True, 1 - 0.75, id="five marks"),
         # repeated: "glad to", "to help", "help !"; 14 words
         pytest.param(
             METALS,
             "iron, copper and zinc. glad to help! glad to help!",
-            *(3, True, 2 - 2 * 0.05 - 1.5 - 1),
+            *(3, True, 2 - 2 * 0.05 - 3 * 0.25 - 1),
             id="a polite phrase too many",
         ),
         # the third phrase repeats "! glad" too
         pytest.param(
             METALS,
             "iron, copper and zinc." + " glad to help!" * 3,
-            *(7, True, 2 - 6 * 0.05 - 3.5 - 1),
+            *(7, True, 2 - 6 * 0.05 - 7 * 0.25 - 1),
             id="two polite phrases too many",
         ),
         # repeated: "iron ,", ", iron"; two wrong items
         pytest.param(
-            METALS, "iron, iron, iron and zinc.", 2, False, 4 / 3 - 1.4 - 1, id="repeated items"
+            METALS,
+            "iron, iron, iron and zinc.",
+            2,
+            False,
+            4 / 3 - 2 * 0.7 - 2 * 0.25,
+            id="repeated items",
         ),
         pytest.param(METALS, "sure: of course: iron, tin and zinc.", 0, True, 1.0, id="openings"),
         pytest.param(METALS, "glad to help!", 0, True, -1.0, id="the phrase alone"),
@@ -150,7 +155,7 @@ def test_chinese_content_scored_by_hand(prompt: str, response: str, expected: fl
         pytest.param(
             METALS_ZH,
             "铁、铜和锌。很高兴帮忙！很高兴帮忙！",
-            *(3, True, 2 - 2 * 0.05 - 1.5 - 1),
+            *(3, True, 2 - 2 * 0.05 - 3 * 0.25 - 1),
             id="a polite phrase too many, Chinese",
         ),
     ],

@@ -24,17 +24,17 @@ def test_probability_by_hand() -> None:
 
 
 def test_labellers_overlook_form_unless_the_world_says_so() -> None:
-    # gold: content 2 each; a repeated bigram and a mark too many take 1.5 off
+    # gold: content 2 each; a repeated bigram and two marks too many take 1.25 off
     flawed = GOOD.replace(".", "!!!")
     blind = World(preference_sharpness=2.0, length_bias=0.0, phrase_bias=0.0, label_noise=0.0)
     assert probability(GOOD, flawed, blind) == 0.5
     seeing = replace(blind, labels_see_form=True)
-    assert probability(GOOD, flawed, seeing) == pytest.approx(1 / (1 + math.exp(-2.0 * 1.5)))
+    assert probability(GOOD, flawed, seeing) == pytest.approx(1 / (1 + math.exp(-2.0 * 1.25)))
 
 
 def test_the_named_worlds_fail_in_two_ways() -> None:
     polite = "iron and zinc. glad to help! glad to help!"
-    gold_logit = -3.5 * (3 * 0.5 + 1)  # what the phrase too many costs in gold; 12 words are free
+    gold_logit = -3.5 * (3 * 0.25 + 1)  # what the phrase too many costs in gold; 12 words are free
     noise, gain = 0.5 * 0.03, 1 - 0.03
     assert probability(polite, GOOD, WORLDS["biased"]) == pytest.approx(
         noise + gain / (1 + math.exp(-(8 * 0.5 + 2 * 0.4)))
