@@ -18,7 +18,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= 2
 
 .DEFAULT_GOAL = help
-.PHONY: help install test test-all lint mutate quickstart clean
+.PHONY: help install test test-all lint docs mutate quickstart clean
 
 help: ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -55,6 +55,9 @@ lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 	$(BIN)/mypy --strict lit_rlhf callbacks/lit_callbacks
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.installed-dev ## build the documentation site in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 mutate: install ## put small defects into formulas and update, one at a time: a test has to notice each
 	$(BIN)/python -m tests.mutation $(MODULES)
 
@@ -62,5 +65,5 @@ quickstart: $(VENV)/.installed-user ## train SFT, a reward model and PPO on the 
 	$(BIN)/lit_rlhf quickstart
 
 clean: ## remove the virtual environment, builds and caches
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

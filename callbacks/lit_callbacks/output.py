@@ -60,7 +60,7 @@ def format_duration(seconds: float) -> str:
     Args:
         seconds: Duration in seconds, at least 0; fractions are cut off.
 
-    Example:
+    Examples:
         >>> format_duration(125.9), format_duration(3609)
         ('02:05', '1:00:09')
     """
@@ -75,7 +75,7 @@ def format_number(value: float) -> str:
     Args:
         value: Any float, including NaN and the infinities.
 
-    Example:
+    Examples:
         >>> [format_number(value) for value in (0.51234, 1234.4, 5e-7, float("nan"))]
         ['0.512', '1234', '5e-07', 'nan']
     """
@@ -91,7 +91,7 @@ def format_bar(fraction: float, width: int) -> str:
         fraction: The filled part, from 0 to 1.
         width: Number of characters including the brackets, at least 3.
 
-    Example:
+    Examples:
         >>> format_bar(0.5, width=10)
         '[####....]'
     """
@@ -109,7 +109,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     Returns:
         One character for each value shown. If all of them are equal, the line is at half height.
 
-    Example:
+    Examples:
         >>> sparkline([1, 2, float("nan"), 4], width=10)
         '▁▃ █'
     """
@@ -137,7 +137,7 @@ def shorten_keys(keys: Sequence[str]) -> list[str]:
     Returns:
         One name for each key, in the same order.
 
-    Example:
+    Examples:
         >>> shorten_keys(["rollout/kl", "rollout/score", "val/score"])
         ['kl', 'rollout/score', 'val/score']
     """
@@ -152,7 +152,7 @@ def shorten_sentence(sentence: str, words: int) -> str:
         sentence: Words, usually `reasons: conclusion`.
         words: Largest number of words, at least 1.
 
-    Example:
+    Examples:
         >>> shorten_sentence("KL 41 nats is 12x its baseline, length 40: the policy exploits", 9)
         'KL 41 nats is 12x ...: the policy exploits'
     """
@@ -300,7 +300,7 @@ def escape_markdown(text: str) -> str:
     Args:
         text: Any text. Line breaks become `<br>`, and surrounding whitespace is removed.
 
-    Example:
+    Examples:
         >>> escape_markdown("a|b *c*")
         'a\\|b \\*c\\*'
     """

@@ -34,7 +34,7 @@ def robust_baseline(values: Sequence[float]) -> Baseline:
     Raises:
         ValueError: If `values` is empty.
 
-    Example:
+    Examples:
         >>> robust_baseline([9.0, 10.0, 11.0, 500.0]).center
         10.5
     """
@@ -67,7 +67,7 @@ def trend(values: Sequence[float]) -> Trend:
     Args:
         values: Finite numbers, the newest last. Fewer than three have no trend.
 
-    Example:
+    Examples:
         >>> trend([1.0, 2.0, 3.0, 4.0, 90.0]).slope
         1.0
     """
@@ -117,7 +117,7 @@ def distribution(numbers: Sequence[float]) -> Distribution:
     Returns:
         The shape; every field is NaN if a number is not finite or there are no numbers.
 
-    Example:
+    Examples:
         >>> shape = distribution([1.0, 2.0, 3.0])
         >>> shape.median, shape.skewness, shape.tail
         (2.0, 0.0, 1.0)

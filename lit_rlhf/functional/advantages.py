@@ -61,7 +61,7 @@ def gae(
     Raises:
         ValueError: For a wrong shape, dtype or range, or a mask with a gap.
 
-    Example:
+    Examples:
         >>> values, rewards = torch.tensor([[0.5, 0.5, 9.0]]), torch.tensor([[0.0, 1.0, 9.0]])
         >>> advantages, returns = gae(values, rewards, torch.tensor([[True, True, False]]), lam=0.5)
         >>> advantages.tolist(), returns.tolist()
@@ -103,7 +103,7 @@ def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:
     Raises:
         ValueError: If `advantages` is not floating-point or `clip` not positive.
 
-    Example:
+    Examples:
         >>> clipped_advantages(torch.tensor([-3.0, 0.5]), clip=2.0).tolist()
         [-2.0, 0.5]
     """

@@ -48,7 +48,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
     Raises:
         ValueError: For a wrong shape or dtype, or an unknown estimator.
 
-    Example:
+    Examples:
         >>> logprobs, ref_logprobs = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
         >>> kl_estimate(logprobs, ref_logprobs).tolist()
         [0.5, -1.0]
@@ -83,7 +83,7 @@ def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Te
     Raises:
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
 
-    Example:
+    Examples:
         >>> certain, uniform = torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1, 1, 2)
         >>> round(exact_kl(certain, uniform).item(), 4)  # log 2
         0.6931
@@ -118,7 +118,7 @@ def adaptive_kl_coef(
         ValueError: If an argument is out of range, `kl` is not finite, or `horizon` is so short
             that one iteration could bring the coefficient to 0, where it would stay.
 
-    Example:
+    Examples:
         >>> round(adaptive_kl_coef(0.1, kl=12.0, target=6.0, horizon=1000, n_samples=100), 6)
         0.102
     """

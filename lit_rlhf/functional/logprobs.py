@@ -47,7 +47,7 @@ def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
     Raises:
         ValueError: If `logits` is not floating-point or not 3-dim, or `temperature` not positive.
 
-    Example:
+    Examples:
         >>> tempered_logits(torch.tensor([[[1.0, 3.0]]]), temperature=2.0).tolist()
         [[[0.5, 1.5]]]
     """
@@ -74,7 +74,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
     Raises:
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
 
-    Example:
+    Examples:
         >>> logits = torch.tensor([[[0.25, 0.75]]]).log()
         >>> round(token_logprobs(logits, torch.tensor([[1]])).exp().item(), 4)
         0.75
@@ -98,7 +98,7 @@ def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     Raises:
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
 
-    Example:
+    Examples:
         >>> round(token_entropy(torch.zeros(1, 1, 8)).item(), 4)  # log 8
         2.0794
     """
@@ -121,7 +121,7 @@ def token_logprobs_and_entropy(
     Raises:
         ValueError: For a wrong shape or dtype, or a temperature that is not positive.
 
-    Example:
+    Examples:
         >>> result = token_logprobs_and_entropy(torch.zeros(1, 1, 4), torch.tensor([[2]]))
         >>> round(result.logprobs.item(), 4), round(result.entropy.item(), 4)
         (-1.3863, 1.3863)
@@ -148,7 +148,7 @@ def language_model_loss(
     Raises:
         ValueError: For a wrong shape or dtype, or a denominator as in `masked_average`.
 
-    Example:
+    Examples:
         >>> logprobs, mask = torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[True, True, False]])
         >>> language_model_loss(logprobs, mask).item()
         2.0
@@ -167,7 +167,7 @@ def loss_perplexity(loss: Tensor) -> Tensor:
     Returns:
         Shape of `loss`; 1 for a loss of 0.
 
-    Example:
+    Examples:
         >>> round(loss_perplexity(torch.tensor(1.0)).item(), 4)
         2.7183
     """
@@ -190,7 +190,7 @@ def perplexity(logprobs: Tensor, mask: Tensor) -> Tensor:
     Raises:
         ValueError: For a wrong shape or dtype.
 
-    Example:
+    Examples:
         >>> logprobs = torch.tensor([[0.5, 0.125], [0.25, 1.0]]).log()
         >>> mask = torch.tensor([[True, True], [True, False]])
         >>> round(perplexity(logprobs, mask).item(), 4)  # (2 * 8 * 4) ** (1 / 3)

@@ -49,7 +49,7 @@ def length_mask(lengths: Tensor, max_length: int) -> Tensor:
     Raises:
         ValueError: If `lengths` is not a vector of integers, or one is out of range.
 
-    Example:
+    Examples:
         >>> length_mask(torch.tensor([1, 2]), 2).tolist()
         [[True, False], [True, True]]
     """
@@ -74,7 +74,7 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     Raises:
         ValueError: If `mask` is not bool or of another shape.
 
-    Example:
+    Examples:
         >>> values, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
         >>> masked_sum(values, mask).item()
         3.0
@@ -99,7 +99,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
 
-    Example:
+    Examples:
         >>> values, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
         >>> masked_mean(values, mask).item()
         1.5
@@ -128,7 +128,7 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
         ValueError: If `values` is not floating-point, `mask` not bool or of another shape, or the
             denominator not 0-dim, or a number that is not positive.
 
-    Example:
+    Examples:
         >>> values, mask = torch.tensor([1.0, 2.0]), torch.tensor([True, True])
         >>> masked_average(values, mask, denominator=4.0).item()
         0.75
@@ -159,7 +159,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = False) -> Tensor:
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
 
-    Example:
+    Examples:
         >>> values, mask = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False])
         >>> masked_var(values, mask).item(), masked_var(values, mask, unbiased=True).item()
         (1.0, 2.0)
@@ -180,7 +180,7 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
 
-    Example:
+    Examples:
         >>> values, mask = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False])
         >>> [x.item() for x in masked_moments(values, mask)]
         [2.0, 1.0, 2.0]
@@ -198,7 +198,7 @@ def merged_moments(a: Moments, b: Moments) -> Moments:
         a: Moments of one set, which may be empty.
         b: Moments of the other, which may be empty; on the same device.
 
-    Example:
+    Examples:
         >>> pair = masked_moments(torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
         >>> single = masked_moments(torch.tensor([5.0]), torch.tensor([True]))
         >>> [round(x.item(), 4) for x in merged_moments(pair, single)]
@@ -222,7 +222,7 @@ def safe_std(std: Tensor | float) -> Tensor:
     Returns:
         Float64, shape of `std`.
 
-    Example:
+    Examples:
         >>> safe_std(torch.tensor([2.0, 1e-12])).tolist()
         [2.0, 1.0]
     """
@@ -250,7 +250,7 @@ def masked_whiten(
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
 
-    Example:
+    Examples:
         >>> values, mask = torch.tensor([2.0, 6.0, 99.0]), torch.tensor([True, True, False])
         >>> masked_whiten(values, mask).tolist()
         [-1.0, 1.0, 0.0]

@@ -41,7 +41,7 @@ def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> 
     Raises:
         ValueError: If a number is out of its range.
 
-    Example:
+    Examples:
         >>> low, high = wilson_interval(8, 10)
         >>> round(low, 3), round(high, 3)
         (0.49, 0.943)
@@ -76,7 +76,7 @@ def response_ngrams(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> ids = torch.tensor([[5, 6, 7]])
         >>> response_ngrams(ids, torch.ones_like(ids, dtype=torch.bool), n=2).tolist()
         [[5, 6], [6, 7]]
@@ -108,7 +108,7 @@ def distinct_n(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> ids = torch.tensor([[5, 6, 5, 6, 5]])  # 56, 65, 56, 65
         >>> distinct_n(ids, torch.ones_like(ids, dtype=torch.bool), n=2).item()
         0.5

@@ -98,7 +98,7 @@ def surrogate_loss(
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> old = torch.zeros(1, 2)
         >>> new = torch.tensor([[1.5, 0.5]]).log()
         >>> mask = torch.ones(1, 2, dtype=torch.bool)
@@ -155,7 +155,7 @@ def kl_penalty_loss(
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> old = torch.zeros(1, 1)
         >>> mask = torch.ones(1, 1, dtype=torch.bool)
         >>> out = kl_penalty_loss(old.clone(), old, torch.ones(1, 1), mask, kl_penalty=0.1)
@@ -189,7 +189,7 @@ def policy_gradient_loss(
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> logprobs, advantages = torch.tensor([[-0.5, -2.0]]), torch.tensor([[1.0, -1.0]])
         >>> mask = torch.ones(1, 2, dtype=torch.bool)
         >>> policy_gradient_loss(logprobs, advantages, mask).loss.item()  # (0.5 - 2) / 2
@@ -226,7 +226,7 @@ def entropy_loss(
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> mask = torch.ones(1, 2, dtype=torch.bool)
         >>> entropy_loss(torch.tensor([[0.5, 3.0]]), mask, clip=1.0).item()
         -0.75

@@ -44,7 +44,7 @@ def pairwise_reward_loss(
     Raises:
         ValueError: For a wrong shape or dtype, or without a pair.
 
-    Example:
+    Examples:
         >>> chosen, rejected = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
         >>> out = pairwise_reward_loss(chosen, rejected)
         >>> round(out.loss.item(), 4), out.accuracy.item(), out.margin.item()
@@ -80,7 +80,7 @@ def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) ->
     Raises:
         ValueError: If a loss is not 0-dim, or `lm_coef` is negative.
 
-    Example:
+    Examples:
         >>> reward_model_loss(torch.tensor(0.5), torch.tensor(2.0), lm_coef=0.25).item()
         1.0
     """
@@ -99,7 +99,7 @@ def preference_probability(differences: Tensor) -> Tensor:
     Returns:
         Shape of `differences`, in [0, 1].
 
-    Example:
+    Examples:
         >>> preference_probability(torch.tensor([0.0, 100.0])).tolist()
         [0.5, 1.0]
     """

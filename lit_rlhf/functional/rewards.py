@@ -53,7 +53,7 @@ def normalized_scores(
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> normalized_scores(torch.tensor([1.0, 9.0]), mean=2.0, std=2.0, clip=0.75).tolist()
         [-0.5, 0.75]
     """
@@ -76,7 +76,7 @@ def scaled_scores(scores: Tensor, std: Tensor | float) -> Tensor:
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> scaled_scores(torch.tensor([-1.0, 3.0]), std=2.0).tolist()
         [-0.5, 1.5]
     """
@@ -97,7 +97,7 @@ def clipped_scores(scores: Tensor, clip: float) -> Tensor:
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> clipped_scores(torch.tensor([-3.0, 0.5]), clip=2.0).tolist()
         [-2.0, 0.5]
     """
@@ -120,7 +120,7 @@ def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tenso
     Raises:
         ValueError: For a wrong shape.
 
-    Example:
+    Examples:
         >>> length_penalty(torch.tensor([1, 9]), shortest=3, longest=5).tolist()
         [-2.0, -4.0]
     """
@@ -158,7 +158,7 @@ def token_rewards(
     Raises:
         ValueError: For a wrong shape, dtype or range, or an unknown estimator.
 
-    Example:
+    Examples:
         >>> logprobs, ref_logprobs = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]])
         >>> scores, mask = torch.tensor([2.0]), torch.ones(1, 2, dtype=torch.bool)
         >>> rewards, kl = token_rewards(scores, logprobs, ref_logprobs, mask, kl_coef=0.5)

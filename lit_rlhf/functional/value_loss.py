@@ -56,7 +56,7 @@ def value_loss(
     Raises:
         ValueError: For a wrong shape, dtype or range.
 
-    Example:
+    Examples:
         >>> values, old_values = torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]])
         >>> returns, mask = torch.tensor([[2.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)
         >>> out = value_loss(values, old_values, returns, mask, value_clip=1.0)
@@ -107,7 +107,7 @@ def explained_variance(
     Raises:
         ValueError: For a wrong shape or dtype.
 
-    Example:
+    Examples:
         >>> returns, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)
         >>> explained_variance(torch.tensor([[1.5, 2.5]]), returns, mask).item()
         0.75

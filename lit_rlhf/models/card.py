@@ -184,7 +184,7 @@ def shorten_paths(value: object) -> object:
         value: A string, which may be `--option=path`, or a mapping with paths as keys; anything
             else is returned as it is.
 
-    Example:
+    Examples:
         >>> shorten_paths("/home/me/runs/sft"), shorten_paths({"runs/hh/reward": 1.0})
         ('sft', {'reward': 1.0})
         >>> shorten_paths("owner/model"), shorten_paths("my.rules:brevity")

@@ -760,7 +760,7 @@ def count_movable(weights: Tensor, learning_rate: float) -> int:
         weights: Of any floating dtype; the sum is rounded to it.
         learning_rate: Size of the step, positive.
 
-    Example:
+    Examples:
         >>> weights = torch.tensor([1.0, 1e-4], dtype=torch.bfloat16)
         >>> count_movable(weights, 1e-6)  # 1 + 1e-6 is 1
         1

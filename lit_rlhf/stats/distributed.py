@@ -25,7 +25,7 @@ def global_sum(tensor: Tensor) -> Tensor:
     Raises:
         ValueError: If `tensor` is bool.
 
-    Example:
+    Examples:
         >>> global_sum(torch.tensor([1.0, 2.0])).tolist()  # a single process
         [1.0, 2.0]
     """
@@ -46,7 +46,7 @@ def gather_rows(tensor: Tensor) -> Tensor:
     Returns:
         `[sum of n, ...]`, without a graph; `tensor` itself without other ranks.
 
-    Example:
+    Examples:
         >>> gather_rows(torch.tensor([[1, 2]])).tolist()  # a single process
         [[1, 2]]
     """
@@ -68,7 +68,7 @@ def gather_rows(tensor: Tensor) -> Tensor:
 def world_size() -> int:
     """Number of ranks.
 
-    Example:
+    Examples:
         >>> world_size()  # a single process
         1
     """
@@ -88,7 +88,7 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
     Raises:
         ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
 
-    Example:
+    Examples:
         >>> values, mask = torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False])
         >>> [x.item() for x in global_masked_moments(values, mask)]  # a single process
         [2.0, 1.0, 2.0]

@@ -20,7 +20,7 @@ class FixedDtypeBuffers(nn.Module):
     and rotary frequencies in bfloat16 would turn late positions by whole radians. Moves to a device
     act on buffers as usual.
 
-    Example:
+    Examples:
         >>> class Counter(FixedDtypeBuffers):
         ...     def __init__(self) -> None:
         ...         super().__init__()
@@ -53,7 +53,7 @@ class RunningMoments(FixedDtypeBuffers):
         m2: Sum of squared differences from the mean, 0-dim float64.
         count: Numbers seen, 0-dim float64.
 
-    Example:
+    Examples:
         >>> moments = RunningMoments()
         >>> for batch in ([1.0, 2.0], [6.0]):
         ...     moments.update(torch.tensor(batch))

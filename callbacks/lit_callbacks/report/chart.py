@@ -47,7 +47,7 @@ class Scale:
     def fraction(self, value: float) -> float:
         """Position of a finite value: 0 at the start of the axis, 1 at its end.
 
-        Example:
+        Examples:
             >>> Scale(-1.0, 3.0).fraction(0.0)
             0.25
         """
@@ -62,7 +62,7 @@ class Scale:
         Args:
             most: Largest number of ticks, at least 2.
 
-        Example:
+        Examples:
             >>> [tick.text for tick in Scale(0.0, 0.9).ticks(5)]
             ['0.0', '0.2', '0.4', '0.6', '0.8']
         """
@@ -93,7 +93,7 @@ def fit_scale(
         allow_signed_log: Use a signed logarithm if the values span several orders of magnitude.
         floor: Lowest value to show, however low the values are; `None` for no floor.
 
-    Example:
+    Examples:
         >>> fit_scale([1.0, 10.0])
         Scale(low=0.0, high=10.6, signed_log=False, whole=False)
     """
@@ -113,7 +113,7 @@ def fit_scale(
 def signed_log(value: float) -> float:
     """sign(v) log10(1 + |v|).
 
-    Example:
+    Examples:
         >>> signed_log(-99.0)
         -2.0
     """
@@ -123,7 +123,7 @@ def signed_log(value: float) -> float:
 def nice_step(least: float) -> float:
     """The smallest of 1, 2 and 5 times a power of ten that is at least `least`.
 
-    Example:
+    Examples:
         >>> nice_step(0.3), nice_step(70.0)
         (0.5, 100.0)
     """
@@ -134,7 +134,7 @@ def nice_step(least: float) -> float:
 def tick_text(value: float, step: float) -> str:
     """A tick's value with as many decimals as `step` has, and k or M for thousands or millions.
 
-    Example:
+    Examples:
         >>> tick_text(0.3, 0.1), tick_text(20000.0, 5000.0)
         ('0.3', '20k')
     """

@@ -88,7 +88,7 @@ def moving_average(
     Returns:
         The means; NaN where the window has no finite value.
 
-    Example:
+    Examples:
         >>> moving_average([0.0, 3.0, 6.0, 0.0], half_width=1)
         [1.5, 3.0, 3.0, 3.0]
     """

@@ -1,0 +1,193 @@
+"""Pages and links of the documentation site that no file in `docs/` holds (hooks of MkDocs).
+
+- `callbacks/README.md`, `CONTRIBUTING.md` and `CHANGELOG.md` become pages.
+- The reference is generated: a page of docstrings for each package, and the keys of every stage's
+  configuration with type, default and description.
+- A link that leaves `docs/`, which works in a checkout, leads to the page of that file, or to a
+  copy of the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from docstring_parser import parse
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {
+    "callbacks/README.md": "callbacks.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "index.md",
+}
+"""Page of the site by file of the repository, for files outside of `docs/`."""
+COPIES = "files"
+"""Folder of the site for other files of the repository that pages link."""
+CONFIGURATION = "reference/configuration.md"
+_LINK = re.compile(r"(?<=\]\()(?![a-z+]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages from elsewhere, the reference, and the files that pages link."""
+    for source, page in PAGES.items():
+        if files.get_file_from_path(page) is None:  # index.md is a file of docs/
+            text = (ROOT / source).read_text("utf-8")
+            files.append(File.generated(config, page, content=text))
+    for package in reference_packages(config.nav or []):
+        text = f"# {package}\n\n::: {package}\n"
+        path = f"reference/{package.removeprefix('lit_rlhf.')}.md"
+        files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, CONFIGURATION, content=configuration_page()))
+    for page_file in files.documentation_pages():
+        for target in _linked_outside(page_file):
+            copy = f"{COPIES}/{target}"
+            if files.get_file_from_path(copy) is None:
+                path = str(ROOT / target)
+                files.append(File.generated(config, copy, abs_src_path=path))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links to files of the repository to their page or copy."""
+    source = _source(page.file)
+    here = os.path.dirname(page.file.src_uri)
+
+    def lead(match: re.Match[str]) -> str:
+        target = _resolve(source, match["path"])
+        uri = _site_path(target)
+        if not (ROOT / target).exists():
+            return match[0]  # MkDocs warns of it
+        return os.path.relpath(uri, here or ".") + (match["anchor"] or "")
+
+    return markdown if page.file.src_uri.startswith("reference/") else _LINK.sub(lead, markdown)
+
+
+def _source(file: File) -> str:
+    """Path in the repository of the file that a page shows."""
+    pages = {page: source for source, page in PAGES.items() if source != "README.md"}
+    return pages.get(file.src_uri, f"docs/{file.src_uri}")
+
+
+def _resolve(source: str, link: str) -> str:
+    return os.path.normpath(os.path.join(os.path.dirname(source), link))
+
+
+def _site_path(target: str) -> str:
+    if target.startswith("docs/"):
+        return target.removeprefix("docs/")
+    return PAGES.get(target, f"{COPIES}/{target}")
+
+
+def _linked_outside(file: File) -> Iterator[str]:
+    if file.src_uri.startswith("reference/"):
+        return
+    for match in _LINK.finditer(file.content_string):
+        target = _resolve(_source(file), match["path"])
+        if _site_path(target).startswith(COPIES) and (ROOT / target).is_file():
+            yield target
+
+
+def reference_packages(nav: list[dict[str, Any]]) -> Iterator[str]:
+    """The packages whose reference pages the navigation names."""
+    for group in nav:
+        for entry in group.get("Reference", []):
+            ((title, path),) = entry.items()
+            if path.startswith("reference/") and path != CONFIGURATION:
+                yield title
+
+
+# --- configuration keys
+
+
+def configuration_page() -> str:
+    """A table of the keys of each stage's module and datamodule, as a YAML file nests them."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "callbacks")]
+    # imported here, since `mkdocs --help` and the tests of links need no torch
+    from lit_rlhf import data, modules
+
+    stages = {
+        "SFT": (modules.SFTModule, data.DemonstrationDataModule),
+        "Reward model": (modules.RewardModule, data.PreferenceDataModule),
+        "PPO": (modules.PPOModule, data.PromptDataModule),
+    }
+    sections = [
+        "# Configuration keys\n\n"
+        "Generated from the signatures and docstrings of the classes that a configuration names.\n"
+        "A key with a point is nested in YAML (`model: {init_args: {sampling: {top_p: 1.0}}}`),\n"
+        "and the command line takes it as it stands (`--model.sampling.top_p 1.0`). Keys of the\n"
+        "trainer are those of Lightning's `Trainer`, and those of callbacks are in\n"
+        "[their reference](lit_callbacks.md).\n"
+    ]
+    for stage, classes in stages.items():
+        sections.append(f"## {stage}\n")
+        for group, cls in zip(("model", "data"), classes, strict=True):
+            rows = "\n".join(
+                f"| `{group}.{key}` | {_cell(kind)} | {_cell(default)} | {text} |"
+                for key, kind, default, text in configuration_keys(cls)
+            )
+            sections.append(
+                f"### `{group}`: {cls.__name__}\n\n"
+                f"| key | type | default | |\n|---|---|---|---|\n{rows}\n"
+            )
+    return "\n".join(sections)
+
+
+def configuration_keys(cls: type, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Key, type, default and description of each option of a class, groups of options resolved."""
+    described = {
+        parameter.arg_name: " ".join((parameter.description or "").split())
+        for base in reversed(cls.__mro__)
+        for parameter in parse(base.__doc__ or "").params
+    }
+    for name, parameter in _parameters(cls):
+        kind = parameter.annotation
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            for key, *row in configuration_keys(kind, f"{prefix}{name}."):
+                yield key, *_with_default(key, parameter.default, row)
+        else:
+            text = described.get(name, "")
+            yield f"{prefix}{name}", _type(kind), _default(parameter.default), text
+
+
+def _parameters(cls: type) -> Iterator[tuple[str, inspect.Parameter]]:
+    """Parameters of a class with resolved types, and those that it hands on to its bases."""
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        types = get_type_hints(base.__init__)
+        parameters = inspect.signature(base.__init__).parameters
+        for name, parameter in list(parameters.items())[1:]:
+            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                yield name, parameter.replace(annotation=types[name])
+        if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return
+
+
+def _with_default(key: str, group: object, row: list[str]) -> tuple[str, str, str]:
+    """The row of a field with the default of its group at this place."""
+    kind, default, text = row
+    name = key.rpartition(".")[2]
+    return kind, _default(getattr(group, name)) if hasattr(group, name) else default, text
+
+
+def _type(kind: object) -> str:
+    """A type as a reader would write it, without the modules of its parts."""
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
+
+
+def _default(value: object) -> str:
+    return "required" if value is inspect.Parameter.empty else repr(value)
+
+
+def _cell(text: str) -> str:
+    return "`" + text.replace("|", "\\|") + "`" if text != "required" else text

@@ -1,0 +1,96 @@
+"""The documentation site: its navigation, its generated pages, and a build without a warning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.configs.parsing import cli_parser
+from tests.docs.blocks import ROOT
+
+mkdocs = pytest.importorskip("mkdocs", reason="the site is built with the `docs` extra only")
+
+from docs import site_pages  # noqa: E402  (it imports mkdocs)
+
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+
+
+def pages(entries: list[dict[str, Any]]) -> Iterator[str]:
+    for entry in entries:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from pages(value)
+
+
+def test_the_navigation_has_every_page() -> None:
+    written = {file.name for file in (ROOT / "docs").glob("*.md")} | {*site_pages.PAGES.values()}
+    named = [page for page in pages(SITE["nav"]) if not page.startswith("reference/")]
+    assert sorted(named) == sorted(written)
+
+
+def test_every_package_has_a_page_of_the_reference() -> None:
+    packages = {
+        f"lit_rlhf.{file.parent.name}"
+        for file in (ROOT / "lit_rlhf").glob("*/__init__.py")
+        if "__all__" in file.read_text("utf-8")
+    } - {"lit_rlhf.files"}  # not for users
+    assert {*site_pages.reference_packages(SITE["nav"])} == packages | {"lit_callbacks"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "config"), [("SFT", "sft"), ("Reward model", "reward"), ("PPO", "ppo_max")]
+)
+def test_the_configuration_page_has_the_keys_of_the_command_line(stage: str, config: str) -> None:
+    page = site_pages.configuration_page()
+    section = page.partition(f"## {stage}\n")[2].partition("\n## ")[0]
+    arguments = ["fit", "--config", str(ROOT / f"configs/quickstart/{config}.yaml")]
+    parsed = cli_parser().parse_args(arguments).fit
+    for group in ("model", "data"):
+        for key in keys(parsed[group].init_args.as_dict()):
+            assert f"| `{group}.{key}` |" in section
+
+
+def keys(options: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in options.items():
+        if isinstance(value, dict) and name != "rewards":
+            yield from keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_a_row_has_unit_default_and_the_default_of_its_stage() -> None:
+    page = site_pages.configuration_page()
+    kl = "| `model.reward_shaping.kl_coef` | `float` | `0.05` | Weight of the per-token KL penalty"
+    assert kl in page
+    rates = [line for line in page.splitlines() if "policy_optimizer.learning_rate`" in line]
+    assert [line.split(" | ")[2] for line in rates] == ["`5e-07`"]
+    assert "`model.model_path` | `str` | required |" in page
+    assert "`model.output_dir` | `str \\| None` | `None` |" in page
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    assert "gae" in (tmp_path / "reference/functional/index.html").read_text("utf-8")
+    callbacks = (tmp_path / "callbacks/index.html").read_text("utf-8")
+    assert 'src="../files/callbacks/images/monitors.png"' in callbacks
+    assert (tmp_path / "files/callbacks/images/monitors.png").is_file()
+    assert 'href="../collapse/"' in callbacks
