@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import inspect
 import os
 import re
@@ -190,4 +191,6 @@ def _default(value: object) -> str:
 
 
 def _cell(text: str) -> str:
-    return "`" + text.replace("|", "\\|") + "`" if text != "required" else text
+    # backquotes would show the backslash of an escaped bar
+    code = html.escape(text, quote=False).replace("|", "&#124;")
+    return text if text == "required" else f"<code>{code}</code>"
