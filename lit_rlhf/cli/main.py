@@ -36,7 +36,34 @@ TOOLS = {
     "report": "put training runs side by side, or examine a reward model",
 }
 """The other commands. Each is a module `lit_rlhf.cli.<name>` with `main(argv)`."""
+STAGE_HELP = """\
+usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]
 
+{summary}
+
+  -c, --config NAME    a configuration of `lit_rlhf configs list`, or a YAML
+                       file; of several, the last wins
+  --seed_everything N  seed of what the configuration gives no seed
+  --print_config       print the whole configuration, and do nothing else
+  --debug              show where an error was raised
+{checkpoint}
+Each key of a configuration is an option too, for instance:
+
+  --trainer.accelerator gpu --trainer.devices 2 --trainer.precision bf16-true
+  --trainer.max_epochs 3 --model.optimizer.learning_rate 1.0e-5
+
+All options, with types and defaults (shown after some seconds):
+
+  --help_all                    of this command and the Trainer
+  --model.help PPOModule        of SFTModule, RewardModule or PPOModule
+  --data.help PromptDataModule  of DemonstrationDataModule, PreferenceDataModule
+                                or PromptDataModule"""
+FIT_HELP = """\
+  --ckpt_path FILE     resume from a checkpoint; `last` is the newest one
+  --allow_changes      resume although data, models or precision have changed
+  --name NAME          name of the run, for its model and its log
+  --overwrite          replace an earlier run of this name
+"""
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
@@ -51,6 +78,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments[0] not in TOOLS and STAGE_COMMANDS.keys().isdisjoint(arguments):
         print(explain_unknown_command(arguments[0]), file=sys.stderr)
         raise SystemExit(2)
+    is_stage = arguments[0] not in TOOLS
+    if is_stage and not {"-h", "--help"}.isdisjoint(arguments):
+        print(stage_usage(next(word for word in arguments if word in STAGE_COMMANDS)))
+        return
+    if is_stage:
+        arguments = ["--help" if word == "--help_all" else word for word in arguments]
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     use_expandable_segments()  # before torch is imported
@@ -60,12 +93,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Rewards and callbacks of one's own; the script of an installation does not look here.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    name = arguments[0] if arguments[0] in TOOLS else "training"
+    name = "training" if is_stage else arguments[0]
     command = importlib.import_module(f"lit_rlhf.cli.{name}")
     hide_progress_of_loading()
     gc.enable()
     try:
-        command.main(arguments[1:] if arguments[0] in TOOLS else arguments)
+        command.main(arguments if is_stage else arguments[1:])
     except SystemExit as stopped:
         if debug and stopped.__cause__ is not None:
             raise stopped.__cause__ from None
@@ -85,6 +118,16 @@ def usage() -> str:
             "line; --debug shows where it was raised.",
         ]
     )
+
+
+def stage_usage(name: str) -> str:
+    """Help of a stage command: what is asked for most, and where the rest is.
+
+    The parser's own help has some 500 lines and waits for Lightning, which takes seconds to import.
+    """
+    summary = STAGE_COMMANDS[name].partition(":")[0].capitalize()
+    checkpoint = FIT_HELP if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
+    return STAGE_HELP.format(name=name, summary=f"{summary}.", checkpoint=checkpoint)
 
 
 def explain_unknown_command(name: str) -> str:

@@ -43,7 +43,7 @@ from lit_rlhf.strategies import (
 # a flag for a field of a group of options
 GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
 
-
+MISSING_STAGE = re.compile(r"arguments are required: (\w+)\.(?:data|model)\b")  # jsonargparse 4.53
 NAME_HELP = (
     "name of the run: replaces the last part of model.output_dir and the name of the logger, so "
     "that the run stands beside others"
@@ -81,6 +81,8 @@ class RLHFArgumentParser(CommandParser, LightningArgumentParser):
 
     def explain(self, message: str) -> str:
         """Say which option is wrong, in which file, and which one is nearest."""
+        if missing := MISSING_STAGE.search(message):
+            return f"{message}; name a configuration: lit_rlhf {missing[1]} --config quickstart/sft"
         known = [flag for parser in (self, *self.stages) for flag in parser.flags()]
         advised = suggest_option(message, known)
         return advised if advised != message else explain_usage_error(message, self.words, known)

@@ -27,7 +27,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"lit_rlhf {lit_rlhf.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["fti", "--config", "a.yaml"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["fti", "--config", "a.yaml"], ["fit", "--help"]]
+)
 def test_help_version_and_a_mistyped_command_import_no_library(arguments: list[str]) -> None:
     code = (
         "import sys\n"
@@ -41,6 +43,27 @@ def test_help_version_and_a_mistyped_command_import_no_library(arguments: list[s
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "AssertionError" not in ran.stderr
+
+
+@pytest.mark.parametrize("verb", STAGE_COMMANDS)
+def test_help_of_a_stage_command_fits_on_a_screen_and_says_where_the_rest_is(
+    capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    main(["--config", "quickstart/sft", verb, "-h"])
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert len(lines) < 32
+    assert max(map(len, lines)) <= 80
+    assert f"lit_rlhf {verb} " in lines[0]
+    assert "--help_all" in shown
+    assert ("--overwrite" in shown) == (verb == "fit")
+
+
+def test_all_options_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Sequence[str]] = []
+    monkeypatch.setattr("lit_rlhf.cli.training.main", seen.append)
+    main(["fit", "--help_all"])
+    assert seen == [["fit", "--help"]]
 
 
 @pytest.mark.parametrize(

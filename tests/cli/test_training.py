@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import torch
 import yaml
 from lightning.pytorch.strategies import Strategy
 
+from lit_rlhf.cli.main import stage_usage
 from lit_rlhf.cli.training import (
     RLHFCLI,
     hide_notes_of_libraries,
@@ -287,6 +289,18 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], verb: str) ->
     assert "--ckpt_path" in shown
     for name in ("SFTModule", "RewardModule", "PPOModule", "PromptDataModule"):
         assert name in shown
+    short = set(re.findall(r"--[\w.]+", stage_usage(verb))) - {"--debug", "--help_all"}
+    assert short - {"--model.optimizer.learning_rate"} <= set(re.findall(r"--[\w.]+", shown))
+
+
+def test_a_command_without_configuration_says_how_to_name_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        command("fit", "--trainer.max_epochs", "1")
+    shown = capsys.readouterr().err
+    assert shown.endswith("name a configuration: lit_rlhf fit --config quickstart/sft\n")
+    assert shown.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", MODULES.values())
