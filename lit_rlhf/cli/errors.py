@@ -51,6 +51,14 @@ NOISE = re.compile(
     r"|Not a valid subclass|Expected a <class 'NoneType'>|a class path|a dict with"
 )
 
+# What it says about an argument whose class, one of several types, cannot be built.
+BUILD_ERROR = re.compile(
+    r"Problem with given class_path '[\w.]*?(?P<class>\w+)':\s+(?P<reason>.*?)\s+"
+    r"(?:- Expected|Given value type)",
+    re.DOTALL,
+)
+MISSING_PACKAGE = re.compile(r"Requirement '(?P<requirement>[^']+)' not met")  # Lightning's loggers
+
 
 def explain_usage_error(message: str, arguments: Sequence[str], flags: Iterable[str]) -> str:
     """Say in one line what is wrong with the arguments of a stage's command.
@@ -155,8 +163,21 @@ def end_with_message(error: Exception, prog: str) -> NoReturn:
     original = original_error(error)
     if not isinstance(original, USER_ERRORS):
         raise error
-    message = " ".join(str(original).split())
+    message = _explain_build_error(" ".join(str(original).split()))
     raise SystemExit(f"{prog}: error: {message or type(original).__name__}") from original
+
+
+def _explain_build_error(message: str) -> str:
+    """The reason alone, if the message is about a class that cannot be built; else the message."""
+    failed = BUILD_ERROR.search(message)
+    if failed is None:
+        return message
+    if missing := MISSING_PACKAGE.search(failed["reason"]):
+        return (
+            f"{failed['class']} needs a package that is not installed: "
+            f"pip install '{missing['requirement']}'"
+        )
+    return f"{failed['class']}: {failed['reason']}"
 
 
 def original_error(error: Exception) -> Exception:

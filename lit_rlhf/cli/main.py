@@ -65,6 +65,7 @@ FIT_HELP = """\
   --overwrite          replace an earlier run of this name
 """
 
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -131,6 +132,20 @@ def test_a_missing_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         f"lit_rlhf fit: error: trainer.accelerator: got gpu, but torch {torch.__version__} finds "
         "no GPU here; --trainer.accelerator cpu runs on the CPU"
     )
+
+
+@pytest.mark.parametrize(("package", "logger"), [("wandb", "Wandb"), ("mlflow", "MLFlow")])
+def test_a_tracker_without_its_package_is_one_line_with_the_command(
+    capsys: pytest.CaptureFixture[str], package: str, logger: str
+) -> None:
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    code, _ = errors_of("--config", f"overlays/{package}", capsys=capsys)
+    assert code.startswith(
+        f"lit_rlhf fit: error: {logger}Logger needs a package that is not installed: "
+        f"pip install '{package}>="
+    )
+    assert len(code) < 120
 
 
 def test_other_errors_keep_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
