@@ -210,12 +210,12 @@ class CollapseDetector(Callback):
                 logger.log_metrics(scalars, step=step)
         if level is before and not done:
             return
-        lines = [f"{level.word} at {step}: {sentence}"] if level is not before else []
-        lines += [f"at {step}: {text}" for text in done]
+        lines = [f"{level.word} at step {step}: {sentence}"] if level is not before else []
+        lines += [f"at step {step}: {text}" for text in done]
         for line in lines:
             self._say(trainer, line, logging.WARNING if level is Level.COLLAPSED else logging.INFO)
         # `lit_callbacks.runs.parse_verdict` reads this form back.
-        head = f"**{level.word}** at {step}"
+        head = f"**{level.word}** at step {step}"
         short = shorten_sentence(sentence, MAX_WORDS - len(head.split()))
         rest = [] if short == sentence else [f"> {sentence}"]
         note = [head, short, *rest, *(f"- {text}" for text in done)]

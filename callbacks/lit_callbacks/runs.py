@@ -22,7 +22,7 @@ LEVEL_KEY = "monitor/level"
 VERDICT_KEY = "monitor/verdict"
 _EVENT_FILES, _TABLE = "events.out.tfevents.*", "metrics.csv"
 
-_HEAD = re.compile(r"\*\*(\w+)\*\* at \S+")
+_HEAD = re.compile(r"\*\*(\w+)\*\* at (?:step )?\S+")
 _LEVELS = {level.word: level for level in Level}
 
 
@@ -169,7 +169,7 @@ def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     """Parse a text of `monitor/verdict`.
 
-    Its form is `**level** at x`, the sentence, and lines of `- action`. A long sentence is
+    Its form is `**level** at step x`, the sentence, and lines of `- action`. A long sentence is
     followed by `> ` and all of it, which is taken instead.
 
     Args:

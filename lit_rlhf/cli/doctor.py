@@ -41,8 +41,8 @@ lit_rlhf doctor --config CONFIG [--config OVERLAY ...] [--output REPORT]
 HELP = """\
 usage: {usage}
 
-Check a PPO run before it starts, with one rollout and two optimizer steps on
-your own models, prompts and strategy. Nothing is saved, no file is changed.
+Check a PPO run before it starts, with one rollout and two updates on your
+own models, prompts and strategy. Nothing is saved, no file is changed.
 
 options:
   --config CONFIG  YAML file as for `lit_rlhf fit`; of several the last wins

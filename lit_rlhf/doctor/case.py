@@ -22,7 +22,7 @@ FEW = 8  # rollouts that a check reads again where it needs no more
 
 
 class NetworkStep(NamedTuple):
-    """An optimizer step of one network.
+    """An update of one network.
 
     Attributes:
         clip: Bound of the gradient norm; `None` without clipping.
@@ -36,7 +36,7 @@ class NetworkStep(NamedTuple):
 
 
 class Update(NamedTuple):
-    """An optimizer step of policy and critic on one minibatch.
+    """An update of policy and critic on one minibatch.
 
     Attributes:
         metrics: Metrics that `PPOModule.update` returned, computed before the step.

@@ -100,7 +100,7 @@ def run_iteration(case: Case) -> Finding:
     updates = run_two_updates(case, generator)
     if names := sorted({k for u in updates for k, v in u.metrics.items() if v != v}):
         return failure(
-            f"An optimizer step was skipped, as a number was not finite: {', '.join(names)}.",
+            f"An update was skipped, as a number was not finite: {', '.join(names)}.",
             "Lower learning_rate of model.policy_optimizer or model.critic_optimizer, or set "
             "model.network.dtype: float32.",
         )
@@ -108,7 +108,7 @@ def run_iteration(case: Case) -> Finding:
     return ok(
         f"{len(scores)} responses of {float(rollouts.lengths.float().mean()):.1f} tokens on "
         f"average, score {float(scores.mean()):.2f} (standard deviation "
-        f"{float(scores.std(correction=0)):.2f}), and optimizer steps of both networks."
+        f"{float(scores.std(correction=0)):.2f}), and updates of both networks."
     )
 
 
@@ -208,11 +208,11 @@ CHECKS_DURING = (
     Check("iteration", "one PPO iteration runs, and its numbers are finite", run_iteration),
     Check(
         "reference",
-        "KL(policy, reference) = 0 before the first step",
+        "KL(policy, reference) = 0 before the first update",
         check_reference,
         ("rollouts", "estimates"),
     ),
-    Check("ratio", "the ratio is 1 before the first step", check_ratio, ("updates",)),
+    Check("ratio", "the ratio is 1 before the first update", check_ratio, ("updates",)),
     Check("padding", "padding changes no log-prob, value or score", check_padding, ("scores",)),
     Check(
         "sampling",

@@ -138,7 +138,7 @@ def load_checkpoint_model(
     return ExportableModel(
         model=build_model(config_source, options, weights, trained.scalar),
         tokenizer=tokenizer,
-        name=f"{chosen} of {path} ({stage}, step {progress.get('global_step', '?')})",
+        name=f"{chosen} of {path} ({stage}, {progress.get('global_step', '?')} updates)",
         scalar=trained.scalar,
         dtype=options.torch_dtype,
         contract=restore_contract(saved, tokenizer, source),

@@ -242,11 +242,11 @@ class PPOLossOptions:
 
 @dataclass(frozen=True)
 class MinibatchOptions:
-    """How an iteration's rollouts become optimizer steps.
+    """How an iteration's rollouts become updates.
 
     Attributes:
         ppo_epochs: Passes over the rollouts of an iteration.
-        minibatch_size: Rollouts per optimizer step and rank.
+        minibatch_size: Rollouts per update and rank.
         micro_batch_size: Rollouts per forward and backward; `None` takes the minibatch, or on a
             CPU as many as take about 1 GiB. The gradient does not depend on it.
 

@@ -173,7 +173,7 @@ class PPOModule(StageModule):
         reward_shaping: From scores to the rewards of tokens.
         advantages: Generalized advantage estimation.
         loss: The losses of policy and critic.
-        minibatches: How an iteration's rollouts become optimizer steps.
+        minibatches: How an iteration's rollouts become updates.
         policy_optimizer: The policy's optimizer and schedule.
         critic_optimizer: The critic's.
         critic_pretraining: The phase at the start that trains the critic alone.
@@ -336,7 +336,7 @@ class PPOModule(StageModule):
         if stage == "fit" and self.trainer.max_steps != -1 and not self.is_trial:
             raise ValueError(
                 f"trainer.max_steps: expected -1 (off), got {self.trainer.max_steps}: it would "
-                "count the optimizer steps of policy and critic together; set "
+                "count the updates of policy and critic together; set "
                 "model.max_iterations, the number of PPO iterations"
             )
 
@@ -674,7 +674,7 @@ class PPOModule(StageModule):
                     metrics |= self.train_policy(minibatch, texts, place)
                 self.step_schedules()
                 history.append(metrics)
-        # Skipped steps have NaN for all metrics.
+        # Skipped updates have NaN for all metrics.
         means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}
         if pretraining:
             # over all ranks: they have to agree on when the phase ends
@@ -684,14 +684,14 @@ class PPOModule(StageModule):
         return means
 
     def train_critic(self, minibatch: Experience, place: str) -> dict[str, Tensor]:
-        """Make one optimizer step of the critic.
+        """Make one update of the critic.
 
         Args:
             minibatch: Rollouts of this rank.
             place: Where in the run it is, for warnings.
 
         Returns:
-            The critic's metrics, all NaN if the step was skipped.
+            The critic's metrics, all NaN if the update was skipped.
         """
         _, critic = self.trained_networks()
         totals: dict[str, Tensor] = {}
@@ -710,7 +710,7 @@ class PPOModule(StageModule):
     def train_policy(
         self, minibatch: Experience, ptx: TokenBatch | None, place: str
     ) -> dict[str, Tensor]:
-        """Make one optimizer step of the policy, on rollouts and text together (PPO-ptx).
+        """Make one update of the policy, on rollouts and text together (PPO-ptx).
 
         Args:
             minibatch: Rollouts of this rank.
@@ -718,7 +718,7 @@ class PPOModule(StageModule):
             place: Where in the run it is, for warnings.
 
         Returns:
-            The policy's metrics, all NaN if the step was skipped.
+            The policy's metrics, all NaN if the update was skipped.
         """
         policy, _ = self.trained_networks()
         totals: dict[str, Tensor] = {}

@@ -53,7 +53,7 @@ RULES = (
     Rule(
         ("optimizer", "policy_optimizer", "critic_optimizer"),
         Change.APPLIES,
-        "from the first step; schedules stay at their position",
+        "from the first update; schedules stay at their position",
     ),
     Rule(
         ("reward_shaping",),

@@ -157,7 +157,7 @@ class RewardModule(StageModule):
         return PreferenceShare(metrics, (chosen_scores - rejected_scores).detach())
 
     def training_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
-        """One optimizer step on a batch of pairs, in micro-batches.
+        """One update on a batch of pairs, in micro-batches.
 
         Returns:
             The loss over all ranks, for callbacks and Lightning's learning-rate finder.

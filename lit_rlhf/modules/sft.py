@@ -84,7 +84,7 @@ class SFTModule(StageModule):
         }
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
-        """One optimizer step on a batch, in micro-batches.
+        """One update on a batch, in micro-batches.
 
         Returns:
             The loss over all ranks, for callbacks and Lightning's learning-rate finder.

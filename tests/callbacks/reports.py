@@ -14,7 +14,7 @@ from lit_callbacks.report import write_report
 VOID = {"meta", "br"}
 _clock = itertools.count(1_000_000)
 
-COLLAPSE = """**collapsed** at 4
+COLLAPSE = """**collapsed** at step 4
 
 KL 41 nats is 12x its baseline: the policy is exploiting the reward model
 
@@ -127,7 +127,7 @@ def watched_run(folder: Path) -> str:
         "monitor/level": [0, 0, 1, 2, 2],
         "monitor/toy_spread": [0, 0, 0, 0, 0],
     }
-    texts = {3: "**suspicious** at 3\n\nKL is <b>rising</b>", 4: COLLAPSE}
+    texts = {3: "**suspicious** at step 3\n\nKL is <b>rising</b>", 4: COLLAPSE}
     return write_run(folder, series, texts)
 
 

@@ -117,7 +117,7 @@ def test_what_was_done_is_written_under_the_verdict(tmp_path: Path) -> None:
         for event in events.Tensors("monitor/verdict/text_summary")
     }
     assert list(written) == [2, 4]  # a new level, and an act without one
-    assert written[2][0] == "**collapsed** at 2"
+    assert written[2][0] == "**collapsed** at step 2"
     assert written[2][2:] == ["- counted", "- raised beta from 0.1 to 0.2"]
     assert written[4][2:] == ["- counted"]
 

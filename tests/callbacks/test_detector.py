@@ -120,9 +120,9 @@ def test_the_verdict_is_written_where_the_level_changes(tmp_path: Path) -> None:
     ]
     sentences = [verdict.sentence for verdict in watch.verdicts]
     assert written == [
-        (5, f"**suspicious** at 5\n\n{sentences[4]}"),
-        (7, f"**collapsed** at 7\n\n{sentences[6]}"),
-        (8, f"**healthy** at 8\n\n{sentences[7]}"),
+        (5, f"**suspicious** at step 5\n\n{sentences[4]}"),
+        (7, f"**collapsed** at step 7\n\n{sentences[6]}"),
+        (8, f"**healthy** at step 8\n\n{sentences[7]}"),
     ]
     assert "drift" in sentences[4]
     assert "size" not in sentences[4]
@@ -225,23 +225,27 @@ def test_a_change_of_level_and_each_action_are_said_once_in_few_words(
     trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))
     verdict, action = lines(caplog)
     assert verdict == (
-        "collapsed at 9: KL 20 nats is 19.3x its baseline and rising, length 20 tokens is 19.3x "
+        "collapsed at step 9: KL 20 nats is 19.3x its baseline and rising, length 20 tokens is "
         "...: the policy is exploiting the reward model"
     )
-    assert action.startswith("at 9: raised one and another")
+    assert action.startswith("at step 9: raised one and another")
     assert max(len(line.split()) for line in (verdict, action)) == 25
-    assert [r.levelname for r in caplog.records if "at 9" in r.getMessage()] == ["WARNING"] * 2
+    assert [r.levelname for r in caplog.records if "at step 9" in r.getMessage()] == ["WARNING"] * 2
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     (written,) = events.Tensors("monitor/verdict/text_summary")
     head, short, whole, done = written.tensor_proto.string_val[0].decode().split("\n\n")
-    assert (written.step, head, f"collapsed at 9: {short}") == (9, "**collapsed** at 9", verdict)
+    assert (written.step, head, f"collapsed at step 9: {short}") == (
+        9,
+        "**collapsed** at step 9",
+        verdict,
+    )
     assert whole.startswith("> KL 20 nats is 19.3x its baseline")
     assert "entropy 20 nats is 19.3x its baseline and rising: the policy is" in whole
     assert done.startswith("- raised one and another")
     with (Path(table.log_dir) / "metrics.csv").open(encoding="utf-8", newline="") as file:
         words = [row["monitor/verdict"] for row in csv.DictReader(file)]
-    assert [text.splitlines()[0] for text in words if text] == ["**collapsed** at 9"]
+    assert [text.splitlines()[0] for text in words if text] == ["**collapsed** at step 9"]
     # as the report reads it
     (read,) = read_run("run", tmp_path).verdicts
     assert (read.level, read.sentence) == (Level.COLLAPSED, whole.removeprefix("> "))
@@ -304,12 +308,13 @@ def test_detectors_of_one_run_have_their_own_keys(
     ]
     assert texts == [[5, 8], [7, 8]]
     said = lines(caplog)
-    assert [line.split()[:3] for line in said] == [
-        ["collapsed", "at", "5:"],
-        ["monitor/2:", "collapsed", "at"],
-        ["healthy", "at", "8:"],
-        ["monitor/2:", "healthy", "at"],
+    assert [line.partition(": ")[0] for line in said] == [
+        "collapsed at step 5",
+        "monitor/2",
+        "healthy at step 8",
+        "monitor/2",
     ]
+    assert [line.split()[1] for line in said if "monitor/2" in line] == ["collapsed", "healthy"]
 
 
 @pytest.mark.parametrize(
@@ -493,8 +498,8 @@ def test_early_stopping_stops_after_the_batch_and_says_why(
     assert module.batches == run.global_step == 7
     assert stopping.verdict.level is Level.COLLAPSED
     assert lines(caplog)[1:] == [
-        "collapsed at 7: drift 15 is 15x its baseline and rising, size 50 is 10x its baseline",
-        "at 7: stopped training",
+        "collapsed at step 7: drift 15 is 15x its baseline and rising, size 50 is 10x its baseline",
+        "at step 7: stopped training",
     ]
 
 

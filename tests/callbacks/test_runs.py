@@ -75,7 +75,7 @@ class TestReading:
         run = write_run(
             tmp_path,
             {"toy/a": [1.0] * 4, "monitor/level": [0, 0]},
-            {4: "**collapsed** at 4\n\nbad"},
+            {4: "**collapsed** at step 4\n\nbad"},
         )
 
         read = read_run("run", run)
@@ -86,7 +86,9 @@ class TestReading:
 
     def test_a_collapse_before_a_rollback_is_not_forgotten(self, tmp_path: Path) -> None:
         series = {"toy/a": [1.0] * 4, "monitor/level": [0, 0, 2, 2]}
-        run = write_run(tmp_path / "run", series, {3: "**collapsed** at 3\n\nbad\n\n- went back"})
+        run = write_run(
+            tmp_path / "run", series, {3: "**collapsed** at step 3\n\nbad\n\n- went back"}
+        )
         write_run(tmp_path / "run", {"toy/a": [1.0] * 5, "monitor/level": [0] * 5}, first=2)
 
         read = read_run("run", run)
@@ -109,9 +111,9 @@ class TestReading:
     @pytest.mark.parametrize(
         ("text", "level", "sentence", "actions"),
         [
-            ("**healthy** at 7\n\nall is well", Level.HEALTHY, "all is well", ()),
+            ("**healthy** at step 7\n\nall is well", Level.HEALTHY, "all is well", ()),
             (
-                "**collapsed** at 7\nKL\nrose\n- one\n- two",
+                "**collapsed** at step 7\nKL\nrose\n- one\n- two",
                 Level.COLLAPSED,
                 "KL rose",
                 ("one", "two"),
@@ -144,7 +146,7 @@ def table_run(folder: Path, passes: Sequence[Mapping[str, Sequence[float]]], tex
 class TestTables:
     def test_a_csv_logger_is_read_like_event_files(self, tmp_path: Path) -> None:
         levels = {"monitor/level": [0.0, 0.0, 1.0, 2.0], "toy/a": [1.0, math.nan, 3.0, math.inf]}
-        text = '**collapsed** at 4\n\nKL, "rose": bad\n\n- stopped'
+        text = '**collapsed** at step 4\n\nKL, "rose": bad\n\n- stopped'
 
         run = read_run("run", table_run(tmp_path, [levels], text))
 
@@ -176,7 +178,7 @@ class TestTables:
         ]
 
     def test_a_report_is_made_of_a_table(self, tmp_path: Path) -> None:
-        text = "**collapsed** at 2\n\nKL rose"
+        text = "**collapsed** at step 2\n\nKL rose"
         levels = {"toy/a": [1.0, 2.0], "monitor/level": [0.0, 2.0]}
 
         page = report(tmp_path, table_run(tmp_path / "run", [levels], text))
@@ -187,7 +189,7 @@ class TestTables:
         logger = CSVLogger(tmp_path, name="", version="")
         logger.log_metrics({"toy/a": 1.0, "monitor/level": 2.0}, step=3)
         logger.save()
-        text = "**collapsed** at 3\n\nx"
+        text = "**collapsed** at step 3\n\nx"
         record = {"time": 5.0, "step": 3, "key": "monitor/verdict", "text": text}
         other = {"time": 4.0, "step": 3, "key": "toy/values", "counts": [1], "edges": [0, 1]}
         lines = "".join(json.dumps(entry) + "\n" for entry in (other, record))

@@ -9,7 +9,7 @@ from rich.console import Console
 from lit_rlhf.doctor import Display, Finding, Report, Status
 
 LONG = (
-    "The ratio is 1.1052 before the first step (KL of old to new policy 0.0052 nats), expected 1."
+    "The ratio is 1.1052 before the first update (KL of old to new policy 0.0052 nats), expected 1."
 )
 
 
@@ -36,7 +36,7 @@ def test_a_finding_has_its_status_its_name_and_what_to_change() -> None:
     lines = [line.rstrip() for line in printed(report).splitlines()]
 
     assert lines == [
-        "FAIL  ratio            The ratio is 1.1052 before the first step (KL of old to",
+        "FAIL  ratio            The ratio is 1.1052 before the first update (KL of old to",
         "                       new policy 0.0052 nats), expected 1.",
         "                       Change: Set [model.x] to 1.",
         "ok    memory           3 GiB are there.",

@@ -1,4 +1,4 @@
-"""Checks that the distributions which PPO compares are the right ones, before the first step."""
+"""Checks that the distributions which PPO compares are the right ones, before the first update."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_reference(case: Case) -> Finding:
     if kl <= limit:
         return ok(f"KL(policy, reference) is {kl:.1e} nats per token.")
     return failure(
-        f"KL(policy, reference) is {kl:.2g} nats per token before the first step, expected 0 (at "
+        f"KL(policy, reference) is {kl:.2g} nats per token before the first update, expected 0 (at "
         f"most {limit:g}): they are not the same model.",
         "Policy and reference both come from model.model_path: see what changes one of them after "
         "loading, and leave model.memory.frozen_dtype null.",
@@ -46,7 +46,7 @@ def check_ratio(case: Case) -> Finding:
     ratio, kl = metrics["ppo/ratio"], metrics["ppo/approx_kl"]
     # the KL sees ratios that are 1 only on average
     if abs(ratio - 1) <= case.tolerance(1e-3, 3e-2) and kl <= case.tolerance(1e-6, 1e-2):
-        return ok(f"The ratio is {ratio:.6f} before the first step, KL of old to new {kl:.1e}.")
+        return ok(f"The ratio is {ratio:.6f} before the first update, KL of old to new {kl:.1e}.")
     changes = {
         "rollout": "The update must compute log-probs as `estimate` does: look for dropout that is "
         "active in training mode, another temperature, or an overridden experience().",
@@ -54,7 +54,7 @@ def check_ratio(case: Case) -> Finding:
         "reference: see the KL to it. The default is rollout.",
     }
     return failure(
-        f"The ratio is {ratio:.4f} before the first step (KL of old to new policy {kl:.2g} nats "
+        f"The ratio is {ratio:.4f} before the first update (KL of old to new policy {kl:.2g} nats "
         "per token), expected 1.",
         changes[case.module.loss.old_policy],
     )

@@ -56,7 +56,7 @@ class TestThePage:
 
     def test_a_run_that_got_better_says_what_it_was(self, tmp_path: Path) -> None:
         series = {"toy/a": [1.0, 1.0, 1.0], "monitor/level": [0, 2, 0]}
-        run = write_run(tmp_path / "run", series, {2: "**collapsed** at 2\n\nbad"})
+        run = write_run(tmp_path / "run", series, {2: "**collapsed** at step 2\n\nbad"})
         card = report(tmp_path, run).root.one(css="run")
 
         assert card.one("h2").text == "run ● healthy at step 3, collapsed before"
@@ -100,7 +100,7 @@ class TestThePage:
 
     def test_texts_are_escaped(self, tmp_path: Path) -> None:
         nasty = "<script>\"&'</script>"
-        texts = {1: f"**collapsed** at 1\n\n{nasty}\n\n- {nasty}"}
+        texts = {1: f"**collapsed** at step 1\n\n{nasty}\n\n- {nasty}"}
         run = write_run(tmp_path / "run", {f"toy/{nasty}": [1.0], "monitor/level": [2]}, texts)
         path = write_report({nasty: run}, tmp_path / "report.html")
         page = Page(path)
@@ -170,7 +170,7 @@ class TestSeveralRuns:
         self, tmp_path: Path, watched: str
     ) -> None:
         series = {"rollout/kl": [1.0] * 4, "monitor/level": [1, 1, 1, 1]}
-        texts = {1: "**suspicious** at 1\n\nfirst", 4: "**suspicious** at 4\n\nlast"}
+        texts = {1: "**suspicious** at step 1\n\nfirst", 4: "**suspicious** at step 4\n\nlast"}
         other = write_run(tmp_path / "other", series, texts)
         rows = report(tmp_path, watched, other).root.one("tbody").all("tr")
 

@@ -27,7 +27,7 @@ def test_a_reference_that_is_another_model(root: Path, tmp_path: Path) -> None:
 
     assert not_ok(report) == {"reference": "failure"}
     found = report.findings["reference"]
-    assert "nats per token before the first step, expected 0" in found.found
+    assert "nats per token before the first update, expected 0" in found.found
     assert "model.model_path" in found.change
 
 
@@ -56,7 +56,7 @@ def test_a_ratio_other_than_one(root: Path, tmp_path: Path, kind: type[PPOModule
     report = findings(root, tmp_path, module_of(root, kind))
 
     assert not_ok(report) == {"ratio": "failure"}
-    assert "The ratio is 1.1052 before the first step" in report.findings["ratio"].found  # e^0.1
+    assert "The ratio is 1.1052 before the first update" in report.findings["ratio"].found  # e^0.1
 
 
 class Noise(PPOModule):
