@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import gc
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.path.append(os.getcwd())
     name = "training" if is_stage else arguments[0]
     command = importlib.import_module(f"lit_rlhf.cli.{name}")
-    hide_progress_of_loading()
+    hide_notes_of_loading()
     gc.enable()
     try:
         command.main(arguments if is_stage else arguments[1:])
@@ -148,11 +149,21 @@ def use_expandable_segments() -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def hide_progress_of_loading() -> None:
-    """Hide transformers' bars of loading and saving, which would break those of the stages."""
-    from transformers.utils import logging
+def hide_notes_of_loading() -> None:
+    """Hide what other libraries say while models are loaded and saved.
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
+    These are transformers' bars, which would break those of the stages, and DeepSpeed's note that
+    it found no GPU, as transformers imports DeepSpeed to save a model.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
+    logging.getLogger("DeepSpeed").addFilter(is_no_accelerator_note)
+
+
+def is_no_accelerator_note(record: logging.LogRecord) -> bool:
+    """Tell DeepSpeed's note about its accelerator (0.19.8) from other messages."""
+    return "Setting accelerator to CPU" not in record.getMessage()
 
 
 if __name__ == "__main__":

@@ -284,11 +284,12 @@ def load_records(
     for source in sources:
         if limit is None or len(loaded.records) < limit:
             _load_source(kind, source, on_bad_record, loaded, limit)
+    n_read = len(loaded.records) + loaded.skipped.total()
     # a row may hold several records
     del loaded.records[limit or len(loaded.records) :]
     if loaded.skipped:
         described = describe_bad_records(loaded.skipped, loaded.examples)
-        _log_warning(f"skipped {loaded.skipped.total()} bad records: {described}")
+        _log_warning(f"skipped {loaded.skipped.total()} bad records of {n_read}: {described}")
     return loaded
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,27 @@ def test_a_command_sets_up_the_allocator_of_cuda_unless_the_user_has(
     alone = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     expected = alone if given is None else {given: "max_split_size_mb:512"}
     assert {name: os.environ[name] for name in names if name in os.environ} == expected
+
+
+def test_deepspeed_does_not_tell_that_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lit_rlhf.cli.plot.main", lambda _: None)
+    main(["plot"])
+    note = "Setting accelerator to CPU"
+    found = find_spec("deepspeed")
+    assert found is not None
+    assert found.origin is not None
+    source = Path(found.origin).parent / "accelerator" / "real_accelerator.py"
+    assert f'accel_logger.warning(\n                    "{note}' in source.read_text("utf-8")
+    logger = logging.getLogger("DeepSpeed")
+    logger.addHandler(caplog.handler)
+    try:
+        logger.warning("%s. If you have GPU", note)
+        logger.warning("another one")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert {record.getMessage() for record in caplog.records} == {"another one"}
 
 
 def test_modules_in_the_current_folder_can_be_imported(
