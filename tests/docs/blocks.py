@@ -11,7 +11,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
+    ROOT / "CODE_OF_CONDUCT.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "callbacks" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]

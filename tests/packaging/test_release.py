@@ -1,0 +1,73 @@
+"""The files of a release and the workflows name what exists."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    content = yaml.safe_load(path.read_text("utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
+def test_the_citation_has_the_version_and_licence_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    citation = read_yaml(ROOT / "CITATION.cff")
+    assert citation["version"] == project["version"]
+    assert citation["license"] == project["license"]
+    assert f"## {project['version']} (" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_runs_targets_of_the_makefile(path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
+    steps = [step for job in read_yaml(path)["jobs"].values() for step in job["steps"]]
+    commands = [step["run"] for step in steps if "run" in step]
+    used = {
+        word
+        for command in commands
+        for line in command.splitlines()
+        if line.startswith("make ")
+        for word in line.split()[1:]
+        if "=" not in word
+    }
+    assert used <= targets
+    assert commands or path.stem == "release"
+
+
+def test_the_image_is_built_of_files_that_are_sent_to_the_builder() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
+    copied = {
+        word for line in re.findall(r"^COPY (.*) \S+$", dockerfile, re.M) for word in line.split()
+    }
+    sent = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE))
+    assert copied == sent
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+def test_the_hooks_of_a_commit_run_the_commands_of_make_lint() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    hooks = read_yaml(ROOT / ".pre-commit-config.yaml")["repos"][0]["hooks"]
+    for hook in hooks:
+        command = hook["entry"].replace(" --force-exclude", "")
+        assert f"$(BIN)/{command}" in makefile
+
+
+@pytest.mark.parametrize("name", ["bug", "feature"])
+def test_a_form_for_issues_has_what_the_forms_need(name: str) -> None:
+    form = read_yaml(ROOT / f".github/ISSUE_TEMPLATE/{name}.yml")
+    assert form["name"]
+    assert form["description"]
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    assert all(field["id"] and field["attributes"]["label"] for field in fields)
