@@ -48,6 +48,7 @@ from lit_rlhf.forward.outputs import (
     token_values,
 )
 from lit_rlhf.forward.packing import PackedLayout
+from lit_rlhf.forward.varlen import RowOffsets, supports_varlen, varlen_attention
 
 __all__ = [
     "CHUNK_SIZE",
@@ -60,6 +61,7 @@ __all__ = [
     "Offloaded",
     "PackedLayout",
     "PadToMultiple",
+    "RowOffsets",
     "cached_attention",
     "disable_dropout",
     "eval_mode",
@@ -82,10 +84,12 @@ __all__ = [
     "sequence_scores",
     "supports_chunked_logits",
     "supports_packing",
+    "supports_varlen",
     "target_logprobs",
     "target_logprobs_from_hidden",
     "token_logits",
     "token_values",
     "trunk_of",
     "unwrap_model",
+    "varlen_attention",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -21,13 +22,16 @@ from lit_rlhf.forward import (
     AttentionLayout,
     LanguageModel,
     PackedLayout,
+    RowOffsets,
     cached_attention,
     eval_mode,
     forward_plan,
     layout_arguments,
     logits_from_hidden,
+    supports_varlen,
     trunk_of,
     unwrap_model,
+    varlen_attention,
 )
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, default_tokens_per_forward, split_by_tokens
@@ -264,7 +268,7 @@ class Decoder:
 
 
 class _LayerCache(NamedTuple):
-    """Keys and values of a layer, `[S, K, C, D]` each."""
+    """Keys and values of a layer, `[S, C, K, D]` each."""
 
     keys: Tensor
     values: Tensor
@@ -304,19 +308,26 @@ class KVCache:
         if module not in self._layers:
             # allocated at the first write, when shape and dtype are known. Under autocast, rotary
             # embeddings leave keys in float32; attention casts them to the type of the values.
-            shape = (self.n_slots, key.shape[1], self.capacity, key.shape[2])
-            self._layers[module] = _LayerCache(value.new_zeros(shape), value.new_zeros(shape))
+            self._layers[module] = _LayerCache(self._allocate(value), self._allocate(value))
         layer = self._layers[module]
-        layer.keys[slots, :, columns] = key.to(value.dtype)
-        layer.values[slots, :, columns] = value
+        layer.keys[slots, columns] = key.to(value.dtype)
+        layer.values[slots, columns] = value
         return layer
+
+    def _allocate(self, value: Tensor) -> Tensor:
+        n_heads, size = value.shape[1:]
+        if supports_varlen(value):
+            return value.new_zeros((self.n_slots, self.capacity, n_heads, size))
+        # the other kernels multiply one head at a time, whose keys lie next to each other here
+        by_head = value.new_zeros((self.n_slots, n_heads, self.capacity, size))
+        return by_head.transpose(1, 2)
 
     def move(self, sources: list[int], targets: list[int], width: int) -> None:
         """Copy sequences of up to `width` tokens from slots to other slots."""
         for layer in self._layers.values():
             for buffer in layer:
                 for source, target in zip(sources, targets, strict=True):
-                    buffer[target, :, :width] = buffer[source, :, :width]
+                    buffer[target, :width] = buffer[source, :width]
 
 
 class PrefillLayout:
@@ -368,9 +379,23 @@ class DecodeLayout:
         """Attention of each token to its sequence so far, see `AttentionLayout`; `N` is 1."""
         key, value = inputs.key[:, :, 0], inputs.value[:, :, 0]
         layer = self.cache.write(module, key, value, self.slots, self.columns)
-        keys, values = (buffer[: len(self.slots), :, : self.width] for buffer in layer)
+        keys, values = (buffer[: len(self.slots)] for buffer in layer)
+        if supports_varlen(value):
+            by_token = inputs._replace(
+                query=inputs.query[:, :, 0], key=keys.flatten(0, 1), value=values.flatten(0, 1)
+            )
+            return varlen_attention(by_token, *self._rows).unsqueeze(1)
+        keys, values = (buffer[:, : self.width].transpose(1, 2) for buffer in (keys, values))
         cached = inputs._replace(key=keys, value=values)
         return cached_attention(cached, self._attention_mask(inputs.window)).transpose(1, 2)
+
+    @cached_property
+    def _rows(self) -> tuple[RowOffsets, RowOffsets, Tensor]:
+        """One query per row, the slots that hold its keys, and the number of them."""
+        offsets = torch.arange(len(self.slots) + 1, dtype=torch.int32, device=self.cache.device)
+        capacity = self.cache.capacity
+        slots = RowOffsets(offsets * capacity, capacity)
+        return RowOffsets(offsets, 1), slots, self.columns.int() + 1
 
     def _attention_mask(self, window: int | None) -> Tensor:
         """Keys that each token attends to, `[n, 1, 1, width]` bool; computed once for all layers.
