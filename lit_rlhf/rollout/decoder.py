@@ -35,6 +35,7 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, default_tokens_per_forward, split_by_tokens
+from lit_rlhf.rollout.graphs import RowGraphs
 from lit_rlhf.rollout.sampling import SamplingOptions, sample_tokens
 
 ADMISSION_SHARE = 4
@@ -66,7 +67,8 @@ class Decoder:
     other prompts change a response.
 
     Sequences in progress occupy the first `n` slots without a gap, in the same order in the cache
-    and in every tensor of the state. A step so computes with as many rows as there are sequences.
+    and in every tensor of the state. A step so computes with as many rows as there are sequences,
+    or, as a CUDA graph, with the next power of two.
 
     Args:
         model: A causal language model that `supports_chunked_logits`.
@@ -99,7 +101,9 @@ class Decoder:
         generator = torch.Generator().manual_seed(seed)
         # the last column serves all tokens after the longest response, which are discarded
         shape = (n_samples, options.max_new_tokens + 1)
-        self.uniforms = torch.rand(shape, generator=generator, dtype=torch.float64).to(device)
+        uniforms = torch.rand(shape, generator=generator, dtype=torch.float64)
+        # here and in the results, one more row serves the slots that are free
+        self.uniforms = functional.pad(uniforms, (0, 0, 0, 1)).to(device)
         # a sequence may go on for up to an interval after its end, until `release` looks
         max_length = options.max_new_tokens + self.release_interval
         self.prompt_width = prompt_ids.shape[1]
@@ -108,27 +112,30 @@ class Decoder:
         starts = [self.prompt_width - length for length in lengths]
         self.prompts = [ids[start:] for ids, start in zip(prompt_ids, starts, strict=True)]
         self.sequences = _extend_prompts(prompt_ids, prompt_mask, max_length)
-        self.logprobs = torch.zeros((n_samples, max_length), device=device)
-        self.entropy = torch.zeros((n_samples, max_length), device=device)
+        self.logprobs = torch.zeros((n_samples + 1, max_length), device=device)
+        self.entropy = torch.zeros((n_samples + 1, max_length), device=device)
         self.statistics_are_exact = True
+        self.n_samples = n_samples
         self.n_slots = min(n_slots, n_samples)
         capacity = max(len(prompt) for prompt in self.prompts) + max_length
         # slots beyond n_slots take the rows that a step is padded with
-        n_padding = self._n_padding(self.n_slots)
-        self.cache = KVCache(self.n_slots + n_padding, capacity, device)
+        n_rows = self.n_slots + self._n_padding(self.n_slots)
+        self.cache = KVCache(n_rows, capacity, device)
+        self.graphs: RowGraphs | None = None
         self.waiting = list(range(n_samples))
         self.n_steps = 0
-        # the sequences in progress, by slot, `[n]`: their samples, ...
-        self.samples = torch.empty(0, dtype=torch.long, device=device)
-        # ... their tokens in the cache (and the same numbers on the host, to read without waiting
-        # for the device), ...
-        self.lengths = torch.empty(0, dtype=torch.long, device=device)
+        # Tokens in the cache of the sequences in progress: what the host knows without waiting for
+        # the device. There are as many sequences as numbers here.
         self.host_lengths: list[int] = []
+        # The state by slot, `[S]`, changed in place only, as CUDA graphs require: the samples, ...
+        self.samples = torch.full((n_rows,), n_samples, device=device)
+        # ... their tokens in the cache, ...
+        self.lengths = torch.zeros_like(self.samples)
         # ... the tokens sampled so far and the last of them, which is not in the cache yet, ...
-        self.n_sampled = torch.empty(0, dtype=torch.long, device=device)
-        self.last_tokens = torch.empty(0, dtype=torch.long, device=device)
-        # ... and whether that one ended the response
-        self.ended = torch.empty(0, dtype=torch.bool, device=device)
+        self.n_sampled = torch.zeros_like(self.samples)
+        self.last_tokens = torch.zeros_like(self.samples)
+        # ... and whether that one ended the response. A free slot has the numbers given here.
+        self.ended = torch.zeros_like(self.samples, dtype=torch.bool)
 
     @torch.no_grad()
     def run(self) -> GeneratedTokens:
@@ -140,11 +147,13 @@ class Decoder:
                 else:
                     self.step()
                 self.release()
+        # graphs refer to this decoder: it would outlive the rollout, and with it the cache
+        self.graphs = None
         longest = self.options.max_new_tokens
         statistics = PolicyStatistics(
-            self.logprobs[:, :longest], self.entropy[:, :longest], self.options.temperature
+            self.logprobs[:-1, :longest], self.entropy[:-1, :longest], self.options.temperature
         )
-        responses = self.sequences[:, self.prompt_width : self.prompt_width + longest]
+        responses = self.sequences[:-1, self.prompt_width : self.prompt_width + longest]
         return GeneratedTokens(responses, statistics if self.statistics_are_exact else None)
 
     def should_admit(self) -> bool:
@@ -164,31 +173,52 @@ class Decoder:
 
     def step(self) -> None:
         """Process the last token of every sequence in progress, and sample the next."""
-        # matrix products may be faster for a multiple of rows: rows of token 0 at position 0 go to
-        # the free slots after the last sequence, where the next prompt overwrites them
-        n_padding = self._n_padding(len(self.host_lengths))
-        last_tokens, lengths = (
-            functional.pad(numbers, (0, n_padding)) for numbers in (self.last_tokens, self.lengths)
-        )
-        layout = DecodeLayout(self.cache, lengths, max(self.host_lengths) + 1)
+        n = len(self.host_lengths)
+        if self.graphs is None and self.cache.supports_varlen:
+            self.graphs = RowGraphs(self._decode_slots, self.trunk)
+        if self.graphs is not None:
+            # a graph for each power of two: slots that are free cost less than more graphs
+            self.graphs.run(min(1 << (n - 1).bit_length(), self.n_slots))
+        else:
+            # matrix products may be faster for a multiple of rows
+            self._decode(n, n + self._n_padding(n), max(self.host_lengths) + 1)
+        self.host_lengths = [length + 1 for length in self.host_lengths]
+        self.n_steps += 1
+
+    def _decode_slots(self, n: int) -> None:
+        """Process the first slots, free or not; no number comes from the host but `n`."""
+        self._decode(n, n, self.cache.capacity)
+
+    def _decode(self, n: int, n_rows: int, width: int) -> None:
+        """Process the last tokens of the first `n` slots, and sample the next.
+
+        Free slots have token 0 at position 0 of their own cache, where the next prompt overwrites
+        it. A free slot among the `n` goes on like a sequence, and ends before the cache does: it
+        starts anew whenever a sequence is released, which none outlives by more than an interval.
+
+        Args:
+            n: Slots to sample for.
+            n_rows: Slots to process, at least `n`.
+            width: Tokens of the longest sequence, the new one included, or more.
+        """
+        lengths = self.lengths[:n_rows]
+        layout = DecodeLayout(self.cache, lengths, width)
         # a sequence that has ended goes on until it is released, but learned position embeddings
         # may have no row for what comes after the longest possible response
         positions = lengths.clamp(max=self.cache.capacity - self.release_interval - 1)
-        hidden = self._run_trunk(last_tokens.unsqueeze(1), positions.unsqueeze(1), layout)
-        self.lengths = self.lengths + 1
-        self.host_lengths = [length + 1 for length in self.host_lengths]
-        self.sample(hidden[:, 0], first_slot=0)
-        self.n_steps += 1
+        last_tokens = self.last_tokens[:n_rows].unsqueeze(1)
+        hidden = self._run_trunk(last_tokens, positions.unsqueeze(1), layout)
+        self.lengths[:n] += 1
+        self.sample(hidden[:, 0], slice(n))
 
-    def sample(self, hidden: Tensor, first_slot: int) -> None:
-        """Sample the next token of the sequences from `first_slot` on.
+    def sample(self, hidden: Tensor, slots: slice) -> None:
+        """Sample the next token of the sequences in `slots`.
 
         Args:
-            hidden: Hidden states at their last tokens, `[m, H]`; rows beyond the sequences are
-                padding.
-            first_slot: The first of them.
+            hidden: Hidden states at their last tokens, `[m, H]`; rows beyond the slots are padding.
+            slots: The slots.
         """
-        samples, places = self.samples[first_slot:], self.n_sampled[first_slot:]
+        samples, places = self.samples[slots], self.n_sampled[slots]
         # the head multiplies the padding too, for the same reason as the trunk
         logits = logits_from_hidden(self.model, self.head, hidden)[: len(samples)]
         # the repetition penalty alone looks at the tokens so far; else spare the gather
@@ -209,16 +239,17 @@ class Decoder:
                 logits[None], tokens[None], self.options.temperature
             )
             self.logprobs[samples, places], self.entropy[samples, places] = logprobs[0], entropy[0]
-        self.last_tokens[first_slot:] = tokens
-        self.n_sampled[first_slot:] += 1
-        self.ended[first_slot:] |= torch.isin(tokens, self.eos_token_ids)
-        self.ended[first_slot:] |= self.n_sampled[first_slot:] >= self.options.max_new_tokens
+        self.last_tokens[slots] = tokens
+        self.n_sampled[slots] += 1
+        # not torch.isin, which waits for the device where there are many EOS tokens
+        is_eos = (tokens.unsqueeze(1) == self.eos_token_ids).any(1)
+        self.ended[slots] |= is_eos | (self.n_sampled[slots] >= self.options.max_new_tokens)
 
     def release(self) -> None:
         """Free the slots of sequences that have ended, and close the gaps."""
         if self.n_steps % self.release_interval:
             return
-        ended = self.ended.tolist()  # waits for the device
+        ended = self.ended[: len(self.host_lengths)].tolist()  # waits for the device
         n_left = ended.count(False)
         if n_left == len(ended):
             return
@@ -232,24 +263,24 @@ class Decoder:
         self.host_lengths = [self.host_lengths[slot] for slot in order]
         self.cache.move(movers, gaps, max(self.host_lengths, default=0))
         index = self.samples.new_tensor(order)
-        self.samples, self.lengths = self.samples[index], self.lengths[index]
-        self.n_sampled, self.last_tokens = self.n_sampled[index], self.last_tokens[index]
-        self.ended = self.ended[index]
+        for numbers in (self.samples, self.lengths, self.n_sampled, self.last_tokens, self.ended):
+            numbers[:n_left] = numbers[index]
+            numbers[n_left:] = self.n_samples if numbers is self.samples else 0
 
     def _prefill(self, admitted: list[int], lengths: list[int]) -> None:
         """Process prompts, packed back to back, and sample the first token of each."""
         first_slot = len(self.host_lengths)
+        slots = slice(first_slot, first_slot + len(admitted))
         layout = PrefillLayout(self.cache, lengths, first_slot)
         input_ids = torch.cat([self.prompts[sample] for sample in admitted]).unsqueeze(0)
         hidden = self._run_trunk(input_ids, layout.packed.position_ids, layout)
-        samples = self.samples.new_tensor(admitted)
-        self.samples = torch.cat([self.samples, samples])
-        self.lengths = torch.cat([self.lengths, self.lengths.new_tensor(lengths)])
         self.host_lengths += lengths
-        self.n_sampled = torch.cat([self.n_sampled, torch.zeros_like(samples)])
-        self.last_tokens = torch.cat([self.last_tokens, torch.zeros_like(samples)])
-        self.ended = torch.cat([self.ended, torch.zeros_like(samples, dtype=torch.bool)])
-        self.sample(hidden[0, layout.last_tokens], first_slot)
+        self.samples[slots] = self.samples.new_tensor(admitted)
+        self.lengths[slots] = self.lengths.new_tensor(lengths)
+        # the slot was free, but steps may have sampled for it
+        for numbers in (self.n_sampled, self.last_tokens, self.ended):
+            numbers[slots] = 0
+        self.sample(hidden[0, layout.last_tokens], slots)
 
     def _n_padding(self, n_rows: int) -> int:
         """Number of rows to pad a step of `n_rows` with."""
@@ -313,6 +344,11 @@ class KVCache:
         layer.keys[slots, columns] = key.to(value.dtype)
         layer.values[slots, columns] = value
         return layer
+
+    @property
+    def supports_varlen(self) -> bool:
+        """Whether `varlen_attention` reads all layers; there is one at least."""
+        return all(supports_varlen(layer.values) for layer in self._layers.values())
 
     def _allocate(self, value: Tensor) -> Tensor:
         n_heads, size = value.shape[1:]
@@ -412,7 +448,9 @@ class DecodeLayout:
 
 
 def _extend_prompts(prompt_ids: Tensor, prompt_mask: Tensor, n_new: int) -> Tensor:
-    """Prompts with room for `n_new` tokens; padding and room repeat the prompt's first token.
+    """Prompts with room for `n_new` tokens, and one more row.
+
+    Padding and room repeat the prompt's first token.
 
     The repetition penalty applies to all tokens of a row. Padding is often EOS, which the penalty
     would then make less likely from the start; the first token of the prompt has occurred anyway.
@@ -420,7 +458,7 @@ def _extend_prompts(prompt_ids: Tensor, prompt_mask: Tensor, n_new: int) -> Tens
     first = prompt_ids.gather(1, prompt_mask.int().argmax(1, keepdim=True))
     sequences = first.repeat(1, prompt_ids.shape[1] + n_new)
     sequences[:, : prompt_ids.shape[1]] = torch.where(prompt_mask, prompt_ids, first)
-    return sequences
+    return functional.pad(sequences, (0, 0, 0, 1))
 
 
 @contextmanager

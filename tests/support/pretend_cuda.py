@@ -114,7 +114,8 @@ class PretendCuda(TorchFunctionMode):
     Attributes:
         phase: Name of what is running.
         waits: Number of times that the host waited, by phase and then by what for.
-        kernels: Number of kernels by phase.
+        kernels: Number of kernels by phase; those of a CUDA graph are in the phase `replay`.
+        host_tensors: Number of tensors computed on the host, by phase.
         calls: Number of times that a phase was entered.
         refused: What was refused, as a handler may swallow the error.
         host_metrics: Keys of logged values that were not on the device.
@@ -126,6 +127,7 @@ class PretendCuda(TorchFunctionMode):
         self.phase = "start"
         self.waits: dict[str, Counter[str]] = {}
         self.kernels: Counter[str] = Counter()
+        self.host_tensors: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.refused: list[str] = []
         self.host_metrics: set[str] = set()
@@ -189,7 +191,9 @@ class PretendCuda(TorchFunctionMode):
         if in_backward():
             target = None if target is None else CUDA
         if not on_device and target is not CUDA:
-            return self._run(func, args, kwargs, counting=False)
+            result = self._run(func, args, kwargs, counting=False)
+            self.host_tensors[self.phase] += isinstance(result, Tensor)
+            return result
         moved = name in ("copy_", "__set__") or target is not None
         on_host = [tensor for tensor in tensors if not is_on_device(tensor)]
         self._check_operation(func, name, args, kwargs, on_device, on_host, moved)
@@ -326,6 +330,7 @@ class PretendCuda(TorchFunctionMode):
         patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
         patch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 0))
         patch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: self._varlen_attn)
+        patch.setattr("lit_rlhf.rollout.graphs.capture_graph", self._capture_graph)
         # C++ saves tensors without a mark in the forward, so that recomputed ones differ in device
         checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
         patch.setitem(checks, "default", lambda x: {"shape": x.shape, "dtype": x.dtype})
@@ -348,6 +353,15 @@ class PretendCuda(TorchFunctionMode):
                 return cast(Tensor, mark(reference_varlen_attn(*args, **kwargs)))
         finally:
             self._counting = before
+
+    def _capture_graph(self, function: Callable[[], None], _: Any) -> tuple[Any, None]:
+        """A graph that computes by calling the function, under a name of its own."""
+
+        def replay() -> None:
+            with self.named("replay"):
+                function()
+
+        return replay, None
 
     def _in_mode(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The mode is off while it handles a function, but the backward calls Python again."""

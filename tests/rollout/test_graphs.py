@@ -1,0 +1,130 @@
+"""Decoding steps that are captured and replayed give what steps of Python give."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decoder, generate_responses, graphs
+from lit_rlhf.rollout.graphs import RowGraphs
+from tests.rollout.test_decoder import EOS, prompts
+from tests.support import recorded_graph
+from tests.support.tiny_models import PAD_ID, optimized_causal_lm
+
+
+class Captures:
+    """Counts captures and replays by number of rows."""
+
+    def __init__(self) -> None:
+        self.captured: list[int] = []
+        self.replayed: list[int] = []
+
+    def capture(self, function: Any, pool: Any) -> tuple[Any, Any]:
+        (n_rows,) = function.args
+        assert (pool is None) == (not self.captured)
+        self.captured.append(n_rows)
+        replay, pool = recorded_graph.capture_graph(function, pool)
+
+        def counted() -> None:
+            self.replayed.append(n_rows)
+            replay()
+
+        return counted, pool
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
+    """The branch of CUDA in half precision, on the CPU in float32."""
+    counted = Captures()
+    for module in ("lit_rlhf.forward.packing", "lit_rlhf.rollout.decoder"):
+        monkeypatch.setattr(f"{module}.supports_varlen", lambda _: True)
+    monkeypatch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: recorded_graph.varlen_attn)
+    monkeypatch.setattr(graphs, "capture_graph", counted.capture)
+    monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
+    yield counted
+    graphs._NOT_CAPTURABLE.clear()
+
+
+def sample(family: str, options: SamplingOptions, n_slots: int) -> RolloutBatch:
+    model, (ids, mask) = optimized_causal_lm(family), prompts()
+    return generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, n_slots)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "n_slots"),
+    [
+        ("llama", {}, 6),
+        ("llama", {"repetition_penalty": 1.3, "min_new_tokens": 5, "top_k": 40, "top_p": 0.9}, 4),
+        ("mistral", {}, 5),
+        ("gpt2", {"do_sample": False}, 6),
+        ("opt", {}, 3),
+    ],
+)
+def test_replayed_steps_sample_the_same_tokens(
+    family: str, settings: dict[str, Any], n_slots: int, request: pytest.FixtureRequest
+) -> None:
+    options = SamplingOptions(max_new_tokens=30, **settings)
+    expected = sample(family, options, n_slots)
+    captures = request.getfixturevalue("captures")
+    rollouts = sample(family, options, n_slots)
+    assert torch.equal(rollouts.response_ids, expected.response_ids)
+    assert torch.equal(rollouts.response_mask, expected.response_mask)
+    assert rollouts.statistics is not None
+    assert expected.statistics is not None
+    for one, other in zip(rollouts.statistics, expected.statistics, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    # one graph for each power of two and for all slots, each of them after a step without it
+    assert len(set(captures.captured)) == len(captures.captured) <= 4
+    assert set(captures.captured) <= {1, 2, 4, n_slots}
+    assert len(captures.replayed) > 25
+
+
+def test_a_network_that_cannot_be_captured_decodes_without_graphs(
+    captures: Captures, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, (ids, mask) = optimized_causal_lm(), prompts()
+    options = SamplingOptions(max_new_tokens=12)
+    expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
+    assert captures.replayed
+    captures.captured.clear()
+    captures.replayed.clear()
+
+    def wait(*_: object) -> None:
+        assert ids.sum().item() > 0
+
+    model.base_model.layers[0].register_forward_hook(wait)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
+            assert torch.equal(rollouts.response_ids, expected.response_ids)
+    assert captures.captured == [4]
+    assert captures.replayed == []
+    lines = [line for line in caplog.messages if "CUDA graphs" in line]
+    assert lines == [
+        "LlamaModel: decodes without CUDA graphs, as capturing a step raised "
+        "'operation not permitted when stream is capturing'"
+    ]
+
+
+def test_the_first_call_of_a_size_warms_up_and_the_second_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[tuple[str, int]] = []
+
+    def capture(function: Any, pool: Any) -> tuple[Any, Any]:
+        events.append(("capture", function.args[0]))
+        return lambda: events.append(("replay", function.args[0])), pool
+
+    monkeypatch.setattr(graphs, "capture_graph", capture)
+    rows = RowGraphs(lambda n_rows: events.append(("call", n_rows)), nn.Identity())
+    for n_rows in (4, 4, 4, 2, 4, 2):
+        rows.run(n_rows)
+    assert events == [
+        ("call", 4), ("capture", 4), ("replay", 4), ("replay", 4), ("call", 2), ("replay", 4),
+        ("capture", 2), ("replay", 2),
+    ]  # fmt: skip
