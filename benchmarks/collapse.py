@@ -6,7 +6,8 @@
 `run` trains, for each seed, the quickstart's stages, then vanilla PPO and PPO-max under a detector
 that only watches, and vanilla PPO under one that rolls back and raises `kl_coef`. Runs that are
 finished are not repeated. `report` reads the runs' logs, prints the tables, and writes them, all
-numbers and the ROC to the folder.
+numbers and the ROC to the folder. `quickstart_seeds.py` tests the same detector on more runs,
+without rolling back.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class World:
     skill: float = 0.72
     politeness: float = 0.06
     preference_sharpness: float = 3.5
-    length_bias: float = 0.5
+    length_bias: float = 0.3
     phrase_bias: float = 0.4
     label_noise: float = 0.03
     labels_see_form: bool = False

@@ -94,4 +94,4 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     callbacks = (tmp_path / "callbacks/index.html").read_text("utf-8")
     assert 'src="../files/callbacks/images/monitors.png"' in callbacks
     assert (tmp_path / "files/callbacks/images/monitors.png").is_file()
-    assert 'href="../collapse/"' in callbacks
+    assert 'href="../quickstart_seeds/"' in callbacks

@@ -37,7 +37,7 @@ def test_the_named_worlds_fail_in_two_ways() -> None:
     gold_logit = -3.5 * (3 * 0.25 + 1)  # what the phrase too many costs in gold; 12 words are free
     noise, gain = 0.5 * 0.03, 1 - 0.03
     assert probability(polite, GOOD, WORLDS["biased"]) == pytest.approx(
-        noise + gain / (1 + math.exp(-(8 * 0.5 + 2 * 0.4)))
+        noise + gain / (1 + math.exp(-(8 * 0.3 + 2 * 0.4)))
     )
     assert probability(polite, GOOD, WORLDS["extrapolation"]) == pytest.approx(
         noise + gain / (1 + math.exp(-gold_logit))

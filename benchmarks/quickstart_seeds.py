@@ -1,0 +1,371 @@
+"""Ten fresh seeds of the quickstart, each with one thread, two threads and in bf16.
+
+    python -m benchmarks.quickstart_seeds run      # trains what is missing
+    python -m benchmarks.quickstart_seeds report   # writes docs/quickstart_seeds.md
+
+Rounding differs between the three, so a result that hangs on it differs too. The criterion is
+`CLAIMS`; it was fixed before the first of these runs. `run` keeps the result of each run as a JSON
+file in `benchmarks/results/quickstart_seeds` and repeats none that is there. An interrupted run
+continues with its first unfinished stage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jsonargparse import auto_cli
+
+from benchmarks.collapse import compare_with_harm, first_collapse, scale_thresholds
+from lit_callbacks import default_monitors
+from lit_rlhf.cli.quickstart import COLLAPSE_STDS, IMPROVEMENT, Outcome, Quickstart, read_outcome
+from lit_rlhf.files import write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds"
+PAGE = ROOT / "docs" / "quickstart_seeds.md"
+
+SEEDS = (20, 21, 22, 23, 24, 25, 26, 27, 28, 29)
+"""Fresh seeds: world, recipe and thresholds were chosen on seeds 0 to 2."""
+MARGIN = 1.3
+"""Factor by which the detector's thresholds may be nearer to their baselines, or farther away."""
+FACTORS = (1 / MARGIN, 1.0, MARGIN)
+
+
+class Arithmetic(NamedTuple):
+    """How a run computes.
+
+    Attributes:
+        title: Name in the tables.
+        threads: Number of threads.
+        overlays: Configurations that are added to those of every stage.
+    """
+
+    title: str
+    threads: int
+    overlays: tuple[Path, ...] = ()
+
+
+ARITHMETICS = {
+    "1_thread": Arithmetic("1 thread", 1),
+    "2_threads": Arithmetic("2 threads", 2),
+    "bf16": Arithmetic("bf16", 1, (ROOT / "configs" / "overlays" / "bf16.yaml",)),
+}
+
+
+class RunResult(NamedTuple):
+    """One quickstart, as its JSON file has it.
+
+    Attributes:
+        seed: Its seed.
+        arithmetic: Key of `ARITHMETICS`.
+        outcome: Gold rewards, scores and shares of well-formed responses.
+        metrics: Length, KL and perplexity of each policy.
+        flagged_at: For `ppo_vanilla` and `ppo_max` the iteration at which the detector flags a
+            collapse with the thresholds of each of `FACTORS`, or None.
+        in_time: Whether vanilla PPO is flagged before harm, for each of `FACTORS`.
+        harmed_at: First iteration whose gold reward is `COLLAPSE_STDS` below SFT's, or None.
+        minutes: Wall time of the stages' commands. Other work on the machine prolongs it.
+        versions: Versions of Python and of the libraries.
+    """
+
+    seed: int
+    arithmetic: str
+    outcome: Outcome
+    metrics: dict[str, dict[str, float]]
+    flagged_at: dict[str, list[int | None]]
+    in_time: list[bool]
+    harmed_at: int | None
+    minutes: float
+    versions: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Convert to JSON types."""
+        return {**self._asdict(), "outcome": self.outcome._asdict()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunResult:
+        """The inverse of `as_dict`."""
+        return cls(**{**values, "outcome": Outcome(**values["outcome"])})
+
+
+class Claim(NamedTuple):
+    """A part of the criterion.
+
+    Attributes:
+        text: The claim about one run.
+        holds: Whether it holds in a run.
+        allowed_failures: Number of the 30 runs that may fail it.
+    """
+
+    text: str
+    holds: Callable[[RunResult], bool]
+    allowed_failures: int = 0
+
+
+CLAIMS = (
+    Claim(
+        f"vanilla PPO ends at least {COLLAPSE_STDS} SFT standard deviations below SFT in gold, "
+        "with a reward-model score above that of PPO-max",
+        lambda run: run.outcome.exploited,
+        allowed_failures=1,
+    ),
+    Claim(
+        f"PPO-max ends at least {IMPROVEMENT} above SFT in gold",
+        lambda run: run.outcome.improved,
+    ),
+    Claim(
+        "the detector flags vanilla PPO before harm, with its thresholds as they are, "
+        f"{MARGIN} times nearer to their baselines, and {MARGIN} times farther away",
+        lambda run: all(run.in_time),
+    ),
+    Claim(
+        "the detector does not flag PPO-max with any of these thresholds",
+        lambda run: all(step is None for step in run.flagged_at["ppo_max"]),
+    ),
+)
+
+
+def run_one(output_dir: str, seed: int, arithmetic: str) -> None:
+    """Train and judge one quickstart in this process, from its first unfinished stage on.
+
+    Args:
+        output_dir: Folder of the benchmark.
+        seed: Seed of the quickstart.
+        arithmetic: Key of `ARITHMETICS`.
+    """
+    overlays = ARITHMETICS[arithmetic].overlays
+    root = Path(output_dir) / f"seed_{seed}_{arithmetic}"
+    stages = Quickstart(root, seed, overwrite=True)
+    timings = root / "minutes.json"
+    minutes: dict[str, float] = json.loads(timings.read_text()) if timings.is_file() else {}
+
+    def stage(name: str, act: Callable[[], None]) -> None:
+        if name in minutes:
+            return
+        start = time.perf_counter()
+        act()
+        minutes[name] = (time.perf_counter() - start) / 60
+        write_text(timings, json.dumps(minutes))
+
+    root.mkdir(parents=True, exist_ok=True)
+    stage("world", stages.write_world)
+    stage("sft", lambda: stages.fit(["sft.yaml", *overlays], seeded=["--data.seed"]))
+    stage("preferences", stages.label_preferences)
+    stage("reward", lambda: stages.fit_reward("reward.yaml", *overlays))
+    # named, or the overlay would add its own name to that of the run
+    vanilla = ("ppo_max.yaml", "ppo_vanilla.yaml", *overlays)
+    stage("ppo_vanilla", lambda: stages.fit_ppo(vanilla, "--name", "ppo_vanilla"))
+    stage("ppo_max", lambda: stages.fit_ppo(("ppo_max.yaml", *overlays), "--name", "ppo_max"))
+    stage("evaluation", lambda: stages.evaluate("sft", "ppo_vanilla", "ppo_max"))
+    result = judge_run(root, seed, arithmetic, sum(minutes.values()))
+    write_text(
+        RESULTS / f"seed_{seed}_{arithmetic}.json", json.dumps(result.as_dict(), indent=1) + "\n"
+    )
+    print(f"seed {seed}, {arithmetic}: {result.outcome.sentence()}", flush=True)
+
+
+def judge_run(root: Path, seed: int, arithmetic: str, minutes: float) -> RunResult:
+    """The result of a finished quickstart.
+
+    Args:
+        root: Its folder.
+        seed: Its seed.
+        arithmetic: Key of `ARITHMETICS`.
+        minutes: Wall time of its stages.
+    """
+    evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))
+    outcome = read_outcome(evaluation)
+    bound = outcome.sft_gold - COLLAPSE_STDS * outcome.sft_std
+    flagged_at = {
+        name: [
+            first_collapse(
+                root / "logs" / name,
+                [scale_thresholds(monitor, factor) for monitor in default_monitors()],
+            )
+            for factor in FACTORS
+        ]
+        for name in ("ppo_vanilla", "ppo_max")
+    }
+    harm = [
+        compare_with_harm(root / "logs" / "ppo_vanilla", step, bound)
+        for step in flagged_at["ppo_vanilla"]
+    ]
+    return RunResult(
+        seed=seed,
+        arithmetic=arithmetic,
+        outcome=outcome,
+        metrics={
+            name: {key: report[key] for key in ("response_length", "kl", "perplexity")}
+            for name, report in evaluation["policies"].items()
+        },
+        flagged_at=flagged_at,
+        in_time=[comparison["in_time"] for comparison in harm],
+        harmed_at=harm[0]["harmed_at"],
+        minutes=minutes,
+        versions={
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "lightning", "transformers")},
+        },
+    )
+
+
+def run(
+    output_dir: str = "runs/quickstart_seeds",
+    seeds: tuple[int, ...] = SEEDS,
+    arithmetics: tuple[str, ...] = tuple(ARITHMETICS),
+    parallel: int = 1,
+) -> None:
+    """Train the runs that have no result yet, each in a process of its own.
+
+    Args:
+        output_dir: Folder for the runs.
+        seeds: Seeds to run.
+        arithmetics: Keys of `ARITHMETICS` to run.
+        parallel: Number of runs at a time.
+    """
+    missing = [
+        (seed, name)
+        for seed in seeds
+        for name in arithmetics
+        if not (RESULTS / f"seed_{seed}_{name}.json").is_file()
+    ]
+
+    def start(seed: int, arithmetic: str) -> None:
+        root = Path(output_dir)
+        root.mkdir(parents=True, exist_ok=True)
+        log_path = root / f"seed_{seed}_{arithmetic}.txt"
+        with log_path.open("a") as log:
+            subprocess.run(
+                [
+                    *(sys.executable, "-m", "benchmarks.quickstart_seeds", "run_one"),
+                    *(str(root), str(seed), arithmetic),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": str(ARITHMETICS[arithmetic].threads)},
+                check=True,
+            )
+        print(f"seed {seed}, {arithmetic} has finished", file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(parallel) as pool:
+        for future in [pool.submit(start, *one) for one in missing]:
+            future.result()
+
+
+def read_results(folder: Path = RESULTS) -> list[RunResult]:
+    """The results that are there, by seed."""
+    runs = [RunResult.from_dict(json.loads(path.read_text())) for path in folder.glob("*.json")]
+    order = list(ARITHMETICS)
+    return sorted(runs, key=lambda run: (run.seed, order.index(run.arithmetic)))
+
+
+def format_verdicts(runs: Sequence[RunResult]) -> str:
+    """The claims with the number of runs in which they hold, as a Markdown table."""
+    n_all = len(SEEDS) * len(ARITHMETICS)
+    lines = ["| claim | required | holds in | verdict |", "|---|---|---|---|"]
+    for claim in CLAIMS:
+        n_held = sum(map(claim.holds, runs))
+        if len(runs) - n_held > claim.allowed_failures:
+            verdict = "does not hold"
+        else:
+            verdict = "holds" if len(runs) == n_all else "open: not all runs are done"
+        required = f"{n_all - claim.allowed_failures} of {n_all}"
+        lines.append(f"| {claim.text} | {required} | {n_held} of {len(runs)} | {verdict} |")
+    return "\n".join(lines)
+
+
+def format_table(runs: Iterable[RunResult]) -> str:
+    """The runs as a Markdown table."""
+
+    def step(value: int | None) -> str:
+        return "-" if value is None else str(value)
+
+    lines = [
+        "| seed | arithmetic | gold: SFT (std) / vanilla / PPO-max | "
+        "well-formed, %: SFT / vanilla / PPO-max | RM: vanilla / PPO-max | "
+        "length: SFT / vanilla / PPO-max | KL: vanilla / PPO-max | "
+        "vanilla flagged at (harm at) | PPO-max flagged at |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        o, m = run.outcome, run.metrics
+        shares = (o.sft_well_formed, o.vanilla_well_formed, o.max_well_formed)
+        lengths = (m[name]["response_length"] for name in ("sft", "ppo_vanilla", "ppo_max"))
+        lines.append(
+            f"| {run.seed} | {ARITHMETICS[run.arithmetic].title} "
+            f"| {o.sft_gold:.2f} ({o.sft_std:.2f}) / {o.vanilla_gold:.2f} / {o.max_gold:.2f} "
+            f"| {' / '.join(f'{100 * share:.0f}' for share in shares)} "
+            f"| {o.vanilla_score:.2f} / {o.max_score:.2f} "
+            f"| {' / '.join(f'{length:.1f}' for length in lengths)} "
+            f"| {m['ppo_vanilla']['kl']:.1f} / {m['ppo_max']['kl']:.1f} "
+            f"| {', '.join(map(step, run.flagged_at['ppo_vanilla']))} ({step(run.harmed_at)}) "
+            f"| {', '.join(map(step, run.flagged_at['ppo_max']))} |"
+        )
+    return "\n".join(lines)
+
+
+PAGE_TEXT = """# Seeds of the quickstart
+
+`lit_rlhf quickstart` is to show on every machine that vanilla PPO exploits its reward model and
+that PPO-max improves the policy. Whether it does must not hang on rounding. Ten seeds that were
+used to choose nothing are therefore run with one thread, with two threads, and in bf16:
+
+```bash
+python -m benchmarks.quickstart_seeds run      # trains what is missing
+python -m benchmarks.quickstart_seeds report   # writes this page
+```
+
+The criterion was fixed before the first of these runs. **{done}**
+
+{verdicts}
+
+{table}Gold and the share of well-formed responses are over 512 held-out prompts with one response
+each, sampled at temperature 1 ([gold](lab.md)). "std" is the standard deviation of the SFT policy's
+gold over prompts. KL is in nats per response. A run does harm from the first iteration whose mean
+gold (128 rollouts) is {collapse} such standard deviations below SFT's. The detector's iterations
+are those with its thresholds {margin} times nearer to their baselines, as they are, and {margin}
+times farther away.
+
+{made}
+"""
+
+
+def format_page(runs: Sequence[RunResult]) -> str:
+    """The page with all results that there are."""
+    n_all = len(SEEDS) * len(ARITHMETICS)
+    versions = sorted(
+        {", ".join(f"{name} {number}" for name, number in run.versions.items()) for run in runs}
+    )
+    made = (
+        f"The runs used {'; '.join(versions)} on a CPU. Their numbers are in "
+        "`benchmarks/results/quickstart_seeds`, a file for each run."
+    )
+    return PAGE_TEXT.format(
+        done=f"{len(runs)} of {n_all} runs are done.",
+        verdicts=format_verdicts(runs),
+        table=f"{format_table(runs)}\n\n" if runs else "",
+        collapse=COLLAPSE_STDS,
+        margin=MARGIN,
+        made=made if runs else "There are no results yet.",
+    )
+
+
+def report() -> None:
+    """Write the page from the results that are there, and print the verdicts."""
+    runs = read_results()
+    write_text(PAGE, format_page(runs))
+    print(f"{len(runs)} runs\n{format_verdicts(runs)}")
+
+
+if __name__ == "__main__":
+    auto_cli([run, report, run_one])

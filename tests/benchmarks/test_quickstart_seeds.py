@@ -1,0 +1,126 @@
+"""The verdicts on many quickstarts, on made-up results, and what is kept of an interrupted run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from benchmarks import quickstart_seeds
+from benchmarks.quickstart_seeds import (
+    ARITHMETICS,
+    CLAIMS,
+    SEEDS,
+    RunResult,
+    format_page,
+    format_verdicts,
+    read_results,
+)
+from lit_rlhf.cli.quickstart import Outcome
+
+AS_EXPECTED = RunResult(
+    seed=20,
+    arithmetic="1_thread",
+    outcome=Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9),
+    metrics={
+        name: {"response_length": 8.0, "kl": 1.0, "perplexity": 2.0}
+        for name in ("sft", "ppo_vanilla", "ppo_max")
+    },
+    flagged_at={"ppo_vanilla": [8, 9, 10], "ppo_max": [None, None, None]},
+    in_time=[True, True, True],
+    harmed_at=11,
+    minutes=4.0,
+    versions={"torch": "2"},
+)
+ALL = [AS_EXPECTED._replace(seed=s, arithmetic=a) for s, a in product(SEEDS, ARITHMETICS)]
+FAILURES: dict[int, RunResult] = {
+    0: AS_EXPECTED._replace(outcome=AS_EXPECTED.outcome._replace(vanilla_gold=0.0)),
+    1: AS_EXPECTED._replace(outcome=AS_EXPECTED.outcome._replace(max_gold=0.7)),
+    2: AS_EXPECTED._replace(in_time=[True, True, False]),
+    3: AS_EXPECTED._replace(flagged_at={"ppo_vanilla": [8, 9, 10], "ppo_max": [40, None, None]}),
+}
+"""By place of a claim in `CLAIMS`, a run in which it alone fails."""
+
+
+def verdicts(runs: list[RunResult]) -> list[str]:
+    return [line.split("|")[-2].strip() for line in format_verdicts(runs).splitlines()[2:]]
+
+
+def test_every_claim_holds_when_all_runs_are_as_expected() -> None:
+    assert len(ALL) == 30
+    assert verdicts(ALL) == ["holds"] * 4
+
+
+def test_missing_runs_leave_a_claim_open() -> None:
+    assert verdicts(ALL[:29]) == verdicts([]) == ["open: not all runs are done"] * 4
+
+
+@pytest.mark.parametrize("place", FAILURES)
+def test_a_failing_run_decides_its_claim_alone(place: int) -> None:
+    allowed = CLAIMS[place].allowed_failures
+    failing = [FAILURES[place]] * (allowed + 1)
+    expected = ["holds"] * 4
+    assert verdicts([*failing[1:], *ALL[allowed:]]) == expected
+    expected[place] = "does not hold"
+    assert verdicts([*failing, *ALL[allowed + 1 :]]) == expected
+    # a claim that has failed is not open any more
+    assert verdicts(failing)[place] == "does not hold"
+
+
+def test_one_run_of_thirty_may_not_collapse() -> None:
+    assert [claim.allowed_failures for claim in CLAIMS] == [1, 0, 0, 0]
+
+
+def test_results_are_read_back_in_order(tmp_path: Path) -> None:
+    for run in reversed(ALL[:4]):
+        path = tmp_path / f"seed_{run.seed}_{run.arithmetic}.json"
+        path.write_text(json.dumps(run.as_dict()), "utf-8")
+    assert read_results(tmp_path) == ALL[:4]
+
+
+def test_an_interrupted_run_continues_with_its_first_unfinished_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acts: list[str] = []
+
+    def recorded(name: str) -> Callable[..., None]:
+        def act(*arguments: object, **options: object) -> None:
+            if name == "fit_reward" and acts.count("fit_reward") == 0:
+                acts.append(name)
+                raise KeyboardInterrupt
+            acts.append(name)
+
+        return act
+
+    stages = ["write_world", "fit", "label_preferences", "fit_reward", "fit_ppo", "evaluate"]
+    for name in stages:
+        monkeypatch.setattr(quickstart_seeds.Quickstart, name, recorded(name))
+    monkeypatch.setattr(quickstart_seeds, "judge_run", lambda *_: AS_EXPECTED)
+    monkeypatch.setattr(quickstart_seeds, "RESULTS", tmp_path / "results")
+
+    with pytest.raises(KeyboardInterrupt):
+        quickstart_seeds.run_one(str(tmp_path), 20, "bf16")
+    assert acts == stages[:4]
+    quickstart_seeds.run_one(str(tmp_path), 20, "bf16")
+
+    assert acts == [*stages[:4], *stages[3:5], *stages[4:]]
+    kept = json.loads((tmp_path / "results" / "seed_20_bf16.json").read_text("utf-8"))
+    assert RunResult.from_dict(kept) == AS_EXPECTED
+
+
+def test_the_page_says_how_many_runs_are_done() -> None:
+    assert "**0 of 30 runs are done.**" in format_page([])
+    page = format_page(ALL[:2])
+    assert "**2 of 30 runs are done.**" in page
+    assert (
+        "| 20 | 2 threads | 0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | "
+        "8.0 / 8.0 / 8.0 | 1.0 / 1.0 | 8, 9, 10 (11) | -, -, - |"
+    ) in page
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    page = quickstart_seeds.PAGE.read_text("utf-8")
+    assert page == format_page(read_results())
