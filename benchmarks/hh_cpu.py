@@ -3,60 +3,49 @@
     python benchmarks/hh_cpu.py FOLDER --output_dir runs/hh
 
 `FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`. 90 % of the prompts
-are for training and 10 % are held out, by the seed. The script trains a byte-level BPE tokenizer on
-the chosen dialogues, makes an untrained Llama, runs `lit_rlhf fit` for the three stages, and writes
-a report on the reward model with the held-out pairs, beside two baselines by length alone.
+are for training and 10 % are held out, by the seed. The script runs `lit_rlhf init`, `lit_rlhf fit`
+for the three stages, and a report on the reward model with the held-out pairs, beside two baselines
+by length alone. The same command continues an interrupted run: parts that have ended are kept, and
+the part that was interrupted starts anew.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import auto_cli
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lit_rlhf.cli.main import main as lit_rlhf
 from lit_rlhf.data import DataSource, load_records, split_records
-from lit_rlhf.files import write_json_lines
+from lit_rlhf.files import write_json_lines, write_text
 
 FILES = {"helpful": "helpful_base_test.jsonl.gz", "harmless": "harmless_base_test.jsonl.gz"}
 
 
-def write_base_model(folder: Path, texts: list[str], seed: int) -> None:
-    """Write a tokenizer trained on `texts` and an untrained Llama of about 1 million parameters."""
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2048,
-        special_tokens=["<|endoftext|>", "<|pad|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    raw.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|endoftext|>", pad_token="<|pad|>"
-    )
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(seed)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def run_once(result: Path, *arguments: str) -> None:
+    """Run a command of `lit_rlhf`, unless the file or folder that it ends with exists."""
+    if not result.exists():
+        lit_rlhf(arguments)
+
+
+def check_settings(root: Path, settings: Mapping[str, Any]) -> None:
+    """Keep the settings of a run, or compare them with those of the run that is continued.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    file = root / "settings.json"
+    if not file.is_file():
+        write_text(file, json.dumps(settings))
+    elif (kept := json.loads(file.read_text("utf-8"))) != settings:
+        raise ValueError(
+            f"output_dir: expected a free name, or a run with {settings}, got {root} of a run with "
+            f"{kept}"
+        )
 
 
 def length_baselines(held_out: list[Any]) -> dict[str, float]:
@@ -115,38 +104,38 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
         seed: Seed of the split, the weights and the rollouts.
     """
     root = Path(output_dir)
+    check_settings(root, {"data": data, "seed": seed})
     sources = [DataSource(f"{data}/{file}", name=name) for name, file in FILES.items()]
     given = json.dumps([{"path": s.path, "name": s.name} for s in sources])
-    records = load_records("preference", sources, on_bad_record="skip", seed=seed).records
-    texts = ["\n\nHuman: " + m.content for r in records for m in r.prompt]
-    texts += ["\n\nAssistant: " + r.chosen for r in records]
-    write_base_model(root / "base", texts, seed)
+    records = load_records("preference", sources, on_bad_record="skip").records
+    base = root / "base"
+    files = [source.path for source in sources]
+    run_once(base, "init", "--data", *files, "--output_dir", str(base), "--seed", str(seed))
     stages = ("sft", "reward", "ppo")
     for stage in stages:
         config = (Path("configs") / stage / "hh_cpu.yaml").read_text("utf-8")
         copy = root / "configs" / f"{stage}.yaml"
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(config.replace("runs/hh/", f"{root}/"), "utf-8")
-        lit_rlhf(
-            [
-                *("fit", "--config", str(copy), "--seed_everything", str(seed)),
-                *("--data.init_args.train_sources", given, "--data.init_args.seed", str(seed)),
-            ]
+        run_once(
+            root / stage,
+            *("fit", "--config", str(copy), "--seed_everything", str(seed), "--overwrite"),
+            *("--data.init_args.train_sources", given, "--data.init_args.seed", str(seed)),
         )
-    report = {
-        stage: read_first_and_last(root / "logs" / stage) for stage in ("sft", "reward", "ppo")
-    }
+    report = {stage: read_first_and_last(root / "logs" / stage) for stage in stages}
     held_out = split_records(records, 0.1, 0.0, seed).val
     report["length baselines"] = length_baselines(held_out)
     (root / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
-    lit_rlhf(
-        [
-            *("report", "reward", "--model", f"{root}/reward", "--language_model", f"{root}/sft"),
-            *("--preferences", *write_held_out(root / "held_out", held_out)),
-            *("--output", f"{root}/reward_report"),
-        ]
+    run_once(
+        root / "reward_report" / "report.json",
+        *("report", "reward", "--model", f"{root}/reward", "--language_model", f"{root}/sft"),
+        *("--preferences", *write_held_out(root / "held_out", held_out)),
+        *("--output", f"{root}/reward_report"),
     )
-    lit_rlhf(["plot", "--runs", f"PPO-max={root}/logs/ppo", "--output", f"{root}/ppo.png"])
+    run_once(
+        root / "ppo.png",
+        *("plot", "--runs", f"PPO-max={root}/logs/ppo", "--output", f"{root}/ppo.png"),
+    )
     print(json.dumps(report, indent=2))
 
 
