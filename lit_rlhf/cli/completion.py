@@ -14,7 +14,8 @@ from lit_rlhf.cli.configs import config_names
 from lit_rlhf.cli.main import STAGE_COMMANDS, TOOLS
 
 SCRIPT = """\
-# Completes lit_rlhf {version} in bash, and in zsh after `autoload -U bashcompinit && bashcompinit`.
+# Completes lit_rlhf {version} in bash, and in zsh after
+# `autoload -U compinit bashcompinit && compinit && bashcompinit`.
 _lit_rlhf() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
   if [ "$COMP_CWORD" = 1 ]; then
