@@ -151,6 +151,11 @@ class StageProgressBar(ProgressBar):
         self._update_total(trainer, pl_module, batch_idx)
         self._show(self._fit)
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Clear the line after the last batch, as Lightning then says why the fit ends."""
+        if self._fit is not None and self._fit.is_complete():
+            self._clear()
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the last state of the line, without a time left."""
         if self._fit is not None:
@@ -308,12 +313,15 @@ class StageProgressBar(ProgressBar):
             of_total = "" if inner.total is None else f"/{inner.total}"
             parts.append(f"{inner.label} {inner.done}{of_total}")
         parts += self._metric_texts(show_missing=self._fit is not None)
-        tail = ", ".join(parts)
-        if fraction is not None and sys.stderr.isatty():
-            room = shutil.get_terminal_size().columns - len(head) - len(tail) - 3
-            if room >= MIN_BAR:
-                return f"{head} {format_bar(fraction, min(room, MAX_BAR))} {tail}"
-        return f"{head} {tail}"
+        if not sys.stderr.isatty():
+            return f"{head} {', '.join(parts)}"
+        columns = shutil.get_terminal_size().columns
+        room = columns - len(head) - len(", ".join(parts)) - 3
+        if fraction is not None and room >= MIN_BAR:
+            head += f" {format_bar(fraction, min(room, MAX_BAR))}"
+        while len(parts) > 1 and len(f"{head} {', '.join(parts)}") > columns - 1:
+            parts.pop()  # rather than cut a word or a number
+        return f"{head} {', '.join(parts)}"
 
     def _metric_texts(self, show_missing: bool) -> list[str]:
         logged = self.trainer.callback_metrics

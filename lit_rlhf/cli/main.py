@@ -116,8 +116,8 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "lit_rlhf COMMAND --help tells more, lit_rlhf --version the version. An error is one",
-            "line; --debug shows where it was raised.",
+            "lit_rlhf COMMAND --help tells more, lit_rlhf --version the version. An error",
+            "is one line; --debug shows where it was raised.",
         ]
     )
 

@@ -287,6 +287,7 @@ def test_a_terminal_line_is_redrawn_in_place(clock: Clock, terminal: Terminal) -
         "ppo 2/4 50% [##########..........] 00:04 elapsed, 00:04 left, loss 2",
         "ppo 3/4 75% [###############.....] 00:06 elapsed, 00:02 left, loss 3",
         "ppo 4/4 100% [####################] 00:08 elapsed, 00:00 left, loss 4",
+        "",  # cleared
         "ppo 4/4 100% [####################] 00:08 elapsed, loss 4\x1b[K\n",
     ]
 
@@ -307,6 +308,7 @@ def test_a_terminal_shows_validation_on_the_line_of_the_fit_and_the_last_with_it
         "ppo validation 0/2 0% [....................] 00:00 elapsed",
         "ppo validation 1/2 50% [##########..........] 00:01 elapsed, 00:01 left",
         "ppo validation 2/2 100% [###################] 00:02 elapsed, 00:00 left",
+        "",  # cleared
         "ppo 2/2 100% [####################] 00:08 elapsed\x1b[K\n",
     ]
 
@@ -316,7 +318,9 @@ def test_a_terminal_shows_validation_on_the_line_of_the_fit_and_the_last_with_it
     [
         (55, "ppo 1/2 50% [###...] 00:02 elapsed, 00:02 left, loss 1"),
         (54, "ppo 1/2 50% 00:02 elapsed, 00:02 left, loss 1"),
-        (34, "ppo 1/2 50% 00:02 elapsed, 00:02 "),
+        (45, "ppo 1/2 50% 00:02 elapsed, 00:02 left"),
+        (34, "ppo 1/2 50% 00:02 elapsed"),
+        (20, "ppo 1/2 50% 00:02 e"),
     ],
 )
 def test_a_narrow_terminal_loses_the_bar_first_and_then_the_end(
@@ -328,10 +332,25 @@ def test_a_narrow_terminal_loses_the_bar_first_and_then_the_end(
     assert terminal.drawn[0] == expected
 
 
+@pytest.mark.parametrize("validation", [1.0, 0.0])
+def test_lightning_says_why_a_fit_ends_on_a_line_of_its_own(
+    clock: Clock, terminal: Terminal, validation: float
+) -> None:
+    lightning, handler = logging.getLogger("lightning.pytorch"), logging.StreamHandler(terminal)
+    trainer = trainer_with(StageProgressBar("ppo"), limit_val_batches=validation)
+    lightning.setLevel(logging.INFO)
+    lightning.addHandler(handler)
+    try:
+        trainer.fit(Module(clock), zeros(2), zeros(2))
+    finally:
+        lightning.removeHandler(handler)
+    assert "\r\x1b[K`Trainer.fit` stopped: `max_epochs=1` reached.\n" in terminal.getvalue()
+
+
 def test_refresh_rate_spares_drawings_but_not_the_last(clock: Clock, terminal: Terminal) -> None:
     bar = StageProgressBar("ppo", refresh_rate=3)
     trainer_with(bar).fit(Module(clock), zeros(7))
-    assert [line.split()[1] for line in terminal.drawn] == ["3/7", "6/7", "7/7", "7/7"]
+    assert [line.split()[1] for line in terminal.drawn if line] == ["3/7", "6/7", "7/7", "7/7"]
 
 
 def test_printing_clears_the_line_and_draws_it_again(

@@ -22,6 +22,7 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str], arguments: 
     shown = capsys.readouterr().out
     for name in (*STAGE_COMMANDS, *TOOLS):
         assert f"\n  {name} " in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
