@@ -40,6 +40,7 @@ from lit_rlhf.data.records import (
     AnyRecord,
     Location,
     Message,
+    Record,
     RecordError,
 )
 from lit_rlhf.data.templates import render_in_time, resolve_template
@@ -609,6 +610,17 @@ class EncodingCounts:
         if isinstance(example, TokenExample):
             self.escaped_tokens += example.escaped_tokens
 
+    def update(self, other: "EncodingCounts") -> None:
+        """Add other counts, of records that come behind.
+
+        Args:
+            other: The other counts.
+        """
+        for name in ("records", "dropped_turns", "shortened", "cut_prompts", "escaped_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.dropped_records.update(other.dropped_records)
+        self.examples = [*self.examples, *other.examples][:MAX_SHOWN]
+
     def drop(self, location: Location, error: EncodingError) -> None:
         """Count a record that is left out.
 
@@ -648,15 +660,39 @@ def encode_records(
         try:
             encoded = encode(record)
         except EncodingError as error:
-            location = Location(record.source) if record.location == NOWHERE else record.location
-            if on_bad_record == "error" and not isinstance(error, ResponseTooLongError):
-                raise RecordError(location, error.reason, detail=error.detail) from error
-            counts.drop(location, error)
+            leave_out(locate(record), error, counts, on_bad_record)
             continue
         for example in encoded:
             counts.add(example)
         examples += encoded
     return examples
+
+
+def locate(record: Record) -> Location:
+    """Where a record was read from: its row, or at least its source."""
+    return Location(record.source) if record.location == NOWHERE else record.location
+
+
+def leave_out(
+    location: Location,
+    error: EncodingError,
+    counts: EncodingCounts,
+    on_bad_record: Literal["error", "skip"],
+) -> None:
+    """Count a record that cannot be encoded, or raise its error.
+
+    Args:
+        location: Where the record was read from.
+        error: Why it cannot be encoded.
+        counts: The counts, which are added to.
+        on_bad_record: As for `encode_records`.
+
+    Raises:
+        RecordError: If `on_bad_record` is `"error"` and the record is a bad one.
+    """
+    if on_bad_record == "error" and not isinstance(error, ResponseTooLongError):
+        raise RecordError(location, error.reason, detail=error.detail) from error
+    counts.drop(location, error)
 
 
 def encode_prompts(prompts: Sequence[str], encoder: DialogueEncoder) -> PromptBatch:

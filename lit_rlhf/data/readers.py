@@ -98,13 +98,32 @@ def read_dataset(
     Raises:
         RecordError: If the dataset cannot be loaded.
     """
+    yield from number_rows(load_dataset(path, split, subset, data_dir), path, source)
+
+
+def load_dataset(
+    path: str, split: str, subset: str | None, data_dir: str | None
+) -> datasets.Dataset:
+    """Load a hub dataset, or a local folder that `datasets` loads.
+
+    Args:
+        path: Hub id or folder.
+        split: The split, slices allowed.
+        subset: Name of the configuration.
+        data_dir: Folder within the dataset.
+
+    Returns:
+        The dataset, memory-mapped.
+
+    Raises:
+        RecordError: If the dataset cannot be loaded.
+    """
     try:
-        rows = datasets.load_dataset(path, name=subset, data_dir=data_dir, split=split)
+        return datasets.load_dataset(path, name=subset, data_dir=data_dir, split=split)
     except Exception as error:  # hub, network and builder errors have no common class
         reason = "neither a known kind of file nor a dataset that can be loaded"
         detail = f"{type(error).__name__}: {error}"
         raise RecordError(Location(path), reason, detail=detail) from error
-    yield from number_rows(rows, path, source)
 
 
 def number_rows(rows: Iterable[Any], path: str, source: str = "") -> Iterator[Row | RecordError]:

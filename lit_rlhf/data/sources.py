@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,11 +11,18 @@ from os import PathLike, fspath
 from pathlib import PurePath
 from typing import Any, Generic, Literal, NamedTuple, get_args, overload
 
+import datasets
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_rlhf.data.formats import Format, detect_format, parse_row
-from lit_rlhf.data.readers import is_file_path, number_rows, read_dataset, read_file
+from lit_rlhf.data.readers import (
+    is_file_path,
+    load_dataset,
+    number_rows,
+    read_dataset,
+    read_file,
+)
 from lit_rlhf.data.records import (
     MAX_SHOWN,
     AnyRecord,
@@ -128,6 +136,33 @@ class DataSource:
         """The attributes as plain data, without the rows themselves."""
         return asdict(replace(self, path=self.place))
 
+    def content_hash(self) -> str | None:
+        """Hash of the rows that `read_rows` yields, apart from `columns`.
+
+        Files are hashed byte by byte. Other rows are read, and those of a source with `map` as the
+        function returns them: no hash would cover all that a function uses.
+
+        Returns:
+            Hexadecimal digits; `None` for rows that can be read once only, or not be hashed.
+
+        Raises:
+            RecordError: If the source as a whole cannot be read.
+        """
+        if not isinstance(self.path, str | list | tuple | datasets.Dataset):
+            return None
+        try:
+            if self.map is not None:
+                return _hash_rows(self.read_rows())
+            if isinstance(self.path, str) and is_file_path(self.path):
+                with open(self.path, "rb") as file:
+                    return hashlib.file_digest(file, "sha256").hexdigest()
+            rows = self.path
+            if isinstance(rows, str):
+                rows = load_dataset(rows, self.split, self.subset, self.data_dir)
+            return _hash_dataset(rows) if isinstance(rows, datasets.Dataset) else _hash_rows(rows)
+        except OSError:  # reading it fails with a better message
+            return None
+
     def read_rows(self) -> Iterator[Row | RecordError]:
         """Read the rows.
 
@@ -184,6 +219,25 @@ class DataSource:
                 yield replace(row, fields=fields)
 
 
+def _hash_rows(rows: Iterable[object]) -> str | None:
+    digest = hashlib.sha256()
+    try:
+        for row in rows:
+            # unlike JSON, it tells lists from tuples, which a format may refuse
+            digest.update(pickle.dumps(row))
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError):
+        return None
+    return digest.hexdigest()
+
+
+def _hash_dataset(rows: datasets.Dataset) -> str:
+    digest = hashlib.sha256(str(rows.features).encode())  # batches do not name their columns
+    for table in rows.with_format("arrow").iter(batch_size=1000):
+        for batch in table.to_batches():
+            digest.update(batch.serialize())
+    return digest.hexdigest()
+
+
 @dataclass
 class LoadedRecords(Generic[AnyRecord]):
     """The records of some sources, and counts of the bad ones.
@@ -212,6 +266,16 @@ class LoadedRecords(Generic[AnyRecord]):
         self.skipped[error.reason] += 1
         if len(self.examples) < MAX_SHOWN:
             self.examples.append(str(error))
+
+    def log(self) -> None:
+        """Log what is not among the records, and why."""
+        for label, number in self.left_out.items():
+            if number:
+                _log_info(f"{label}: left out {number} responses with label: false")
+        if self.skipped:
+            described = describe_bad_records(self.skipped, self.examples)
+            n_read = self.kept.total() + self.skipped.total()
+            _log_warning(f"skipped {self.skipped.total()} bad records of {n_read}: {described}")
 
 
 @overload
@@ -273,6 +337,18 @@ def load_records(
         RecordError: If a record or file cannot be used; names file, line and field.
         ValueError: If there is no source, or two of them have the same name.
     """
+    loaded = read_records(kind, sources, on_bad_record, limit)
+    loaded.log()
+    return loaded
+
+
+def read_records(
+    kind: RecordKind,
+    sources: Sequence[DataSource],
+    on_bad_record: OnBadRecord = "error",
+    limit: int | None = None,
+) -> LoadedRecords[Any]:
+    """Read records as `load_records` does, without logging the bad ones."""
     if not sources:
         raise ValueError("sources: expected at least one data source, got none")
     if on_bad_record not in get_args(OnBadRecord):
@@ -284,12 +360,8 @@ def load_records(
     for source in sources:
         if limit is None or len(loaded.records) < limit:
             _load_source(kind, source, on_bad_record, loaded, limit)
-    n_read = len(loaded.records) + loaded.skipped.total()
     # a row may hold several records
     del loaded.records[limit or len(loaded.records) :]
-    if loaded.skipped:
-        described = describe_bad_records(loaded.skipped, loaded.examples)
-        _log_warning(f"skipped {loaded.skipped.total()} bad records of {n_read}: {described}")
     return loaded
 
 
@@ -322,10 +394,6 @@ def _load_source(
         if limit is not None and len(loaded.records) >= limit:
             break
     loaded.kept[source.label] = len(loaded.records) - before
-    if loaded.left_out[source.label]:
-        _log_info(
-            f"{source.label}: left out {loaded.left_out[source.label]} responses with label: false"
-        )
     if len(loaded.records) == before:
         detail = "" if first_error is None else f"the first bad one: {first_error}"
         raise RecordError(Location(source.place), "no record that can be used", detail=detail)

@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from itertools import chain
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -180,7 +181,8 @@ def describe_data(data: RecordDataModule, trainer: Trainer) -> dict[str, Any]:
         if size is None or options.get("tokens_per_batch") is not None
         else {"batch size on all ranks": size * ranks}
     )
-    examples = [*data.examples.get("train", []), *getattr(data, "ptx", [])]
+    # never all at once: those of the cache are in memory only while they are read
+    examples = chain(data.examples.get("train", []), getattr(data, "ptx", []))
     return {
         **{f"data.{name}": value for name, value in options.items()},
         **batches,

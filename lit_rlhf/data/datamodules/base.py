@@ -3,28 +3,38 @@
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
+import datasets
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_rlhf.data.encoding import DialogueEncoder, EncodingCounts, encode_records
+from lit_rlhf.data.cache import (
+    EncodedPart,
+    PartRecords,
+    RecordEncoder,
+    encode_part,
+    hash_part,
+)
+from lit_rlhf.data.encoding import DialogueEncoder, EncodingCounts
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import Record, RecordKind, describe_bad_records
 from lit_rlhf.data.sources import (
     DataSource,
     LoadedRecords,
     OnBadRecord,
-    load_records,
     prompt_of,
+    read_records,
     repeat_by_weight,
     split_records,
 )
 
-Part = Literal["train", "val", "test"]
+Part = Literal["train", "val", "test", "ptx"]
 
 _log_info = rank_zero_only(logging.getLogger(__name__).info)
 _log_warning = rank_zero_only(logging.getLogger(__name__).warning)
@@ -39,7 +49,10 @@ _PARTS_OF_STAGE: dict[str | None, tuple[Part, ...]] = {
 
 
 class RecordDataModule(LightningDataModule, ABC):
-    """Base of the datamodules: records of data sources, encoded in `setup`.
+    """Base of the datamodules: records of data sources, encoded once and cached.
+
+    `prepare_data` encodes the records on one rank of each node, and `setup` opens the examples on
+    every rank, see `lit_rlhf.data.cache`.
 
     Args:
         train_sources: Training data.
@@ -63,7 +76,7 @@ class RecordDataModule(LightningDataModule, ABC):
     Attributes:
         encoder: The encoder, after `setup`.
         source_names: Names of all sources; the source indices of batches refer to them.
-        loaded: The records and counts of each part, after `setup`.
+        loaded: What was read of each part, without the records, after `setup`.
         counts: Counts of what encoding left out, after `setup`.
         examples: The encoded examples of each part, after `setup`.
 
@@ -120,8 +133,10 @@ class RecordDataModule(LightningDataModule, ABC):
         self.encoder: DialogueEncoder | None = None
         self.loaded: dict[str, LoadedRecords[Any]] = {}
         self.counts = EncodingCounts()
-        self.examples: dict[Part, list[Any]] = {}
-        self._records: dict[Part, list[Record]] | None = None
+        self.examples: dict[Part, Sequence[Any]] = {}
+        self._encoded: dict[Part, EncodedPart] = {}
+        self._records: dict[Part, PartRecords] | None = None
+        self._content_hashes: list[str | None] | None = None
 
     @property
     def dropped_turns(self) -> int:
@@ -144,17 +159,13 @@ class RecordDataModule(LightningDataModule, ABC):
         return sum((loaded.skipped for loaded in self.loaded.values()), Counter())
 
     @abstractmethod
-    def encode_record(self, record: Any) -> Sequence[Any]:  # noqa: ANN401 - of the subclass's kind
-        """Encode one record.
-
-        Args:
-            record: A record of the datamodule's kind.
+    def make_record_encoder(self) -> RecordEncoder:
+        """Make the function that encodes a record.
 
         Returns:
-            Its examples.
-
-        Raises:
-            EncodingError: If the record cannot be encoded.
+            The function, a `functools.partial` of one at the top of a module, with the encoder and
+            all options as keywords: it is pickled for worker processes, and the hash that names
+            the examples in the cache covers its keywords.
         """
 
     @abstractmethod
@@ -170,14 +181,12 @@ class RecordDataModule(LightningDataModule, ABC):
         """
 
     def prepare_data(self) -> None:
-        """Download hub datasets, once per machine."""
-        for part in self.sources.values():
-            for source in part:
-                if source.is_remote:
-                    next(source.read_rows(), None)
+        """Download hub datasets and encode what the cache lacks, once per machine."""
+        self._make_encoder()
+        self.encode_parts(None if self.trainer is None else self.trainer.state.fn)
 
     def setup(self, stage: str | None = None) -> None:
-        """Read, split and encode the parts of a stage, except those that are encoded already.
+        """Open or encode the parts of a stage, except those that are there already.
 
         Args:
             stage: `"fit"`, `"validate"`, `"test"`, `"predict"`, or None for all parts.
@@ -187,40 +196,54 @@ class RecordDataModule(LightningDataModule, ABC):
             ValueError: If a part is left without examples, or a network of the module that is
                 trained does not embed every token of the tokenizer.
         """
-        if self.encoder is None:
-            tokenizer = self._load_tokenizer()
-            self.check_vocabulary(tokenizer)
-            self.encoder = DialogueEncoder(
-                tokenizer,
-                self.chat_template,
-                self.max_length,
-                self.max_prompt_length,
-                self.eos_token,
-            )
+        self._make_encoder()
         self.encode_parts(stage)
+        self.open_parts(stage)
         self._log_counts()
 
     def encode_parts(self, stage: str | None) -> None:
-        """Encode the parts of a stage; `setup` logs afterwards what they lost.
+        """Encode the parts of a stage that the cache lacks. Nothing is logged yet.
 
         Args:
             stage: As for `setup`.
         """
-        if self._records is None:
-            self._records = self._read_parts()
+        fractions = {"train": 0.0, "val": self.val_fraction, "test": self.test_fraction}
         for part in _PARTS_OF_STAGE[stage]:
-            records = self._records[part]
-            if part in self.examples or not records:
-                continue
-            self.examples[part] = encode_records(
-                records, self.encode_record, self.counts, self.on_bad_record
-            )
-            if not self.examples[part]:
-                raise ValueError(
-                    f"{part}: no example is left of {len(records)} records; left out: "
-                    f"{dict(self.counts.dropped_records)}"
-                )
-            _log_info(f"{part}: {len(self.examples[part])} examples of {len(records)} records")
+            if self.sources[part] or fractions[part]:
+                self._encode_part(part, partial(self._read_part, part), self.make_record_encoder())
+                if self._records is not None:  # which are many times larger than the examples
+                    self._records.pop(part, None)
+
+    def open_parts(self, stage: str | None) -> None:
+        """Hand out the parts of a stage that are encoded, and log what was read of them.
+
+        Args:
+            stage: As for `setup`.
+        """
+        for part in _PARTS_OF_STAGE[stage]:
+            if part in self._encoded and part not in self.examples:
+                self.examples[part] = self._open_part(part)
+
+    def _encode_part(
+        self, part: Part, read: Callable[[], PartRecords], encode: RecordEncoder
+    ) -> None:
+        if part not in self._encoded:
+            key = self._hash_part(part, encode)
+            self._encoded[part] = encode_part(part, key, read, encode, self.on_bad_record)
+
+    def _open_part(self, part: Part) -> Sequence[Any]:
+        """The examples of a part; adds what it lost to the counts, and logs what was read."""
+        encoded = self._encoded[part]
+        # every part of a split tells what was read of all of them
+        unseen = {name: read for name, read in encoded.loaded.items() if name not in self.loaded}
+        for loaded in unseen.values():
+            loaded.log()
+        self.loaded.update(unseen)
+        if unseen and encoded.n_shared:
+            _log_warning(f"{encoded.n_shared} training records have prompts that are also held out")
+        self.counts.update(encoded.counts)
+        _log_info(f"{part}: {len(encoded.examples)} examples of {encoded.counts.records} records")
+        return encoded.examples
 
     def train_dataloader(self) -> ResumableLoader[Any]:
         """Loader of the training examples."""
@@ -320,28 +343,68 @@ class RecordDataModule(LightningDataModule, ABC):
                         "trained with"
                     )
 
-    def _load_part(
-        self, part: str, kind: RecordKind, sources: Sequence[DataSource]
-    ) -> list[Record]:
-        self.loaded[part] = load_records(kind, sources, self.on_bad_record)
-        return self.loaded[part].records
+    def _make_encoder(self) -> None:
+        if self.encoder is None:
+            tokenizer = self._load_tokenizer()
+            self.check_vocabulary(tokenizer)
+            self.encoder = DialogueEncoder(
+                tokenizer,
+                self.chat_template,
+                self.max_length,
+                self.max_prompt_length,
+                self.eos_token,
+            )
 
-    def _read_parts(self) -> dict[Part, list[Record]]:
+    def _hash_part(self, part: str, encode: RecordEncoder) -> str | None:
+        """Hash of everything that the examples of a part depend on; `None` if they are not cached.
+
+        All sources count: which of a file's records are held out depends on the others.
+        """
+        if not datasets.is_caching_enabled():
+            return None
+        if self._content_hashes is None:
+            sources = [source for part in self.sources.values() for source in part]
+            self._content_hashes = [source.content_hash() for source in sources]
+        if None in self._content_hashes:
+            return None
+        settings = {
+            "part": [part, self.kind, self.on_bad_record],
+            "split": [self.val_fraction, self.test_fraction, self.seed],
+            "contents": self._content_hashes,
+            "sources": {
+                name: [source.settings() for source in sources]
+                for name, sources in self.sources.items()
+            },
+        }
+        return hash_part(encode, self.require_encoder(), settings)
+
+    def _read_part(self, part: Part) -> PartRecords:
+        if self._records is None:
+            self._records = self._read_parts()
+        return self._records[part]
+
+    def _read_parts(self) -> dict[Part, PartRecords]:
+        loaded: dict[str, LoadedRecords[Any]] = {}
+
+        def read(part: Part) -> list[Any]:
+            read = read_records(self.kind, self.sources[part], self.on_bad_record)
+            loaded[part] = replace(read, records=[])
+            return read.records
+
         records: dict[Part, list[Record]] = {}
-        train = self._load_part("train", self.kind, self.sources["train"])
+        train = read("train")
         if self.val_fraction or self.test_fraction:
             splits = split_records(train, self.val_fraction, self.test_fraction, self.seed)
             train, records["val"], records["test"] = splits
         for part in ("val", "test"):
             if self.sources[part]:
-                records[part] = self._load_part(part, self.kind, self.sources[part])
+                records[part] = read(part)
         held_out = {prompt_of(r) for part in ("val", "test") for r in records.get(part, [])}
-        shared = sum(prompt_of(record) in held_out for record in train)
-        if shared:
-            _log_warning(f"{shared} training records have prompts that are also held out")
+        n_shared = sum(prompt_of(record) in held_out for record in train)
         # After the split, so that no held-out record is repeated.
         records["train"] = repeat_by_weight(train, self.sources["train"], self.seed)
-        return {part: records.get(part, []) for part in self.sources}
+        n_read = sum(len(own) for own in records.values())
+        return {part: PartRecords(own, n_read, loaded, n_shared) for part, own in records.items()}
 
     def _log_counts(self) -> None:
         counts = self.counts

@@ -1,11 +1,11 @@
 """The datamodule of PPO: prompts, each with a pretraining example if there is a ptx loss."""
 
-import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from lightning.pytorch.utilities import rank_zero_only
-
+from lit_rlhf.data.cache import PartRecords, RecordEncoder
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
 from lit_rlhf.data.dataset import (
     PromptBatch,
@@ -14,13 +14,11 @@ from lit_rlhf.data.dataset import (
     TokenExample,
     collate_prompts,
 )
-from lit_rlhf.data.encoding import encode_records
+from lit_rlhf.data.encoding import DialogueEncoder
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import DemonstrationRecord, PromptRecord, RecordKind, TextRecord
 from lit_rlhf.data.samplers import FixedBatchSampler, PairedBatchSampler
-from lit_rlhf.data.sources import DataSource, repeat_by_weight
-
-_log_info = rank_zero_only(logging.getLogger(__name__).info)
+from lit_rlhf.data.sources import DataSource, read_records, repeat_by_weight
 
 _PTX_STREAM = 1  # the ptx examples have another order than the prompts, with the same seed
 
@@ -62,37 +60,37 @@ class PromptDataModule(RecordDataModule):
         self.batch_size = batch_size
         self.samples_per_epoch = samples_per_epoch
         self.ptx_sources = ptx_sources or []
-        self.ptx: list[TokenExample] = []
+        self.sources["ptx"] = self.ptx_sources
+        self.ptx: Sequence[TokenExample] = []
 
-    def encode_record(self, record: PromptRecord) -> list[PromptExample]:
-        """Encode a prompt.
-
-        Args:
-            record: The record.
+    def make_record_encoder(self) -> RecordEncoder:
+        """Make the function that encodes a prompt.
 
         Returns:
-            One example.
-
-        Raises:
-            EncodingError: If the record cannot be encoded.
+            The function; it makes one `PromptExample`.
         """
-        example = self.require_encoder().encode_prompt(record.prompt)
-        return [example._replace(fields=record.fields)]
+        return partial(_encode_prompt, encoder=self.require_encoder())
 
     def encode_parts(self, stage: str | None) -> None:
-        """Encode the parts of a stage; for training the ptx data too.
+        """Encode the parts of a stage, and for training the ptx data.
 
         Args:
             stage: As for `setup`.
         """
         super().encode_parts(stage)
-        if self.ptx_sources and not self.ptx and stage in ("fit", None):
-            records: list[Any] = self._load_part("ptx", "ptx", self.ptx_sources)
-            records = repeat_by_weight(records, self.ptx_sources, self.seed)
-            self.ptx = encode_records(records, self._encode_ptx, self.counts, self.on_bad_record)
-            if not self.ptx:
-                raise ValueError(f"ptx_sources: no example is left of {len(records)} records")
-            _log_info(f"ptx: {len(self.ptx)} examples of {len(records)} records")
+        if self.ptx_sources and stage in ("fit", None):
+            encode = partial(_encode_ptx, encoder=self.require_encoder())
+            self._encode_part("ptx", self._read_ptx, encode)
+
+    def open_parts(self, stage: str | None) -> None:
+        """Hand out the parts of a stage that are encoded, and log what was read of them.
+
+        Args:
+            stage: As for `setup`.
+        """
+        super().open_parts(stage)
+        if "ptx" in self._encoded and not self.ptx:
+            self.ptx = self._open_part("ptx")
 
     def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[PromptBatch]:
         """Make the loader of one part for this rank.
@@ -104,7 +102,7 @@ class PromptDataModule(RecordDataModule):
         Returns:
             The loader.
         """
-        prompts: list[PromptExample] = self.examples[part]
+        prompts: Sequence[PromptExample] = self.examples[part]
         training = part == "train"
         ranks = {"num_replicas": self.num_replicas, "rank": self.rank}
         sampler = FixedBatchSampler(
@@ -134,8 +132,19 @@ class PromptDataModule(RecordDataModule):
         dataset = PromptDataset(prompts, self.ptx)
         return ResumableLoader(dataset, paired, collate, self.num_workers)
 
-    def _encode_ptx(self, record: TextRecord | DemonstrationRecord) -> list[TokenExample]:
-        encoder = self.require_encoder()
-        if isinstance(record, TextRecord):
-            return encoder.encode_text(record.text)
-        return [encoder.encode_dialogue(record.messages)]
+    def _read_ptx(self) -> PartRecords:
+        loaded = read_records("ptx", self.ptx_sources, self.on_bad_record)
+        records = repeat_by_weight(loaded.records, self.ptx_sources, self.seed)
+        return PartRecords(records, len(records), {"ptx": replace(loaded, records=[])})
+
+
+def _encode_prompt(record: PromptRecord, encoder: DialogueEncoder) -> list[PromptExample]:
+    return [encoder.encode_prompt(record.prompt)._replace(fields=record.fields)]
+
+
+def _encode_ptx(
+    record: TextRecord | DemonstrationRecord, encoder: DialogueEncoder
+) -> list[TokenExample]:
+    if isinstance(record, TextRecord):
+        return encoder.encode_text(record.text)
+    return [encoder.encode_dialogue(record.messages)]

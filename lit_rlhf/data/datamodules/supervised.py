@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
+from lit_rlhf.data.cache import RecordEncoder
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
 from lit_rlhf.data.dataset import (
     PreferenceExample,
@@ -12,7 +13,7 @@ from lit_rlhf.data.dataset import (
     collate_preferences,
     collate_tokens,
 )
-from lit_rlhf.data.encoding import TrainOn
+from lit_rlhf.data.encoding import DialogueEncoder, TrainOn
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import DemonstrationRecord, PreferenceRecord, RecordKind
 from lit_rlhf.data.samplers import EpochBatchSampler, FixedBatchSampler, TokenBudgetBatchSampler
@@ -124,19 +125,15 @@ class DemonstrationDataModule(DynamicBatchDataModule):
         super().__init__(train_sources, **options)
         self.train_on: TrainOn = train_on
 
-    def encode_record(self, record: DemonstrationRecord) -> list[TokenExample]:
-        """Encode a demonstration.
-
-        Args:
-            record: The record.
+    def make_record_encoder(self) -> RecordEncoder:
+        """Make the function that encodes a demonstration.
 
         Returns:
-            One example.
-
-        Raises:
-            EncodingError: If the record cannot be encoded.
+            The function; it makes one `TokenExample`.
         """
-        return [self.require_encoder().encode_dialogue(record.messages, self.train_on)]
+        return partial(
+            _encode_demonstration, encoder=self.require_encoder(), train_on=self.train_on
+        )
 
     def count_tokens(self, example: TokenExample) -> int:
         """Count the tokens of a dialogue.
@@ -159,24 +156,15 @@ class PreferenceDataModule(DynamicBatchDataModule):
     kind: ClassVar[RecordKind] = "preference"
     collate = staticmethod(collate_preferences)
 
-    def encode_record(self, record: PreferenceRecord) -> list[PreferenceExample]:
-        """Encode a preference.
-
-        Args:
-            record: The record.
+    def make_record_encoder(self) -> RecordEncoder:
+        """Make the function that encodes a preference.
 
         Returns:
-            One example.
-
-        Raises:
-            EncodingError: If the record cannot be encoded.
+            The function; it makes one `PreferenceExample`.
         """
-        source = self.source_names.index(record.source)
-        return [
-            self.require_encoder().encode_pair(
-                record.prompt, record.chosen, record.rejected, record.margin, source
-            )
-        ]
+        return partial(
+            _encode_preference, encoder=self.require_encoder(), source_names=self.source_names
+        )
 
     def count_tokens(self, example: PreferenceExample) -> int:
         """Count the tokens of both responses with their prompts.
@@ -188,3 +176,16 @@ class PreferenceDataModule(DynamicBatchDataModule):
             Number of tokens.
         """
         return len(example.chosen.input_ids) + len(example.rejected.input_ids)
+
+
+def _encode_demonstration(
+    record: DemonstrationRecord, encoder: DialogueEncoder, train_on: TrainOn
+) -> list[TokenExample]:
+    return [encoder.encode_dialogue(record.messages, train_on)]
+
+
+def _encode_preference(
+    record: PreferenceRecord, encoder: DialogueEncoder, source_names: list[str]
+) -> list[PreferenceExample]:
+    pair = record.prompt, record.chosen, record.rejected
+    return [encoder.encode_pair(*pair, record.margin, source_names.index(record.source))]
