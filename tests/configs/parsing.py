@@ -21,6 +21,11 @@ BASES = sorted(
 )
 OVERLAYS = sorted((CONFIGS / "overlays").glob("*.yaml"))
 ABLATIONS = sorted((CONFIGS / "ablations").glob("*.yaml"))
+OF_THE_QUICKSTART = ("earlier_reward_model", "long_run", "policy_without_sft", "ptx")
+"""Ablations with folders or sizes of the quickstart; the others go on top of any configuration."""
+REWARD_ABLATIONS = [path for path in ABLATIONS if path.stem == "earlier_reward_model"]
+"""Ablations of reward modelling; the others are of PPO."""
+PPO_ABLATIONS = [path for path in ABLATIONS if path not in REWARD_ABLATIONS]
 
 
 class _ParserBuiltError(Exception):
