@@ -53,7 +53,7 @@ class Quickstart:
     def prepare(self) -> None:
         """Write the world, train the SFT model, label preferences and train the reward model."""
         self.write_world()
-        self.fit_sft()
+        self.fit_sft("sft.yaml")
         self.label_preferences()
         self.fit_reward("reward.yaml")
 
@@ -64,9 +64,9 @@ class Quickstart:
             *("--world", self.world, "--language", self.language, "--n_heldout_prompts", "512"),
         )
 
-    def fit_sft(self) -> None:
-        """Train the SFT model."""
-        self.fit(["sft.yaml"], seeded=["--data.seed"])
+    def fit_sft(self, *configs: str | Path) -> None:
+        """Train the SFT model, from configurations given by name or path."""
+        self.fit(configs, seeded=["--data.seed"])
 
     def label_preferences(self) -> None:
         """Sample pairs of the SFT model's responses, and label them."""

@@ -1,0 +1,259 @@
+"""Reproduce the paper's figures on the built-in world.
+
+    python -m benchmarks.reproduce list
+    python -m benchmarks.reproduce run fig4 fig7 --parallel 2
+    python -m benchmarks.reproduce page
+
+`list` shows the figures with their budget and what there is. `run` trains what is missing, and can
+be interrupted and repeated. `page` draws the figures and writes docs/reproduction.md.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from benchmarks.reproduce.page import write_page
+from benchmarks.reproduce.running import RESULTS, Plan, find_plan, start
+from benchmarks.reproduce.running import train as train_plan
+from benchmarks.reproduce.table import (
+    EXPERIMENTS,
+    FOUNDATION_SECONDS,
+    Arm,
+    Experiment,
+    total_seconds,
+)
+from lit_callbacks.output import format_duration
+from lit_rlhf.cli.command import Command, run_group
+
+CORES = 2
+REFRESH_SECONDS = 1.0
+
+
+def plan_experiment(
+    experiment: Experiment, output_dir: Path, results: Path, trial: bool, seeds: Sequence[int]
+) -> Iterator[Plan]:
+    """All runs of a figure: the foundations, which can be trained at a time, then seed by seed."""
+    chosen = seeds or experiment.seeds
+    for seed in chosen:
+        for foundation in experiment.needed_foundations():
+            yield Plan(foundation, seed, output_dir, results, trial)
+    for seed in chosen:
+        for arm in experiment.arms:
+            yield Plan(arm, seed, output_dir, results, trial)
+
+
+def seconds_of(plan: Plan) -> float:
+    """CPU seconds that the table has for a run."""
+    return plan.part.seconds if isinstance(plan.part, Arm) else FOUNDATION_SECONDS
+
+
+class Progress:
+    """The state of all processes: runs done of all, the time left, and each current run's line."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.total = len(plans)
+        self.done = 0
+        self.seconds_left = sum(map(seconds_of, plans))
+        self.seconds_done = 0.0
+        self.current: dict[str, Plan] = {}
+        self.started = time.monotonic()
+
+    def finish(self, plan: Plan) -> None:
+        """Count a finished run."""
+        self.done += 1
+        self.seconds_left -= seconds_of(plan)
+        self.seconds_done += seconds_of(plan)
+
+    def time_left(self) -> str:
+        """The time left at the pace so far."""
+        if not self.seconds_done:
+            return "-"
+        pace = (time.monotonic() - self.started) / self.seconds_done
+        return format_duration(pace * self.seconds_left)
+
+    def __rich__(self) -> Table:
+        """Build the view."""
+        table = Table.grid(padding=(0, 2))
+        passed = format_duration(time.monotonic() - self.started)
+        table.add_row(f"{self.done}/{self.total} runs", f"{passed}, {self.time_left()} left")
+        for name, plan in list(self.current.items()):
+            table.add_row(name, last_line(plan.log))
+        return table
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty."""
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+class Runner:
+    """Trains plans in processes, each run once, and ends the processes when it is interrupted."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self.progress = progress
+        self.console = console
+        self.stopped = False
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._locks: dict[Path, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def run(self, plan: Plan) -> None:
+        """Train a plan, after what it starts from.
+
+        Raises:
+            RuntimeError: If a process has failed; the error names its log.
+        """
+        for needed in plan.chain() if not plan.is_finished() else ():
+            with self._guard:
+                lock = self._locks.setdefault(needed.result, threading.Lock())
+            with lock:  # another figure may need the same run
+                if not (self.stopped or needed.is_ready()):
+                    self._train(needed)
+        self.progress.finish(plan)
+
+    def _train(self, plan: Plan) -> None:
+        name = f"{plan.part.name}, seed {plan.seed}"
+        begun = time.monotonic()
+        process = start(plan)
+        self._processes.add(process)
+        self.progress.current[name] = plan
+        try:
+            status = process.wait()
+        finally:
+            self._processes.discard(process)
+            self.progress.current.pop(name, None)
+        if status and not self.stopped:
+            raise RuntimeError(f"{name}: the process ended with status {status}, see {plan.log}")
+        if not status:
+            passed = format_duration(time.monotonic() - begun)
+            self.console.print(f"{name}: finished in {passed}", highlight=False)
+
+    def stop(self) -> None:
+        """End the processes; their runs resume the next time."""
+        self.stopped = True
+        for process in list(self._processes):
+            process.terminate()
+
+
+def run(
+    figures: list[str],
+    output_dir: str = "runs/reproduction",
+    results: str = str(RESULTS),
+    seeds: tuple[int, ...] = (),
+    parallel: int = 1,
+    trial: bool = False,
+) -> None:
+    """Train the runs of figures that are missing, in the order given.
+
+    Args:
+        figures: Names of figures, or `all`.
+        output_dir: Folder for models and logs.
+        results: Folder of the results.
+        seeds: Seeds to run, instead of those of the table.
+        parallel: Number of processes at a time, with one thread each.
+        trial: Cut all stages to a few batches, to try the commands. Give it folders of its own.
+    """
+    chosen = list(EXPERIMENTS) if figures == ["all"] else figures
+    if unknown := [name for name in chosen if name not in EXPERIMENTS]:
+        raise ValueError(
+            f"figures: expected some of {', '.join(EXPERIMENTS)} or all, got {', '.join(unknown)}"
+        )
+    plans = [
+        plan
+        for name in chosen
+        for plan in plan_experiment(
+            EXPERIMENTS[name], Path(output_dir), Path(results), trial, seeds
+        )
+    ]
+    plans = [plan for plan in dict.fromkeys(plans) if not plan.is_finished()]
+    console = Console(stderr=True)
+    progress = Progress(plans)
+    runner = Runner(progress, console)
+    # as Ctrl-C does: without it the processes would outlive this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with Live(progress, console=console, refresh_per_second=1 / REFRESH_SECONDS, transient=True):
+        pool = ThreadPoolExecutor(parallel)
+        try:
+            for done in [pool.submit(runner.run, plan) for plan in plans]:
+                done.result()
+        finally:
+            runner.stop()
+            pool.shutdown(cancel_futures=True)
+    console.print(f"{progress.done} of {progress.total} runs trained.", highlight=False)
+
+
+def list_figures(results: str = str(RESULTS)) -> None:
+    """List the figures with their arms, budget, and how many runs are finished.
+
+    Args:
+        results: Folder of the results.
+    """
+    minutes = f"minutes\non {CORES} cores"
+    table = Table("figure", "arms", "seeds", "finished", minutes, "title")
+    for experiment in EXPERIMENTS.values():
+        plans = list(plan_experiment(experiment, Path(), Path(results), False, ()))
+        finished = sum(plan.is_finished() for plan in plans)
+        table.add_row(
+            experiment.name,
+            str(len(experiment.arms)),
+            str(len(experiment.seeds)),
+            f"{finished}/{len(plans)}",
+            f"{experiment.seconds() / CORES / 60:.0f}",
+            experiment.title,
+        )
+    console = Console()
+    console.print(table)
+    hours = total_seconds() / CORES / 3600
+    console.print(f"All runs, each counted once: {hours:.1f} hours on {CORES} cores.")
+
+
+def train(name: str, seed: int, output_dir: str, results: str, trial: bool = False) -> None:
+    """Train one run in this process; `run` calls it.
+
+    Args:
+        name: Name of a foundation or an arm.
+        seed: Its seed.
+        output_dir: Folder for models and logs.
+        results: Folder of the results.
+        trial: Cut all stages to a few batches.
+    """
+    train_plan(find_plan(name, seed, output_dir, results, trial))
+
+
+def page(results: str = str(RESULTS), docs: str = "docs") -> None:
+    """Draw the figures and write the page, from the results that there are.
+
+    Args:
+        results: Folder of the results.
+        docs: Folder of the page; the figures go to images/reproduction in it.
+    """
+    for path in write_page(Path(results), Path(docs)):
+        print(path)
+
+
+FIGURES_HELP = "Names of figures, as `list` shows them, or `all`."
+COMMANDS = {
+    "list": Command(list_figures),
+    "run": Command(run, words={"figures": FIGURES_HELP}),
+    "train": Command(train),
+    "page": Command(page),
+}
+
+if __name__ == "__main__":
+    run_group(COMMANDS, sys.argv[1:], "python -m benchmarks.reproduce")

@@ -1,0 +1,295 @@
+"""The figures, in the arrangement of the paper's: means over seeds, with the range as a band."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.reproduce.claims import Runs, Value
+from benchmarks.reproduce.table import Arm, Experiment, Foundation
+
+COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLE = {
+    "figure.constrained_layout.use": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "legend.frameon": False,
+    "svg.hashsalt": "reproduction",  # the same data give the same file
+    "svg.fonttype": "none",
+}
+TITLES = {
+    "score": "reward model's score",
+    "gold": "gold reward",
+    "kl": "KL to the SFT policy, nats per response",
+    "response_length": "response length, tokens",
+    "perplexity": "perplexity of the responses",
+    "win": "wins against SFT by gold, share",
+    "policy_loss": "policy loss",
+    "value_loss": "value loss",
+    "explained_variance": "critic's explained variance",
+}
+SIGNED_LOG = ("kl", "value_loss")
+FLOORS = {"explained_variance": -1.0}
+COLUMNS = 4
+OUTCOMES = {"win": "#0072B2", "tie": "#D9D9D9", "lose": "#D55E00"}
+Results = Mapping[int, Runs]
+
+
+def runs_of(part: Arm | Foundation, results: Results) -> list[Mapping[str, Any]]:
+    """The results of an arm or foundation, one per seed."""
+    return [runs[part.name] for runs in results.values() if part.name in runs]
+
+
+def draw(experiment: Experiment, results: Results) -> Figure | None:
+    """Draw a figure from the results that there are.
+
+    Args:
+        experiment: The figure.
+        results: Results by seed; only the seeds of the figure are drawn.
+
+    Returns:
+        The figure; `None` if it has no run yet.
+    """
+    chosen = {seed: runs for seed, runs in results.items() if seed in experiment.seeds}
+    parts: list[Arm | Foundation] = [*experiment.arms, *experiment.foundations]
+    names = {part.name for part in parts}
+    if not any(names & runs.keys() for runs in chosen.values()):
+        return None
+    drawing = {
+        "curves": draw_curves,
+        "differences": draw_differences,
+        "accuracy": draw_accuracy,
+        "outcomes": draw_outcomes,
+        "language": draw_language,
+        "distribution": draw_distribution,
+        "frontier": draw_frontier,
+        "monitors": draw_monitors,
+        "tricks": draw_tricks,
+    }[experiment.kind]
+    with rc_context(STYLE):  # type: ignore[arg-type]  # older stubs type the keys
+        return drawing(experiment, chosen)
+
+
+def band(
+    axis: Axes,
+    courses: Sequence[Sequence[float | None]],
+    steps: Sequence[float],
+    label: str,
+    color: str,
+) -> None:
+    """Draw the mean of courses as a line, and their range as a band."""
+    size = min([len(steps), *map(len, courses)])
+    values = np.array([course[:size] for course in courses], float)
+    shown = ~np.isnan(values).all(axis=0)  # the policy has no loss while the critic is pre-trained
+    values, x = values[:, shown], np.array(steps[:size], float)[shown]
+    axis.plot(x, np.nanmean(values, axis=0), color=color, linewidth=1.6, label=label)
+    axis.fill_between(
+        x,
+        np.nanmin(values, axis=0),
+        np.nanmax(values, axis=0),
+        color=color,
+        alpha=0.18,
+        linewidth=0,
+    )
+
+
+def finish_panel(axis: Axes, measure: str) -> None:
+    """Title, scale and grid of a panel."""
+    if measure in SIGNED_LOG and axis.dataLim.y1 > 5.0:
+        axis.set_yscale("symlog", linthresh=1.0)
+        axis.yaxis.set_major_formatter("{x:g}")
+    if measure in FLOORS:
+        axis.set_ylim(bottom=max(axis.get_ylim()[0], FLOORS[measure]))
+    axis.set_title(TITLES.get(measure, measure))
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_course(axis: Axes, measure: str, arms: Sequence[Arm], results: Results) -> None:
+    """Draw a measure of several arms over their iterations."""
+    for arm, color in zip(arms, cycle(COLORS), strict=False):
+        found = runs_of(arm, results)
+        # gold is measured on the same held-out prompts in every sample, so it is less noisy there
+        kind = "samples" if measure in ("gold", "win") else "curves"
+        courses = [run[kind][measure] for run in found]
+        if courses:
+            steps = found[0][kind]["iteration"]
+            band(axis, courses, steps, arm.label, color)
+    if measure == "gold":
+        starts = [
+            Value(arm, "gold", "start").of(r)
+            for r in results.values()
+            for arm in arms
+            if arm.name in r
+        ]
+        axis.axhline(float(np.mean(starts)), color="#555555", linestyle="--", linewidth=1.0)
+    finish_panel(axis, measure)
+
+
+def draw_curves(experiment: Experiment, results: Results) -> Figure:
+    """One panel per measure, one line per arm; the dashed line is SFT's gold."""
+    columns = min(COLUMNS, len(experiment.panels))
+    rows = math.ceil(len(experiment.panels) / columns)
+    figure = Figure(figsize=(3.0 * columns, 2.3 * rows + 0.7))
+    axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for unused in axes[len(experiment.panels) :]:
+        unused.set_axis_off()
+    for axis, measure in zip(axes, experiment.panels, strict=False):
+        draw_course(axis, measure, experiment.arms, results)
+        axis.set_xlabel("PPO iteration")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=min(4, len(labels)), fontsize=9
+    )
+    return figure
+
+
+def draw_differences(experiment: Experiment, results: Results) -> Figure:
+    """Histograms of chosen minus rejected score, a panel for each language."""
+    figure = Figure(figsize=(7.0, 2.8))
+    for axis, foundation in zip(figure.subplots(1, 2), experiment.foundations, strict=True):
+        for run, color in zip(runs_of(foundation, results), cycle(COLORS), strict=False):
+            axis.stairs(run["histogram"], run["histogram_edges"], color=color)
+        axis.axvline(0.0, color="black", linewidth=0.8)
+        axis.set_title({"en": "English", "zh": "Chinese"}[foundation.language])
+        axis.set_xlabel("chosen minus rejected score, a line per seed")
+    return figure
+
+
+def draw_accuracy(experiment: Experiment, results: Results) -> Figure:
+    """Accuracy over the steps of reward modelling, and PPO on an early and the last model."""
+    figure = Figure(figsize=(10.0, 2.9))
+    first, *others = figure.subplots(1, 1 + len(experiment.panels))
+    for foundation, color in zip(experiment.foundations, COLORS, strict=False):
+        found = runs_of(foundation, results)
+        if found:
+            courses = [run["curves"]["accuracy"] for run in found]
+            smooth = [moving_mean(course) for course in courses]
+            label = f"{foundation.language}, {'a fifth' if foundation.overlays else 'all'}"
+            band(first, smooth, found[0]["curves"]["step"], label, color)
+    finish_panel(first, "accuracy in training batches")
+    first.set_xlabel("step of reward modelling")
+    first.legend(fontsize=8)
+    for axis, measure in zip(others, experiment.panels, strict=True):
+        draw_course(axis, measure, experiment.arms, results)
+        axis.set_xlabel("PPO iteration")
+    others[0].legend(fontsize=8)
+    return figure
+
+
+def moving_mean(values: Sequence[float], width: int = 9) -> list[float]:
+    """Mean over a window around each value."""
+    half = width // 2
+    return [float(np.mean(values[max(0, i - half) : i + half + 1])) for i in range(len(values))]
+
+
+def draw_outcomes(experiment: Experiment, results: Results) -> Figure:
+    """Win, tie and lose as stacked bars, as in Figure 10; means over seeds."""
+    figure = Figure(figsize=(6.6, 2.6))
+    axis = figure.subplots()
+    bars = [(arm, kind) for arm in experiment.arms for kind in ("helpful", "harmless")]
+    for place, (arm, kind) in enumerate(bars):
+        left = 0.0
+        found = [run["preferences"][kind] for run in runs_of(arm, results)]
+        for outcome, color in OUTCOMES.items() if found else ():
+            share = float(np.mean([run[outcome] for run in found]))
+            label = outcome if place == 0 else None
+            axis.barh(place, share, left=left, color=color, height=0.6, label=label)
+            axis.text(left + share / 2, place, f"{100 * share:.0f}", ha="center", va="center")
+            left += share
+    names = [f"{arm.foundation.language}, {kind}" for arm, kind in bars]
+    axis.set_yticks(range(len(bars)), names)
+    axis.invert_yaxis()
+    axis.set_xlabel("share of prompts, PPO-max against SFT by gold")
+    figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+def draw_language(experiment: Experiment, results: Results) -> Figure:
+    """Perplexity of unseen text before and after PPO, as bars with the range over seeds."""
+    figure = Figure(figsize=(5.0, 2.8))
+    axis = figure.subplots()
+    before = Value(experiment.arms[0], "text_perplexity.sft")
+    named = {"SFT": before} | {
+        arm.label: Value(arm, "text_perplexity.policy") for arm in experiment.arms
+    }
+    draw_bars(axis, named, results)
+    axis.set_ylabel("perplexity of unseen text")
+    return figure
+
+
+def draw_bars(axis: Axes, named: Mapping[str, Value], results: Results) -> None:
+    """Means of numbers as bars, with the seeds as points; `None` of a monitor is left out."""
+    for place, value in enumerate(named.values()):
+        numbers = [value.of(runs) for runs in results.values() if value.part.name in runs]
+        finite = [number for number in numbers if math.isfinite(number)]
+        if finite:
+            axis.bar(place, float(np.mean(finite)), color="#9ecae1")
+            axis.plot([place] * len(finite), finite, "k.", markersize=4)
+    axis.set_xticks(range(len(named)), list(named), rotation=30, ha="right", fontsize=8)
+
+
+def draw_distribution(experiment: Experiment, results: Results) -> Figure:
+    """Histograms of the scores of held-out prompts over the course of a run, of the first seed."""
+    figure = Figure(figsize=(6.0, 3.4))
+    axis = figure.subplots()
+    samples = runs_of(experiment.arms[0], results)[0]["samples"]
+    steps = samples["iteration"]
+    for row, (step, counts) in enumerate(zip(steps, samples["histograms"], strict=True)):
+        color = str(0.8 - 0.8 * row / max(1, len(steps) - 1))
+        edges = samples["histogram_edges"]
+        axis.stairs(counts, edges, color=color, label=f"iteration {step}")
+    axis.set_xlabel("reward model's score")
+    axis.set_ylabel("held-out prompts")
+    axis.legend(fontsize=8)
+    return figure
+
+
+def draw_frontier(experiment: Experiment, results: Results) -> Figure:
+    """Gold and score over the root of KL, as Gao et al. draw them."""
+    figure = Figure(figsize=(8.0, 3.2))
+    for axis, measure in zip(figure.subplots(1, 2), ("gold", "score"), strict=True):
+        for arm, color in zip(experiment.arms, COLORS, strict=False):
+            for number, run in enumerate(runs_of(arm, results)):
+                samples = run["samples"]
+                root_kl = np.sqrt(np.maximum(0.0, np.array(samples["kl"], float)))
+                label = arm.label if number == 0 else None
+                axis.plot(root_kl, samples[measure], ".-", color=color, alpha=0.7, label=label)
+        finish_panel(axis, measure)
+        axis.set_xlabel("root of KL to SFT, nats per response")
+    figure.axes[0].legend(fontsize=8)
+    return figure
+
+
+def draw_monitors(experiment: Experiment, results: Results) -> Figure:
+    """First iteration at which each monitor warns in vanilla PPO."""
+    figure = Figure(figsize=(6.0, 3.2))
+    axis = figure.subplots()
+    arm = experiment.arms[0]
+    signals = runs_of(arm, results)[0]["first_warning"]
+    draw_bars(axis, {s: Value(arm, f"first_warning.{s}") for s in signals}, results)
+    axis.set_ylabel("first iteration with a warning")
+    return figure
+
+
+def draw_tricks(experiment: Experiment, results: Results) -> Figure:
+    """Final gold of all arms as bars; the dashed line is SFT."""
+    figure = Figure(figsize=(9.0, 3.6))
+    axis = figure.subplots()
+    draw_bars(axis, {arm.label: Value(arm, "gold") for arm in experiment.arms}, results)
+    first = Value(experiment.arms[0], "gold", "start")
+    starts = [first.of(runs) for runs in results.values() if first.part.name in runs]
+    if starts:
+        axis.axhline(float(np.mean(starts)), color="#555555", linestyle="--", label="SFT")
+        axis.legend(fontsize=8)
+    axis.set_ylabel("gold reward at the end")
+    return figure

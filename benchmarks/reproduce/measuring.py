@@ -1,0 +1,251 @@
+"""What is kept of a run: curves, samples over its course, and the verdicts of its monitors."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarks.reproduce.table import Arm, Foundation
+from lit_callbacks import Level, Monitor, default_monitors, read_logged_steps, replay_steps
+from lit_rlhf.lab import gold_reward, parse_request, read_world, render_prompt, well_formed
+
+CURVES = {
+    "score": "rollout/score",
+    "gold": "rollout/gold",
+    "kl": "rollout/kl",
+    "response_length": "rollout/response_length",
+    "perplexity": "rollout/perplexity",
+    "entropy": "rollout/entropy",
+    "policy_loss": "ppo/policy_loss",
+    "value_loss": "ppo/value_loss",
+    "explained_variance": "ppo/explained_variance",
+}
+"""Keys of the logged metrics by the name of the measure."""
+POINTS = 70
+"""Points of a curve; a longer run is averaged over equal parts."""
+BINS = 24
+TEST_PAIRS = 1000
+TEXTS = 200
+
+
+def rounded(values: Sequence[float]) -> list[float | None]:
+    """Numbers with five digits; `None` for those that are not finite, which JSON lacks."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+
+
+def averaged(values: Sequence[float]) -> list[float]:
+    """Means over at most `POINTS` equal parts."""
+    parts = np.array_split(np.asarray(values, float), min(POINTS, len(values)))
+    return [float(part.mean()) for part in parts]
+
+
+# --- PPO runs
+
+
+def measure_run(root: Path, arm: Arm, seed: int) -> dict[str, Any]:
+    """Measure a finished PPO run.
+
+    Args:
+        root: Folder of its foundation.
+        arm: The run's arm.
+        seed: Its seed.
+    """
+    log = root / "logs" / arm.name
+    result: dict[str, Any] = {
+        "curves": read_curves(log),
+        "samples": summarize_samples(log / "samples.jsonl", read_prompts(root)),
+        **replay_monitors(log),
+    }
+    if "preferences" in arm.evaluations:
+        result["preferences"] = compare_responses(root / arm.name / "responses.jsonl")
+    if "language" in arm.evaluations:
+        texts = unseen_texts(root, seed)
+        result["text_perplexity"] = {
+            name: measure_perplexity(root / folder, texts)
+            for name, folder in (("sft", "sft"), ("policy", arm.name))
+        }
+    return result
+
+
+def read_curves(log: Path) -> dict[str, list[float | None]]:
+    """The logged metrics over the iterations."""
+    steps = [step for step in read_logged_steps(str(log)) if CURVES["score"] in step.scalars]
+    curves = {"iteration": rounded(averaged([step.step for step in steps]))}
+    for name, key in CURVES.items():
+        # a critic that is pre-trained alone logs no policy loss
+        values = [step.scalars.get(key, math.nan) for step in steps]
+        curves[name] = rounded(averaged(values))
+    return curves
+
+
+def read_prompts(root: Path) -> list[str]:
+    """The held-out prompts as the models read them."""
+    lines = (root / "world" / "prompts_heldout.jsonl").read_text("utf-8").splitlines()
+    return [render_prompt(json.loads(line)["prompt"]) for line in lines]
+
+
+def summarize_samples(path: Path, prompts: Sequence[str]) -> dict[str, Any]:
+    """Gold, wins against the policy at the start, and scores, over the course of a run.
+
+    Args:
+        path: File of a `SampleTimeline`, whose first samples are those of the SFT policy.
+        prompts: The prompts as the models read them.
+    """
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    steps = {step: list(rows) for step, rows in groupby(lines, lambda line: line["step"])}
+    scores = [line["score"] for line in lines]
+    edges = np.linspace(min(scores), max(scores) + 1e-6, BINS + 1)
+    columns: dict[str, list[Any]] = {"iteration": list(steps)}
+    histograms = []
+    start: list[float] | None = None
+    for rows in steps.values():
+        asked = [prompts[row["prompt_index"]] for row in rows]
+        responses = [row["response"] for row in rows]
+        gold = gold_reward(asked, responses, [not row["truncated"] for row in rows])
+        start = start or gold
+        score = [row["score"] for row in rows]
+        outcomes = count_outcomes(gold, start)
+        values = {
+            "gold": fmean(gold),
+            "gold_std": float(np.std(gold)),
+            "well_formed": fmean(well_formed(asked, responses)),
+            "score": fmean(score),
+            "score_skewness": skewness(score),
+            "kl": fmean(row["kl"] for row in rows),
+            "response_length": fmean(row["length"] for row in rows),
+            **outcomes,
+        }
+        for name, value in values.items():
+            columns.setdefault(name, []).extend(rounded([value]))
+        histograms.append(np.histogram(score, edges)[0].tolist())
+    return {**columns, "histogram_edges": rounded(edges.tolist()), "histograms": histograms}
+
+
+def count_outcomes(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Shares of prompts on which the first is better, equal and worse."""
+    pairs = list(zip(ours, theirs, strict=True))
+    return {
+        "win": fmean(a > b for a, b in pairs),
+        "tie": fmean(a == b for a, b in pairs),
+        "lose": fmean(a < b for a, b in pairs),
+    }
+
+
+def skewness(values: Sequence[float]) -> float:
+    """Third standardized moment; 0 for equal values."""
+    centred = np.asarray(values, float) - fmean(values)
+    spread = float(centred.std())
+    return float((centred**3).mean() / spread**3) if spread > 0 else 0.0
+
+
+def replay_monitors(log: Path) -> dict[str, Any]:
+    """First iteration at which each monitor is beyond its threshold, and that of the verdict."""
+
+    def first(monitors: list[Monitor], votes: int) -> int | None:
+        verdicts = replay_steps(read_logged_steps(str(log)), monitors, votes)
+        return next((step for step, found in verdicts if found.level is Level.COLLAPSED), None)
+
+    signals = dict.fromkeys(monitor.vote for monitor in default_monitors())
+    return {
+        "flagged_at": first(default_monitors(), 2),
+        "first_warning": {
+            signal: first([monitor for monitor in default_monitors() if monitor.vote == signal], 1)
+            for signal in signals
+        },
+    }
+
+
+def compare_responses(path: Path) -> dict[str, dict[str, float]]:
+    """Wins of a policy against SFT by gold, for helpful and harmful requests."""
+    by_policy: dict[str, dict[str, list[float]]] = {}
+    for line in path.read_text("utf-8").splitlines():
+        record = json.loads(line)
+        harmful = parse_request(render_prompt(record["prompt"])).harmful
+        kind = "harmless" if harmful else "helpful"
+        (gold,) = (v for name, v in record["scores"].items() if name.endswith("gold_reward"))
+        by_policy.setdefault(record["policy"], {}).setdefault(kind, []).append(gold)
+    sft, policy = by_policy.values()
+    return {kind: count_outcomes(policy[kind], sft[kind]) for kind in ("helpful", "harmless")}
+
+
+# --- language
+
+
+def unseen_texts(root: Path, seed: int) -> list[str]:
+    """Dialogues of the world that no stage has seen."""
+    world = read_world(root / "world")
+    rng = random.Random(f"unseen {seed}")
+    return [
+        f"{render_prompt(prompt)} {world.sample_demonstration(prompt, rng)}"
+        for prompt in world.sample_held_out_prompts(TEXTS, seed + 1)
+    ]
+
+
+def measure_perplexity(folder: Path, texts: Sequence[str]) -> float:
+    """Perplexity per token of a language model on texts."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.train(False)
+    nats = tokens = 0.0
+    with torch.no_grad():
+        for text in texts:
+            ids = tokenizer(text, return_tensors="pt").input_ids
+            nats += float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
+            tokens += ids.shape[1] - 1
+    return float(f"{math.exp(nats / tokens):.5g}")
+
+
+# --- reward models
+
+
+def measure_foundation(
+    root: Path, foundation: Foundation, seed: int, trial: bool = False
+) -> dict[str, Any]:
+    """Measure a reward model: accuracy over its training, and differences on unseen pairs.
+
+    Args:
+        root: Folder of the foundation.
+        foundation: What it is.
+        seed: Its seed.
+        trial: Whether a few pairs are enough.
+    """
+    from lit_rlhf.cli.lab import sample_preferences
+    from lit_rlhf.data import DataSource
+    from lit_rlhf.evaluation import choose_device
+    from lit_rlhf.evaluation.reward_report import score_pairs
+    from lit_rlhf.files import write_json_lines
+    from lit_rlhf.models import ModelOptions
+
+    pairs = root / "world" / "preferences_test.jsonl"
+    if not pairs.is_file():
+        # labels of prompts that the training pairs have too, with other responses
+        size = 16 if trial else TEST_PAIRS
+        policy, test_seed = str(root / "sft"), seed + 1_000_000
+        write_json_lines(pairs, sample_preferences(policy, root / "world", size, test_seed))
+    model, sources = str(root / "reward"), [DataSource(str(pairs))]
+    scored = score_pairs(model, sources, None, ModelOptions(), choose_device("cpu"))
+    differences = scored.chosen - scored.rejected
+    limit = float(np.abs(differences).max()) + 1e-6
+    edges = np.linspace(-limit, limit, BINS + 1)
+    steps = read_logged_steps(str(root / "logs" / "reward"))
+    accuracy = [(s.step, s.scalars[k]) for s in steps if (k := "reward/accuracy") in s.scalars]
+    return {
+        "accuracy": float(np.mean(differences > 0)),
+        "histogram": np.histogram(differences, edges)[0].tolist(),
+        "histogram_edges": rounded(edges.tolist()),
+        "curves": {
+            "step": rounded([step for step, _ in accuracy]),
+            "accuracy": rounded([value for _, value in accuracy]),
+        },
+    }

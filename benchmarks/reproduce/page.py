@@ -1,0 +1,95 @@
+"""docs/reproduction.md and its figures, from the results."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reproduce.claims import CLAIMS, MIN_SEEDS, Verdict, judge
+from benchmarks.reproduce.drawing import Results, draw
+from benchmarks.reproduce.table import EXPERIMENTS, arms_by_name, foundations_by_name, total_seconds
+from lit_rlhf.files import write_text
+
+PAGE = "reproduction.md"
+IMAGES = "images/reproduction"
+TEMPLATE = Path(__file__).with_name("page.md")
+
+
+def read_results(folder: Path) -> dict[int, dict[str, Mapping[str, Any]]]:
+    """The results by seed and by the name of arm or foundation; trials are left out."""
+    known = arms_by_name().keys() | foundations_by_name().keys()
+    results: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text("utf-8"))
+        if result["name"] in known and not result["trial"]:
+            results.setdefault(result["seed"], {})[result["name"]] = result
+    return dict(sorted(results.items()))
+
+
+def write_page(results_folder: Path, docs: Path) -> Iterator[Path]:
+    """Draw every figure that has a run, and write the page.
+
+    Args:
+        results_folder: Folder of the results.
+        docs: Folder of the page.
+
+    Yields:
+        The paths that were written.
+    """
+    results = read_results(results_folder)
+    drawn = []
+    for experiment in EXPERIMENTS.values():
+        figure = draw(experiment, results)
+        path = docs / IMAGES / f"{experiment.name}.svg"
+        if figure is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, metadata={"Date": None})  # the same data give the same file
+            drawn.append(experiment.name)
+            yield path
+    yield write_text(docs / PAGE, format_page(results, drawn))
+
+
+def format_page(results: Results, drawn: list[str]) -> str:
+    """The page as Markdown.
+
+    Args:
+        results: Results by seed.
+        drawn: Names of the figures that are drawn.
+    """
+    findings = [judge(claim, results) for claim in CLAIMS]
+    counts = Counter(finding.verdict for finding in findings)
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    versions = sorted(
+        {
+            ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+            for runs in results.values()
+            for run in runs.values()
+        }
+    )
+    measured = sum(len(runs) for runs in results.values())
+    rows = []
+    for number, (claim, finding) in enumerate(zip(CLAIMS, findings, strict=True), start=1):
+        seeds = f"{finding.seeds} of {MIN_SEEDS} seeds so far"
+        shown = "<br>".join(finding.lines) or "-"
+        verdict = f"{finding.verdict}" + (
+            f" ({seeds})" if finding.verdict is Verdict.NOT_RUN and finding.seeds else ""
+        )
+        figure = claim.figure
+        link = f"[{figure}]({IMAGES}/{figure}.svg)" if figure in drawn else figure
+        rows.append(f"| {number} | {claim.source} | {claim.text} | {shown} | {verdict} | {link} |")
+    figures = [
+        f"### {EXPERIMENTS[name].title}\n\n![{EXPERIMENTS[name].title}]({IMAGES}/{name}.svg)\n"
+        for name in drawn
+    ]
+    return TEMPLATE.read_text("utf-8").format(
+        summary=summary,
+        measured=measured,
+        versions=f" with {'; '.join(versions)}" if versions else "",
+        rows="\n".join(rows),
+        figures="\n".join(figures) or "No run has finished yet.\n",
+        hours=f"{total_seconds() / 3600 / 2:.1f}",
+        min_seeds=MIN_SEEDS,
+    )

@@ -1,0 +1,303 @@
+"""The reproduction of the paper's figures: its table, verdicts, figures and page."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.reproduce import running
+from benchmarks.reproduce.claims import CLAIMS, Check, Claim, Runs, Value, Verdict, judge
+from benchmarks.reproduce.drawing import draw
+from benchmarks.reproduce.measuring import (
+    BINS,
+    averaged,
+    count_outcomes,
+    skewness,
+    summarize_samples,
+)
+from benchmarks.reproduce.page import IMAGES, PAGE, format_page, read_results
+from benchmarks.reproduce.running import RESULTS, Plan, subtract
+from benchmarks.reproduce.table import (
+    ADDED,
+    ENGLISH,
+    EXPERIMENTS,
+    FEW_PAIRS,
+    PPO_MAX,
+    VANILLA,
+    Arm,
+    Experiment,
+    arms_by_name,
+    total_seconds,
+)
+from lit_rlhf.cli.configs import find_config
+from lit_rlhf.lab import World, render_prompt
+
+ROOT = Path(__file__).resolve().parents[2]
+A, B = Arm("a", overlays=("no_ptx",)), Arm("b", overlays=("no_kl_penalty",))
+HIGHER = Check(Value(A, "gold"), ">", Value(B, "gold"))
+SHORTER = Check(Value(A, "response_length"), "<", Value(B, "response_length"))
+
+
+def run_of(gold: float, length: float = 8.0) -> dict[str, Any]:
+    return {"samples": {"gold": [0.0, gold], "response_length": [8.0, length]}, "curves": {}}
+
+
+def claim(*checks: Check, premise: Check | None = None) -> Claim:
+    return Claim("Section 0", "A is better.", "fig4", checks, premise)
+
+
+def results(*golds: tuple[float, float], lengths: tuple[float, float] = (8, 8)) -> dict[int, Runs]:
+    """Results of seeds with these final golds of A and B."""
+    return {
+        seed: {A.name: run_of(a, lengths[0]), B.name: run_of(b, lengths[1])}
+        for seed, (a, b) in enumerate(golds)
+    }
+
+
+WON, LOST = (1.0, 0.0), (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "verdict"),
+    [
+        (results(WON, WON, WON), claim(HIGHER), Verdict.CONFIRMED),
+        (results(WON, WON, LOST), claim(HIGHER), Verdict.CONFIRMED),  # two thirds
+        (results(WON, LOST, LOST), claim(HIGHER), Verdict.CONTRADICTED),
+        (results(WON, WON, WON, LOST, LOST), claim(HIGHER), Verdict.CONTRADICTED),
+        (results(WON, WON, WON, lengths=(9, 8)), claim(HIGHER, SHORTER), Verdict.PARTLY),
+        (results(WON, WON, WON, lengths=(7, 8)), claim(HIGHER, SHORTER), Verdict.CONFIRMED),
+        (results(WON, WON, WON), claim(HIGHER, premise=SHORTER), Verdict.NOT_AT_THIS_SCALE),
+        (results(WON, WON), claim(HIGHER), Verdict.NOT_RUN),
+        ({}, claim(HIGHER), Verdict.NOT_RUN),
+        ({s: {A.name: run_of(1.0)} for s in range(3)}, claim(HIGHER), Verdict.NOT_RUN),
+        (results((math.nan, 0.0), WON, LOST), claim(HIGHER), Verdict.CONTRADICTED),
+    ],
+)
+def test_verdicts(found: dict[int, Runs], asked: Claim, verdict: Verdict) -> None:
+    assert judge(asked, found).verdict is verdict
+
+
+def test_a_verdict_says_what_was_compared() -> None:
+    check = Check(Value(A, "gold"), ">", Value(B, "gold", "start"), factor=2.0, margin=-0.5)
+
+    (line,) = judge(claim(check), results((1.0, 0.0), (1.2, 0.0), (-1.4, 0.0))).lines
+
+    expected = "gold of a 0.267 ± 1.4 above 2 x gold at the start of b 0 ± 0 - 0.5: 2 of 3 seeds"
+    assert line == expected
+
+
+def test_values_of_courses_and_single_numbers() -> None:
+    curve = [None, 1.0, *([3.0] * 16), 4.0, 6.0]
+    run = {"curves": {"kl": curve}, "preferences": {"helpful": {"win": 0.4}}, "first_warning": {}}
+    runs = {A.name: run}
+
+    found = {at: Value(A, "kl", at).of(runs) for at in ("start", "end", "peak", "low", "early")}
+
+    assert found == {"start": 2.0, "end": 5.0, "peak": 6.0, "low": 1.0, "early": 2.5}
+    assert Value(A, "preferences.helpful.win").of(runs) == 0.4
+    assert math.isnan(Value(A, "preferences.harmless.win").of(runs))
+    assert Value(A, "first_warning.kl").of(runs) == math.inf  # a monitor that never warned
+
+
+# --- the table
+
+
+def parts_of(experiment: Experiment) -> set[str]:
+    foundations = {foundation.name for foundation in experiment.needed_foundations()}
+    return foundations | {arm.name for arm in experiment.arms}
+
+
+def test_every_claim_is_measured_by_its_figure() -> None:
+    assert len(CLAIMS) >= 22
+    for asked in CLAIMS:
+        needed = asked.parts() - parts_of(EXPERIMENTS[asked.figure])
+        # a few compare with a run that another figure has
+        assert needed <= {VANILLA.name, PPO_MAX.name}, asked.text
+
+
+def test_arms_of_one_name_are_one_run() -> None:
+    arms = [arm for figure in EXPERIMENTS.values() for arm in figure.arms]
+    names = arms_by_name()
+
+    assert [arm for arm in arms if names[arm.name] != arm] == []
+    assert all(find_config(f"ablations/{name}") for arm in arms for name in arm.overlays)
+
+
+def test_the_budget_holds() -> None:
+    cores = 2
+    assert total_seconds() / cores <= 10 * 3600
+    assert {
+        n: e.seconds() / cores for n, e in EXPERIMENTS.items() if e.seconds() / cores > 3600
+    } == {}
+    assert all(len(figure.seeds) >= 3 for figure in EXPERIMENTS.values())
+    assert all(len(EXPERIMENTS[name].seeds) >= 5 for name in ("fig4", "fig6", "fig7"))
+
+
+def test_a_restored_trick_has_the_value_of_ppo_max(tmp_path: Path) -> None:
+    kept = Plan(ADDED[0], 0, tmp_path).configs()
+    base, switched_off = kept[0], kept[1]
+
+    assert ADDED[0].restored == ("no_kl_penalty",)
+    assert "kl_coef" in base["model"]["init_args"]["reward_shaping"]
+    assert "kl_coef" not in switched_off["model"]["init_args"]["reward_shaping"]
+    assert switched_off["model"]["init_args"]["reward_shaping"]["normalization"] is False
+    assert subtract({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 0}, "d": None}) == {"a": {"c": 2}}
+
+
+def test_a_key_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(VANILLA, 0, tmp_path)
+    key = plan.key()
+
+    assert plan.of(replace(VANILLA, label="another name")).key() == key
+    others = [replace(plan, seed=1), replace(plan, trial=True), plan.of(PPO_MAX)]
+    others.append(plan.of(replace(VANILLA, foundation=FEW_PAIRS)))
+    assert len({key, *(other.key() for other in others)}) == 5
+    monkeypatch.setattr(running, "code_hash", lambda: "other code")
+    assert plan.key() != key
+
+
+def test_a_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> None:
+    plan = Plan(VANILLA, 0, tmp_path, tmp_path)
+    assert not plan.is_finished()
+    plan.result.write_text(json.dumps({"key": plan.key()}), "utf-8")
+    assert plan.is_finished()
+    plan.result.write_text(json.dumps({"key": "of another configuration"}), "utf-8")
+    assert not plan.is_finished()
+
+
+def test_an_arm_comes_after_what_it_starts_from(tmp_path: Path) -> None:
+    arm = replace(VANILLA, foundation=FEW_PAIRS)
+    names = [plan.part.name for plan in Plan(arm, 0, tmp_path).chain()]
+
+    assert names == [ENGLISH.name, FEW_PAIRS.name, arm.name]
+
+
+# --- measures
+
+
+def test_samples_are_compared_with_those_of_the_start(tmp_path: Path) -> None:
+    prompts = [render_prompt(prompt) for prompt in World().sample_prompts(2, seed=0)]
+    row = {"score": 1.0, "kl": 0.5, "length": 3, "truncated": False}
+    rows = [
+        {"step": step, "prompt_index": index, "prompt": "", "response": response, **row}
+        for step, responses in ((0, ["iron.", "iron."]), (2, ["iron.", ""]))
+        for index, response in enumerate(responses)
+    ]
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+    found = summarize_samples(path, prompts)
+
+    assert found["iteration"] == [0, 2]
+    assert (found["win"], found["tie"], found["lose"]) == ([0, 0], [1, 0.5], [0, 0.5])
+    assert found["gold"][1] < found["gold"][0]
+    assert [sum(counts) for counts in found["histograms"]] == [2, 2]
+    assert len(found["histogram_edges"]) == BINS + 1
+
+
+def test_small_measures() -> None:
+    assert count_outcomes([1, 2, 3, 0], [1, 1, 1, 1]) == {"win": 0.5, "tie": 0.25, "lose": 0.25}
+    assert skewness([1.0, 1.0]) == 0.0
+    assert skewness([0.0, 0.0, 3.0]) == pytest.approx(1 / math.sqrt(2))
+    assert averaged([float(n) for n in range(140)])[:2] == [0.5, 2.5]
+
+
+# --- figures and page
+
+
+def made_up() -> dict[int, dict[str, Any]]:
+    """A result of every part for two seeds."""
+    course = {name: [0.0, 1.0, 2.0] for name in ("gold", "score", "kl", "win", "iteration")}
+    histogram = {"histogram": [1, 2, 1], "histogram_edges": [-2.0, -1.0, 1.0, 2.0]}
+    outcome = {"win": 0.5, "tie": 0.25, "lose": 0.25}
+    names = [name for figure in EXPERIMENTS.values() for name in sorted(parts_of(figure))]
+    panels = {panel for figure in EXPERIMENTS.values() for panel in figure.panels}
+    result = {
+        "curves": {
+            **{name: [None, 1.0, 9.0] for name in panels},
+            **{"iteration": [1, 2, 3], "step": [5, 10, 15], "accuracy": [0.5, 0.6, 0.7]},
+        },
+        "samples": {**course, "histograms": [[1, 2, 1]] * 3, "histogram_edges": [0, 1, 2, 3]},
+        "preferences": {"helpful": outcome, "harmless": outcome},
+        "text_perplexity": {"sft": 3.0, "policy": 4.0},
+        "first_warning": {"kl": 3, "reward": None},
+        "versions": {"torch": "0"},
+        **histogram,
+    }
+    return {seed: dict.fromkeys(names, result) for seed in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    "name", ["fig4", "fig2", "fig3", "fig10", "fig12", "fig13", "size", "monitors", "tricks"]
+)
+def test_a_figure_of_each_kind_is_drawn(tmp_path: Path, name: str) -> None:
+    figure = draw(EXPERIMENTS[name], made_up())
+
+    assert figure is not None
+    figure.savefig(tmp_path / "figure.svg")
+
+
+def test_a_figure_without_runs_is_none() -> None:
+    assert draw(EXPERIMENTS["fig4"], {}) is None
+    assert draw(EXPERIMENTS["fig4"], {99: made_up()[0]}) is None  # not a seed of it
+
+
+def test_the_page_is_that_of_the_committed_results() -> None:
+    found = read_results(RESULTS)
+    drawn = [name for name, figure in EXPERIMENTS.items() if draw(figure, found) is not None]
+
+    page = (ROOT / "docs" / PAGE).read_text("utf-8")
+    assert page == format_page(found, drawn)
+    images = {path.stem for path in (ROOT / "docs" / IMAGES).glob("*.svg")}
+    assert images == set(drawn)
+
+
+# --- a run
+
+
+@pytest.mark.slow
+def test_a_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "benchmarks.reproduce", "run", "fig4", "--trial", "true"),
+        *("--seeds", "[0]", "--output_dir", str(tmp_path / "runs")),
+        *("--results", str(tmp_path / "results")),
+    ]
+    log = tmp_path / "log.txt"
+    results = tmp_path / "results"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+        # the first checkpoint of the first PPO run
+        while not list(tmp_path.glob("runs/*/logs/vanilla/checkpoints/*")):
+            assert process.poll() is None, log.read_text("utf-8")
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert {path.name for path in results.iterdir()} == {"foundation-biased-en-seed_0.json"}
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ)
+    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+
+    assert {path.stem for path in results.iterdir()} == {
+        f"{name}-seed_0" for name in ("foundation-biased-en", "vanilla", "ppo_max")
+    }
+    (output,) = tmp_path.glob("runs/*/vanilla.log")
+    assert "resum" in output.read_text("utf-8").lower()
+    assert "0 of 0 runs trained" in again.stderr
+    curve = json.loads((results / "vanilla-seed_0.json").read_text("utf-8"))["curves"]
+    assert curve["iteration"] == [1, 2, 3, 4]
+    assert None not in curve["score"]
+    found = {
+        run["name"]: run for run in map(json.loads, (p.read_text() for p in results.iterdir()))
+    }
+    assert found["ppo_max"]["preferences"]["helpful"].keys() == {"win", "tie", "lose"}
+    assert found["foundation-biased-en"]["accuracy"] >= 0
+    assert read_results(results) == {}  # a trial is no result
