@@ -15,7 +15,7 @@ START_SECONDS = 20.0
 """CPU seconds of a PPO run besides its iterations, with one thread: imports, samples, measures."""
 ITERATION_SECONDS = {"ppo_max": 0.5, "vanilla": 0.9}
 """CPU seconds of an iteration."""
-ITERATIONS = 70
+ITERATIONS = 50
 """Iterations of the quickstart's runs."""
 FOUNDATION_SECONDS = 150.0
 """CPU seconds until PPO starts: world, SFT model, preferences and reward model."""
@@ -119,7 +119,7 @@ VANILLA = Arm("vanilla PPO", vanilla=True)
 PPO_MAX = Arm("PPO-max", evaluations=("preferences", "language"))
 KL = _vanilla("KL penalty 0.05", "kl_coef_0.05")
 CRITIC_PRETRAINED = Arm(
-    "with critic pre-training", vanilla=True, restored=("no_critic_pretraining",)
+    "critic pre-trained", vanilla=True, restored=("no_critic_pretraining",)
 )
 EARLY_MAX = Arm("PPO-max, earlier reward model", foundation=EARLIER)
 CHINESE_MAX = Arm("PPO-max, Chinese", foundation=CHINESE, evaluations=("preferences", "language"))
@@ -164,8 +164,12 @@ ENTROPY_FREE = Arm("entropy bonus, no bound", overlays=("entropy_bonus_unbounded
 RATIO_05 = _vanilla("ratio clip 0.5", "ratio_clip_0.5")
 GRADIENT_05 = _vanilla("gradient clip 0.5", "gradient_clip_0.5")
 GRADIENT_1 = Arm("gradient clip 1.0", vanilla=True, restored=("no_gradient_clip",))
-LAMBDAS = tuple(
-    _vanilla(f"lambda {value}", f"gae_lambda_{value}") for value in ("0", "0.5", "0.9", "0.95", "1")
+LAMBDAS = (
+    _vanilla("lambda 0", "gae_lambda_0"),
+    _vanilla("lambda 0.5", "gae_lambda_0.5"),
+    replace(VANILLA, label="lambda 0.9"),  # the quickstart's
+    _vanilla("lambda 0.95", "gae_lambda_0.95"),
+    _vanilla("lambda 1", "gae_lambda_1"),
 )
 LEFT_OUT = tuple(
     Arm(f"without {label}", overlays=(name,))
