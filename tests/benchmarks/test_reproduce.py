@@ -33,6 +33,7 @@ from benchmarks.reproduce.table import (
     EXPERIMENTS,
     FEW_PAIRS,
     PPO_MAX,
+    SEEDS,
     VANILLA,
     Arm,
     Experiment,
@@ -234,7 +235,7 @@ def made_up() -> dict[int, dict[str, Any]]:
         "versions": {"torch": "0"},
         **histogram,
     }
-    return {seed: dict.fromkeys(names, result) for seed in (0, 1)}
+    return {seed: dict.fromkeys(names, result) for seed in SEEDS[:2]}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_a_figure_of_each_kind_is_drawn(tmp_path: Path, name: str) -> None:
 
 def test_a_figure_without_runs_is_none() -> None:
     assert draw(EXPERIMENTS["fig4"], {}) is None
-    assert draw(EXPERIMENTS["fig4"], {99: made_up()[0]}) is None  # not a seed of it
+    assert draw(EXPERIMENTS["fig4"], {99: made_up()[SEEDS[0]]}) is None  # not a seed of it
 
 
 def test_the_page_is_that_of_the_committed_results() -> None:
