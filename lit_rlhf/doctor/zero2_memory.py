@@ -73,7 +73,8 @@ class PPOSizes:
         prompt_tokens: Longest prompt (`data.max_prompt_length`).
         response_tokens: Longest response (`sampling.max_new_tokens`).
         rollouts: Rollouts in progress on a GPU (`memory.rollout_batch_size`).
-        rows: Rollouts in a forward and backward on a GPU (`minibatches.micro_batch_size`).
+        rows: Most rollouts in a forward and backward on a GPU (`minibatches.micro_batch_size`).
+        micro_batch_tokens: Most tokens in one; `None`: no limit.
         scored_tokens: Most tokens in a forward of scoring: `memory.max_tokens_per_forward`, or all
             of an iteration on a GPU if they are fewer.
         gradient_checkpointing: Whether activations are computed again in the backward.
@@ -89,6 +90,7 @@ class PPOSizes:
     response_tokens: int
     rollouts: int
     rows: int
+    micro_batch_tokens: int | None = None
     scored_tokens: int = default_tokens_per_forward(torch.device("cuda"))
     gradient_checkpointing: bool = True
     offload_optimizer: bool = False
@@ -157,6 +159,9 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     states = zero2_model_states(shape.parameters, sizes.gpus, sizes.offload_optimizer)
     tokens = sizes.prompt_tokens + sizes.response_tokens
     logits = shape.vocabulary * sizes.response_tokens
+    learned = sizes.rows * tokens
+    if sizes.micro_batch_tokens is not None:
+        learned = min(learned, max(sizes.micro_batch_tokens, tokens))  # a long row is a part
     return PPOMemory(
         trained=2 * states.gpu,
         frozen=0 if sizes.offload_frozen else 2 * weights,
@@ -164,7 +169,7 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         scoring=FORWARD_BYTES * shape.hidden * sizes.scored_tokens
         + SCORED_LOGIT_BYTES * min(sizes.rollouts * logits, CHUNK_SIZE)
         + (weights if sizes.offload_frozen else 0),
-        update=sizes.rows * tokens * layer_activations(shape, sizes)
+        update=learned * layer_activations(shape, sizes)
         + LEARNED_LOGIT_BYTES * min(sizes.rows * logits, CHUNK_SIZE),
         gradients=states.gradients + bucket_bytes(shape.parameters),
         cpu=2 * states.cpu + (2 * weights * sizes.gpus if sizes.offload_frozen else 0),

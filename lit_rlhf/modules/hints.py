@@ -112,17 +112,23 @@ def small_micro_batches(
     report: PhaseReport, trainer: Trainer, module: LightningModule
 ) -> str | None:
     """The update is split into small parts although there is memory for larger ones."""
+    options: object
     match module:
         case PPOModule():
-            name, size = "minibatches.micro_batch_size", module.minibatches.micro_batch_size
+            prefix, options = "minibatches.", module.minibatches
         case SFTModule() | RewardModule():
-            name, size = "micro_batch_size", module.micro_batch_size
+            prefix, options = "", module
         case _:
             return None
     left, share = unused_memory(report, module), report.share("update")
-    if share < LARGE or size is None or left is None:
+    limits = [
+        f"{prefix}{name} (now {limit})"
+        for name in ("micro_batch_size", "micro_batch_tokens")
+        if (limit := getattr(options, name)) is not None
+    ]
+    if share < LARGE or not limits or left is None:
         return None
-    return f"update takes {share:.0%} of the time: raise {name} (now {size}); {left}"
+    return f"update takes {share:.0%} of the time: raise {' and '.join(limits)}; {left}"
 
 
 def long_validation(report: PhaseReport, trainer: Trainer, module: LightningModule) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from lit_rlhf.forward import LanguageModel, trunk_of
+from lit_rlhf.rollout import split_by_tokens
 
 ACTIVATION_BYTES = 2**30
 """What the activations of a micro-batch may take on a CPU where no size is set: 1 GiB."""
@@ -16,16 +17,16 @@ ACTIVATION_BYTES = 2**30
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 
 
-class MicroBatch(NamedTuple, Generic[BatchT]):
+class MicroBatch(NamedTuple):
     """A part of a rank's batch.
 
     Attributes:
-        rows: The part, of the batch's own type.
+        rows: Its rows.
         weight: Factor of its loss: 1, or 0 for a part that is repeated only because other ranks
             have more parts.
     """
 
-    rows: BatchT
+    rows: slice
     weight: float
 
 
@@ -40,36 +41,30 @@ def _slice_field(field: Any, rows: slice) -> Any:  # noqa: ANN401  # whatever a 
     return None if field is None else field[rows]
 
 
-def split_batch(batch: BatchT, n_rows: int, size: int | None) -> Iterator[BatchT]:
-    """Consecutive parts of a batch.
+def split_rows(lengths: Tensor, max_rows: int | None, max_tokens: int | None) -> Iterator[slice]:
+    """Split the rows of a batch into consecutive parts within both limits.
 
     Args:
-        batch: A NamedTuple, see `slice_batch`.
-        n_rows: Number of its rows.
-        size: Most rows of a part; `None`: the whole batch is one part.
+        lengths: Real tokens of each row, `[B]`. They are read if there is a limit of tokens.
+        max_rows: Most rows of a part; `None`: no limit.
+        max_tokens: Most tokens of a part; `None`: no limit. A longer row is a part by itself.
 
-    Raises:
-        ValueError: If `size` is less than 1.
+    Examples:
+        >>> import torch
+        >>> [(part.start, part.stop) for part in split_rows(torch.tensor([3, 3, 3, 9]), None, 6)]
+        [(0, 2), (2, 3), (3, 4)]
     """
-    if size is None:
-        yield batch
-        return
-    if size < 1:
-        raise ValueError(f"micro_batch_size: expected at least 1 row, got {size}")
-    for start in range(0, n_rows, size):
-        yield slice_batch(batch, slice(start, start + size))
+    whole = slice(0, len(lengths))
+    parts = [whole] if max_tokens is None else split_by_tokens(lengths.tolist(), max_tokens)
+    for part in parts:
+        size = max_rows or part.stop - part.start
+        for start in range(part.start, part.stop, size):
+            yield slice(start, min(start + size, part.stop))
 
 
-def rows_within_memory(model: LanguageModel, n_rows: int, n_tokens: int) -> int:
-    """Number of rows whose activations take about `ACTIVATION_BYTES`, at least 1.
-
-    Args:
-        model: The network that is trained.
-        n_rows: Rows of the batch.
-        n_tokens: Its tokens, without padding.
-    """
-    rows = ACTIVATION_BYTES * n_rows // max(n_tokens * activation_bytes(model), 1)
-    return min(max(rows, 1), n_rows)
+def tokens_within_memory(model: LanguageModel) -> int:
+    """Number of tokens whose activations take about `ACTIVATION_BYTES` in `model`, at least 1."""
+    return max(ACTIVATION_BYTES // activation_bytes(model), 1)
 
 
 def activation_bytes(model: LanguageModel) -> int:

@@ -247,8 +247,11 @@ class MinibatchOptions:
     Attributes:
         ppo_epochs: Passes over the rollouts of an iteration.
         minibatch_size: Rollouts per update and rank.
-        micro_batch_size: Rollouts per forward and backward; `None` takes the minibatch, or on a
-            CPU as many as take about 1 GiB. The gradient does not depend on it.
+        micro_batch_size: Most rollouts per forward and backward; `None`: no limit. The gradient
+            does not depend on it.
+        micro_batch_tokens: Most tokens, without padding, per forward and backward; `None`: no
+            limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A longer
+            rollout is computed alone. The gradient does not depend on it.
 
     Raises:
         ValueError: If an option is out of its range.
@@ -257,10 +260,12 @@ class MinibatchOptions:
     ppo_epochs: int = 1
     minibatch_size: int = 32
     micro_batch_size: int | None = None
+    micro_batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_positive(self, "ppo_epochs", "minibatch_size", "micro_batch_size")
+        check_positive(self, "ppo_epochs", "minibatch_size")
+        check_positive(self, "micro_batch_size", "micro_batch_tokens")
 
 
 @dataclass(frozen=True)

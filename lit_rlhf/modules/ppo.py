@@ -61,7 +61,7 @@ from lit_rlhf.models import (
     stop_token_ids,
 )
 from lit_rlhf.modules.guarded_step import find_non_finite, join_names
-from lit_rlhf.modules.micro_batches import accumulate, split_batch
+from lit_rlhf.modules.micro_batches import MicroBatch, accumulate, scaled, slice_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import (
     AdvantageOptions,
@@ -117,6 +117,7 @@ ROLLOUT_MEMORY = ("memory.rollout_batch_size", "sampling.max_new_tokens")
 SCORING_MEMORY = ("memory.max_tokens_per_forward", "sampling.max_new_tokens")
 UPDATE_MEMORY = (
     "minibatches.micro_batch_size",
+    "minibatches.micro_batch_tokens",
     "sampling.max_new_tokens",
     "network.gradient_checkpointing",
 )
@@ -698,10 +699,10 @@ class PPOModule(StageModule):
         # All micro-batches divide by the tokens of the whole minibatch on all ranks, so that a long
         # response weighs as much as in one large batch.
         tokens = self.global_denominator(minibatch.loss_mask.sum())
-        for part in self.split_experience(minibatch):
+        for part, weight in self.split_experience(minibatch):
             loss, metrics = self.critic_loss(part, tokens)
-            backward(self, loss, critic.optimizer)
-            accumulate(totals, metrics)
+            backward(self, weight * loss, critic.optimizer)
+            accumulate(totals, scaled(metrics, weight))
         clip = self.critic_optimizer.grad_clip
         step = self.guard.step(self.trainer, "the critic", critic.optimizer, clip, totals, place)
         totals["ppo/critic_grad_norm"] = step.grad_norm
@@ -723,17 +724,15 @@ class PPOModule(StageModule):
         policy, _ = self.trained_networks()
         totals: dict[str, Tensor] = {}
         tokens = self.global_denominator(minibatch.loss_mask.sum())
-        for part in self.split_experience(self.reparameterize_advantages(minibatch)):
+        for part, weight in self.split_experience(self.reparameterize_advantages(minibatch)):
             loss, metrics = self.policy_loss(part, tokens)
-            backward(self, loss, policy.optimizer)
-            accumulate(totals, metrics)
+            backward(self, weight * loss, policy.optimizer)
+            accumulate(totals, scaled(metrics, weight))
         # Its gradient is added to that of PPO before the one step (Eq. 17).
         if ptx is not None and self.loss.ptx_coef > 0:
             text_tokens = self.global_denominator(ptx.completion_mask.sum())
-            size = self.minibatches.micro_batch_size
-            size = self.micro_batch_rows(size, self.policy, ptx.attention_mask)
-            for texts in split_batch(ptx, len(ptx.input_ids), size):
-                ptx_loss = self.ptx_loss(texts, text_tokens)
+            for rows, weight in self.split_update(ptx.attention_mask.sum(1)):
+                ptx_loss = weight * self.ptx_loss(slice_batch(ptx, rows), text_tokens)
                 backward(self, self.loss.ptx_coef * ptx_loss, policy.optimizer)
                 accumulate(totals, {"ppo/ptx_loss": ptx_loss})
         clip = self.policy_optimizer.grad_clip
@@ -742,15 +741,23 @@ class PPOModule(StageModule):
         self.ppo_step += int(step.applied)
         return totals if step.applied else dict.fromkeys(totals, torch.full_like(tokens, torch.nan))
 
-    def split_experience(self, minibatch: Experience) -> Iterator[Experience]:
-        """A minibatch in micro-batches, each cut to its longest prompt and response."""
-        rows = torch.arange(len(minibatch), device=self.device)
-        size = self.minibatches.micro_batch_size
+    def split_experience(self, minibatch: Experience) -> Iterator[tuple[Experience, float]]:
+        """A minibatch in micro-batches, each cut to its longest prompt and response.
+
+        Yields:
+            A micro-batch and the weight of its loss, see `MicroBatch`.
+        """
+        index = torch.arange(len(minibatch), device=self.device)
+        for rows, weight in self.split_update(minibatch.rollouts.sequence_mask.sum(1)):
+            yield minibatch.select(index[rows]), weight
+
+    def split_update(self, lengths: Tensor) -> list[MicroBatch]:
+        """The micro-batches of rows with `lengths` `[B]` real tokens, by the module's options."""
+        options = self.minibatches
         # the critic may be another network, but its trunk is of the policy's size
-        size = self.micro_batch_rows(size, self.policy, minibatch.rollouts.sequence_mask)
-        size = size or len(minibatch)
-        for start in range(0, len(minibatch), size):
-            yield minibatch.select(rows[start : start + size])
+        return self.micro_batches(
+            self.policy, lengths, options.micro_batch_size, options.micro_batch_tokens
+        )
 
     def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
         """Share of a micro-batch in the value loss (Eq. 16).

@@ -68,7 +68,7 @@ RULES = (
     ),
     Rule(("max_iterations",), Change.APPLIES, "schedules are planned anew, as with `max_epochs`"),
     Rule(
-        ("memory", "network", "micro_batch_size", "data.num_workers"),
+        ("memory", "network", "micro_batch_size", "micro_batch_tokens", "data.num_workers"),
         Change.APPLIES,
         "the same numbers within rounding",
     ),

@@ -26,9 +26,9 @@ from lit_rlhf.functional import (
     reward_model_loss,
 )
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
-from lit_rlhf.modules.micro_batches import accumulate, scaled
+from lit_rlhf.modules.micro_batches import accumulate, scaled, slice_batch
 from lit_rlhf.modules.option_names import merge_options
-from lit_rlhf.modules.options import OptimizerOptions
+from lit_rlhf.modules.options import OptimizerOptions, check_positive
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
 from lit_rlhf.stats import gather_rows, global_sum
 from lit_rlhf.strategies import backward
@@ -58,8 +58,10 @@ class RewardModule(StageModule):
         lm_coef: beta_rm of Eq. 2; 0 trains on the pairwise loss alone.
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             5e-6 after a warm-up over a tenth of the steps.
-        micro_batch_size: Pairs per forward and backward; `None` takes the whole batch, or on a CPU
-            as many as take about 1 GiB.
+        micro_batch_size: Most pairs per forward and backward; `None`: no limit.
+        micro_batch_tokens: Most tokens, without padding, of the pairs per forward and backward;
+            `None`: no limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A
+            longer pair is computed alone.
         head_seed: Seed of the weights of a new scalar head.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
@@ -80,6 +82,7 @@ class RewardModule(StageModule):
         lm_coef: float = 1.0,
         optimizer: OptimizerOptions = OptimizerOptions(learning_rate=5e-6),
         micro_batch_size: int | None = None,
+        micro_batch_tokens: int | None = None,
         head_seed: int = 0,
         network: ModelOptions = ModelOptions(),
         max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
@@ -90,6 +93,8 @@ class RewardModule(StageModule):
         self.lm_coef = lm_coef
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
+        self.micro_batch_tokens = micro_batch_tokens
+        check_positive(self, "micro_batch_size", "micro_batch_tokens")
         # One child holds all that is trained: a DeepSpeed engine wraps one child of the module.
         self.networks = nn.ModuleDict(
             {"model": load_scalar_model(model_path, self.network, head_seed=head_seed)}
@@ -165,13 +170,13 @@ class RewardModule(StageModule):
         [(optimizer, schedule)] = self.trained_networks()
         pairs = self.global_denominator(len(batch.margin))
         tokens = self.global_denominator(batch.chosen.completion_mask.sum())
+        lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
         totals: dict[str, Tensor] = {}
         with self.phase("update", batch.chosen.input_ids, SUPERVISED_MEMORY):
-            masks = (batch.chosen.attention_mask, batch.rejected.attention_mask)
-            size = self.micro_batch_rows(self.micro_batch_size, self.model, *masks)
-            for part in self.micro_batches(batch, len(batch.margin), size):
-                metrics, _ = self(part.rows, pairs, tokens)
-                shares = scaled(metrics, part.weight)
+            limits = (self.micro_batch_size, self.micro_batch_tokens)
+            for rows, weight in self.micro_batches(self.model, lengths, *limits):
+                metrics, _ = self(slice_batch(batch, rows), pairs, tokens)
+                shares = scaled(metrics, weight)
                 backward(self, shares["reward/loss"], optimizer)
                 accumulate(totals, shares)
             clip = self.optimizer.grad_clip
@@ -180,8 +185,7 @@ class RewardModule(StageModule):
         self.step_schedule(schedule)
         totals["reward/grad_norm"] = step.grad_norm
         totals["reward/skipped_updates"] = self.guard.pop_count()
-        n_tokens = sum(int(side.attention_mask.sum()) for side in (batch.chosen, batch.rejected))
-        totals |= self.timer.pop_metrics(n_tokens, "tokens")
+        totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")
         means = self.global_means(totals)
         self.log_dict(means, batch_size=len(batch.margin))
         return means["reward/loss"]

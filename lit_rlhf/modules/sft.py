@@ -12,9 +12,9 @@ from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
-from lit_rlhf.modules.micro_batches import accumulate, scaled
+from lit_rlhf.modules.micro_batches import accumulate, scaled, slice_batch
 from lit_rlhf.modules.option_names import merge_options
-from lit_rlhf.modules.options import OptimizerOptions
+from lit_rlhf.modules.options import OptimizerOptions, check_positive
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
 from lit_rlhf.stats import global_sum
 from lit_rlhf.strategies import backward
@@ -28,8 +28,10 @@ class SFTModule(StageModule):
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             9.5e-6 that falls on a cosine to a tenth of it, without warm-up.
-        micro_batch_size: Sequences per forward and backward; `None` takes the whole batch, or on a
-            CPU as many as take about 1 GiB.
+        micro_batch_size: Most sequences per forward and backward; `None`: no limit.
+        micro_batch_tokens: Most tokens, without padding, per forward and backward; `None`: no
+            limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A longer
+            sequence is computed alone.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
             which training stops.
@@ -50,12 +52,15 @@ class SFTModule(StageModule):
             learning_rate=9.5e-6, lr_scheduler="cosine_with_min_lr", warmup_ratio=0.0
         ),
         micro_batch_size: int | None = None,
+        micro_batch_tokens: int | None = None,
         network: ModelOptions = ModelOptions(),
         max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
     ) -> None:
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
+        self.micro_batch_tokens = micro_batch_tokens
+        check_positive(self, "micro_batch_size", "micro_batch_tokens")
         self.model = load_causal_lm(model_path, self.network)
         self._evaluation: list[Tensor] = []
 
@@ -93,9 +98,10 @@ class SFTModule(StageModule):
         denominator = self.global_denominator(batch.completion_mask.sum())
         totals: dict[str, Tensor] = {}
         with self.phase("update", batch.input_ids, SUPERVISED_MEMORY):
-            size = self.micro_batch_rows(self.micro_batch_size, self.model, batch.attention_mask)
-            for part in self.micro_batches(batch, len(batch.input_ids), size):
-                shares = scaled(self(part.rows, denominator), part.weight)
+            lengths = batch.attention_mask.sum(1)
+            limits = (self.micro_batch_size, self.micro_batch_tokens)
+            for rows, weight in self.micro_batches(self.model, lengths, *limits):
+                shares = scaled(self(slice_batch(batch, rows), denominator), weight)
                 backward(self, shares["sft/loss"], optimizer)
                 accumulate(totals, shares)
             clip = self.optimizer.grad_clip

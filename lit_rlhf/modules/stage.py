@@ -36,7 +36,7 @@ from lit_rlhf.models import (
     save_model_folder,
 )
 from lit_rlhf.modules.guarded_step import UpdateGuard
-from lit_rlhf.modules.micro_batches import BatchT, MicroBatch, rows_within_memory, split_batch
+from lit_rlhf.modules.micro_batches import MicroBatch, split_rows, tokens_within_memory
 from lit_rlhf.modules.option_names import (
     NamedOptions,
     check_names,
@@ -60,7 +60,7 @@ from lit_rlhf.modules.resuming import (
 from lit_rlhf.modules.run_folders import RunFolders, check_finished_dir, log_folder
 from lit_rlhf.modules.schedules import build_schedule
 from lit_rlhf.modules.timing import PhaseTimer
-from lit_rlhf.stats import FixedDtypeBuffers, global_sum, world_size
+from lit_rlhf.stats import FixedDtypeBuffers, global_max, global_sum, world_size
 from lit_rlhf.strategies import AtomicCheckpointIO
 
 CONTRACT_KEY = "text_contract"  # of a checkpoint
@@ -70,6 +70,7 @@ COLLAPSE_FILE = "collapse.json"
 # what to change when an update of SFT or reward modelling runs out of memory
 SUPERVISED_MEMORY = (
     "micro_batch_size",
+    "micro_batch_tokens",
     "data.tokens_per_batch",
     "data.max_length",
     "network.gradient_checkpointing",
@@ -316,44 +317,28 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         means = global_sum(torch.stack(values)) / world_size()
         return dict(zip(metrics, means.unbind(), strict=True))
 
-    def micro_batch_rows(
-        self, size: int | None, model: LanguageModel, *masks: Tensor
-    ) -> int | None:
-        """Rows of a micro-batch: the size that is set, or on a CPU what fits into little memory.
-
-        Several ranks take whole batches: their batches differ in tokens, and so would the number of
-        parts that this gives.
-
-        Args:
-            size: `micro_batch_size`.
-            model: The network that is trained.
-            *masks: Real tokens of the batch, `[B, L]` bool; two for pairs.
-
-        Returns:
-            The number; `None` for the whole batch.
-        """
-        if size is None and self.device.type == "cpu" and world_size() == 1:
-            n_tokens = sum(int(mask.sum()) for mask in masks)
-            return rows_within_memory(model, len(masks[0]), n_tokens)
-        return size
-
     def micro_batches(
-        self, batch: BatchT, n_rows: int, size: int | None
-    ) -> list[MicroBatch[BatchT]]:
-        """A rank's batch in parts of `size` rows, as many parts on every rank.
+        self, model: LanguageModel, lengths: Tensor, max_rows: int | None, max_tokens: int | None
+    ) -> list[MicroBatch]:
+        """A rank's batch in parts within the limits, as many parts on every rank.
 
-        Every backward waits for the other ranks, but the dynamic batches of Section 4.2 differ in
-        rows. A rank that has no rows left takes its first part again, with weight 0.
+        Without limits the batch is one part, on a CPU one or as many as fit into little memory.
+
+        Every backward may wait for the other ranks, but ranks differ in tokens, and in the dynamic
+        batches of Section 4.2 in rows. A rank that has no rows left takes its first part again,
+        with weight 0.
 
         Args:
-            batch: Batch of this rank.
-            n_rows: Number of its rows.
-            size: Most rows of a part; `None`: one part.
+            model: The network that is trained.
+            lengths: Real tokens of each row of this rank's batch, `[B]`.
+            max_rows: Most rows of a part; `None`: no limit.
+            max_tokens: Most tokens of a part; `None`: no limit. A longer row is a part by itself.
         """
-        parts = [MicroBatch(part, 1.0) for part in split_batch(batch, n_rows, size)]
-        if size is not None:
-            count = torch.tensor(len(parts), device=self.device)
-            most = int(self.trainer.strategy.reduce(count, reduce_op="max"))
+        if max_rows is None and max_tokens is None and self.device.type == "cpu":
+            max_tokens = tokens_within_memory(model)
+        parts = [MicroBatch(rows, 1.0) for rows in split_rows(lengths, max_rows, max_tokens)]
+        if max_rows is not None or max_tokens is not None:
+            most = global_max(len(parts), self.device)
             parts += [MicroBatch(parts[0].rows, 0.0)] * (most - len(parts))
         return parts
 

@@ -3,6 +3,7 @@
 from lit_rlhf.stats.distributed import (
     gather_rows,
     global_masked_moments,
+    global_max,
     global_sum,
     world_size,
 )
@@ -13,6 +14,7 @@ __all__ = [
     "RunningMoments",
     "gather_rows",
     "global_masked_moments",
+    "global_max",
     "global_sum",
     "world_size",
 ]

@@ -37,6 +37,24 @@ def global_sum(tensor: Tensor) -> Tensor:
     return total
 
 
+def global_max(number: int, device: torch.device) -> int:
+    """The largest number of any rank.
+
+    Args:
+        number: That of this rank.
+        device: Where ranks compare them.
+
+    Examples:
+        >>> global_max(3, torch.device("cpu"))  # a single process
+        3
+    """
+    if world_size() == 1:
+        return number
+    most = torch.tensor(number, device=device)
+    distributed.all_reduce(most, distributed.ReduceOp.MAX)
+    return int(most)
+
+
 def gather_rows(tensor: Tensor) -> Tensor:
     """The rows of all ranks, in the order of the ranks.
 

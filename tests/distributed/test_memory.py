@@ -78,7 +78,7 @@ def test_each_phase_takes_what_was_estimated(
     for parameters, peaks in run_on_ranks(on_a_rank, RANKS, tmp_path, root, tmp_path / "run"):
         shape = NetworkShape(parameters, LAYERS, HIDDEN, HIDDEN, VOCAB_SIZE)
         scored = ROWS * (PROMPT + RESPONSE)
-        estimate = ppo_memory(shape, PPOSizes(RANKS, PROMPT, RESPONSE, ROWS, ROWS, scored))
+        estimate = ppo_memory(shape, PPOSizes(RANKS, PROMPT, RESPONSE, ROWS, ROWS, None, scored))
         states = estimate.trained + estimate.frozen
         bucket = 2 * parameters  # one, as reduction on a CPU does not overlap
         assert peaks["rollout"] == pytest.approx(states + estimate.rollout, rel=0.05)

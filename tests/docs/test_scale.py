@@ -58,7 +58,7 @@ def rows() -> Iterator[str]:
     for size in LAYOUTS:
         network = shape(size)
         for name, setting in SETTINGS.items():
-            memory = ppo_memory(network, PPOSizes(8, 1536, 512, 16, 2, **setting))
+            memory = ppo_memory(network, PPOSizes(8, 1536, 512, 16, 4, **setting))
             numbers = (
                 memory.trained,
                 memory.frozen,
@@ -91,7 +91,8 @@ def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
         "prompt_tokens": overlay["data.init_args.max_prompt_length"],
         "response_tokens": options["sampling.max_new_tokens"],
         "rollouts": options["memory.rollout_batch_size"],
-        "rows": options["minibatches.micro_batch_size"],
+        "rows": options["minibatches.minibatch_size"],
+        "micro_batch_tokens": options["minibatches.micro_batch_tokens"],
     }
     peaks = [
         ppo_memory(shape("7B"), PPOSizes(**sizes, offload_frozen=offload)).peak / 2**30

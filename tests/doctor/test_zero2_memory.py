@@ -63,6 +63,10 @@ def test_the_terms_by_hand() -> None:
         gradients=4000 // 4 + 2 * 2000,
         cpu=2 * 1000 * 4 * 4 * 3 // 2,
     )
+    short = ppo_memory(SHAPE, PPOSizes(**SIZES, micro_batch_tokens=15))
+    assert short.update == 15 * 8 * (3 * 2 + 48) + 2 * 4 * 50 * 14
+    single = ppo_memory(SHAPE, PPOSizes(**SIZES, micro_batch_tokens=5))
+    assert single.update == 10 * 8 * (3 * 2 + 48) + 2 * 4 * 50 * 14
     plain = ppo_memory(SHAPE, PPOSizes(**SIZES, gradient_checkpointing=False))
     assert plain.update == 2 * (10 * 8 * 3 * 48 + 4 * 50 * 14)
     offloaded = ppo_memory(SHAPE, PPOSizes(**SIZES, offload_optimizer=True, offload_frozen=True))
@@ -148,7 +152,9 @@ def test_activations_next_to_the_tensors_of_a_llama(
     monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CPU_CHUNK_SIZE", CHUNK_SIZE)
 
     scored = 2 * TOKENS * ROWS
-    sizes = PPOSizes(1, TOKENS, TOKENS, ROWS, ROWS, scored, gradient_checkpointing=checkpointing)
+    sizes = PPOSizes(
+        1, TOKENS, TOKENS, ROWS, ROWS, None, scored, gradient_checkpointing=checkpointing
+    )
     logits = SCORED_LOGIT_BYTES * ROWS * TOKENS * vocabulary
     expected = ppo_memory(NetworkShape(1, layers, hidden, hidden, vocabulary), sizes)
     assert peak(model, update) == pytest.approx(expected.update, rel=0.2)

@@ -143,7 +143,7 @@ def test_ten_iterations_of_a_billion_weights_and_their_peak_next_to_the_estimate
         RESPONSE,
         ROWS,
         ROWS // 2,
-        ROWS * (LONGEST + RESPONSE),
+        scored_tokens=ROWS * (LONGEST + RESPONSE),
         offload_frozen=offload,
         offload_optimizer=strategy == STRATEGIES[1],
     )

@@ -33,6 +33,7 @@ from tests.support.host_tensors import host_tensors_in_collectives
 
 STAGES = ("sft", "reward", "ppo")
 RANKS = 2
+MICRO_BATCH_TOKENS = 60
 BATCH_SIZE = 3  # in validation: the eight rows make batches of three and one on each rank
 
 
@@ -91,9 +92,15 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
                 stage, root, folder / "validated", BATCH_SIZE, strategy=strategy("ddp"), **shared
             )
     for stage in STAGES:
+        # the ranks' rows make unlike numbers of micro-batches
         arguments = {"strategy": strategy("deepspeed"), **shared}
         results[f"deepspeed {stage}"] = trajectory(
-            stage, root, folder / "deepspeed" / stage, SAMPLES // RANKS, trainer=arguments
+            stage,
+            root,
+            folder / "deepspeed" / stage,
+            SAMPLES // RANKS,
+            micro_batch_tokens=MICRO_BATCH_TOKENS,
+            trainer=arguments,
         )
     for module_class in (Scripted, HugeReturns):
         recorder = StepRecorder()

@@ -1,4 +1,4 @@
-"""Micro-batches of two follow the trajectory of the whole batch, though their lengths differ."""
+"""Micro-batches follow the trajectory of the whole batch, however it is split."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from torch import Tensor
 
 from lit_rlhf.forward import LanguageModel, hidden_states
 from lit_rlhf.modules import micro_batches
+from lit_rlhf.modules.micro_batches import MicroBatch
+from lit_rlhf.modules.stage import StageModule
 from tests.invariant.trajectories import assert_same_trajectory, stage_run, trajectory
 from tests.modules.stages import StepRecorder, fitted
 
 STAGES = ("sft", "reward", "ppo")
+TOKENS = 100
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -48,15 +51,35 @@ def test_a_batch_with_much_to_keep_is_split_without_being_asked(
 
 @pytest.mark.filterwarnings("ignore:critic_pretraining.iterations=1. the run has 1")
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_uneven_last_micro_batch_counts_its_own_rows(
-    root: Path, tmp_path: Path, stage: str
+def test_uneven_micro_batches_count_their_own_rows_and_tokens(
+    root: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, parts = StepRecorder(), StepRecorder()
-    for recorder, size in ((whole, None), (parts, 3)):
+    sizes: dict[int | None, list[int]] = {}  # of the last update, by the limit of rows or tokens
+    split = StageModule.micro_batches
+
+    def watched(
+        module: StageModule,
+        model: LanguageModel,
+        lengths: Tensor,
+        max_rows: int | None,
+        max_tokens: int | None,
+    ) -> list[MicroBatch]:
+        parts = split(module, model, lengths, max_rows, max_tokens)
+        sizes[max_rows or max_tokens] = [part.rows.stop - part.rows.start for part in parts]
+        return parts
+
+    monkeypatch.setattr(StageModule, "micro_batches", watched)
+    whole, *others = (StepRecorder() for _ in range(3))
+    limits: list[dict[str, int]] = [{}, {"micro_batch_size": 3}, {"micro_batch_tokens": TOKENS}]
+    for recorder, limit in zip((whole, *others), limits, strict=True):
         optimizer = "critic_optimizer" if stage == "ppo" else "optimizer"
         unclipped = {optimizer: {"grad_clip": None}}
-        module, data = stage_run(stage, root, micro_batch_size=size, **unclipped)
-        fitted(module, data, tmp_path / str(size), callbacks=[recorder])
+        module, data = stage_run(stage, root, **limit, **unclipped)
+        fitted(module, data, tmp_path / str(limit), callbacks=[recorder])
+    assert (sizes[None], sizes[3]) == ([8], [3, 3, 2])
+    assert len(set(sizes[TOKENS])) > 1
     network = "critic" if stage == "ppo" else next(iter(whole.steps))
     for name, gradient in whole.steps[network][0].items():
-        torch.testing.assert_close(parts.steps[network][0][name], gradient, rtol=1e-3, atol=1e-5)
+        for parts in others:
+            found = parts.steps[network][0][name]
+            torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5)

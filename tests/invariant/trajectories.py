@@ -86,6 +86,7 @@ def stage_run(
     root: Path,
     batch_size: int = SAMPLES,
     micro_batch_size: int | None = None,
+    micro_batch_tokens: int | None = None,
     **options: Any,
 ) -> tuple[LightningModule, LightningDataModule]:
     """A module and its data; the batch size is that of one rank."""
@@ -93,6 +94,7 @@ def stage_run(
         "model_path": str(root / "policy"),
         "optimizer": {"learning_rate": 1e-3, "warmup_ratio": 0.0},
         "micro_batch_size": micro_batch_size,
+        "micro_batch_tokens": micro_batch_tokens,
     }
     if stage == "sft":
         sft = SFTModule(**nested(usual, options))
@@ -106,6 +108,7 @@ def stage_run(
             **{
                 "minibatches.minibatch_size": batch_size,
                 "minibatches.micro_batch_size": micro_batch_size,
+                "minibatches.micro_batch_tokens": micro_batch_tokens,
                 "critic_pretraining.iterations": 1,
                 "critic_init": "policy",
                 "loss.ptx_coef": 0.3,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,13 +13,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lit_rlhf.data import PreferenceBatch, TokenBatch
 from lit_rlhf.forward import hidden_states
-from lit_rlhf.modules import micro_batches
+from lit_rlhf.modules import MinibatchOptions, RewardModule, SFTModule, micro_batches
 from lit_rlhf.modules.micro_batches import (
     accumulate,
     activation_bytes,
-    rows_within_memory,
     slice_batch,
-    split_batch,
+    split_rows,
+    tokens_within_memory,
 )
 from tests.support.tiny_models import optimized_causal_lm
 
@@ -34,9 +38,26 @@ def test_nested_batches_are_cut_alike() -> None:
     assert part.margin.tolist() == [1.0, 2.0]
 
 
-def test_a_micro_batch_needs_a_row() -> None:
-    with pytest.raises(ValueError, match="micro_batch_size: expected at least 1 row, got 0"):
-        list(split_batch(token_batch(), 5, 0))
+@pytest.mark.parametrize(
+    ("max_rows", "max_tokens", "sizes"),
+    [(None, None, [6]), (4, None, [4, 2]), (None, 10, [3, 1, 2]), (2, 10, [2, 1, 1, 2])],
+)
+def test_micro_batches_keep_to_rows_and_tokens(
+    max_rows: int | None, max_tokens: int | None, sizes: list[int]
+) -> None:
+    lengths = torch.tensor([3, 3, 4, 20, 5, 5])
+    parts = list(split_rows(lengths, max_rows, max_tokens))
+    assert [part.stop - part.start for part in parts] == sizes
+    assert [row for part in parts for row in range(part.start, part.stop)] == list(range(6))
+
+
+@pytest.mark.parametrize("name", ["micro_batch_size", "micro_batch_tokens"])
+def test_a_limit_of_micro_batches_is_positive(root: Path, name: str) -> None:
+    stages: list[Callable[..., object]] = [MinibatchOptions]
+    stages += [partial(kind, str(root / "policy")) for kind in (SFTModule, RewardModule)]
+    for stage in stages:
+        with pytest.raises(ValueError, match=f"{name}: expected a value > 0, got 0"):
+            stage(**{name: 0})
 
 
 def test_shares_add_up_without_their_graphs() -> None:
@@ -75,9 +96,9 @@ def test_checkpointed_activations_are_the_inputs_of_layers_and_one_layer() -> No
     assert activation_bytes(model) == whole // 2 + 2 * 16 * 4
 
 
-def test_rows_are_as_many_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_as_many_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     model = optimized_causal_lm()
     monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 100 * activation_bytes(model))
-    assert rows_within_memory(model, n_rows=8, n_tokens=400) == 2
-    assert rows_within_memory(model, n_rows=8, n_tokens=80) == 8
-    assert rows_within_memory(model, n_rows=8, n_tokens=8000) == 1
+    assert tokens_within_memory(model) == 100
+    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
+    assert tokens_within_memory(model) == 1

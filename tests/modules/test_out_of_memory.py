@@ -21,7 +21,8 @@ PHASES = {
     "estimate": ("estimate", SCORING),
     "update": (
         "policy_loss",
-        f"What helps: set minibatches.micro_batch_size (now None), {SHORTER}, or "
+        "What helps: set minibatches.micro_batch_size (now None), or set "
+        f"minibatches.micro_batch_tokens (now None), {SHORTER}, or "
         "set network.gradient_checkpointing: true. The",
     ),
 }
@@ -65,8 +66,8 @@ def test_an_update_of_the_other_stages_is_named_too(
     message = str(error.value)
     assert message.startswith("update: out of memory with 4 sequences of ")
     assert (
-        "What helps: lower micro_batch_size (now 2), or lower data.tokens_per_batch, or lower "
-        "data.max_length. The allocator"
+        "What helps: lower micro_batch_size (now 2), or set micro_batch_tokens (now None), or "
+        "lower data.tokens_per_batch, or lower data.max_length. The allocator"
     ) in message
 
 

@@ -13,6 +13,7 @@ from lit_rlhf.stats import (
     RunningMoments,
     gather_rows,
     global_masked_moments,
+    global_max,
     global_sum,
     world_size,
 )
@@ -55,6 +56,7 @@ def on_a_rank(rank: int) -> dict[str, Any]:
         "rows of one": gather_rows(batch()[: 2 * rank]),
         "summand": tensor,
         "ranks": world_size(),
+        "most": global_max(rank, tensor.device),
     }
 
 
@@ -113,6 +115,10 @@ def test_a_bad_number_on_one_rank_is_refused_on_both(ranks: list[dict[str, Any]]
 def test_a_global_sum_adds_and_leaves_its_argument_alone(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["sum"].tolist() == [3.0, 30.0]
     assert ranks[1]["summand"].tolist() == [2.0, 20.0]
+
+
+def test_the_largest_number_of_any_rank(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["most"] for rank in ranks] == [1, 1]
 
 
 def test_the_number_of_ranks(ranks: list[dict[str, Any]]) -> None:

@@ -191,6 +191,7 @@ def ppo_sizes(case: Case) -> PPOSizes:
         response_tokens=response,
         rollouts=min(module.memory.rollout_batch_size or batch, batch),
         rows=min(minibatches.micro_batch_size or minibatches.minibatch_size, batch),
+        micro_batch_tokens=minibatches.micro_batch_tokens,
         # a sequence that is longer than the limit is a forward of its own
         scored_tokens=min(max(limit, prompt + response), batch * (prompt + response)),
         gradient_checkpointing=module.network.gradient_checkpointing,
