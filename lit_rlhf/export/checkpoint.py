@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +120,7 @@ def load_checkpoint_model(
     options = ModelOptions(
         dtype=dtype or run_options["dtype"],
         trust_remote_code=trust_remote_code,
+        load_in_4bit=run_options.get("load_in_4bit", False),  # no option of older checkpoints
         **{key: value for key, value in run_options.items() if key.startswith("lora_")},
     )
     weights = saved.state_dict(trained.attribute)
@@ -136,7 +138,13 @@ def load_checkpoint_model(
     progress = {key: saved.content[key] for key in ("epoch", "global_step") if key in saved.content}
     tokenizer = load_tokenizer(source, trust_remote_code)
     return ExportableModel(
-        model=build_model(config_source, options, weights, trained.scalar),
+        # 4-bit weights are made of those that the run read
+        model=build_model(
+            config_source,
+            replace(options, dtype=run_options["dtype"]) if options.load_in_4bit else options,
+            weights,
+            trained.scalar,
+        ),
         tokenizer=tokenizer,
         name=f"{chosen} of {path} ({stage}, {progress.get('global_step', '?')} updates)",
         scalar=trained.scalar,

@@ -5,7 +5,7 @@ ready to train as `ModelOptions` says. `save_model_folder` leaves a folder that 
 transformers load.
 """
 
-from lit_rlhf.models.build import ADAPTER_CONFIG, build_model, load_adapter_folder, merge_adapters
+from lit_rlhf.models.build import ADAPTER_CONFIG, build_model, load_adapter_folder
 from lit_rlhf.models.card import MACHINE_METRICS, ModelCardInfo
 from lit_rlhf.models.config import (
     DTYPES,
@@ -30,6 +30,7 @@ from lit_rlhf.models.loading import (
 )
 from lit_rlhf.models.saving import (
     check_replaceable,
+    merge_adapters,
     replace_folder,
     save_adapter_folder,
     save_model_folder,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,10 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel, TaskType
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    PreTrainedModel,
 )
 
 from lit_rlhf.forward import LanguageModel, unwrap_model
@@ -23,10 +20,9 @@ from lit_rlhf.models.config import ModelOptions, read_config
 from lit_rlhf.models.interop import find_stored_head
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model
 from lit_rlhf.models.prepare import add_adapters, ignore_peft_warning
-from lit_rlhf.models.saving import merged_state_dict
+from lit_rlhf.models.saving import match_score_bias
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-SCORE_BIAS = re.compile(r"(^|\.)score\.(.*\.)?bias$")
 
 
 def build_model(
@@ -34,7 +30,7 @@ def build_model(
 ) -> LanguageModel:
     """Build a model of the shape of the one at `path` around the given weights, for saving.
 
-    It cannot run: buffers that are in no state dict have no content.
+    Unless it is in 4 bits, it cannot run: buffers that are in no state dict have no content.
 
     Args:
         path: Folder or hub id; only its config is read.
@@ -46,6 +42,11 @@ def build_model(
     Raises:
         ValueError: If there is no model at `path`, or the weights have other names or shapes.
     """
+    if options.load_in_4bit:
+        # a state dict has no 4-bit weights: they are those of the folder
+        whole = load_scalar_model(path, options) if scalar else load_causal_lm(path, options)
+        whole.load_state_dict(weights)
+        return whole
     config = read_config(path, options)
     auto: Any = AutoModelForCausalLM
     if scalar:
@@ -53,7 +54,7 @@ def build_model(
     task = TaskType.SEQ_CLS if scalar else TaskType.CAUSAL_LM
     with torch.device("meta"):
         inner = auto.from_config(config, trust_remote_code=options.trust_remote_code)
-        _match_score_bias(inner, weights)
+        match_score_bias(inner, weights)
         # no more of `prepare_model` than what gives the weights their names
         model = add_adapters(inner, options, task, seed=0)
     try:
@@ -107,28 +108,3 @@ def load_adapter_folder(
         )
     with ignore_peft_warning():
         return PeftModel.from_pretrained(unwrap_model(model), str(path))
-
-
-def merge_adapters(model: LanguageModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Build the model without adapters that computes what `model` computes, for saving.
-
-    Args:
-        model: A model with or without adapters; it stays as it is.
-        dtype: Type of the weights; `None` keeps each one's.
-    """
-    inner = unwrap_model(model)
-    weights = merged_state_dict(model)
-    if dtype is not None:
-        weights = {n: t.to(dtype) if t.is_floating_point() else t for n, t in weights.items()}
-    with torch.device("meta"):
-        merged = type(inner)(copy.deepcopy(inner.config))
-        _match_score_bias(merged, weights)
-    merged.load_state_dict(weights, assign=True)
-    merged.tie_weights()
-    return merged
-
-
-def _match_score_bias(model: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401
-    """Give a scalar head a bias if its weights have one; transformers' heads have none."""
-    if any(SCORE_BIAS.search(name) for name in weights):
-        model.score = nn.Linear(model.score.in_features, 1)

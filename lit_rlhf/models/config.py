@@ -36,6 +36,8 @@ class ModelOptions:
         lora_dropout: Dropout probability before the adapters, in [0, 1).
         lora_targets: Modules that get adapters, `all-linear` or a regular expression over module
             names, as peft's `target_modules`.
+        load_in_4bit: Hold the weights of linear layers in 4 bits, by bitsandbytes (extra
+            `bitsandbytes`). Only LoRA trains such a network.
         trust_remote_code: Run code that comes with the model. Leave it off unless you have read
             that code.
         fused_kernels: Run liger-kernel's norms, rotary positions and MLPs, on CUDA devices (extra
@@ -54,6 +56,7 @@ class ModelOptions:
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0
     lora_targets: str = "all-linear"
+    load_in_4bit: bool = False
     trust_remote_code: bool = False
     fused_kernels: bool = False
     torch_compile: str | None = None

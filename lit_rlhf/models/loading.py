@@ -31,6 +31,7 @@ from lit_rlhf.models.config import (
     is_classifier,
     read_config,
 )
+from lit_rlhf.models.four_bit import loading_arguments, prepare_4bit_layers
 from lit_rlhf.models.heads import (
     build_scalar_model,
     copy_lm_head,
@@ -308,6 +309,7 @@ def _load_pretrained(
                 trust_remote_code=options.trust_remote_code,
                 use_safetensors=None if pickled_weights else True,
                 output_loading_info=True,
+                **loading_arguments(options),
                 **arguments,
             )
         except OSError as error:
@@ -317,6 +319,7 @@ def _load_pretrained(
                 f"path: expected a model with safetensors weights at {path}: {error}{hint}"
             ) from error
     model: PreTrainedModel = loaded[0]
+    prepare_4bit_layers(model)
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
         raise ValueError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -14,8 +16,13 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from lit_rlhf.files import (
     delete,
@@ -27,6 +34,7 @@ from lit_rlhf.files import (
 )
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models.card import ModelCardInfo, render_model_card
+from lit_rlhf.models.four_bit import dequantized_weights, is_4bit
 from lit_rlhf.models.heads import save_lm_head, set_scalar_padding
 from lit_rlhf.models.interop import HeadFormat, convert_to_trl
 
@@ -35,6 +43,7 @@ FILE_LIST = "lit_rlhf.json"
 FINGERPRINTED = 1 << 20  # bytes of a file whose checksum is in the list
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Generation settings that transformers refuses without `do_sample`."""
+SCORE_BIAS = re.compile(r"(^|\.)score\.(.*\.)?bias$")
 
 
 class Savable(Protocol):
@@ -80,6 +89,8 @@ def save_model_folder(
         ValueError: If `folder` has content that was not saved like this, `generation` is not
             valid, or the model cannot be saved in `head_format`.
     """
+    if is_4bit(model):
+        model = merge_adapters(model)  # transformers would save the layers in 4 bits
     with replace_folder(folder) as partial:
         scalar = not unwrap_model(model).can_generate()
         if scalar:
@@ -304,15 +315,15 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
         The weights, by their names without adapters.
     """
     inner = unwrap_model(model)
-    state: dict[str, Tensor] = inner.state_dict()
+    state: dict[str, Tensor] = inner.state_dict() | dequantized_weights(inner)
     if not isinstance(model, PeftModel):
         return state
     adapter = model.active_adapter
     for name, module in inner.named_modules():
         if isinstance(module, LoraLayer):
-            weight = module.get_base_layer().weight
+            weight = state[f"{name}.base_layer.weight"]
             delta = cast(Any, module).get_delta_weight(adapter)
-            state[f"{name}.base_layer.weight"] = weight + delta.to(weight.dtype)
+            state[f"{name}.base_layer.weight"] = weight + delta.to(weight)
     merged = {}
     for name, tensor in state.items():
         # a layer that peft trains in full is there twice: as loaded, and as trained under the
@@ -322,6 +333,33 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
         name = name.replace(".base_layer.", ".").replace(f".modules_to_save.{adapter}.", ".")
         merged[name] = tensor
     return merged
+
+
+def merge_adapters(model: LanguageModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Build the model without adapters that computes what `model` computes, for saving.
+
+    Args:
+        model: A model with or without adapters; it stays as it is.
+        dtype: Type of the weights; `None` keeps each one's.
+    """
+    inner = unwrap_model(model)
+    weights = merged_state_dict(model)
+    if dtype is not None:
+        weights = {n: t.to(dtype) if t.is_floating_point() else t for n, t in weights.items()}
+    config = copy.deepcopy(inner.config)
+    vars(config).pop("quantization_config", None)  # what is 4-bit in `model` is not here
+    with torch.device("meta"):
+        merged = type(inner)(config)
+        match_score_bias(merged, weights)
+    merged.load_state_dict(weights, assign=True)
+    merged.tie_weights()
+    return merged
+
+
+def match_score_bias(model: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401
+    """Give a scalar head a bias if its weights have one; transformers' heads have none."""
+    if any(SCORE_BIAS.search(name) for name in weights):
+        model.score = nn.Linear(model.score.in_features, 1)
 
 
 def check_replaceable(folder: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -31,7 +32,10 @@ def copy_sharing_weights(model: LanguageModel) -> PreTrainedModel:
         ValueError: If a weight that both would have is trained.
     """
     # `deepcopy` takes what it finds in its memo for copied already
-    memo = {id(parameter): parameter for parameter in model.parameters()}
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    # the scales of 4-bit weights
+    states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
+    memo |= {id(state): state for state in states if state is not None}
     copied = copy.deepcopy(model, memo)
     inner: PreTrainedModel = copied.unload() if isinstance(copied, PeftModel) else copied
     # peft (0.21) leaves it behind, and would warn that the copy has adapters already

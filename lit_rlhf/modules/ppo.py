@@ -262,8 +262,13 @@ class PPOModule(StageModule):
         # the first ratio is 1.
         self.policy = disable_dropout(load_causal_lm(model_path, self.network))
         check_entropy_clip(self.loss, self.policy.config.vocab_size)
-        frozen = replace(self.network, dtype=self.memory.frozen_dtype or self.network.dtype)
         offload = self.memory.offload_frozen
+        frozen = replace(
+            self.network,
+            dtype=self.memory.frozen_dtype or self.network.dtype,
+            # the scales of 4-bit weights do not come and go with them
+            load_in_4bit=self.network.load_in_4bit and not offload,
+        )
         self.reference = load_reference(model_path, frozen, offload)
         self.reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload)
         self.critic_init = critic_init
@@ -1129,6 +1134,11 @@ def load_critic(
             f"{source!r} has another tokenizer than the policy, whose token ids the critic reads"
         )
     if init == "random":
+        if options.load_in_4bit:
+            raise ValueError(
+                "critic_init: expected 'policy' or 'reward' with network.load_in_4bit, got "
+                "'random': 4-bit weights come from a folder"
+            )
         return build_random_scalar_model(source, options, seed)
     base: LanguageModel | None = None
     if options.lora_rank > 0:

@@ -86,7 +86,9 @@ RULES = (
         "no influence on what is learned",
     ),
     Rule(
-        ("network.lora_rank", "network.lora_targets"), Change.REFUSED, "the weights would not fit"
+        ("network.lora_rank", "network.lora_targets", "network.load_in_4bit"),
+        Change.REFUSED,
+        "the weights would not fit",
     ),
     Rule(
         ("model_path", "weights of the reference"),

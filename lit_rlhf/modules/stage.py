@@ -135,6 +135,11 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         self.model_path = model_path
         self.output_dir = output_dir
         self.network = merge_options(type(self), "network", network)
+        if self.network.load_in_4bit and self.network.lora_rank == 0:
+            raise ValueError(
+                "network.load_in_4bit: expected network.lora_rank > 0, got 0: weights in 4 bits "
+                "cannot be trained, and LoRA trains adapters beside them"
+            )
         self.guard = UpdateGuard(max_skipped_in_a_row)
         self.timer = PhaseTimer()
         self.folders = RunFolders()

@@ -75,6 +75,7 @@ class ModelReward(nn.Module):
         super().__init__()
         self.path = path
         self._is_object = loaded is not None
+        self._in_4bit = options.load_in_4bit
         # the options are the policy's, whose adapters and checkpointing serve training alone
         plain = replace(options, lora_rank=0, gradient_checkpointing=False)
         if loaded is None:
@@ -95,7 +96,8 @@ class ModelReward(nn.Module):
         """
         if self._is_object or isinstance(self.model, Offloaded):
             return None
-        return self.model if unwrap_model(self.model).dtype == options.torch_dtype else None
+        own = (unwrap_model(self.model).dtype, self._in_4bit)
+        return self.model if own == (options.torch_dtype, options.load_in_4bit) else None
 
     @torch.no_grad()
     def forward(

@@ -94,6 +94,13 @@ def tiny_causal_lm(
     return model
 
 
+def four_bit_config() -> PreTrainedConfig:
+    """Config of a Llama for bitsandbytes (0.50), whose CPU kernels misread rows of less than 64."""
+    config = tiny_config("llama")
+    config.hidden_size, config.intermediate_size, config.head_dim = 64, 128, 32
+    return config
+
+
 def optimized_causal_lm(
     family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0
 ) -> PreTrainedModel:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -82,6 +84,7 @@ def suggest_settings(case: Case, estimate: PPOMemory) -> str:
         more = [
             "set memory.frozen_dtype: bfloat16",
             "set network.lora_rank: 16",
+            "set network.load_in_4bit: true with LoRA",
             "use trainer.strategy multi_deepspeed_stage_2_offload on GPUs",
         ]
     elif estimate.update + estimate.gradients >= max(estimate.rollout, estimate.scoring):
@@ -114,11 +117,9 @@ def estimate_memory(case: Case) -> PPOMemory:
         if isinstance(network, nn.Module)
         for parameter in not_counted(network, counted)
     ]
-    # The multi-engine strategy casts frozen networks on the device to bfloat16.
-    frozen_bytes = sum(p.numel() * (WEIGHT_BYTES if plan.engines else p.itemsize) for p in frozen)
     return PPOMemory(
         trained=sum(state.gpu for state in states),
-        frozen=frozen_bytes,
+        frozen=frozen_bytes(frozen, plan.engines),
         rollout=factor * phases.rollout,
         scoring=factor * phases.scoring,
         update=factor * phases.update,
@@ -133,6 +134,21 @@ def not_counted(network: nn.Module, counted: set[int]) -> list[nn.Parameter]:
     found = [p for p in network.parameters() if id(p) not in counted]
     counted.update(map(id, found))
     return found
+
+
+def frozen_bytes(parameters: Iterable[nn.Parameter], engines: bool = False) -> int:
+    """Bytes of frozen weights, which the multi-engine strategy casts to bfloat16.
+
+    Weights in 4 bits stay as they are; their scales are counted too.
+    """
+    total = 0
+    for parameter in parameters:
+        floating = engines and parameter.is_floating_point()
+        total += WEIGHT_BYTES * parameter.numel() if floating else parameter.nbytes
+        scales: Any = getattr(parameter, "quant_state", None)
+        if scales is not None:
+            total += int(scales.absmax.nbytes) + int(scales.state2.absmax.nbytes)
+    return total
 
 
 def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> ModelStates:
@@ -152,11 +168,11 @@ def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> Mod
         count = sum(p.numel() for p in trained)
         states = zero2_model_states(count, case.plan.ranks, case.plan.offload_optimizer)
         return states._replace(
-            gpu=states.gpu + WEIGHT_BYTES * sum(p.numel() for p in fixed),
+            gpu=states.gpu + frozen_bytes(fixed, engines=True),
             gradients=states.gradients + bucket_bytes(count),
         )
     learned = sum(p.nbytes for p in trained)
-    return ModelStates(3 * learned + sum(p.nbytes for p in fixed), learned, 0)
+    return ModelStates(3 * learned + frozen_bytes(fixed), learned, 0)
 
 
 def network_shape(policy: LanguageModel) -> NetworkShape:
