@@ -1,0 +1,579 @@
+"""SmolLM2-135M through all stages on HH-RLHF: what each stage does to a pretrained model.
+
+    python -m benchmarks.pretrained run runs/smollm2/base FOLDER
+    python -m benchmarks.pretrained publish
+
+`FOLDER` holds the files of `FILES`. `run` does the steps of five parts, each a process: SFT; reward
+models with and without LM imitation, and a gold reward model with other and more data; PPO-max
+beside vanilla PPO, judged by the gold model, which neither is trained on (the method of Gao et al.,
+arXiv 2210.10760); the collapse detector on these runs; and LoRA. A step that is finished is not
+repeated, and one that was interrupted goes on from its newest checkpoint. After each step the page
+is written anew to `<output_dir>/pretrained.md`. `publish` copies the results to
+`benchmarks/results/pretrained` and writes `docs/pretrained.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import yaml
+from jsonargparse import auto_cli
+
+from benchmarks.pretrained_page import format_page
+from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
+from lit_rlhf.data import (
+    DataSource,
+    DemonstrationDataModule,
+    PreferenceRecord,
+    collate_tokens,
+    load_records,
+    split_records,
+)
+from lit_rlhf.files import write_json_lines, write_text
+from lit_rlhf.forward import target_logprobs
+from lit_rlhf.models import load_causal_lm, load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs"
+RESULTS = ROOT / "benchmarks" / "results" / "pretrained"
+PAGE = ROOT / "docs" / "pretrained.md"
+FILES = {
+    "helpful": "helpful_base_test.jsonl.gz",
+    "harmless": "harmless_base_test.jsonl.gz",
+    "sampled": "helpful_rejection_sampled_test.jsonl.gz",
+}
+"""Files of HH-RLHF by the name of the source; `sampled` is helpful-rejection-sampled."""
+SPLIT_SEED = 0
+GOLD_SEED = 1000
+"""Seed of the gold reward model's head and of the order of its data."""
+LORA = {"lora_rank": 16, "lora_alpha": 32}
+LORA_RATE = 10.0
+"""Learning rate of adapters over that of full fine-tuning."""
+FAST_RATE = 5.0
+"""Learning rate of the run of part 4 that is to collapse, over that of vanilla PPO."""
+HARM = 0.5
+"""Harm is done below the first gold score minus this many of its standard deviations."""
+CURVES = (
+    "rollout/score/reward",
+    "rollout/score/gold",
+    "rollout/kl",
+    "rollout/response_length",
+    "rollout/perplexity",
+    "rollout/entropy",
+    "rollout/distinct_2",
+    "rollout/truncation_rate",
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much data and how many iterations there are.
+
+    Attributes:
+        gold_pairs: Pairs of the gold reward model.
+        proxy_pairs: Pairs of the other reward models. Their chosen responses are the demonstrations
+            of SFT, and their prompts those of PPO.
+        val_pairs: Pairs for validation during training.
+        test_pairs: Pairs for the figures of parts 1, 2 and 5; their prompts are those of part 3.
+        max_response: Longest response of a pair, in tokens; longer ones are left out.
+        iterations: Iterations of PPO.
+        prompts: Prompts of each evaluation of policies.
+        max_new_tokens: Longest response of a policy.
+    """
+
+    gold_pairs: int = 2000
+    proxy_pairs: int = 1200
+    val_pairs: int = 64
+    test_pairs: int = 500
+    max_response: int = 96
+    iterations: int = 32
+    prompts: int = 128
+    max_new_tokens: int = 48
+
+
+class Step(NamedTuple):
+    """A process of the benchmark.
+
+    Attributes:
+        name: Its name, and that of its file of results.
+        part: Number of its part.
+        command: Words after the interpreter.
+        collect: Reads the figures once the process has ended.
+    """
+
+    name: str
+    part: int
+    command: list[str]
+    collect: Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The steps of the benchmark in a folder.
+
+    Attributes:
+        root: Folder for all files.
+        base: Folder of the pretrained model.
+        data: Folder with the files of `FILES`.
+        sizes: Data and iterations.
+    """
+
+    root: Path
+    base: str
+    data: str
+    sizes: Sizes
+
+    def write_data(self) -> None:
+        """Write the parts of the data, split by prompt, unless they are there."""
+        if (self.root / "data" / "split.json").is_file():
+            return
+        sources = [DataSource(f"{self.data}/{file}", name=name) for name, file in FILES.items()]
+        records = load_records("preference", sources, on_bad_record="skip").records
+        tokenizer = load_tokenizer(self.base)
+        sizes = self.sizes
+
+        def is_short(record: PreferenceRecord) -> bool:
+            texts = [record.chosen, record.rejected]
+            tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
+            return max(map(len, tokens)) <= sizes.max_response
+
+        short = [record for record in records if is_short(record)]
+        # one prompt after the other, each set by the share of what is left
+        left, parts = short, {}
+        for name in ("test", "val", "proxy", "gold"):
+            wanted = getattr(sizes, f"{name}_pairs")
+            if wanted > len(left):
+                raise ValueError(
+                    f"sizes.{name}_pairs: expected at most the {len(left)} pairs that the parts "
+                    f"before it leave of {len(short)}, got {wanted}"
+                )
+            split = split_records(left, 0.0, wanted / (len(left) + 1), SPLIT_SEED)
+            left, parts[name] = split.train, split.test
+        for name, part in parts.items():
+            for source in FILES:
+                rows = (
+                    {
+                        "prompt": [{"role": m.role, "content": m.content} for m in record.prompt],
+                        "chosen": record.chosen,
+                        "rejected": record.rejected,
+                    }
+                    for record in part
+                    if record.source == source
+                )
+                write_json_lines(self.path("data", name, f"{source}.jsonl"), rows)
+        prompts = [
+            {"prompt": [{"role": m.role, "content": m.content} for m in record.prompt]}
+            for record in parts["test"]
+        ]
+        write_json_lines(self.path("data", "test_prompts.jsonl"), prompts[: sizes.prompts])
+        counts = {
+            name: {source: sum(r.source == source for r in part) for source in FILES}
+            for name, part in parts.items()
+        }
+        counts["all"] = {source: sum(r.source == source for r in records) for source in FILES}
+        write_text(self.path("data", "split.json"), json.dumps(counts, indent=1) + "\n")
+
+    def path(self, *parts: str) -> Path:
+        """A path in the folder."""
+        return self.root.joinpath(*parts)
+
+    def steps(self, seeds: Sequence[int]) -> list[Step]:
+        """All steps, in an order in which each has what it needs.
+
+        Args:
+            seeds: Seeds of part 3.
+        """
+        steps = [
+            self.measure("base", 1, self.base),
+            self.fit("sft", 1, "sft", self.base),
+            self.measure("sft", 1, str(self.path("sft"))),
+        ]
+        for name, options in (("reward", {}), ("reward_no_lm", {"lm_coef": 0.0})):
+            steps += [self.fit(name, 2, "reward", "sft", **options), self.report(name, 2)]
+        steps += [self.fit("gold", 2, "reward", "sft", head_seed=GOLD_SEED), self.report("gold", 2)]
+        steps += [
+            self.fit("sft_lora", 5, "sft", self.base, network=LORA),
+            self.measure("sft_lora", 5, str(self.path("sft_lora"))),
+            self.fit("reward_lora", 5, "reward", "sft", network=LORA),
+            self.report("reward_lora", 5),
+        ]
+        for seed in seeds:
+            runs = (f"ppo_max_{seed}", f"ppo_vanilla_{seed}")
+            steps += [self.fit_ppo(name, 3, seed) for name in runs]
+            steps.append(self.evaluate(f"policies_{seed}", 3, ("sft", *runs), seed))
+        return [*steps, self.fit_ppo(f"ppo_fast_{seeds[0]}", 4, seeds[0])]
+
+    def measure(self, name: str, part: int, model: str) -> Step:
+        """A step that measures the perplexity of the chosen responses of the test pairs."""
+        output = self.path("measures", f"{name}.json")
+        test = str(self.path("data", "test"))
+        command = ["-m", "benchmarks.pretrained", "perplexity", model, test, str(output)]
+        return Step(f"perplexity_{name}", part, command, lambda: read_json(output))
+
+    def fit(self, name: str, part: int, stage: str, start: str, **options: Any) -> Step:
+        """A step that trains an SFT or reward model.
+
+        Args:
+            name: Name of the run.
+            part: Number of its part.
+            stage: `sft` or `reward`: the configuration in `configs/smollm2`.
+            start: Folder of the model that it starts from, or the name of a run.
+            **options: Further options of the module.
+        """
+        data = {"train_sources": self.sources("gold" if name == "gold" else "proxy")}
+        if name == "gold":
+            data["seed"] = GOLD_SEED
+        if "network" in options:
+            rate = read_config(stage)["model"]["init_args"]["optimizer"]["learning_rate"]
+            options["optimizer"] = {"learning_rate": LORA_RATE * rate}
+        options["model_path"] = str(self.path(start)) if start == "sft" else start
+        return self.train(name, part, [CONFIGS / "smollm2" / f"{stage}.yaml"], options, data, {})
+
+    def fit_ppo(self, name: str, part: int, seed: int) -> Step:
+        """A step that trains a policy: PPO-max, or vanilla PPO with all tricks off.
+
+        The gold model has weight 0: its scores are logged and never trained on.
+        """
+        options: dict[str, Any] = {
+            "model_path": str(self.path("sft")),
+            "rewards": {str(self.path("reward")): 1.0, str(self.path("gold")): 0.0},
+            "sampling": {"max_new_tokens": self.sizes.max_new_tokens},
+            "seed": seed,
+        }
+        settings = read_config("ppo")
+        if not name.startswith("ppo_max"):
+            vanilla = read_config("ppo_vanilla", "quickstart")["model"]["init_args"]
+            options |= {key: value for key, value in vanilla.items() if key != "output_dir"}
+        if name.startswith("ppo_fast"):
+            for network in ("policy_optimizer", "critic_optimizer"):
+                rate = settings["model"]["init_args"][network]["learning_rate"]
+                options[network] = {**options[network], "learning_rate": FAST_RATE * rate}
+        batch = settings["data"]["init_args"]["batch_size"]
+        data = {
+            "train_sources": self.sources("proxy"),
+            "samples_per_epoch": self.sizes.iterations * batch,
+            "seed": seed,
+        }
+        metrics = ["rollout/score/reward", "rollout/score/gold", "rollout/kl"]
+        bar = {
+            "class_path": "lit_callbacks.StageProgressBar",
+            "init_args": {"stage": "PPO", "metrics": metrics},
+        }
+        # The detector only watches: the whole run is to be seen.
+        trainer = {
+            "callbacks": [bar, {"class_path": "lit_callbacks.CollapseDetector"}],
+            "val_check_interval": self.sizes.iterations,
+        }
+        return self.train(name, part, [CONFIGS / "smollm2" / "ppo.yaml"], options, data, trainer)
+
+    def train(
+        self,
+        name: str,
+        part: int,
+        configs: list[Path],
+        options: dict[str, Any],
+        data: dict[str, Any],
+        trainer: dict[str, Any],
+    ) -> Step:
+        """A step of `lit_rlhf fit`, which goes on from its newest checkpoint."""
+        data |= {"val_fraction": 0.0, "val_sources": self.sources("val")}
+        changes = {
+            "trainer": {
+                "logger": {"init_args": {"save_dir": str(self.path("logs")), "name": name}},
+                **trainer,
+            },
+            "model": {"init_args": {**options, "output_dir": str(self.path(name))}},
+            "data": {
+                "init_args": {**data, "val_fraction": 0.0, "val_sources": self.sources("val")}
+            },
+        }
+        overlay = self.path("configs", f"{name}.yaml")
+        # in this order: the critic starts from the first reward model
+        write_text(overlay, yaml.safe_dump(changes, sort_keys=False))
+        files = [*configs, overlay, CONFIGS / "overlays" / "resumable.yaml"]
+        command = ["-m", "lit_rlhf.cli.main", "fit"]
+        command += [word for file in files for word in ("--config", str(file))]
+        return Step(name, part, [*command, "--ckpt_path", "last"], lambda: self.read_run(name))
+
+    def report(self, model: str, part: int) -> Step:
+        """A step that measures a reward model on the test pairs."""
+        output = self.path("measures", f"report_{model}")
+        command = ["-m", "lit_rlhf.cli.main", "report", "reward", "--model", str(self.path(model))]
+        command += ["--language_model", str(self.path("sft")), "--preferences"]
+        command += [f"{s}={self.path('data', 'test', f'{s}.jsonl')}" for s in FILES]
+        command += ["--output", str(output), "--max_length", str(self.max_length())]
+
+        def collect() -> dict[str, Any]:
+            report = read_json(output / "report.json")
+            keys = ("accuracy", "by_source", "gain", "length_baseline", "calibration_error")
+            keys += ("difference_by_length", "perplexity", "pairwise_loss")
+            return {key: report[key] for key in keys}
+
+        return Step(f"report_{model}", part, command, collect)
+
+    def evaluate(self, name: str, part: int, policies: Sequence[str], seed: int) -> Step:
+        """A step that compares policies by the proxy and the gold model, at temperature 1."""
+        output = self.path("measures", f"{name}.json")
+        responses = self.path("measures", f"{name}.jsonl")
+        rewards = {str(self.path("reward")): 1.0, str(self.path("gold")): 1.0}
+        command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
+        command += [str(self.path(policy)) for policy in policies]
+        command += ["--prompts", str(self.path("data", "test_prompts.jsonl"))]
+        command += ["--rewards", json.dumps(rewards), "--seed", str(seed), "--batch_size", "16"]
+        command += ["--max_new_tokens", str(self.sizes.max_new_tokens)]
+        command += ["--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"]
+        command += ["--output", str(output), "--responses", str(responses)]
+
+        def collect() -> dict[str, Any]:
+            report = read_json(output)
+            rows = [json.loads(line) for line in responses.read_text("utf-8").splitlines()]
+            return {
+                "n_prompts": report["n_prompts"],
+                "policies": {Path(p).name: r for p, r in report["policies"].items()},
+                "responses": first_responses(rows),
+            }
+
+        return Step(name, part, command, collect)
+
+    def sources(self, part: str) -> list[dict[str, str]]:
+        """The files of a part of the data, as a configuration names them."""
+        return [
+            {"path": str(self.path("data", part, f"{source}.jsonl")), "name": source}
+            for source in FILES
+        ]
+
+    def max_length(self) -> int:
+        """Longest pair that reward models are trained on, in tokens."""
+        return int(read_config("reward")["data"]["init_args"]["max_length"])
+
+    def read_run(self, name: str) -> dict[str, Any]:
+        """The curves of a training run, and for PPO the verdict of the detector."""
+        steps = read_logged_steps(str(self.path("logs", name)))
+        keys = sorted({key for step in steps for key in step.scalars if key.startswith("val/")})
+        last = {key: [s.scalars[key] for s in steps if key in s.scalars][-1] for key in keys}
+        result: dict[str, Any] = {"validation": last}
+        if not name.startswith("ppo"):
+            return result
+        rows = [step for step in steps if all(key in step.scalars for key in CURVES)]
+        result["curves"] = {key: [round(r.scalars[key], 4) for r in rows] for key in CURVES}
+        verdicts = replay_steps(steps, default_monitors())
+        flagged = [place for place, (_, v) in enumerate(verdicts, 1) if v.level is Level.COLLAPSED]
+        result["flagged_at"] = flagged[0] if flagged else None
+        result["reasons"] = verdicts[flagged[0] - 1].verdict.sentence if flagged else ""
+        result["harmed_at"] = find_harm(result["curves"]["rollout/score/gold"])
+        return result
+
+
+def find_harm(gold: Sequence[float]) -> int | None:
+    """The first iteration from which on the gold score stays below the bound of harm.
+
+    A mean over 16 rollouts is noisy, so that it has to stay there for three iterations. The bound
+    is relative to the first five iterations, in which the policy is the SFT model or near it.
+    """
+    start = np.array(gold[:5])
+    bound = start.mean() - HARM * max(start.std(ddof=1), 1e-6) * np.sqrt(16)
+    below = [value < bound for value in gold]
+    return next((i + 1 for i in range(len(gold) - 2) if all(below[i : i + 3])), None)
+
+
+def first_responses(rows: list[dict[str, Any]], prompts: int = 4) -> list[dict[str, Any]]:
+    """The responses of all policies to the first prompts, unedited."""
+    shown: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        entry = {"prompt": row["prompt"], "responses": {}}
+        entry = shown.setdefault(row["prompt_text"], entry)
+        entry["responses"][Path(row["policy"]).name] = row["response"]
+    return list(shown.values())[:prompts]
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401  # whatever the file holds
+    """Read a JSON file."""
+    return json.loads(path.read_text("utf-8"))
+
+
+def read_config(name: str, folder: str = "smollm2") -> Any:  # noqa: ANN401  # a tree of settings
+    """Read a configuration of the project."""
+    return yaml.safe_load((CONFIGS / folder / f"{name}.yaml").read_text("utf-8"))
+
+
+def perplexity(model: str, pairs: str, output: str, draws: int = 1000) -> None:
+    """Measure the perplexity of the chosen responses of pairs, with its 95 % interval.
+
+    Args:
+        model: Folder of a language model.
+        pairs: Folder with files of pairs.
+        output: JSON file for the figures.
+        draws: Draws of the bootstrap over dialogues.
+    """
+    settings = read_config("sft")["data"]["init_args"]
+    data = DemonstrationDataModule(
+        [DataSource(path) for path in sorted(Path(pairs).glob("*.jsonl"))],
+        tokenizer=load_tokenizer(model),
+        max_length=settings["max_length"],
+        max_prompt_length=settings["max_prompt_length"],
+        on_bad_record="skip",
+    )
+    data.setup("fit")
+    examples = data.examples["train"]
+    network = load_causal_lm(model).eval()
+    losses, counts = [], []
+    with torch.inference_mode():
+        for start in range(0, len(examples), 16):
+            batch = collate_tokens(
+                examples[start : start + 16], data.require_encoder().pad_token_id
+            )
+            mask = batch.completion_mask
+            logprobs = target_logprobs(network, batch.input_ids, batch.attention_mask, mask)
+            losses.append(-logprobs.sum(1).double().numpy())
+            counts.append(mask.sum(1).numpy())
+    loss, count = np.concatenate(losses), np.concatenate(counts)
+    rows = np.random.default_rng(0).integers(len(loss), size=(draws, len(loss)))
+    low, high = np.exp(np.quantile(loss[rows].sum(1) / count[rows].sum(1), [0.025, 0.975]))
+    figures = {
+        "perplexity": float(np.exp(loss.sum() / count.sum())),
+        "low": float(low),
+        "high": float(high),
+        "dialogues": len(loss),
+        "tokens": int(count.sum()),
+    }
+    write_text(output, json.dumps(figures, indent=1) + "\n")
+
+
+def run_step(step: Step, folder: Path, threads: int) -> dict[str, Any]:
+    """Run a step's process and return what it took and its figures.
+
+    Raises:
+        RuntimeError: If the process fails, with the end of its output.
+    """
+    log, marker = folder / "output" / f"{step.name}.txt", folder / "output" / f"{step.name}.begun"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    resumed = marker.exists()
+    marker.touch()
+    began = time.monotonic()
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            [sys.executable, *step.command],
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": python_path()},
+        )
+        # the only public way to the peak memory and CPU time of a single child
+        _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        process.returncode = os.waitstatus_to_exitcode(status)
+        raise RuntimeError(f"{step.name} failed; {log} ends with\n{log.read_text()[-3000:]}")
+    return {
+        "part": step.part,
+        "minutes": round((time.monotonic() - began) / 60, 2),
+        "cpu_minutes": round((usage.ru_utime + usage.ru_stime) / 60, 2),
+        "peak_gib": round(usage.ru_maxrss / 2**20, 2),
+        "threads": threads,
+        "resumed": resumed,
+        "load": round(os.getloadavg()[0], 1),
+        "result": step.collect(),
+    }
+
+
+def python_path() -> str:
+    """The import path of the steps: this source tree."""
+    return os.pathsep.join((str(ROOT), str(ROOT / "callbacks")))
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The results of the finished steps by name."""
+    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
+
+
+def run(
+    base: str,
+    data: str,
+    output_dir: str = "runs/pretrained",
+    sizes: Sizes = Sizes(),
+    parts: tuple[int, ...] = (1, 2, 5, 3, 4),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    threads: int = 2,
+) -> None:
+    """Do the steps that are missing, in the order of the parts.
+
+    Args:
+        base: Folder of the pretrained model.
+        data: Folder with the files of HH-RLHF.
+        output_dir: Folder for all files.
+        sizes: Data and iterations.
+        parts: Numbers of the parts, 1 to 5. Parts 2 to 5 need those before them: 1 for all, 2 for 3
+            and 4.
+        seeds: Seeds of part 3.
+        threads: Threads of a step.
+    """
+    root = Path(output_dir).resolve()
+    results = root / "results"
+    benchmark = Benchmark(root, str(Path(base).resolve()), str(Path(data).resolve()), sizes)
+    benchmark.write_data()
+    settings = {
+        "sizes": asdict(sizes),
+        "split": read_json(root / "data" / "split.json"),
+        "machine": {"cores": os.cpu_count(), "processor": processor_name()},
+        "versions": {
+            "torch": torch.__version__.partition("+")[0],
+            "python": platform.python_version(),
+        },
+    }
+    known = root / "results" / "settings.json"
+    if known.exists() and read_json(known)["sizes"] != settings["sizes"]:
+        raise ValueError(
+            f"sizes: expected those of the results in {results}, or another output_dir"
+        )
+    write_text(known, json.dumps(settings, indent=1) + "\n")
+    steps = benchmark.steps(seeds)
+    wanted = [step for part in parts for step in steps if step.part == part]
+    for number, step in enumerate(wanted, 1):
+        place = f"[{number}/{len(wanted)}] part {step.part}: {step.name}"
+        result = results / f"{step.name}.json"
+        if not result.exists():
+            say(f"{place}; its output: {root / 'output' / step.name}.txt")
+            write_text(result, json.dumps(run_step(step, root, threads), indent=1) + "\n")
+            write_text(root / "pretrained.md", format_page(read_results(results)))
+        minutes, peak = (read_json(result)[key] for key in ("minutes", "peak_gib"))
+        say(f"{place} took {minutes:.1f} minutes and {peak:.1f} GiB")
+    say(f"page: {root / 'pretrained.md'}")
+
+
+def say(text: str) -> None:
+    """Print a line at once, also where the output is a file."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def processor_name() -> str:
+    """Name of the processor, as Linux knows it."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def publish(output_dir: str = "runs/pretrained") -> None:
+    """Copy the results to `benchmarks/results/pretrained`, and write `docs/pretrained.md`.
+
+    Args:
+        output_dir: Folder of the run.
+    """
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for path in sorted((Path(output_dir) / "results").glob("*.json")):
+        shutil.copyfile(path, RESULTS / path.name)
+    write_text(PAGE, format_page(read_results(RESULTS)))
+
+
+if __name__ == "__main__":
+    auto_cli([run, publish, perplexity])

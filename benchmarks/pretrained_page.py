@@ -1,0 +1,295 @@
+"""The page about the pretrained model, from the results of its benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template
+
+TEMPLATE = Path(__file__).with_suffix(".md.j2")
+NOT_RUN = "not run yet"
+
+ESTIMATES = {
+    "perplexity_base": 3,
+    "sft": 26,
+    "perplexity_sft": 3,
+    "reward": 45,
+    "report_reward": 9,
+    "reward_no_lm": 42,
+    "report_reward_no_lm": 9,
+    "gold": 73,
+    "report_gold": 9,
+    "sft_lora": 20,
+    "perplexity_sft_lora": 3,
+    "reward_lora": 35,
+    "report_reward_lora": 9,
+    "ppo_max": 36,
+    "ppo_vanilla": 36,
+    "policies": 20,
+    "ppo_fast": 36,
+}
+"""CPU minutes of a step, estimated from 105 trained tokens per second and core."""
+
+
+def format_page(results: Mapping[str, Any]) -> str:
+    """The page.
+
+    Args:
+        results: Results of the finished steps by name, and `settings`.
+    """
+    settings = results["settings"]
+    tables = {
+        "split": format_split(settings["split"]),
+        "sft": format_sft(results),
+        "reward_models": format_reward_models(results),
+        "ppo": format_ppo(results),
+        "detector": format_detector(results),
+        "lora": format_lora(results),
+        "times": format_times(results),
+    }
+    template = Template(TEMPLATE.read_text("utf-8"), keep_trailing_newline=True)
+    return template.render(
+        max_response=settings["sizes"]["max_response"],
+        machine=settings["machine"],
+        **{name: text.strip("\n") for name, text in tables.items()},
+    )
+
+
+def format_split(split: Mapping[str, Mapping[str, int]]) -> str:
+    """Table of the number of pairs by part and source."""
+    sources = list(split["all"])
+    names = {"all": "all that can be read", "gold": "gold", "proxy": "proxy"}
+    names |= {"val": "validation", "test": "test"}
+    rows = [
+        [name, *(f"{split[key][source]:,}" for source in sources), f"{sum(split[key].values()):,}"]
+        for key, name in names.items()
+    ]
+    return table(["pairs", *sources, "together"], rows)
+
+
+def format_sft(results: Mapping[str, Any]) -> str:
+    """Part 1."""
+    rows = [["pretrained", perplexity(results, "base")], ["after SFT", perplexity(results, "sft")]]
+    return table(["model", "perplexity"], rows)
+
+
+def format_reward_models(results: Mapping[str, Any]) -> str:
+    """Part 2."""
+    titles = {
+        "reward": "with LM imitation (Eq. 2), the proxy",
+        "reward_no_lm": "without LM imitation",
+        "gold": "gold: with LM imitation, other and more data",
+    }
+    rows, sources, judged = [], [], []
+    for name, title in titles.items():
+        figures = figures_of(results, f"report_{name}")
+        if figures is None:
+            rows.append([title, NOT_RUN, "", "", "", ""])
+            continue
+        sources = sources or list(figures["by_source"])
+        gain = figures["gain"]
+        rule = figures["length_baseline"]
+        language = figures["perplexity"].get("reward model")
+        rows.append(
+            [
+                title,
+                share(figures["accuracy"]),
+                f"{gain['mean']:+.1%} [{gain['low']:+.1%}, {gain['high']:+.1%}] over {rule}",
+                f"{figures['calibration_error']:.3f}",
+                f"{figures['difference_by_length']['spearman']:.2f}",
+                "-" if language is None else f"{language['all']:.1f}",
+            ]
+        )
+        judged.append([title, *(share(figures["by_source"][source]) for source in sources)])
+    text = table(
+        [
+            *("reward model", "accuracy", "beside the better length rule", "calibration error"),
+            *("rank correlation with length", "perplexity of its trunk"),
+        ],
+        rows,
+    )
+    return f"{text}\n{table(['reward model', *sources], judged)}" if judged else text
+
+
+def format_ppo(results: Mapping[str, Any]) -> str:
+    """Part 3."""
+    rows, samples = [], ""
+    evaluations = {
+        name.removeprefix("policies_"): figures_of(results, name)
+        for name in sorted(results)
+        if name.startswith("policies_")
+    }
+    if not evaluations:
+        return f"({NOT_RUN})"
+    for seed, figures in evaluations.items():
+        assert figures is not None
+        for name, policy in figures["policies"].items():
+            scores = policy["rewards"]
+            rows.append(
+                [
+                    seed,
+                    name.removesuffix(f"_{seed}"),
+                    mean(scores["gold"]),
+                    outcome(scores["gold"]["against_baseline"]),
+                    mean(scores["reward"]),
+                    outcome(scores["reward"]["against_baseline"]),
+                    *(f"{policy[key]:.{digits}f}" for key, digits in METRICS.items()),
+                ]
+            )
+        samples = samples or format_samples(figures["responses"])
+    scores_table = table(
+        [
+            *("seed", "policy", "gold score", "win / tie / lose by gold, %", "proxy score"),
+            *("win / tie / lose by proxy, %", "KL, nats", "length", "perplexity", "distinct-2"),
+        ],
+        rows,
+    )
+    caption = "Over training, means of each quarter of the iterations:"
+    return f"{scores_table}\n{caption}\n\n{format_curves(results)}{samples}"
+
+
+METRICS = {"kl": 2, "response_length": 1, "perplexity": 2, "distinct_2": 3}
+"""Metrics of a policy and their digits, in the order of the columns."""
+
+
+def format_curves(results: Mapping[str, Any]) -> str:
+    """Gold and proxy scores beside KL, by quarter of each run."""
+    keys = ("rollout/kl", "rollout/score/reward", "rollout/score/gold")
+    rows = []
+    for name in sorted(results):
+        if not name.startswith("ppo_"):
+            continue
+        curves = results[name]["result"]["curves"]
+        quarters = [
+            " / ".join(f"{value:.2f}" for value in quarter_means(curves[key])) for key in keys
+        ]
+        rows.append([name, *quarters])
+    return table(["run", "KL, nats", "proxy score", "gold score"], rows)
+
+
+def quarter_means(values: Sequence[float]) -> list[float]:
+    """Mean of each quarter of a curve."""
+    bounds = [round(len(values) * quarter / 4) for quarter in range(5)]
+    return [sum(values[low:high]) / max(high - low, 1) for low, high in pairwise(bounds)]
+
+
+def format_samples(responses: Sequence[Mapping[str, Any]]) -> str:
+    """Responses to the first test prompts, unedited."""
+    text = "\nResponses to the first test prompts, unedited, cut off at the longest length:\n"
+    for entry in responses:
+        prompt = " ".join(turn["content"] for turn in entry["prompt"][-1:])
+        text += f"\n> {one_line(prompt)}\n\n"
+        text += "".join(
+            f"- *{name}*: {one_line(response)}\n" for name, response in entry["responses"].items()
+        )
+    return text
+
+
+def format_detector(results: Mapping[str, Any]) -> str:
+    """Part 4."""
+    rows = []
+    for name in sorted(results):
+        if name.startswith("ppo_"):
+            figures = results[name]["result"]
+            flagged, harmed = figures["flagged_at"], figures["harmed_at"]
+            length = len(figures["curves"]["rollout/kl"])
+            rows.append([name, length, flagged or "-", harmed or "-", figures["reasons"] or "-"])
+    heads = ["run", "iterations", "flagged at iteration", "harm at iteration", "reasons"]
+    return table(heads, rows) if rows else f"({NOT_RUN})"
+
+
+def format_lora(results: Mapping[str, Any]) -> str:
+    """Part 5."""
+    rows = []
+    for stage, full, measure in (
+        ("SFT", "sft", "perplexity_{}"),
+        ("reward model", "reward", "report_{}"),
+    ):
+        for title, name in (("full", full), ("LoRA", f"{full}_lora")):
+            figures = figures_of(results, measure.format(name))
+            if name not in results or figures is None:
+                rows.append([stage, title, NOT_RUN, "", "", ""])
+                continue
+            step = results[name]
+            rows.append(
+                [
+                    stage,
+                    title,
+                    perplexity(results, name) if stage == "SFT" else share(figures["accuracy"]),
+                    f"{step['cpu_minutes']:.0f}",
+                    f"{step['peak_gib']:.1f}",
+                    "yes" if step["resumed"] else "no",
+                ]
+            )
+    heads = ["stage", "training", "perplexity or accuracy on test pairs", "CPU minutes"]
+    return table([*heads, "peak, GiB", "interrupted"], rows)
+
+
+def format_times(results: Mapping[str, Any]) -> str:
+    """What each step took, and the estimates of those that have not been run."""
+    rows = []
+    for name, estimate in ESTIMATES.items():
+        steps = {
+            key: value
+            for key, value in results.items()
+            if key == name or (key.removeprefix(f"{name}_").isdigit() and key != name)
+        }
+        for key, step in steps.items():
+            rows.append(
+                [
+                    *(key, step["part"], f"{step['cpu_minutes']:.1f}", f"{step['minutes']:.1f}"),
+                    *(step["threads"], step["load"], f"{step['peak_gib']:.1f}"),
+                ]
+            )
+        if not steps:
+            rows.append([name, "", f"{estimate} (estimated)", NOT_RUN, "", "", ""])
+    heads = ["step", "part", "CPU minutes", "minutes", "threads", "load", "peak, GiB"]
+    return table(heads, rows)
+
+
+def figures_of(results: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  # a tree of figures
+    """The figures of a step; `None` if it has not been run."""
+    return results[name]["result"] if name in results else None
+
+
+def perplexity(results: Mapping[str, Any], name: str) -> str:
+    """The perplexity of a model with its interval."""
+    figures = figures_of(results, f"perplexity_{name}")
+    if figures is None:
+        return NOT_RUN
+    return f"{figures['perplexity']:.2f} [{figures['low']:.2f}, {figures['high']:.2f}]"
+
+
+def share(accuracy: Mapping[str, float]) -> str:
+    """An accuracy with its interval and number of pairs."""
+    low, high = accuracy["low"], accuracy["high"]
+    return f"{accuracy['accuracy']:.1%} [{low:.1%}, {high:.1%}] of {accuracy['pairs']}"
+
+
+def mean(score: Mapping[str, float]) -> str:
+    """A mean score with its interval."""
+    return f"{score['mean']:.2f} [{score['low']:.2f}, {score['high']:.2f}]"
+
+
+def outcome(rates: Mapping[str, Any] | None) -> str:
+    """Win, tie and lose rates, the first with its interval."""
+    if rates is None:
+        return "-"
+    low, high = rates["win_interval"]
+    shares = " / ".join(f"{100 * rates[key]:.0f}" for key in ("win", "tie", "lose"))
+    return f"{shares} [win {100 * low:.0f}, {100 * high:.0f}]"
+
+
+def one_line(text: str) -> str:
+    """A text on one line that Markdown shows as it is."""
+    escaped = "".join(f"\\{letter}" if letter in "\\`*_<>[]#|" else letter for letter in text)
+    return " ".join(escaped.split())
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
