@@ -22,20 +22,26 @@ from rich.table import Table
 from rich.text import Text
 
 NAME_STYLE, NOTE_STYLE = "bold cyan", "dim"
-_UNBOUNDED_WIDTH = 100_000  # characters; rich measures a table up to the console's own width
+_UNBOUNDED_WIDTH = 100_000  # characters
 
 
-def print_table(table: Table) -> None:
+def print_table(table: Table, narrow: Table | None = None) -> None:
     """Print a table on standard output; outside of a terminal no column is folded.
 
     Names, for instance of folders, are printed as they are, also where rich would read markup.
+
+    Args:
+        table: The table.
+        narrow: The same table in fewer columns of the terminal, for one in which `table` would be
+            folded.
     """
     console = Console(markup=False, emoji=False)
+    # measured without bounds, as rich measures a table up to the console's own width
+    width = Console(width=_UNBOUNDED_WIDTH, markup=False, emoji=False).measure(table).maximum
     if not console.is_terminal:
         # rich assumes 80 columns for a file or a pipe and would break names and numbers
-        unbounded = Console(width=_UNBOUNDED_WIDTH, markup=False, emoji=False)
-        console = Console(width=unbounded.measure(table).maximum, markup=False, emoji=False)
-    console.print(table)
+        console = Console(width=width, markup=False, emoji=False)
+    console.print(narrow if narrow is not None and width > console.width else table)
 
 
 def print_text(console: Console, text: str, style: str = "", end: str = "\n") -> None:
