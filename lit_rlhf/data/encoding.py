@@ -52,7 +52,7 @@ _log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 # Prompts of reasoning models may end with the start of the reasoning, which dialogues lack.
 _REASONING_START = re.compile(r"<think>(\s*)\Z")
-_BEFORE_ANSWER = re.compile(r"\s*(?:<think>\s*</think>\s*)?")
+_BEFORE_ANSWER = r"\s*(?:<think>\s*</think>\s*)?"
 
 
 class EncodingError(ValueError):
@@ -450,10 +450,15 @@ class DialogueEncoder:
         spans = []
         for turn, message in enumerate(prompt.messages):
             if message.role == "assistant":
-                before = _REASONING_START.sub("", self.render_prompt(prompt.messages[:turn]))
+                history = prompt.messages[:turn]
+                rendered = self.render_prompt(history)
+                before = _REASONING_START.sub("", rendered)
                 start, content = len(before), message.content.strip()
-                answer = _BEFORE_ANSWER.match(text, start)
-                end = answer.end() + len(content) if answer else start
+                # what a response starts with, such as the channel of gpt-oss; earlier turns may
+                # lack it, as those of reasoning models do
+                head = self._response_text(history, rendered, content).partition(content)[0]
+                answer = re.match(f"(?:{re.escape(head)})?{_BEFORE_ANSWER}", text[start:])
+                end = start + (answer.end() if answer else 0) + len(content)
                 if text[:start] != before or text[end - len(content) : end] != content:
                     raise ValueError(
                         "train_on: 'all' needs a template that repeats earlier turns unchanged, "

@@ -415,6 +415,9 @@ def _parse_comparison(row: Row, kind: RecordKind) -> list[Record]:
     preferred = form.preferred.get(choice) if isinstance(choice, int) else None
     if preferred is None:
         raise row.error(form.choice, "neither response is preferred", repr(choice))
+    if form.choice == "preference_strength" and row.get("margin") is None:
+        # 1 to 3, as in the pairwise loss with margins of HelpSteer2-Preference (arXiv 2410.01257)
+        row = replace(row, fields={**row.fields, "margin": abs(choice)})
     chosen, rejected = responses[preferred], responses[1 - preferred]
     field = form.responses[preferred]
     return [_make_record(row, kind, prompt, form.prompt, chosen, field, rejected)]

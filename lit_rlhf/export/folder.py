@@ -119,7 +119,11 @@ def load_model(
 
 
 def generation_config_settings(model: PreTrainedModel) -> dict[str, Any]:
-    """The settings of a model's `generation_config.json` that differ from the defaults."""
+    """The settings of a model's `generation_config.json` that differ from the defaults.
+
+    Without the EOS tokens: `save_model_folder` takes them from the model and the tokenizer.
+    """
     config = model.generation_config
     settings: dict[str, Any] = {} if config is None else config.to_diff_dict()
-    return {k: v for k, v in settings.items() if k != "transformers_version" and k[0] != "_"}
+    left_out = ("transformers_version", "eos_token_id")
+    return {k: v for k, v in settings.items() if k not in left_out and k[0] != "_"}

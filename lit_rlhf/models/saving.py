@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -37,6 +37,7 @@ from lit_rlhf.models.card import ModelCardInfo, render_model_card
 from lit_rlhf.models.four_bit import dequantized_weights, is_4bit
 from lit_rlhf.models.heads import save_lm_head, set_scalar_padding
 from lit_rlhf.models.interop import HeadFormat, convert_to_trl
+from lit_rlhf.models.loading import stop_token_ids
 
 FILE_LIST = "lit_rlhf.json"
 """File of a saved folder that lists the others. Only listed files are ever replaced."""
@@ -79,7 +80,7 @@ def save_model_folder(
         card: How the model was made, for its README.md, or the text of that file; `None` writes
             none.
         generation: Settings of `generation_config.json` besides the token ids, for language models
-            only. Settings of the base model's folder are not passed on.
+            only. Of those of the base model's folder, the tokens that end a response are passed on.
         max_shard_size: Size of the largest weight file, for instance `5GB`.
         head_format: Project under whose names a scalar model is saved.
         lm_head: Weight (and bias) of the output layer that a scalar model's trunk was trained with,
@@ -180,7 +181,8 @@ def _write_language_model(
     # save_pretrained writes the config that came with the base model's folder, so it has to be
     # replaced for that time
     before = inner.generation_config
-    inner.generation_config = make_generation_config(tokenizer, generation)
+    stop_ids = stop_token_ids(model)
+    inner.generation_config = make_generation_config(tokenizer, generation, stop_ids)
     try:
         state = merged_state_dict(model)
         inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
@@ -269,7 +271,9 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, padding_si
 
 
 def make_generation_config(
-    tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any] | None
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Mapping[str, Any] | None,
+    stop_ids: Sequence[int] = (),
 ) -> GenerationConfig:
     """Make the generation config to save with a model.
 
@@ -277,6 +281,7 @@ def make_generation_config(
         tokenizer: Gives BOS, EOS and padding ids, unless `settings` does.
         settings: transformers' generation settings, for instance those of the rollouts; `None`
             saves the token ids only. Sampling settings are left out if `do_sample` is off.
+        stop_ids: Tokens that end responses beside the tokenizer's EOS token.
 
     Raises:
         ValueError: If a setting is unknown to transformers, or one contradicts another.
@@ -291,9 +296,10 @@ def make_generation_config(
         )
     if not settings.get("do_sample", False):
         settings = {k: value for k, value in settings.items() if k not in SAMPLING_SETTINGS}
+    eos_ids = [*dict.fromkeys([tokenizer.eos_token_id, *stop_ids])]
     ids = {
         "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
+        "eos_token_id": eos_ids if len(eos_ids) > 1 else eos_ids[0],
         "pad_token_id": tokenizer.pad_token_id,
     }
     config = GenerationConfig(**{**ids, **settings})  # type: ignore[no-untyped-call]

@@ -21,11 +21,13 @@ class PublishedRow(NamedTuple):
         fields: The row.
         kinds: What it serves as.
         settings: Fields of the data source beside `path`.
+        margin: The field whose absolute value is the margin of the pair, if there is one.
     """
 
     fields: Any
     kinds: tuple[RecordKind, ...] = ("preference", "demonstration", "prompt")
     settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    margin: str = ""
 
 
 PUBLISHED: dict[str, PublishedRow] = {
@@ -119,7 +121,8 @@ PUBLISHED: dict[str, PublishedRow] = {
             "response_2": GOOD,
             "preference_strength": 2,
             "preference_statement": "Response 2 is right.",
-        }
+        },
+        margin="preference_strength",
     ),
     "PKU-Alignment/PKU-SafeRLHF": PublishedRow(
         {

@@ -74,7 +74,13 @@ PREFERENCES: dict[str, tuple[dict[str, Any], tuple[Message, ...]]] = {
         (SYSTEM, ASK),
     ),
     "the first response is better": (
-        {"prompt": "q", "response_1": "good", "response_2": "bad", "preference_strength": -1},
+        {
+            "prompt": "q",
+            "response_1": "good",
+            "response_2": "bad",
+            "preference_strength": -1,
+            "margin": 0,
+        },
         (ASK,),
     ),
     "conversations": (
@@ -235,3 +241,12 @@ def test_unknown_fields_are_refused_with_the_known_formats(write_lines: Writer) 
     path = write_lines({"foo": 1, "bar": 2})
     with pytest.raises(RecordError, match=r"(?s)data.jsonl:1: no known format.*foo.*instruction"):
         load_records("prompt", [DataSource(path)], on_bad_record="skip")
+
+
+@pytest.mark.parametrize(("fields", "margin"), [({}, 3), ({"margin": 0.5}, 0.5)])
+def test_strength_is_the_margin_of_a_row_without_one(
+    write_lines: Writer, fields: dict[str, float], margin: float
+) -> None:
+    row = {"prompt": "q", "response_1": "good", "response_2": "bad", "preference_strength": -3}
+    (record,) = load_records("preference", [DataSource(write_lines(row | fields))]).records
+    assert (record.chosen, record.margin) == ("good", margin)

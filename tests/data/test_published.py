@@ -53,6 +53,8 @@ def test_a_row_loads_as_every_kind_that_it_serves_as(name: str, tmp_path: Path) 
         (record,) = load(kind, row, tmp_path)
         *system, ask = prompt_of(record)
         assert responses(record) == expected[kind]
+        if isinstance(record, PreferenceRecord):
+            assert record.margin == (abs(row.fields[row.margin]) if row.margin else 0)
         assert ask.role == "user"
         assert ASK in ask.content
         given = isinstance(row.fields, dict) and "system" in row.fields
@@ -75,14 +77,15 @@ def test_the_page_lists_the_datasets() -> None:
 
 def published_table() -> Iterator[str]:
     """The table of docs/data.md."""
-    yield "| dataset | preferences | demonstrations | prompts | fields of the source |"
-    yield "|---|---|---|---|---|"
+    yield "| dataset | preferences | demonstrations | prompts | margin | fields of the source |"
+    yield "|---|---|---|---|---|---|"
     for name, row in PUBLISHED.items():
         served = " | ".join("yes" if kind in row.kinds else "no" for kind in KINDS)
         settings = f"`{flow(row.settings)}`" if row.settings else ""
+        margin = f"`{row.margin}`" if row.margin else ""
         label = name if "`" in name or "," in name else f"`{name.split(' ')[0]}`"
         rest = name.partition(" ")[2] if label.startswith("`") else ""
-        yield f"| {label}{' ' + rest if rest else ''} | {served} | {settings} |"
+        yield f"| {label}{' ' + rest if rest else ''} | {served} | {margin} | {settings} |"
 
 
 def flow(value: Any) -> str:

@@ -60,11 +60,10 @@ def test_a_response_ends_once_and_an_earlier_turn_is_trained(name: str) -> None:
     special = set(encoder.tokenizer.all_special_tokens)
     behind = found.response.partition("Iron.")[2]
     assert sum(behind.count(token) for token in special) == 1
-    if name != "gpt-oss":  # it writes earlier turns in another way
-        head, answer, end = found.trained.partition("Iron.")
-        assert answer
-        assert end.strip() in ("", encoder.eos_token)
-        assert head.strip() in ("", "<think></think>")
+    head, answer, end = found.trained.partition("Iron.")
+    assert answer
+    assert end.strip() in ("", encoder.eos_token)
+    assert head.strip() in ("", "<think></think>", "<|channel|>final<|message|>")
 
 
 def test_the_page_lists_the_templates() -> None:

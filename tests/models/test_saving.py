@@ -20,6 +20,7 @@ from lit_rlhf.models import (
     replace_folder,
     save_model_folder,
     saving,
+    stop_token_ids,
 )
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
@@ -223,6 +224,17 @@ def test_generation_settings_of_the_base_model_are_not_passed_on(tmp_path: Path)
     ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     assert saved_generation(tmp_path / "m") == ids
     assert model.generation_config.top_k == 7
+
+
+def test_saved_model_stops_where_the_trained_one_does(tmp_path: Path) -> None:
+    model = tiny_causal_lm()
+    model.generation_config = GenerationConfig(eos_token_id=[5, EOS_ID, 3])  # type: ignore[no-untyped-call]
+    for folder in ("first", "second"):  # the second from what the first has saved
+        save_model_folder(model, tiny_tokenizer(), tmp_path / folder)
+        assert saved_generation(tmp_path / folder)["eos_token_id"] == [EOS_ID, 3, 5]
+        saved = load_causal_lm(tmp_path / folder)
+        assert stop_token_ids(saved) == stop_token_ids(model, tiny_tokenizer())
+        model = saved
 
 
 def test_generation_settings_are_saved(tmp_path: Path) -> None:
