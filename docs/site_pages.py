@@ -30,6 +30,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
+    "README.zh.md": "zh.md",
 }
 """Page of the site by file of the repository, for files outside of `docs/`."""
 COPIES = "files"

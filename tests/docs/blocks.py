@@ -11,6 +11,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
+    ROOT / "README.zh.md",
     ROOT / "CODE_OF_CONDUCT.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
