@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
@@ -61,14 +63,16 @@ def generate_responses(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size: expected an integer >= 1, got {batch_size}")
     batch_size = batch_size or len(prompt_ids)
-    if supports_chunked_logits(model):
-        responses, statistics = Decoder(
-            model, prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size
-        ).run()
-    else:
-        responses, statistics = _generate_with_transformers(
-            inner, prompt_ids, prompt_mask, options, eos_token_ids, pad_token_id, seed, batch_size
-        )
+    with merge_adapters(model):
+        if supports_chunked_logits(model):
+            responses, statistics = Decoder(
+                model, prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size
+            ).run()
+        else:
+            responses, statistics = _generate_with_transformers(
+                inner, prompt_ids, prompt_mask, options, eos_token_ids, pad_token_id, seed,
+                batch_size,
+            )  # fmt: skip
     # The mask counts EOS tokens and never compares with the padding token, which may be EOS: a
     # token belongs to the response if no EOS precedes it.
     is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
@@ -146,6 +150,41 @@ def using_generation_config(model: PreTrainedModel, config: GenerationConfig) ->
         yield
     finally:
         model.generation_config = before
+
+
+@contextmanager
+def merge_adapters(model: LanguageModel) -> Iterator[None]:
+    """Merge LoRA adapters into the weights inside the context, where that loses nothing.
+
+    A linear layer with adapters then costs one matmul instead of three. The merged weights are
+    copies, so that those below the adapters are the same after the context, to the bit.
+
+    In half precision adapters stay apart: a weight of 8 bits takes up no change that is smaller
+    than half a step between two of its numbers. Of adapters as large as after ten updates, nine
+    tenths would be lost (measured), and the samples would be those of the reference.
+
+    Args:
+        model: A network with or without adapters; without, nothing happens.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    bases = [layer.get_base_layer() for layer in layers]
+    weights = [weight for base in bases for weight in base.parameters(recurse=False)]
+    in_float32 = all(weight.dtype == torch.float32 for weight in weights)
+    autocast = torch.is_autocast_enabled(unwrap_model(model).device.type)
+    disabled = any(layer.disable_adapters or layer.merged for layer in layers)
+    if not isinstance(model, PeftModel) or not in_float32 or disabled or autocast:
+        yield
+        return
+    homes = [weight.data for weight in weights]
+    try:
+        for weight in weights:
+            weight.data = weight.data.clone()
+        model.merge_adapter()
+        yield
+    finally:
+        model.unmerge_adapter()  # of the copies, which it changes by rounding
+        for weight, home in zip(weights, homes, strict=True):
+            weight.data = home
 
 
 @contextmanager

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.forward import eval_mode, optimize_forward
+from lit_rlhf.forward import LanguageModel, eval_mode, optimize_forward
+from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
+from lit_rlhf.rollout.generation import merge_adapters
 from tests.support.tiny_models import (
     EOS_ID,
     FAMILIES,
@@ -17,6 +21,7 @@ from tests.support.tiny_models import (
     optimized_causal_lm,
     tiny_causal_lm,
     tiny_config,
+    tiny_tokenizer,
 )
 
 LENGTHS = (9, 4, 1, 6)
@@ -343,3 +348,75 @@ def test_top_k_is_used_where_asked_for() -> None:
     )
     best = next_token_probabilities(8, [5, 6], 1.0).topk(2).indices
     assert set(rollouts.response_ids[:, 0].tolist()) == set(best.tolist())
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> LanguageModel:
+    tiny_causal_lm().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model = load_causal_lm(tmp_path, ModelOptions(lora_rank=2)).eval()
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.3, generator=generator)
+    return model
+
+
+def record_merging(model: LanguageModel) -> list[bool]:
+    """Whether the adapters of the first layer were merged, at each of its calls."""
+    seen: list[bool] = []
+    layer = model.base_model.model.model.layers[0].self_attn.q_proj
+    layer.register_forward_hook(lambda layer, *_: seen.append(layer.merged))
+    return seen
+
+
+def test_adapters_are_merged_in_float32_and_the_weights_are_the_same_after(
+    adapted: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {name: parameter.data for name, parameter in adapted.named_parameters()}
+    values = {name: weight.clone() for name, weight in weights.items()}
+    ids, mask = prompts()
+    options = SamplingOptions(max_new_tokens=12)
+    seen = record_merging(adapted)
+    merged = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
+    assert seen
+    assert all(seen)
+    with pytest.raises(ValueError, match="stopped"), merge_adapters(adapted):
+        raise ValueError("stopped")
+    for name, parameter in adapted.named_parameters():
+        assert parameter.data_ptr() == weights[name].data_ptr()
+        assert torch.equal(parameter, values[name])
+    seen.clear()
+    monkeypatch.setattr("lit_rlhf.rollout.generation.merge_adapters", lambda _: nullcontext())
+    apart = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
+    assert not any(seen)
+    assert torch.equal(merged.response_ids, apart.response_ids)
+    assert merged.statistics is not None
+    assert apart.statistics is not None
+    torch.testing.assert_close(
+        merged.statistics.logprobs, apart.statistics.logprobs, rtol=1e-4, atol=1e-4
+    )
+    with adapted.disable_adapter():
+        reference = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
+    assert not torch.equal(merged.response_ids, reference.response_ids)
+
+
+@pytest.mark.parametrize("case", ["bfloat16", "autocast", "disabled"])
+def test_adapters_stay_apart_where_merging_would_lose_them(
+    adapted: LanguageModel, case: str
+) -> None:
+    ids, mask = prompts()
+    if case == "bfloat16":
+        for name, parameter in adapted.named_parameters():
+            if "lora_" not in name:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    seen = record_merging(adapted)
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"),
+        adapted.disable_adapter() if case == "disabled" else nullcontext(),
+    ):
+        generate_responses(
+            adapted, ids, mask, SamplingOptions(max_new_tokens=2), [EOS_ID], PAD_ID, 3
+        )
+    assert seen
+    assert not any(seen)
