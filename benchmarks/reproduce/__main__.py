@@ -27,16 +27,14 @@ from benchmarks.reproduce.page import write_page
 from benchmarks.reproduce.running import RESULTS, Plan, find_plan, start
 from benchmarks.reproduce.running import train as train_plan
 from benchmarks.reproduce.table import (
+    CORES,
     EXPERIMENTS,
-    FOUNDATION_SECONDS,
-    Arm,
     Experiment,
     total_seconds,
 )
 from lit_callbacks.output import format_duration
 from lit_rlhf.cli.command import Command, run_group
 
-CORES = 2
 REFRESH_SECONDS = 1.0
 
 
@@ -53,18 +51,13 @@ def plan_experiment(
             yield Plan(arm, seed, output_dir, results, trial)
 
 
-def seconds_of(plan: Plan) -> float:
-    """CPU seconds that the table has for a run."""
-    return plan.part.seconds if isinstance(plan.part, Arm) else FOUNDATION_SECONDS
-
-
 class Progress:
     """The state of all processes: runs done of all, the time left, and each current run's line."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.total = len(plans)
         self.done = 0
-        self.seconds_left = sum(map(seconds_of, plans))
+        self.seconds_left = sum(plan.part.seconds for plan in plans)
         self.seconds_done = 0.0
         self.current: dict[str, Plan] = {}
         self.started = time.monotonic()
@@ -72,8 +65,8 @@ class Progress:
     def finish(self, plan: Plan) -> None:
         """Count a finished run."""
         self.done += 1
-        self.seconds_left -= seconds_of(plan)
-        self.seconds_done += seconds_of(plan)
+        self.seconds_left -= plan.part.seconds
+        self.seconds_done += plan.part.seconds
 
     def time_left(self) -> str:
         """The time left at the pace so far."""
@@ -186,7 +179,7 @@ def run(
     progress = Progress(plans)
     runner = Runner(progress, console)
     # as Ctrl-C does: without it the processes would outlive this one
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    default = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with Live(progress, console=console, refresh_per_second=1 / REFRESH_SECONDS, transient=True):
         pool = ThreadPoolExecutor(parallel)
         try:
@@ -195,6 +188,7 @@ def run(
         finally:
             runner.stop()
             pool.shutdown(cancel_futures=True)
+            signal.signal(signal.SIGTERM, default)
     console.print(f"{progress.done} of {progress.total} runs trained.", highlight=False)
 
 
@@ -214,7 +208,7 @@ def list_figures(results: str = str(RESULTS)) -> None:
             str(len(experiment.arms)),
             str(len(experiment.seeds)),
             f"{finished}/{len(plans)}",
-            f"{experiment.seconds() / CORES / 60:.0f}",
+            f"{experiment.wall_seconds() / 60:.0f}",
             experiment.title,
         )
     console = Console()

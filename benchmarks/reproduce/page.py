@@ -10,7 +10,13 @@ from typing import Any
 
 from benchmarks.reproduce.claims import CLAIMS, MIN_SEEDS, Verdict, judge
 from benchmarks.reproduce.drawing import Results, draw
-from benchmarks.reproduce.table import EXPERIMENTS, arms_by_name, foundations_by_name, total_seconds
+from benchmarks.reproduce.table import (
+    CORES,
+    EXPERIMENTS,
+    arms_by_name,
+    foundations_by_name,
+    total_seconds,
+)
 from lit_rlhf.files import write_text
 
 PAGE = "reproduction.md"
@@ -90,6 +96,6 @@ def format_page(results: Results, drawn: list[str]) -> str:
         versions=f" with {'; '.join(versions)}" if versions else "",
         rows="\n".join(rows),
         figures="\n".join(figures) or "No run has finished yet.\n",
-        hours=f"{total_seconds() / 3600 / 2:.1f}",
+        hours=f"{total_seconds() / 3600 / CORES:.1f}",
         min_seeds=MIN_SEEDS,
     )

@@ -40,7 +40,7 @@ LIBRARIES = ("torch", "lightning", "transformers")
 SAMPLED_PROMPTS = 256
 SAMPLES = 7
 """Times that a run is sampled from after its start."""
-TRIAL_PAIRS, TRIAL_ITERATIONS, TRIAL_PROMPTS = 64, 4, 8
+TRIAL_PAIRS, TRIAL_ITERATIONS, TRIAL_BATCH, TRIAL_PROMPTS = 64, 4, 16, 8
 TRIAL_STAGE = {"trainer": {"limit_train_batches": 2, "limit_val_batches": 1, "max_epochs": 1}}
 """Overlay of a trial's SFT and reward modelling."""
 
@@ -144,10 +144,10 @@ class Plan:
 
     def _measured(self, configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The overlay that makes a run measurable and resumable."""
-        batch_size = configs[0]["data"]["init_args"]["batch_size"]
         data: dict[str, Any] = {}
         for config in configs:
             data |= config.get("data", {}).get("init_args", {})
+        batch_size = TRIAL_BATCH if self.trial else data["batch_size"]
         samples = TRIAL_ITERATIONS * batch_size if self.trial else data["samples_per_epoch"]
         iterations = samples // batch_size
         timeline = {
@@ -173,12 +173,12 @@ class Plan:
                     },
                 ],
             },
-            "data": {"init_args": {"samples_per_epoch": samples}},
+            "data": {"init_args": {"batch_size": batch_size, "samples_per_epoch": samples}},
         }
         if self.trial:
-            small = {"batch_size": 16, "samples_per_epoch": 16 * TRIAL_ITERATIONS}
-            options = {"minibatches": {"minibatch_size": 8}, "sampling": {"max_new_tokens": 8}}
-            measured |= {"data": {"init_args": small}, "model": {"init_args": options}}
+            small = {"minibatch_size": TRIAL_BATCH // 2}
+            options: dict[str, Any] = {"minibatches": small, "sampling": {"max_new_tokens": 8}}
+            measured["model"] = {"init_args": options}
             if not (isinstance(self.part, Arm) and self.part.vanilla):
                 options["critic_pretraining"] = {"iterations": 1}
         return measured

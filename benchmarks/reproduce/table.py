@@ -13,10 +13,12 @@ from lit_rlhf.lab import WorldName
 
 START_SECONDS = 20.0
 """CPU seconds of a PPO run besides its iterations, with one thread: imports, samples, measures."""
-ITERATION_SECONDS = {"ppo_max": 0.5, "vanilla": 0.9}
-"""CPU seconds of an iteration."""
+ITERATION_SECONDS = {"ppo_max": 1.0, "vanilla": 1.3}
+"""CPU seconds of an iteration, on a busy machine."""
 ITERATIONS = 50
 """Iterations of the quickstart's runs."""
+CORES = 2
+"""Cores that the budget is for."""
 FOUNDATION_SECONDS = 150.0
 """CPU seconds until PPO starts: world, SFT model, preferences and reward model."""
 LONG_RUN = 2500
@@ -45,6 +47,11 @@ class Foundation:
     pairs: int | None = None
     overlays: tuple[str, ...] = ()
     hidden: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds until PPO starts."""
+        return FOUNDATION_SECONDS
 
     @property
     def base(self) -> Foundation:
@@ -124,7 +131,7 @@ CRITIC_PRETRAINED = Arm("critic pre-trained", vanilla=True, restored=("no_critic
 EARLY_MAX = Arm("PPO-max, earlier reward model", foundation=EARLIER)
 CHINESE_MAX = Arm("PPO-max, Chinese", foundation=CHINESE, evaluations=("preferences", "language"))
 PTX = Arm("PPO-ptx", overlays=("ptx",), evaluations=("language",))
-LONG = Arm("PPO-max, 10,000 updates", overlays=("long_run",), iterations=LONG_RUN)
+LONG = Arm("PPO-max, 10,000 updates", overlays=("long_run",), iterations=LONG_RUN, size=0.5)
 REWARD_03 = _vanilla("reward normalized, clip 0.3", "reward_clip_0.3")
 REWARD_08 = _vanilla("reward normalized, clip 0.8", "reward_clip_0.8")
 SCALING = _vanilla("reward scaling", "reward_scaling")
@@ -238,10 +245,15 @@ class Experiment:
         direct = [*self.foundations, *(arm.foundation for arm in self.arms)]
         return tuple(dict.fromkeys(part for found in direct for part in (found.base, found)))
 
-    def seconds(self) -> float:
-        """CPU seconds of all runs of the figure."""
-        once = FOUNDATION_SECONDS * len(self.needed_foundations())
-        return len(self.seeds) * (once + sum(arm.seconds for arm in self.arms))
+    def wall_seconds(self) -> float:
+        """Time of all runs of the figure on `CORES` quiet cores, a run on each."""
+        busy = [0.0] * CORES
+        parts: list[Foundation | Arm] = [*self.needed_foundations(), *self.arms]
+        for part in parts:
+            for _ in self.seeds:
+                first = busy.index(min(busy))
+                busy[first] += part.seconds
+        return max(busy)
 
 
 EXPERIMENTS = {
@@ -404,5 +416,5 @@ def total_seconds() -> float:
     for figure in EXPERIMENTS.values():
         for seed in figure.seeds:
             arms |= {(arm.name, seed): arm.seconds for arm in figure.arms}
-            arms |= {(f.name, seed): FOUNDATION_SECONDS for f in figure.needed_foundations()}
+            arms |= {(f.name, seed): f.seconds for f in figure.needed_foundations()}
     return sum(arms.values())
