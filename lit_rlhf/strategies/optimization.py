@@ -9,23 +9,32 @@ A module with several optimizers under manual optimization calls, for each of th
 and trains the same way on a single device, under DDP, and with one DeepSpeed engine per optimizer.
 Under each of them gradients are averaged over ranks and never divided by the number of accumulation
 steps. A rank's loss is therefore its sum over tokens divided by (global token count / number of
-ranks). Every rank must call `backward` equally often between two steps, since each call
-communicates.
+ranks).
+
+Under DDP the average is taken in `clipped_step`, of the one network that steps. DDP itself would
+reduce the gradients of all networks in every backward. An engine reduces those of its network in
+every backward, so that every rank must call `backward` equally often between two steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, cast
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from torch import Tensor
+from lightning.pytorch.strategies import ParallelStrategy
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from lit_rlhf.stats import global_sum, world_size
 from lit_rlhf.strategies.engine_optimizer import as_engine_optimizer, ignore_gradients
+
+BUCKET_SIZE = 2**25
+"""Most numbers that are reduced at a time, unless one gradient has more: 128 MiB in float32."""
 
 
 class OptimizerStep(NamedTuple):
@@ -61,16 +70,21 @@ def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimize
             f"{module.trainer.precision}, whose loss scale would enter the gradient norm that is "
             "clipped"
         )
-    with freeze_other_networks(module, optimizer):
+    strategy = module.trainer.strategy
+    unsynchronized: AbstractContextManager[object] = nullcontext()
+    if isinstance(strategy, ParallelStrategy):
+        # `clipped_step` averages over ranks instead of DDP; for engines this does nothing
+        unsynchronized = strategy.block_backward_sync()
+    with freeze_other_networks(module, optimizer), unsynchronized:
         # As `manual_backward`, which gives the strategy no optimizer: with one engine per optimizer
         # the strategy must know whose backward this is.
-        module.trainer.strategy.backward(loss, cast("Optimizer", optimizer))
+        strategy.backward(loss, cast("Optimizer", optimizer))
 
 
 def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> OptimizerStep:
-    """Clip the gradient of the optimizer's network by its own norm, step, and clear the gradient.
+    """Average the gradient of an optimizer's network over ranks, clip it by its norm, and step.
 
-    If the norm is not finite, the gradient is cleared without a step, on all ranks alike.
+    The gradient is cleared. If its norm is not finite, there is no step, on all ranks alike.
 
     Args:
         optimizer: One of `module.optimizers()`, after its last `backward`.
@@ -87,6 +101,7 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
         optimizer.step()
         return OptimizerStep(engine_optimizer.grad_norm, engine_optimizer.step_was_applied)
     parameters = network_parameters(optimizer)
+    average_gradients(parameters)
     norm = gradient_norm(parameters)
     applied = bool(torch.isfinite(norm))
     if applied:
@@ -138,6 +153,41 @@ def network_parameters(optimizer: LightningOptimizer) -> list[Tensor]:
         # its groups hold flat partitions, which no module owns
         return list(engine_optimizer.engine.module.parameters())
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def average_gradients(parameters: Sequence[Tensor]) -> None:
+    """Average the gradients of some parameters over ranks, in place and in large buckets.
+
+    A parameter that no rank has used keeps no gradient; where some ranks have used it, as with the
+    experts of a mixture, the gradient of the others is zero. Gradients that are partitioned over
+    ranks (`DTensor`) are averaged already.
+    """
+    if world_size() == 1 or any(isinstance(parameter, DTensor) for parameter in parameters):
+        return
+    used = torch.tensor([p.grad is not None for p in parameters], device=parameters[0].device)
+    for parameter, n_ranks in zip(parameters, global_sum(used.int()).tolist(), strict=True):
+        if n_ranks and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in [p.grad for p in parameters if p.grad is not None]:
+        full = size + gradient.numel() > BUCKET_SIZE
+        if bucket and (full or gradient.dtype != bucket[0].dtype):
+            _average_bucket(bucket)
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.numel()
+    if bucket:
+        _average_bucket(bucket)
+
+
+def _average_bucket(gradients: list[Tensor]) -> None:
+    # divided first, as DDP does: a sum may be too large for the type
+    flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(world_size())
+    distributed.all_reduce(flat)
+    averages = torch.split(flat, [gradient.numel() for gradient in gradients])
+    for gradient, average in zip(gradients, averages, strict=True):
+        gradient.copy_(average.view_as(gradient))
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:

@@ -9,10 +9,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from lit_rlhf.modules import RewardModule, SFTModule
 from lit_rlhf.rollout import Experience
@@ -39,7 +41,7 @@ BATCH_SIZE = 3  # in validation: the eight rows make batches of three and one on
 
 def strategy(name: str) -> DDPStrategy:
     if name == "ddp":
-        return DDPStrategy(find_unused_parameters=True)
+        return DDPStrategy()
     return MultiEngineDeepSpeedStrategy(stage=2)
 
 
@@ -132,6 +134,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     }
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)
+    results["traffic"] = traffic(root, folder, shared)
     rows = (slice(0, 1), slice(1, 3))[rank]
     results["metrics"] = measured(rows)
     return results
@@ -157,6 +160,52 @@ def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[st
         (steps,) = recorder.steps.values()
         seen[name] = {"gradients": steps[0], "rows": batches.rows}
     return seen
+
+
+class ReducedByDDP(Callback):
+    """Counts the gradients that DDP itself reduces."""
+
+    def __init__(self) -> None:
+        self.numbers = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        model: Any = trainer.strategy.model
+        model.register_comm_hook(None, lambda _, bucket: self.reduce(bucket))
+
+    def reduce(self, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+        self.numbers += bucket.buffer().numel()
+        return default_hooks.allreduce_hook(distributed.group.WORLD, bucket)
+
+
+def traffic(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
+    """Numbers reduced in an iteration: an update of each network in two micro-batches."""
+    counted, reduced = ReducedByDDP(), []
+    all_reduce = distributed.all_reduce
+
+    def spy(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        reduced.append(tensor.numel())
+        return all_reduce(tensor, *arguments, **named)
+
+    minibatches = {"minibatch_size": 4, "micro_batch_size": 2, "ppo_epochs": 1}
+    options = ppo_options(root, minibatches=minibatches, critic_pretraining={"iterations": 0})
+    module = Scripted(**options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "all_reduce", spy)
+        fitted(
+            module,
+            prompts(root, batch_size=4),
+            folder / "traffic",
+            callbacks=[counted],
+            limit_train_batches=1,
+            strategy=strategy("ddp"),
+            **shared,
+        )
+    networks = (module.critic, module.policy)
+    return {
+        "by DDP": counted.numbers,
+        "large": [n for n in reduced if n > 1000],
+        "networks": [sum(p.numel() for p in network.parameters()) for network in networks],
+    }
 
 
 def pretraining(root: Path, folder: Path, shared: dict[str, Any]) -> list[bool]:

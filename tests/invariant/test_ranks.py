@@ -103,6 +103,14 @@ def test_ranks_agree_on_when_critic_pretraining_ends(ranks: list[dict[str, Any]]
     assert [rank["pretraining"] for rank in ranks] == [[True, True, False]] * 2
 
 
+def test_ddp_reduces_the_gradients_of_one_network_once_per_update(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks:
+        assert rank["traffic"]["by DDP"] == 0
+        assert rank["traffic"]["large"] == rank["traffic"]["networks"]
+
+
 def test_rollout_metrics_are_those_of_both_ranks(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["metrics"] == pytest.approx(expected(), rel=1e-6)

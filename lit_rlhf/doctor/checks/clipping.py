@@ -33,8 +33,7 @@ def check_clipping(case: Case) -> Finding:
                 f"above the bound of {step.clip:.3g} (before clipping {step.norm:.3g}): clipping "
                 f"does not act under {strategy}.",
                 f"Clip with {option} and lit_rlhf.strategies.clipped_step, not with the Trainer's "
-                "gradient_clip_val, and use trainer.strategy auto, "
-                "ddp_find_unused_parameters_true or multi_deepspeed_stage_2.",
+                "gradient_clip_val, and use trainer.strategy auto, ddp or multi_deepspeed_stage_2.",
             )
         lowered = "" if step is steps[0] else f" with the bound lowered to {step.clip:.3g}"
         parts.append(f"{network} from {step.norm:.3g} to {step.applied_norm:.3g}{lowered}")
