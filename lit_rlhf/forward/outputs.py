@@ -128,9 +128,7 @@ def token_values(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tenso
     Raises:
         ValueError: If shapes or dtypes do not fit, or `model` has no scalar head.
     """
-    head = scalar_head_of(model)
-    values: Tensor = head(hidden_states(model, input_ids, mask))
-    return values.squeeze(-1).float()
+    return _apply_scalar_head(model, hidden_states(model, input_ids, mask))
 
 
 def response_values(
@@ -179,8 +177,7 @@ def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Te
             f"got {tuple(hidden.shape)}"
         )
     rows = torch.arange(len(mask), device=mask.device)
-    scores: Tensor = scalar_head_of(model)(hidden[rows, last_positions(mask)])
-    return scores.squeeze(-1).float()
+    return _apply_scalar_head(model, hidden[rows, last_positions(mask)])
 
 
 def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
@@ -272,3 +269,11 @@ def _check_response_length(response_length: int, length: int) -> None:
             f"response_length: expected a number from 1 to {length - 1}, so that at least one "
             f"prompt token precedes the response, got {response_length}"
         )
+
+
+def _apply_scalar_head(model: LanguageModel, hidden: Tensor) -> Tensor:
+    """The head's output on hidden states `[..., H]`, as `[...]` float32."""
+    head = scalar_head_of(model)
+    # with LoRA the head is float32, also over a trunk in bfloat16
+    outputs: Tensor = head(hidden.to(getattr(head, "weight", hidden).dtype))
+    return outputs.squeeze(-1).float()

@@ -54,7 +54,10 @@ def prepare_model(
 def add_adapters(
     model: PreTrainedModel, options: ModelOptions, task: TaskType, seed: int
 ) -> LanguageModel:
-    """Add LoRA adapters as the options say; without a rank, `model` itself is returned."""
+    """Add LoRA adapters as the options say; without a rank, `model` itself is returned.
+
+    All that is trained is float32, whatever the type of the frozen weights.
+    """
     if options.lora_rank == 0:
         return model
     config = LoraConfig(
@@ -67,7 +70,12 @@ def add_adapters(
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     with private_rng(seed), ignore_peft_warning():
-        return get_peft_model(model, config)
+        adapted = get_peft_model(model, config)
+    # peft (0.21) casts adapters, but leaves its copy of the scalar head in the type of the model
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return adapted
 
 
 def use_fused_kernels(model: ModuleT) -> ModuleT:

@@ -52,6 +52,7 @@ pytestmark = [
 Folder = Callable[[str], Path]
 IDS = torch.arange(4, 24).reshape(2, 10)
 MASK = torch.ones(2, 10, dtype=torch.bool)
+TARGETS = MASK & (torch.arange(10) > 4)
 LORA = ModelOptions(lora_rank=2, lora_alpha=8.0)
 
 
@@ -97,6 +98,26 @@ def test_only_adapters_and_the_scalar_head_are_trained(family: str, causal_folde
     assert {name for name in names if ".lora_" not in name} == {
         "base_model.model.score.modules_to_save.default.weight"
     }
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_all_that_is_trained_is_float32_over_bfloat16(
+    family: str, autocast: bool, causal_folder: Folder
+) -> None:
+    options = ModelOptions(lora_rank=2, dtype="bfloat16")
+    load = (load_causal_lm, load_scalar_model)
+    policy, critic = (trained(loader(causal_folder(family), options)) for loader in load)
+    for model in (policy, critic):
+        dtypes = {(p.requires_grad, p.dtype) for p in model.parameters()}
+        assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = target_logprobs(policy, IDS, MASK, TARGETS).sum()
+        loss = loss + sequence_scores(critic, IDS, MASK).sum()
+    torch.autograd.backward(loss)
+    for model in (policy, critic):
+        gradients = [p.grad for p in model.parameters() if p.requires_grad]
+        assert {g.dtype for g in gradients if g is not None} == {torch.float32}
+        assert all(g is not None for g in gradients)
 
 
 def test_the_scalar_head_gets_gradients(family: str, causal_folder: Folder) -> None:
