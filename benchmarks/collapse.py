@@ -29,6 +29,7 @@ from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 
 from lit_callbacks import (
+    FirstRatioMonitor,
     Level,
     Monitor,
     default_monitors,
@@ -211,6 +212,12 @@ def format_tables(rows: list[dict[str, Any]]) -> str:
 
 def scale_thresholds(monitor: Monitor, factor: float) -> Monitor:
     """Move every threshold of a monitor `factor` times as far from the baseline."""
+    if isinstance(monitor, FirstRatioMonitor):  # fixed thresholds around 1, the healthy ratio
+        assert monitor.high is not None
+        assert monitor.low is not None
+        monitor.high = 1 + (monitor.high - 1) * factor
+        monitor.low = 1 - (1 - monitor.low) * factor
+        return monitor
     if monitor.high is not None:
         monitor.high *= factor
     if monitor.high_ratio is not None:

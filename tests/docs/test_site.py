@@ -92,6 +92,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "WARNING" not in done.stderr
     assert "gae" in (tmp_path / "reference/functional/index.html").read_text("utf-8")
     callbacks = (tmp_path / "callbacks/index.html").read_text("utf-8")
-    assert 'src="../files/callbacks/images/monitors.png"' in callbacks
-    assert (tmp_path / "files/callbacks/images/monitors.png").is_file()
+    assert 'href="../files/callbacks/examples/train_classifier.py"' in callbacks
+    assert (tmp_path / "files/callbacks/examples/train_classifier.py").is_file()
     assert 'href="../quickstart_seeds/"' in callbacks
