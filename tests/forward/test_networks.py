@@ -17,10 +17,12 @@ from lit_rlhf.forward import (
     disable_dropout,
     eval_mode,
     freeze,
+    networks,
     on_device,
     token_logits,
 )
 from lit_rlhf.models import ModelOptions, load_causal_lm
+from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 
 IDS = torch.arange(4, 24).reshape(2, 10)
@@ -127,19 +129,54 @@ def test_weights_and_buffers_are_on_the_device_inside_and_at_home_outside(
     home, ids = places(network), torch.arange(6).view(1, 6)
     expected = network(ids).logits
     with on_device(Offloaded(network), CPU) as visitor:
-        assert places(visitor) == [tensor.data_ptr() for tensor in visits]
-        assert not set(places(visitor)) & set(home)
+        (copied,) = visits  # all are float32
+        ends = (copied.data_ptr(), copied.data_ptr() + copied.nbytes)
+        assert all(ends[0] <= place < ends[1] for place in places(visitor))
+        assert len(set(places(visitor))) == len(home)
         assert torch.equal(visitor(ids).logits, expected)
-    assert places(network) == home
+    home = places(network)
+    assert not any(ends[0] <= place < ends[1] for place in home)
+    assert torch.equal(network(ids).logits, expected)
+    with on_device(Offloaded(network), CPU):
+        pass
+    assert len(visits) == 2
 
 
 def test_an_error_inside_brings_the_network_home(visits: list[Tensor]) -> None:
     network = tiny_causal_lm("gpt2")  # its output layer is its embedding
+    offloaded = Offloaded(network)
+    with on_device(offloaded, CPU):
+        pass
     home = places(network)
-    with pytest.raises(RuntimeError, match="inside"), on_device(Offloaded(network), CPU):
+    with pytest.raises(RuntimeError, match="inside"), on_device(offloaded, CPU):
         raise RuntimeError("inside")
     assert places(network) == home
-    assert len(visits) == len(home)
+    types = {tensor.dtype for tensor in (*network.parameters(), *network.buffers())}
+    assert len(visits) == 2 * len(types)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_visit_is_one_copy_per_type_that_the_host_does_not_wait_for(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[Tensor] = []
+    copy = networks.copy_to_device
+
+    def watched(tensor: Tensor, device: torch.device) -> Tensor:
+        copies.append(copy(tensor, device))
+        return copies[-1]
+
+    monkeypatch.setattr(networks, "copy_to_device", watched)
+    network = tiny_causal_lm("llama")
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+    types = {tensor.dtype for tensor in (*network.parameters(), *network.buffers())}
+    with PretendCuda() as audit:
+        with on_device(Offloaded(network), CUDA) as visitor:
+            assert all(is_on_device(p) for p in (*visitor.parameters(), *visitor.buffers()))
+        assert not any(is_on_device(p) for p in (*network.parameters(), *network.buffers()))
+    assert audit.waits == {}
+    assert len(copies) == len(types)
 
 
 def test_it_is_frozen_and_no_part_of_a_module_that_holds_it() -> None:
