@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from lit_rlhf.forward import LanguageModel, trunk_of
+from lit_rlhf.forward import LanguageModel, trunk_of, unwrap_model
 from lit_rlhf.rollout import split_by_tokens
 
 ACTIVATION_BYTES = 2**30
@@ -75,14 +76,16 @@ def activation_bytes(model: LanguageModel) -> int:
     its activation function is written out in several operations. With gradient checkpointing there
     are the inputs of the layers, and one layer in full.
     """
-    trunk = trunk_of(model)
-    matmuls = [m for m in trunk.modules() if isinstance(m, nn.Linear | Conv1D)]
+    network = unwrap_model(model)
+    with suppress(ValueError):  # without a trunk of its own it computes all logits: they count
+        network = trunk_of(model)
+    matmuls = [m for m in network.modules() if isinstance(m, nn.Linear | Conv1D)]
     widths = 1.5 * sum(sum(m.weight.shape) for m in matmuls)
-    config = trunk.config.get_text_config()
-    if trunk.is_activation_checkpointing:
+    config = network.config.get_text_config()
+    if network.is_activation_checkpointing:
         n_layers = config.num_hidden_layers
         widths = widths / n_layers + n_layers * config.hidden_size
-    return int(widths * next(trunk.parameters()).itemsize)
+    return int(widths * next(network.parameters()).itemsize)
 
 
 def accumulate(totals: dict[str, Tensor], shares: Mapping[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ from lit_rlhf.modules.micro_batches import (
     split_rows,
     tokens_within_memory,
 )
-from tests.support.tiny_models import optimized_causal_lm
+from tests.support.tiny_models import optimized_causal_lm, tiny_causal_lm
 
 
 def token_batch() -> TokenBatch:
@@ -87,6 +87,15 @@ def test_activations_are_estimated_from_the_widths_of_matmuls(family: str) -> No
     assert states.requires_grad
     estimate = activation_bytes(model) * ids.numel()
     assert 0.6 < estimate / sum(saved.values()) < 1.6
+
+
+def test_a_model_without_a_trunk_of_its_own_counts_its_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_causal_lm()
+    trunk = activation_bytes(model)
+    monkeypatch.setattr(type(model), "base_model", property(lambda self: self))
+    assert activation_bytes(model) == trunk + 6 * (16 + 288)
 
 
 def test_checkpointed_activations_are_the_inputs_of_layers_and_one_layer() -> None:
