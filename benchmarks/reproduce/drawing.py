@@ -137,11 +137,12 @@ def draw_course(axis: Axes, measure: str, arms: Sequence[Arm], results: Results)
 
 def draw_curves(experiment: Experiment, results: Results) -> Figure:
     """One panel per measure, one line per arm; the dashed line is SFT's gold."""
-    columns = min(COLUMNS, len(experiment.panels))
-    rows = math.ceil(len(experiment.panels) / columns)
+    panels = len(experiment.panels)
+    columns = panels if panels <= COLUMNS else math.ceil(panels / 2)
+    rows = math.ceil(panels / columns)
     figure = Figure(figsize=(3.0 * columns, 2.3 * rows + 0.7))
     axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    for unused in axes[len(experiment.panels) :]:
+    for unused in axes[panels:]:
         unused.set_axis_off()
     for axis, measure in zip(axes, experiment.panels, strict=False):
         draw_course(axis, measure, experiment.arms, results)

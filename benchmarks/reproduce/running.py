@@ -214,11 +214,12 @@ def code_hash() -> str:
     """Hash of the source that results depend on, without comments and docstrings."""
     package = Path(lit_rlhf.__file__).parent
     files = [path for name in HASHED for path in sorted((package / name).rglob("*.py"))]
-    text = "".join(ast.dump(_without_docstrings(path.read_text("utf-8"))) for path in files)
+    text = "".join(ast.unparse(strip_docstrings(path.read_text("utf-8"))) for path in files)
     return hashlib.sha256(f"{REVISION} {text}".encode()).hexdigest()[:16]
 
 
-def _without_docstrings(source: str) -> ast.Module:
+def strip_docstrings(source: str) -> ast.Module:
+    """Parse source without its docstrings; comments are not parsed at all."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
@@ -165,6 +166,12 @@ def test_a_key_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len({key, *(other.key() for other in others)}) == 5
     monkeypatch.setattr(running, "code_hash", lambda: "other code")
     assert plan.key() != key
+
+
+def test_comments_and_docstrings_are_no_code() -> None:
+    code = '"""Doc."""\ndef f(x):\n    """Doc."""\n    return x  # why\n'
+
+    assert ast.unparse(running.strip_docstrings(code)) == "def f(x):\n    return x"
 
 
 def test_a_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> None:
