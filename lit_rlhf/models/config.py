@@ -88,8 +88,16 @@ def check_model_path(path: str | Path) -> None:
     network, several times, and then reports a missing repository.
 
     Raises:
-        ValueError: If `path` is a file, or neither a folder nor of the form of a hub id.
+        ValueError: If `path` is a file or an object, or neither a folder nor of the form of a hub
+            id.
     """
+    if not isinstance(path, str | Path):
+        raise ValueError(
+            "path: expected a folder with a model or a hub id, got an object of the type "
+            f"{type(path).__name__}. The tokenizer, the copies of a network and a resumed run are "
+            "all read from there: save the model and its tokenizer with save_pretrained(folder), "
+            "and give the folder"
+        )
     if path != "" and Path(path).is_dir():
         return
     if Path(path).is_file():

@@ -31,6 +31,7 @@ from lit_rlhf.models import (
     MACHINE_METRICS,
     ModelCardInfo,
     ModelOptions,
+    check_model_path,
     load_tokenizer,
     replace_folder,
     save_model_folder,
@@ -124,6 +125,7 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
     ) -> None:
         super().__init__()
+        check_model_path(model_path)  # before a model is taken for a hyper-parameter
         # Collects the arguments of the subclass too: it looks through the calling constructors.
         # Those are left out that may be models, which it would copy.
         self.save_hyperparameters(ignore=self.object_arguments)

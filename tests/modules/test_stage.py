@@ -15,7 +15,7 @@ from lightning.pytorch.plugins.precision import HalfPrecision
 from torch import Tensor, distributed
 
 from lit_callbacks import CollapseDetector, Monitor
-from lit_rlhf.models import MACHINE_METRICS
+from lit_rlhf.models import MACHINE_METRICS, load_causal_lm
 from lit_rlhf.modules import OptimizerOptions, PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.stage import count_movable, random_state, restore_random_state
 from tests.modules.stages import (
@@ -36,6 +36,13 @@ def stage(name: str, root: Path, **options: Any) -> tuple[LightningModule, Light
     if name == "sft":
         return SFTModule(str(root / "policy"), **options), demonstrations(root)
     return RewardModule(str(root / "policy"), **options), preferences(root)
+
+
+def test_a_loaded_model_is_no_model_path(root: Path) -> None:
+    model: Any = load_causal_lm(root / "policy")
+    told = r"got an object of the type LlamaForCausalLM\..*save_pretrained\(folder\), and give the"
+    with pytest.raises(ValueError, match=told):
+        SFTModule(model)
 
 
 def test_every_global_generator_goes_on_where_it_stood(tmp_path: Path) -> None:
