@@ -12,7 +12,10 @@ from typing import Any, NoReturn, TypeVar
 from jsonargparse import ArgumentParser
 
 Result = TypeVar("Result")
-UNRECOGNIZED = re.compile(r"^unrecognized arguments: (?P<flag>--[^=\s]+)")  # jsonargparse 4.53
+# messages of jsonargparse 4.53
+UNRECOGNIZED = re.compile(r"^unrecognized arguments: (?P<flag>--[^=\s]+)")
+REQUIRED = "the following arguments are required: "
+PARSER_KEY = re.compile(r'^Parser key "([^"]+)": ')
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,12 @@ class CommandParser(ArgumentParser):
 
     def explain(self, message: str) -> str:
         """Make one line of a message, with advice."""
-        return suggest_option(message, self.flags())
+        message, flags = PARSER_KEY.sub(r"\1: ", " ".join(message.split())), self.flags()
+        if message.startswith(REQUIRED):
+            names = message.removeprefix(REQUIRED).split(", ")
+            flagged = (f"--{name}" if f"--{name}" in flags else name for name in names)
+            return REQUIRED + ", ".join(flagged)
+        return suggest_option(message, flags)
 
 
 def suggest_option(message: str, known: Iterable[str]) -> str:
@@ -71,16 +79,17 @@ def run_group(commands: Mapping[str, Command], argv: Sequence[str], prog: str) -
         chosen = commands[argv[0]]
         name = f"{prog} {argv[0]}"
         return run_command(chosen.function, argv[1:], name, chosen.lists, words=chosen.words)
+    if argv and argv[0] not in ("-h", "--help"):
+        near = difflib.get_close_matches(argv[0], commands, n=1)
+        advice = f"did you mean {near[0]}? " if near else ""
+        raise SystemExit(
+            f"{prog}: no command {argv[0]!r}; {advice}{prog} --help lists all commands"
+        )
     lines = [
         f"  {name:<12} {str(command.function.__doc__).splitlines()[0]}"
         for name, command in commands.items()
     ]
-    usage = "\n".join([f"usage: {prog} COMMAND [OPTIONS]", "", *lines])
-    if argv and argv[0] not in ("-h", "--help"):
-        near = difflib.get_close_matches(argv[0], commands, n=1)
-        advice = f"; did you mean {near[0]}?" if near else ""
-        raise SystemExit(f"{usage}\n\n{prog}: no command {argv[0]!r}{advice}")
-    print(usage)
+    print("\n".join([f"usage: {prog} COMMAND [OPTIONS]", "", *lines]))
     return None
 
 
@@ -141,4 +150,4 @@ def run_command(
         del given["config"]
         return function(**given)
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        raise SystemExit(f"{prog}: {error}") from error
+        raise SystemExit(f"{prog}: {' '.join(str(error).split())}") from error

@@ -135,6 +135,9 @@ def main(argv: Sequence[str]) -> RewardReport | None:
     # a word that is no option, path or NAME=FOLDER was meant as a command
     is_path = argv[0].startswith("-") or set(argv[0]) & {"=", "/"} or Path(argv[0]).exists()
     if not is_path:
-        raise SystemExit(f"{USAGE}\n\nlit_rlhf report: no command {argv[0]!r}, and no such folder")
+        raise SystemExit(
+            f"lit_rlhf report: expected `reward` or the folder of a run's log, got {argv[0]!r}, "
+            "which does not exist; lit_rlhf report --help tells more"
+        )
     report_runs(argv, "lit_rlhf report")
     return None

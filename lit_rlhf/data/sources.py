@@ -275,7 +275,7 @@ class LoadedRecords(Generic[AnyRecord]):
         if self.skipped:
             described = describe_bad_records(self.skipped, self.examples)
             n_read = self.kept.total() + self.skipped.total()
-            _log_warning(f"skipped {self.skipped.total()} bad records of {n_read}: {described}")
+            _log_warning(f"skipped {self.skipped.total()} of {n_read} records as bad: {described}")
 
 
 @overload

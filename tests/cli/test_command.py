@@ -45,6 +45,33 @@ def test_a_mistyped_option_is_answered_in_one_line_with_the_nearest(
     assert capsys.readouterr().err == f"paint: error: {expected}\n"
 
 
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], "the following arguments are required: --shape"),
+        (["--shape", "disc", "--wide", "big"], "wide: Expected a <class 'bool'>. Got value: big"),
+    ],
+)
+def test_a_usage_error_is_one_line_that_names_the_option(
+    capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
+) -> None:
+    with pytest.raises(SystemExit):
+        run_command(draw, argv, "paint", lists={"colors": "Colors."})
+    told = capsys.readouterr().err
+    assert told.startswith(f"paint: error: {expected}")
+    assert told.count("\n") == 1
+
+
+def test_an_error_of_several_lines_becomes_one() -> None:
+    def fail() -> None:
+        """Fail."""
+        raise ValueError("no connection.\nCheck it.")
+
+    with pytest.raises(SystemExit) as refused:
+        run_command(fail, [], "paint")
+    assert refused.value.code == "paint: no connection. Check it."
+
+
 def test_a_mistyped_command_of_a_group_is_answered_with_the_nearest() -> None:
-    with pytest.raises(SystemExit, match="paint: no command 'drw'; did you mean draw\\?"):
+    with pytest.raises(SystemExit, match=r"^paint: no command 'drw'; did you mean draw\? "):
         run_group({"draw": Command(draw)}, ["drw"], "paint")

@@ -125,7 +125,7 @@ def test_help_lists_the_reports_and_explains_every_argument(
     assert "reward" in capsys.readouterr().out
     with pytest.raises(SystemExit) as error:
         main(["rewards"])
-    assert "no command 'rewards'" in message(error)
+    assert "expected `reward` or the folder of a run's log, got 'rewards'" in message(error)
 
     with pytest.raises(SystemExit):
         main(["reward", "--help"])

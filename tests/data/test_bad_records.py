@@ -240,7 +240,7 @@ def test_skipped_records_are_logged_with_the_first_few(
     path = write_lines(*["{"] * 7, {"prompt": "q"})
     with caplog.at_level(logging.WARNING):
         loaded = load_records("prompt", [DataSource(path)], on_bad_record="skip")
-    assert "skipped 7 bad records of 8: 7 x broken JSON" in caplog.text
+    assert "skipped 7 of 8 records as bad: 7 x broken JSON" in caplog.text
     assert len(loaded.examples) == 5
     assert f"{path}:5: broken JSON" in caplog.text
     assert f"{path}:6" not in caplog.text

@@ -107,7 +107,7 @@ def test_bad_prompts_are_skipped_and_counted(
 ) -> None:
     records = read_prompts(preferences, on_bad_record="skip")
     assert len(records) == 5
-    assert "skipped 2 bad records of 7: 1 x empty, 1 x broken JSON" in caplog.text
+    assert "skipped 2 of 7 records as bad: 1 x empty, 1 x broken JSON" in caplog.text
     with pytest.raises(RecordError, match=r"jsonl:6: .* the text of the EOS token"):
         encode_prompt_records(records, encoder)
     encoded = encode_prompt_records(records, encoder, on_bad_record="skip")
