@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from lit_rlhf.cli.configs import CONFIGS, config_name
 from lit_rlhf.lab import WorldName
 
 DEFAULT_DIR = "runs/quickstart"
+LINE = 79  # characters
 GOLD = "lit_rlhf.lab.gold"
 
 COLLAPSE_STDS: Final = 0.5
@@ -270,9 +272,10 @@ def quickstart(
     stages.evaluate("sft", "ppo_vanilla", "ppo_max")
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))
     print(f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes.")
-    print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png,")
-    print(f"or tensorboard --logdir {root}/logs. Models: {root}/sft, reward, ppo_vanilla, ppo_max.")
-    print(f"\n{read_outcome(evaluation).sentence()}")
+    print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png")
+    print(f"All metrics: tensorboard --logdir {root}/logs")
+    print(f"Models in {root}: sft, reward, ppo_vanilla, ppo_max")
+    print(f"\n{textwrap.fill(read_outcome(evaluation).sentence(), LINE)}")
 
 
 def relocate(config: Path, root: Path) -> Path:

@@ -156,8 +156,8 @@ def outcomes_table(rows: Sequence[HeadToHead], baseline: str) -> Table:
     )
     for heading in ("by", "policy"):
         table.add_column(heading, overflow="fold")
-    for heading in ("win", "tie", "lose", "prompts"):
-        table.add_column(heading, justify="right")
+    for heading in ("win", "tie", "lose", "n"):
+        table.add_column(heading, justify="right", no_wrap=True)  # names are folded first
     for row in rows:
         result = row.outcomes
         cells = ("-", "-", "-", "0")

@@ -166,7 +166,9 @@ def test_the_quickstart_ends_with_the_sentence(done: Quickstart) -> None:
     report = json.loads((done.root / "evaluation.json").read_text("utf-8"))
     outcome = read_outcome(report)
 
-    assert done.printed.splitlines()[-1] == outcome.sentence()
+    last = done.printed.strip().split("\n\n")[-1]
+    assert last.replace("\n", " ") == outcome.sentence()
+    assert max(map(len, last.splitlines())) < 80
     policies = report["policies"]
     assert outcome.vanilla_score == policies["ppo_vanilla"]["rewards"]["reward"]["mean"]
     assert outcome.max_well_formed == policies["ppo_max"]["rewards"]["well_formed"]["mean"]

@@ -494,9 +494,11 @@ def test_no_number_is_broken_in_a_terminal_of_80_columns(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich take the stream for a terminal
     monkeypatch.setenv("COLUMNS", "80")
-    report = replace(PPO, scores={"gold": ScoreSummary(-1.25, -1.5, -1.0, 1.0)})
+    name = "a_reward_of_a_long_name"
+    score = ScoreSummary(-1.25, -1.5, -1.0, 1.0)
+    report = replace(PPO, scores={name: score}, outcomes={name: OUTCOMES})
     reports = dict.fromkeys(("sft", "ppo_vanilla", "ppo_max"), report)
-    print_comparison(Comparison(reports, {}, {"gold": "a:gold"}, 256, 0))
+    print_comparison(Comparison(reports, {}, {name: "a:gold"}, 256, 0))
     printed = capsys.readouterr().out
     assert printed.count("[-1.50, -1.00]") == 3
     assert printed.count("50 [44, 56]") == 3
