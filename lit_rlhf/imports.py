@@ -1,4 +1,4 @@
-"""Functions that a configuration names as `package.module:function`."""
+"""Functions and their names, `package.module:function`."""
 
 import importlib
 from collections.abc import Callable
@@ -31,3 +31,12 @@ def import_function(path: str, argument: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{argument} {path!r}: expected a callable, got {type(function).__name__}")
     return function  # type: ignore[no-any-return]
+
+
+def function_path(function: Callable[..., Any]) -> str:
+    """Name a callable as `module:name`, which need not be importable: a notebook's is `__main__`.
+
+    An object that is no function has the name of its class.
+    """
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"

@@ -5,7 +5,7 @@ import json
 import logging
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import PurePath
@@ -38,7 +38,7 @@ from lit_rlhf.data.records import (
     TextRecord,
     describe_bad_records,
 )
-from lit_rlhf.imports import import_function
+from lit_rlhf.imports import function_path, import_function
 
 OnBadRecord = Literal["error", "skip"]
 """What to do about a bad record: raise its error, or count it and go on."""
@@ -69,8 +69,8 @@ class DataSource:
         columns: The dataset's own names of fields, by the names that formats read:
             `{"prompt": "context_messages"}`.
         map: `package.module:function` of a function that turns the fields of a row (a dict) into
-            those of a known format. It may return a list of such dicts, or None for a row that
-            has no record.
+            those of a known format, or in Python the function. It may return a list of such dicts,
+            or None for a row that has no record.
     """
 
     path: str | Any  # rows cannot be written in a type that the command line parses
@@ -81,14 +81,14 @@ class DataSource:
     subset: str | None = None
     data_dir: str | None = None
     columns: dict[str, str] | None = None
-    map: str | None = None
+    map: str | Any = None
 
     def __post_init__(self) -> None:
         """Check the arguments.
 
         Raises:
             ValueError: If the path is neither a text nor rows, the weight or the format is out of
-                range, or both `columns` and `map` are given.
+                range, `map` is no function, or both `columns` and `map` are given.
         """
         if isinstance(self.path, PathLike):
             self.path = fspath(self.path)
@@ -105,6 +105,11 @@ class DataSource:
             raise ValueError(f"weight: expected a finite number above 0, got {self.weight}")
         if self.format not in get_args(Format):
             raise ValueError(f"format: expected one of {get_args(Format)}, got {self.format!r}")
+        if self.map is not None and not isinstance(self.map, str) and not callable(self.map):
+            raise ValueError(
+                "map: expected 'package.module:function' or a callable, got "
+                f"{type(self.map).__name__}"
+            )
         if self.columns and self.map:
             raise ValueError(
                 f"columns, map: expected one of them, got {self.columns} and {self.map!r}; let the "
@@ -133,8 +138,9 @@ class DataSource:
         return isinstance(self.path, str) and not is_file_path(self.path)
 
     def settings(self) -> dict[str, Any]:
-        """The attributes as plain data, without the rows themselves."""
-        return asdict(replace(self, path=self.place))
+        """The attributes as plain data: the name of a function, and not the rows themselves."""
+        function = function_path(self.map) if callable(self.map) else self.map
+        return asdict(replace(self, path=self.place, map=function))
 
     def content_hash(self) -> str | None:
         """Hash of the rows that `read_rows` yields, apart from `columns`.
@@ -151,7 +157,7 @@ class DataSource:
         if not isinstance(self.path, str | list | tuple | datasets.Dataset):
             return None
         try:
-            if self.map is not None:
+            if self.map:
                 return _hash_rows(self.read_rows())
             if isinstance(self.path, str) and is_file_path(self.path):
                 with open(self.path, "rb") as file:
@@ -202,9 +208,10 @@ class DataSource:
             yield replace(row, fields=fields)
 
     def _map_rows(
-        self, rows: Iterable[Row | RecordError], path: str
+        self, rows: Iterable[Row | RecordError], named: str | Callable[..., Any]
     ) -> Iterator[Row | RecordError]:
-        function = import_function(path, "map")
+        function = import_function(named, "map") if isinstance(named, str) else named
+        path = named if isinstance(named, str) else function_path(named)
         for row in rows:
             if isinstance(row, RecordError):
                 yield row

@@ -43,7 +43,7 @@ from lit_rlhf.files import ProgressFile, write_json_lines
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.functional import kl_estimate
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rewards import WeightedReward
+from lit_rlhf.rewards import Rewards, WeightedReward, plain_rewards, split_rewards
 from lit_rlhf.rollout import (
     RolloutMetrics,
     SamplingOptions,
@@ -209,7 +209,7 @@ class Comparison:
 def compare_policies(
     policies: Sequence[str],
     prompts: DataSource,
-    rewards: Mapping[str, float | Mapping[str, Any]],
+    rewards: Rewards,
     sampling: SamplingOptions,
     model_options: ModelOptions | None = None,
     device: torch.device | None = None,
@@ -228,8 +228,9 @@ def compare_policies(
         policies: Folders or hub ids of causal language models. The first is the baseline: the
             others win, tie or lose against it, and KL is measured from it.
         prompts: Where the prompts come from.
-        rewards: Weights or mappings by source, as for PPO. Each reward is reported by itself, times
-            its weight and never normalized. May be empty.
+        rewards: Weights or mappings by source, or a list of sources, as for PPO: also callables and
+            loaded reward models. Each reward is reported by itself, times its weight and never
+            normalized. May be empty.
         sampling: How responses are sampled.
         model_options: How models are loaded; `None` takes the defaults.
         device: Where to run; `None` is the CPU.
@@ -258,10 +259,10 @@ def compare_policies(
     encoder = load_shared_encoder(policies, chat_template, max_prompt_length, model_options)
     records = read_prompts(prompts, max_prompts, on_bad_record)
     encoded = encode_prompt_records(records, encoder, on_bad_record)
-    reward_names = short_names(list(rewards), "rewards") if rewards else []
+    plain = plain_rewards(rewards)
     loaded_rewards = {
-        name: load_reward(source, rewards[source], model_options, encoder).to(device)
-        for name, source in zip(reward_names, rewards, strict=True)
+        name: load_reward(reward, model_options, encoder).to(device)
+        for name, reward in split_rewards(rewards).items()
     }
     available = {name for example in encoded.examples for name in example.fields}
     for reward in loaded_rewards.values():
@@ -269,8 +270,8 @@ def compare_policies(
     settings = {
         "policies": model_files(policies),
         "prompts": hash_prompts(encoded),
-        "rewards": dict(rewards),
-        "reward_models": model_files(list(rewards)),
+        "rewards": plain,
+        "reward_models": model_files(list(plain)),
         "sampling": asdict(sampling),
         "batch_size": batch_size,
         "seed": seed,
@@ -306,7 +307,7 @@ def compare_policies(
             samples=samples,
             rewards={
                 name: dict(value) if isinstance(value, Mapping) and "rule" in value else source
-                for name, (source, value) in zip(reward_names, rewards.items(), strict=True)
+                for name, (source, value) in zip(loaded_rewards, plain.items(), strict=True)
             },
             n_prompts=len(encoded.examples),
             shortened=encoded.shortened,

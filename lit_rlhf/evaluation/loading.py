@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from lit_rlhf.models import (
     load_tokenizer,
     max_positions,
 )
-from lit_rlhf.rewards import WeightedReward, shorten_names
+from lit_rlhf.rewards import Rewards, WeightedReward, shorten_names
 from lit_rlhf.rollout import SamplingOptions
 
 DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they were trained on
@@ -133,17 +132,12 @@ def load_encoder(
 
 
 def load_reward(
-    source: str,
-    weight: float | Mapping[str, Any],
-    model_options: ModelOptions,
-    encoder: DialogueEncoder,
+    reward: Rewards, model_options: ModelOptions, encoder: DialogueEncoder
 ) -> WeightedReward:
     """Load one reward, to be reported by itself times its weight.
 
     Args:
-        source: A reward model's folder or hub id, a function as `package.module:function`, or the
-            name of a rule that `weight` describes.
-        weight: The weight, or a mapping as for PPO's `rewards`.
+        reward: The reward, as an entry of PPO's `rewards`.
         model_options: How reward models are loaded.
         encoder: The policies' encoder.
 
@@ -151,10 +145,10 @@ def load_reward(
         ValueError: If there is no such reward, or a reward model was trained on text that is
             rendered differently from the policies'.
     """
-    reward = WeightedReward({source: weight}, model_options, encoder.tokenizer).eval()
-    for model in reward.models:
+    loaded = WeightedReward(reward, model_options, encoder.tokenizer).eval()
+    for model in loaded.models:
         model.check_contract(encoder.contract)
-    return reward
+    return loaded
 
 
 def choose_device(name: str) -> torch.device:

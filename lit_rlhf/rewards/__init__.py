@@ -27,6 +27,7 @@ from lit_rlhf.rewards.weighted import (
     plain_rewards,
     reward_key,
     shorten_names,
+    split_rewards,
     untrusted_rewards,
 )
 
@@ -53,5 +54,6 @@ __all__ = [
     "redact_url",
     "reward_key",
     "shorten_names",
+    "split_rewards",
     "untrusted_rewards",
 ]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.imports import import_function
+from lit_rlhf.imports import function_path, import_function
 from lit_rlhf.rollout import RolloutBatch, decode_responses
 from lit_rlhf.time_limit import call_with_timeout
 
@@ -271,15 +271,6 @@ class FunctionReward(CallableReward):
         else:
             path = function_path(function)
         super().__init__(f"reward function {path!r}", function, tokenizer, timeout)
-
-
-def function_path(function: Callable[..., Any]) -> str:
-    """Name a callable as `module:name`, which need not be importable: a notebook's is `__main__`.
-
-    An object that is no function has the name of its class.
-    """
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}:{named.__qualname__}"
 
 
 def decode_samples(

@@ -24,12 +24,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_rlhf.data import Turns
 from lit_rlhf.functional import normalized_scores
+from lit_rlhf.imports import function_path
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards.functions import (
     CallableReward,
     FunctionReward,
     decode_samples,
-    function_path,
     warn_about_non_finite,
 )
 from lit_rlhf.rewards.model import ModelReward
@@ -316,6 +316,28 @@ def plain_rewards(rewards: Rewards) -> dict[str, Any]:
         model the folder or hub id that it was loaded from, or its class in angle brackets.
     """
     return {entry.key: entry.value for entry in _list_entries(rewards)}
+
+
+def split_rewards(rewards: Rewards) -> dict[str, Rewards]:
+    """Each reward by itself, as `rewards` of its own, by its short name.
+
+    Args:
+        rewards: As for `parse_rewards`, or empty.
+
+    Raises:
+        ValueError: As for `parse_rewards`.
+    """
+    entries = _list_entries(rewards)
+    specs = parse_rewards(rewards) if entries else []
+    if not isinstance(rewards, Mapping):  # its objects need not be hashable, as keys would be
+        return {
+            s.name: [e.key if e.source is None else e.source]
+            for s, e in zip(specs, entries, strict=True)
+        }
+    return {
+        spec.name: {source: value}
+        for spec, (source, value) in zip(specs, rewards.items(), strict=True)
+    }
 
 
 def reward_key(source: object) -> str:

@@ -1,5 +1,6 @@
 """Mixing sources by weight, and splitting by prompt."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,20 @@ def test_map_gives_one_record_several_or_none(write_lines: Writer) -> None:
     loaded = load_records("prompt", [source], on_bad_record="skip")
     assert [prompt_of(r)[0].content for r in loaded.records] == ["q1", "q2", "q3"]
     assert loaded.examples == [f"{path}:4: {__name__}:split_lines failed (KeyError: 'text')"]
+
+
+def test_map_may_be_a_callable(write_lines: Writer) -> None:
+    def change(row: dict[str, str]) -> dict[str, str] | None:
+        return {"prompt": row["q"].upper()} if row["q"] != "b" else None
+
+    source = DataSource(write_lines({"q": "a"}, {"q": "b"}, {"other": "c"}), map=change)
+    loaded = load_records("prompt", [source], on_bad_record="skip")
+    (record,) = loaded.records
+    assert record.prompt == (Message("user", "A"),)
+    assert loaded.examples[0].endswith("change failed (KeyError: 'q')")
+    assert json.loads(json.dumps(source.settings()))["map"].endswith("<locals>.change")
+    with pytest.raises(ValueError, match=r"map: expected .* or a callable, got int"):
+        DataSource("x.jsonl", map=3)
 
 
 def test_columns_and_map_are_refused_together() -> None:

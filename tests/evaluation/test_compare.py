@@ -32,7 +32,7 @@ from lit_rlhf.evaluation import (
 from lit_rlhf.evaluation.compare import METRICS
 from lit_rlhf.files import write_json_lines
 from lit_rlhf.functional import Interval
-from lit_rlhf.models import ModelOptions
+from lit_rlhf.models import ModelOptions, load_scalar_model
 from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import SamplingOptions
 from tests.evaluation.conftest import Folders
@@ -190,6 +190,31 @@ def test_a_rule_scores_too_times_its_weight_and_not_normalized(folders: Folders)
     (samples,) = result.samples.values()
     assert torch.equal(samples.scores["short"], -2.0 * samples.scores["characters"])
     assert result.as_dict()["rewards"] == {"characters": CHARACTERS, "short": rule}
+
+
+def test_python_objects_are_rewards(folders: Folders, tmp_path: Path) -> None:
+    def count(response: str) -> float:
+        return float(sum(letter in "aeiou" for letter in response))
+
+    def vowels(prompts: list[str], responses: list[str]) -> list[float]:
+        return [count(response) for response in responses]
+
+    class Constant:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, prompts: list[str], responses: list[str]) -> list[float]:
+            return [1.0] * len(responses)
+
+    model = load_scalar_model(folders.reward)
+    path = tmp_path / "responses.jsonl"
+    result = compared(folders, [folders.sft], rewards={vowels: 2.0, model: 1}, responses=path)
+    by_path = compared(folders, [folders.sft], rewards={folders.reward: 1.0})
+    samples = result.samples["sft"]
+    assert samples.scores["vowels"].tolist() == [2 * count(r.response) for r in samples.responses]
+    assert samples.scores["reward"].tolist() == by_path.samples["sft"].scores["reward"].tolist()
+    assert json.loads(json.dumps(result.as_dict()))["rewards"]["vowels"].endswith(".vowels")
+    constant = compared(folders, [folders.sft], rewards=[Constant(), CHARACTERS])
+    assert list(constant.samples["sft"].scores) == ["Constant", "characters"]
 
 
 def test_a_rule_compares_with_the_field_of_the_prompts_records(
