@@ -98,7 +98,9 @@ def auditing(*, count_kernels: bool = False) -> Iterator[PretendCuda]:
         yield audit
 
 
-def audited_fit(module: StageModule, data: LightningDataModule, folder: Path) -> PretendCuda:
+def audited_fit(
+    module: StageModule, data: LightningDataModule, folder: Path, **trainer: Any
+) -> PretendCuda:
     """Fit one batch, write a checkpoint and the finished model, all on the pretend device."""
     with auditing() as audit, one_rank():
         run = fitted(
@@ -108,6 +110,7 @@ def audited_fit(module: StageModule, data: LightningDataModule, folder: Path) ->
             accelerator="auto",
             strategy=PretendCudaStrategy(),
             limit_train_batches=1,
+            **trainer,
         )
         run.save_checkpoint(folder / "run.ckpt")
     return audit
@@ -135,6 +138,32 @@ def test_a_fit_stays_on_its_device_and_rarely_waits(
         assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]
     if name == "ppo":
         check_decoding(audit)
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
+def test_offloaded_networks_under_autocast_stay_within_the_same_waits(
+    root: Path, tmp_path: Path
+) -> None:
+    network = {"dtype": "bfloat16", "gradient_checkpointing": True}
+    minibatches = {"micro_batch_size": 2, "ppo_epochs": 1}
+    memory = {"offload_frozen": True}
+    options = ppo_options(root, network=network, minibatches=minibatches, memory=memory)
+    module = PPOModule(**options)
+    module.policy.float()
+    module.critic.float()
+    computed: set[torch.dtype] = set()
+    layer = module.policy.get_submodule("model.layers.0.mlp")
+    layer.register_forward_hook(lambda *args: computed.add(args[-1].dtype))
+    audit = audited_fit(module, stage_data("ppo", root), tmp_path, precision="bf16-mixed")
+    assert audit.refused == []
+    assert audit.host_metrics == set()
+    assert computed == {torch.bfloat16}
+    assert {p.dtype for p in module.policy.parameters()} == {torch.float32}
+    assert not any(is_on_device(p) for p in module.reference.network.parameters())
+    # log-probs of half precision are computed again after sampling
+    for phase, most in (WAITS | {"estimate": 16}).items():
+        assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]
+    check_decoding(audit)
 
 
 def check_decoding(audit: PretendCuda) -> None:

@@ -321,6 +321,7 @@ class PretendCuda(TorchFunctionMode):
                     self.wait("a mask as an index")
 
     def _patch_torch(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr("torch.autocast", _Autocast)
         patch.setattr("torch.cuda.synchronize", lambda *_: self.wait("synchronize"))
         patch.setattr("torch.cuda.reset_peak_memory_stats", lambda *_: None)
         patch.setattr("torch.cuda.max_memory_allocated", lambda *_: 0)
@@ -393,6 +394,13 @@ class PretendCuda(TorchFunctionMode):
             log(module, name, value, *args, **kwargs)
 
         return call
+
+
+class _Autocast(torch.autocast):
+    """Autocast acts by where the numbers are, which is the CPU."""
+
+    def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__("cpu", *args, **kwargs)
 
 
 class _CountKernels(TorchDispatchMode):
