@@ -86,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if is_stage:
         arguments = ["--help" if word == "--help_all" else word for word in arguments]
+        check_config_names(arguments)  # before Lightning is imported, which takes seconds
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     use_expandable_segments()  # before torch is imported
@@ -137,6 +138,17 @@ def explain_unknown_command(name: str) -> str:
     near = difflib.get_close_matches(name, [*STAGE_COMMANDS, *TOOLS], n=1)
     advice = f"did you mean {near[0]}? " if near else ""
     return f"lit_rlhf: no command {name!r}; {advice}lit_rlhf --help lists all commands"
+
+
+def check_config_names(arguments: Sequence[str]) -> None:
+    """End with a usage error if there is no configuration of a name."""
+    from lit_rlhf.cli.configs import resolve_configs
+
+    try:
+        resolve_configs(arguments)
+    except ValueError as error:
+        print(f"lit_rlhf: error: --config: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 def use_expandable_segments() -> None:

@@ -48,6 +48,21 @@ def test_help_version_and_a_mistyped_command_import_no_library(arguments: list[s
     assert "AssertionError" not in ran.stderr
 
 
+def test_a_mistyped_configuration_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys\n"
+        "from lit_rlhf.cli.main import main\n"
+        "try:\n"
+        "    main(['fit', '--config', 'quickstart/ppo_mx'])\n"
+        "finally:\n"
+        "    assert 'torch' not in sys.modules\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "did you mean quickstart/ppo_max?" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("verb", STAGE_COMMANDS)
 def test_help_of_a_stage_command_fits_on_a_screen_and_says_where_the_rest_is(
     capsys: pytest.CaptureFixture[str], verb: str
