@@ -1,0 +1,1 @@
+"""What a machine with a CUDA device shows in minutes: the parts of its report."""

@@ -1,0 +1,140 @@
+"""Profile decoding on a CUDA device: `python -m benchmarks.gpu.profile_decode`.
+
+Prints, with CUDA graphs and without, the time of a step, its launches and kernels, and the kernels
+that take most of the device's time. Attention and the draw's cumulative sum have their own lines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
+
+import torch
+from jsonargparse import auto_cli
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.speed.workload import SIZES, Size, Workload, policy_network
+from lit_rlhf.forward import LanguageModel, disable_dropout, optimize_forward
+from lit_rlhf.rollout import SamplingOptions, generate_responses
+
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync")
+"""Calls of the host that start work on the device, by the beginning of their names."""
+N_KERNELS = 12
+"""Kernels that are listed."""
+
+
+class StepProfile(NamedTuple):
+    """A decoding step on average.
+
+    Attributes:
+        seconds: Time of a step, without the profiler.
+        launches: Calls that start work on the device.
+        kernels: Name, number and microseconds of each kernel in a step, the longest first.
+    """
+
+    seconds: float
+    launches: float
+    kernels: list[tuple[str, float, float]]
+
+
+def profile_decode(
+    device: Literal["cpu", "cuda"] = "cuda", size: Size = "1b", rows: int = 16, steps: int = 64
+) -> None:
+    """Profile a bfloat16 Llama with random weights.
+
+    Args:
+        device: `cpu` only tries the script.
+        size: The network.
+        rows: Sequences in progress.
+        steps: Steps to measure.
+    """
+    work = Workload(**SIZES[size])
+    with torch.device(device):
+        network = policy_network(work, torch.bfloat16).requires_grad_(False)
+    model = disable_dropout(optimize_forward(network))
+    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
+    print(f"{size} on {name}, {rows} rows, {steps} steps, torch {torch.__version__}")
+    print_profile("with CUDA graphs", profile_steps(model, work, rows, steps))
+    # a network whose capture failed once decodes without graphs from then on
+    with patch("lit_rlhf.rollout.graphs.capture_graph", side_effect=RuntimeError("to compare")):
+        print_profile("without", profile_steps(model, work, rows, steps))
+
+
+def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -> StepProfile:
+    """Time and profile decoding steps, as the difference of a long and a short rollout."""
+    device = model.device
+    prompt_ids = torch.full((rows, work.prompt_max), 5, device=device)
+
+    def sample(max_new_tokens: int) -> None:
+        options = SamplingOptions(max_new_tokens=max_new_tokens)
+        mask = torch.ones_like(prompt_ids, dtype=torch.bool)
+        generate_responses(model, prompt_ids, mask, options, [], 0, seed=0)
+
+    short, long = 8, 8 + steps  # the short one has the prefill, the warm-up and the capture
+    sample(short)
+    seconds = _time(lambda: sample(long), device) - _time(lambda: sample(short), device)
+    counts = {n: _count(lambda n=n: sample(n), device) for n in (short, long)}  # type: ignore[misc]
+    kernels = [
+        (name, (n - n_before) / steps, (us - us_before) / steps)
+        for name, (n, us) in counts[long].kernels.items()
+        for n_before, us_before in [counts[short].kernels.get(name, (0, 0.0))]
+    ]
+    launches = (counts[long].launches - counts[short].launches) / steps
+    return StepProfile(seconds / steps, launches, sorted(kernels, key=lambda k: -k[2]))
+
+
+def print_profile(name: str, found: StepProfile) -> None:
+    """Print a profile as a table of kernels below a line for the step."""
+    n_kernels = sum(n for _, n, _ in found.kernels)
+    busy = sum(us for _, _, us in found.kernels)
+    print(
+        f"\n{name}: {found.seconds * 1e3:.2f} ms a step, {found.launches:.1f} launches, "
+        f"{n_kernels:.1f} kernels, {busy / 1e3:.2f} ms of the device"
+    )
+    for part in ("flash", "scan"):  # attention, and the cumulative sum of the draw
+        us = sum(us for kernel, _, us in found.kernels if part in kernel.lower())
+        print(f"  {part}: {us:.0f} us a step, {us / busy if busy else 0:.0%} of the device's time")
+    for kernel, n, us in found.kernels[:N_KERNELS]:
+        print(f"  {us:8.1f} us {n:6.1f} x {kernel[:90]}")
+
+
+class _Counts(NamedTuple):
+    launches: int
+    kernels: dict[str, tuple[int, float]]
+
+
+def _count(function: Callable[[], None], device: torch.device) -> _Counts:
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as recorded:
+        function()
+        _synchronize(device)
+    averages: list[Any] = list(recorded.key_averages())
+    launches = sum(event.count for event in averages if event.key.startswith(LAUNCHES))
+    kernels = {
+        event.key: (event.count, event.self_device_time_total)
+        for event in averages
+        if event.device_type == DeviceType.CUDA
+    }
+    return _Counts(launches, kernels)
+
+
+def _time(function: Callable[[], None], device: torch.device) -> float:
+    _synchronize(device)
+    start = time.perf_counter()
+    function()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    auto_cli(profile_decode)

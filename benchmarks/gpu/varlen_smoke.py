@@ -1,0 +1,150 @@
+"""Check the kernels of rollouts on a CUDA device: `python -m benchmarks.gpu.varlen_smoke`.
+
+Compares `torch.nn.attention.varlen` with the attention that other devices and dtypes take, in
+packed forwards and backwards and in decoding, and steps that are replayed with steps that are not.
+Exits with 1 if a comparison fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal, NamedTuple
+from unittest.mock import patch
+
+import torch
+from jsonargparse import auto_cli
+from torch import Tensor, nn
+
+from benchmarks.speed.workload import SIZES, Workload, policy_network
+from lit_rlhf.forward import (
+    AttentionInputs,
+    PackedLayout,
+    RowOffsets,
+    cached_attention,
+    disable_dropout,
+    optimize_forward,
+    supports_varlen,
+    varlen_attention,
+)
+from lit_rlhf.rollout import SamplingOptions, generate_responses
+
+LENGTHS = (300, 1, 77, 512, 130)
+HEADS, KEY_HEADS, HEAD_SIZE, CAPACITY = 8, 2, 64, 600
+TOLERANCE = 0.02
+"""Largest error relative to the norm: bfloat16 rounds by 0.4 %."""
+
+
+class Check(NamedTuple):
+    """A comparison: what its error is, and whether it is small enough."""
+
+    name: str
+    error: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within the tolerance; it is not if it is NaN."""
+        return self.error <= TOLERANCE
+
+
+def varlen_smoke(device: Literal["cpu", "cuda"] = "cuda") -> None:
+    """Run all comparisons and print a line for each.
+
+    Args:
+        device: `cpu` only tries the script; there is no kernel for it.
+    """
+    place = torch.device(device)
+    if not supports_varlen(torch.zeros((1, HEAD_SIZE), dtype=torch.bfloat16, device=place)):
+        sys.exit("varlen_attn: needs a CUDA device from Ampere on and torch 2.13")
+    passed = True
+    for check in run_checks(place):
+        print(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: error {check.error:.4f}")
+        passed &= check.passed
+    sys.exit(0 if passed else 1)
+
+
+def run_checks(device: torch.device) -> list[Check]:
+    """All comparisons on a device."""
+    checks = []
+    for window in (None, 50):
+        told = "" if window is None else f", window of {window}"
+        checks += compare_packed(device, window, told)
+        checks.append(Check(f"decoding{told}", compare_decode(device, window)))
+    return [*checks, Check("replayed steps", compare_replay(device))]
+
+
+def compare_packed(device: torch.device, window: int | None, told: str) -> list[Check]:
+    """Output and gradients of packed rows, by one kernel and by groups in float32."""
+    shapes = [(1, heads, sum(LENGTHS), HEAD_SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    leaves = [_random(shape, device).requires_grad_() for shape in shapes]
+    results = []
+    for states in (leaves, [leaf.detach().float().requires_grad_() for leaf in leaves]):
+        layout = PackedLayout(LENGTHS, device)
+        inputs = AttentionInputs(*states, scale=None, dropout=0.0, window=window)
+        output = layout.attend(nn.Identity(), inputs)
+        output.float().pow(2).sum().backward()
+        results.append([output, *(state.grad for state in states)])
+    names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
+    return [
+        Check(f"packed {name}{told}", _error(one, other))
+        for name, one, other in zip(names, *results, strict=True)
+    ]
+
+
+def compare_decode(device: torch.device, window: int | None) -> float:
+    """Attention to a cache, by the kernel and by a mask in float32."""
+    n = len(LENGTHS)
+    query = _random((n, HEADS, HEAD_SIZE), device)
+    keys, values = (_random((n, CAPACITY, KEY_HEADS, HEAD_SIZE), device) for _ in range(2))
+    lengths = torch.tensor(LENGTHS, device=device)
+    offsets = torch.arange(n + 1, dtype=torch.int32, device=device)
+    rows = RowOffsets(offsets, 1), RowOffsets(offsets * CAPACITY, CAPACITY), lengths.int()
+    settings = {"scale": None, "dropout": 0.0, "window": window}
+    with torch.no_grad():
+        flat = AttentionInputs(query, keys.flatten(0, 1), values.flatten(0, 1), **settings)  # type: ignore[arg-type]
+        one = varlen_attention(flat, *rows)
+        columns = torch.arange(CAPACITY, device=device)
+        mask = columns < lengths[:, None]
+        if window is not None:
+            mask &= columns >= lengths[:, None] - window
+        by_head = [states.float().transpose(1, 2) for states in (keys, values)]
+        masked = AttentionInputs(query.float()[:, :, None], *by_head, **settings)  # type: ignore[arg-type]
+        other = cached_attention(masked, mask[:, None, None])
+    return _error(one, other[:, :, 0])
+
+
+def compare_replay(device: torch.device) -> float:
+    """Share of tokens that differ between replayed steps and steps that are not."""
+    work = Workload(**SIZES["tiny"])
+    torch.manual_seed(0)
+    network = policy_network(work, torch.bfloat16).to(device).requires_grad_(False)  # type: ignore[arg-type]
+    model = disable_dropout(optimize_forward(network))
+    ids = torch.randint(3, work.vocab, (6, 9), generator=torch.Generator().manual_seed(0))
+    ids, mask = ids.to(device), torch.ones_like(ids, dtype=torch.bool, device=device)
+
+    def sample() -> Tensor:
+        options = SamplingOptions(max_new_tokens=40)
+        # every eighth token ends a response, so that the number of rows changes
+        return generate_responses(model, ids, mask, options, range(8), 0, 3, 4).response_ids
+
+    replayed = sample()
+    with patch("lit_rlhf.rollout.graphs.capture_graph", side_effect=RuntimeError("to compare")):
+        called = sample()
+    if replayed.shape != called.shape:
+        return 1.0
+    return float((replayed != called).float().mean())
+
+
+def _random(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(device, torch.bfloat16)
+
+
+def _error(actual: Tensor | None, expected: Tensor | None) -> float:
+    assert actual is not None
+    assert expected is not None
+    difference = (actual.detach().double() - expected.detach().double()).norm()
+    return float(difference / expected.detach().double().norm())
+
+
+if __name__ == "__main__":
+    auto_cli(varlen_smoke)
