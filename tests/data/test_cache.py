@@ -146,6 +146,9 @@ def test_cached_start_is_the_same(
     assert first_log == second_log == uncached_log
     assert "left out" in first_log
     assert "skipped" in first_log
+    stored = first.examples["train"]
+    assert plain(tuple(stored.__getitems__([2, 0, 2]))) == plain((stored[2], stored[0], stored[2]))
+    assert plain(tuple(stored[-2:])) == plain((stored[len(stored) - 2], stored[-1]))
     batches = [[plain(batch) for batch in data.train_dataloader()] for data in (second, uncached)]
     assert batches[0] == batches[1]
 
