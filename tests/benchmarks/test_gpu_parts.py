@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -52,9 +54,13 @@ def test_a_wrong_kernel_fails(
     assert all("window of 50" in line for line in failed)
 
 
-def test_without_a_gpu_the_smoke_test_says_what_it_needs() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_a_gpu_the_smoke_test_says_what_it_needs(
+    device: Literal["cpu", "cuda"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="needs a CUDA device"):
-        varlen_smoke.varlen_smoke("cpu")
+        varlen_smoke.varlen_smoke(device)
 
 
 def test_the_profile_has_a_line_with_graphs_and_one_without(
