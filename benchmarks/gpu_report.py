@@ -1,7 +1,7 @@
 """Ten minutes on a machine with a CUDA GPU: what its first run should tell, in one report file.
 
     python -m benchmarks.gpu_report
-    python -m benchmarks.gpu_report --only '[engine,zero2]' --output runs/gpu_report.md
+    python -m benchmarks.gpu_report --only '[decode,varlen]' --output runs/gpu_report.md
 
 The parts run one after the other, the most telling first, each in a process of its own with a time
 limit. One that fails or takes too long does not stop the others. The report names the machine and
@@ -64,9 +64,11 @@ class Result(NamedTuple):
     output: str
 
 
-def _tests(name: str, path: str, selected: str | None, limit: float, gpus: int = 1) -> Part:
+def _tests(
+    name: str, files: tuple[str, ...], limit: float, selected: str | None = None, gpus: int = 1
+) -> Part:
     selection = () if selected is None else ("-k", selected)
-    arguments = ("-m", "pytest", "-m", "gpu", "-q", "-s", "-n", "0", path, *selection)
+    arguments = ("-m", "pytest", "-m", "gpu", "-q", "-s", "-n", "0", *files, *selection)
     return Part(name, arguments, limit, gpus)
 
 
@@ -74,13 +76,13 @@ PARTS = (
     Part(
         "engine",
         ("-c", "import torch, deepspeed; print(torch.ones(1).cuda(), deepspeed.__version__)"),
-        30,
+        20,
     ),
-    _tests("fast paths", "tests/gpu/test_fast_paths.py", None, 70),
-    _tests(
-        "zero2", "tests/distributed/test_multi_engine_gpu.py", "stage_2 and bf16", 60
-    ),
-    _tests("billion", "tests/gpu/test_scale_out.py", "billion", 150),
+    _tests("fast paths", ("tests/gpu/test_fast_paths.py", "tests/gpu/test_rollouts.py"), 80),
+    Part("decode", ("-m", "benchmarks.gpu.profile_decode"), 60),
+    Part("varlen", ("-m", "benchmarks.gpu.varlen_smoke"), 60),
+    _tests("zero2", ("tests/distributed/test_multi_engine_gpu.py",), 60, "stage_2 and bf16"),
+    _tests("billion", ("tests/gpu/test_scale_out.py",), 150, "billion"),
     Part(
         "iteration",
         (
@@ -89,10 +91,10 @@ PARTS = (
             "--wait", "0", "--quiet_cores", "99", "--peer", "false",
             "--output", "runs/gpu_report/ppo_iteration",
         ),
-        120,
+        110,
     ),
-    _tests("stages", "tests/gpu/test_stages.py", "lab_stages", 60),
-    _tests("two gpus", "tests/gpu/test_two_gpus.py", None, 180, gpus=2),
+    _tests("stages", ("tests/gpu/test_stages.py",), 60, "lab_stages"),
+    _tests("two gpus", ("tests/gpu/test_two_gpus.py",), 180, gpus=2),
 )  # fmt: skip
 """The parts in order of information; with one GPU they have ten minutes together."""
 
