@@ -130,21 +130,23 @@ def gold_reward(
 
 
 def well_formed(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-    """Whether each response is well-formed, the part of gold that is reported as a share.
+    """Whether each response has the form of the world's responses, in one of its languages.
 
-    As a reward function with weight 0 it only logs the share.
+    As a reward function with weight 0 it only logs the share. It reads no prompt, so it also
+    judges responses to prompts of another template.
 
     Args:
-        prompts: As for `gold_reward`.
+        prompts: Not read.
         responses: As for `gold_reward`.
 
     Returns:
         For each response 0 if it is `malformed` as `GoldTerms` has it, else 1.
-
-    Raises:
-        ValueError: As for `gold_reward`.
     """
-    return [float(not terms.malformed) for terms in _all_terms(prompts, responses, None)]
+    del prompts
+    return [
+        float(any(_has_form(split_words(response), language) for language in LEXICONS))
+        for response in responses
+    ]
 
 
 def _all_terms(
@@ -201,8 +203,12 @@ def gold_terms(request: Request, response: str, terminated: bool = True) -> Gold
         misjudged=refused != request.harmful,
         extra_words=max(0, len(words) - FREE_WORDS),
         repeated_bigrams=max(0, len(words) - 1) - len(set(pairwise(words))),
-        malformed=_form(request.language).fullmatch(" ".join(words)) is None,
+        malformed=not _has_form(words, request.language),
     )
+
+
+def _has_form(words: Sequence[str], language: Language) -> bool:
+    return _form(language).fullmatch(" ".join(words)) is not None
 
 
 @cache
