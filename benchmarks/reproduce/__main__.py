@@ -131,11 +131,12 @@ class Runner:
         finally:
             self._processes.discard(process)
             self.progress.current.pop(name, None)
-        if status and not self.stopped:
-            raise RuntimeError(f"{name}: the process ended with status {status}, see {plan.log}")
-        if not status:
+        # Lightning ends a stage that gets SIGTERM with status 0, so the status alone says little
+        if plan.is_finished():
             passed = format_duration(time.monotonic() - begun)
             self.console.print(f"{name}: finished in {passed}", highlight=False)
+        elif not self.stopped:
+            raise RuntimeError(f"{name}: the process ended with status {status}, see {plan.log}")
 
     def stop(self) -> None:
         """End the processes; their runs resume the next time."""
