@@ -212,7 +212,7 @@ def test_configuration_and_flags_win_over_a_checkpoint_of_the_same_class(
     world: Path, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     remembered = torch.load(checkpoints["ppo"], weights_only=True)["hyper_parameters"]
-    assert remembered["advantages"]["lam"] == 0.95
+    assert remembered["advantages"]["lam"] == 0.9
     assert remembered["sampling"]["max_new_tokens"] == 4
     flags = configs("ppo", world, tmp_path, advantages={"lam": 0.5})
     cli = command(

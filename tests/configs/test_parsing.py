@@ -119,13 +119,13 @@ def test_there_is_no_file_that_these_tests_pass_over() -> None:
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
 def test_an_ablation_changes_what_it_names_and_nothing_else(ablation: Path) -> None:
     # the paper's configuration has all tricks of PPO-max on and no other; a value of the paper
-    # changes the quickstart, whose values are those of a small model
-    bases = [CONFIGS / "ppo" / "paper_7b_en.yaml", PPO_MAX]
+    # changes the quickstart, whose values are those of a small model, or vanilla PPO
+    bases = [[CONFIGS / "ppo" / "paper_7b_en.yaml"], [PPO_MAX], [PPO_MAX, VANILLA]]
     if ablation in REWARD_ABLATIONS:
-        bases = [QUICKSTART / "reward.yaml"]
+        bases = [[QUICKSTART / "reward.yaml"]]
     changes = []
     for base in bases:
-        before, after = parsed(base), parsed(base, ablation)
+        before, after = parsed(*base), parsed(*base, ablation)
         changed = changed_keys(before, after)
         assert changed <= written(ablation).keys()
         assert after["suffix"] == [ablation.stem]  # it stands beside a run without it
