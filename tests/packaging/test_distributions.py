@@ -110,7 +110,9 @@ def test_the_source_archive_builds_the_same_wheel(
     root_sdist: Path, root_wheel: Path, tmp_path: Path
 ) -> None:
     with tarfile.open(root_sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+        # Python before 3.11.4 has no filters and ignores the attribute
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path)
     (source,) = tmp_path.iterdir()
     (tmp_path / "wheel").mkdir()
     wheel = build(source, "wheel", tmp_path / "wheel")
