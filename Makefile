@@ -55,7 +55,7 @@ lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 	$(BIN)/mypy --strict lit_rlhf callbacks/lit_callbacks
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.installed-dev ## build the documentation site in site/; a warning is an error
+docs: install ## build the documentation site in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 mutate: install ## put small defects into formulas and update, one at a time: a test has to notice each

@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 
 from docstring_parser import parse
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +36,7 @@ PAGES = {
 COPIES = "files"
 """Folder of the site for other files of the repository that pages link."""
 CONFIGURATION = "reference/configuration.md"
-_LINK = re.compile(r"(?<=\]\()(?![a-z+]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+LINK = re.compile(r"(?<=\]\()(?![a-z+]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -55,7 +55,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             copy = f"{COPIES}/{target}"
             if files.get_file_from_path(copy) is None:
                 path = str(ROOT / target)
-                files.append(File.generated(config, copy, abs_src_path=path))
+                # a linked Markdown file is shown as a page
+                kind = InclusionLevel.NOT_IN_NAV
+                files.append(File.generated(config, copy, abs_src_path=path, inclusion=kind))
     return files
 
 
@@ -71,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]  # MkDocs warns of it
         return os.path.relpath(uri, here or ".") + (match["anchor"] or "")
 
-    return markdown if page.file.src_uri.startswith("reference/") else _LINK.sub(lead, markdown)
+    return markdown if page.file.src_uri.startswith("reference/") else LINK.sub(lead, markdown)
 
 
 def _source(file: File) -> str:
@@ -93,7 +95,7 @@ def _site_path(target: str) -> str:
 def _linked_outside(file: File) -> Iterator[str]:
     if file.src_uri.startswith("reference/"):
         return
-    for match in _LINK.finditer(file.content_string):
+    for match in LINK.finditer(file.content_string):
         target = _resolve(_source(file), match["path"])
         if _site_path(target).startswith(COPIES) and (ROOT / target).is_file():
             yield target

@@ -12,12 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from docs import site_pages
 from tests.configs.parsing import cli_parser
 from tests.docs.blocks import ROOT
-
-mkdocs = pytest.importorskip("mkdocs", reason="the site is built with the `docs` extra only")
-
-from docs import site_pages  # noqa: E402  (it imports mkdocs)
 
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 
@@ -35,6 +32,22 @@ def test_the_navigation_has_every_page() -> None:
     written = {file.name for file in (ROOT / "docs").glob("*.md")} | {*site_pages.PAGES.values()}
     named = [page for page in pages(SITE["nav"]) if not page.startswith("reference/")]
     assert sorted(named) == sorted(written)
+
+
+def test_every_link_leads_to_a_file() -> None:
+    sources = [*(ROOT / "docs").glob("*.md"), *(ROOT / source for source in site_pages.PAGES)]
+    links = [
+        (source.relative_to(ROOT).as_posix(), path)
+        for source in sources
+        for path, _ in site_pages.LINK.findall(source.read_text("utf-8"))
+    ]
+    lost = [
+        (source, path)
+        for source, path in links
+        if not (ROOT / source).parent.joinpath(path).is_file()  # a folder has no page
+    ]
+    assert lost == []
+    assert len(links) > 100
 
 
 def test_every_package_has_a_page_of_the_reference() -> None:
