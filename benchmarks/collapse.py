@@ -23,7 +23,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
@@ -103,30 +103,59 @@ def read_metric(folder: Path, key: str) -> dict[int, float]:
     return {s.step: s.scalars[key] for s in read_steps(str(folder)) if key in s.scalars}
 
 
-def first_collapse(folder: Path, monitors: list[Monitor], votes: int = 2) -> int | None:
-    """Iteration at which a detector flags a collapse in a run; `None` if it flags none."""
-    verdicts = replay_steps(read_steps(str(folder)), monitors, votes)
-    return next((step for step, verdict in verdicts if verdict.level is Level.COLLAPSED), None)
+class Detection(NamedTuple):
+    """What a detector says of a run.
+
+    Attributes:
+        flagged_at: Iteration of the first verdict "collapsed"; `None` without one.
+        healthy_until: Last iteration before it, or of the run, with the verdict "healthy"; 0
+            without one.
+    """
+
+    flagged_at: int | None
+    healthy_until: int
 
 
-def compare_with_harm(folder: Path, flagged_at: int | None, bound: float) -> dict[str, Any]:
-    """When a run was flagged, and when harm was done.
+def detect_collapse(folder: Path, monitors: list[Monitor], votes: int = 2) -> Detection:
+    """Replay a detector on a run's logs.
 
     Args:
         folder: The run's logs.
-        flagged_at: Iteration of the verdict; `None` without one.
+        monitors: The detector's monitors.
+        votes: Number of signals that make a collapse.
+    """
+    healthy_until = 0
+    for step, verdict in replay_steps(read_steps(str(folder)), monitors, votes):
+        if verdict.level is Level.COLLAPSED:
+            return Detection(step, healthy_until)
+        if verdict.level is Level.HEALTHY:
+            healthy_until = step
+    return Detection(None, healthy_until)
+
+
+def compare_with_harm(folder: Path, detection: Detection, bound: float) -> dict[str, Any]:
+    """When a run was flagged, and when harm was done.
+
+    A run is flagged in time if no iteration from harm on was called healthy before the flag: the
+    weights that a stop or a roll-back keeps are then those of a policy without harm.
+
+    Args:
+        folder: The run's logs.
+        detection: What the detector says of the run.
         bound: Gold reward below which harm is done.
     """
+    flagged_at, healthy_until = detection
     gold = read_metric(folder, "rollout/gold")
     harmed_at = next((step for step, value in gold.items() if value < bound), None)
     return {
         "flagged_at": flagged_at,
+        "healthy_until": healthy_until,
         "gold_at_flag": None if flagged_at is None else gold[flagged_at],
         "peak_gold": max(gold.values()),
         "last_gold": fmean(list(gold.values())[-10:]),
         "harmed_at": harmed_at,
         "lead": None if flagged_at is None or harmed_at is None else harmed_at - flagged_at,
-        "in_time": flagged_at is not None and (harmed_at is None or flagged_at < harmed_at),
+        "in_time": flagged_at is not None and (harmed_at is None or healthy_until < harmed_at),
     }
 
 
@@ -147,7 +176,7 @@ def summarize_seed(root: Path, seed: int) -> dict[str, Any]:
         "harm_bound": bound,
         **{
             name: compare_with_harm(
-                logs[name], first_collapse(logs[name], default_monitors()), bound
+                logs[name], detect_collapse(logs[name], default_monitors()), bound
             )
             for name in ("ppo_vanilla", "ppo_max")
         },
@@ -189,8 +218,8 @@ def format_tables(rows: list[dict[str, Any]]) -> str:
     kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
     lines += [
         "",
-        f"The detector flags {flagged} of {len(rows)} vanilla runs, {in_time} of them before "
-        f"harm, and {false} of {len(rows)} PPO-max runs.",
+        f"The detector flags {flagged} of {len(rows)} vanilla runs, {in_time} of them in "
+        f"time, and {false} of {len(rows)} PPO-max runs.",
         "",
         "| seed | final gold: SFT | vanilla | vanilla, roll-back | PPO-max | collapses flagged |",
         "|---|---|---|---|---|---|",
@@ -241,8 +270,8 @@ def compute_rates(
         hits = alarms = 0
         for row in rows:
             logs = root / f"seed_{row['seed']}" / "logs"
-            flagged_at = {
-                name: first_collapse(
+            detections = {
+                name: detect_collapse(
                     logs / name,
                     [scale_thresholds(monitor, factor) for monitor in monitors()],
                     votes,
@@ -250,9 +279,9 @@ def compute_rates(
                 for name in ("ppo_vanilla", "ppo_max")
             }
             hits += compare_with_harm(
-                logs / "ppo_vanilla", flagged_at["ppo_vanilla"], row["harm_bound"]
+                logs / "ppo_vanilla", detections["ppo_vanilla"], row["harm_bound"]
             )["in_time"]
-            alarms += flagged_at["ppo_max"] is not None
+            alarms += detections["ppo_max"].flagged_at is not None
         points.append(
             {"factor": factor, "false_alarms": alarms / len(rows), "in_time": hits / len(rows)}
         )
@@ -282,7 +311,7 @@ def draw_roc(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
         )
     axes.set(
         xlabel="PPO-max runs with a false alarm, share",
-        ylabel="vanilla runs flagged before harm, share",
+        ylabel="vanilla runs flagged in time, share",
         xlim=(-0.03, 1.03),
         ylim=(-0.03, 1.03),
     )
@@ -310,7 +339,7 @@ def draw_monitors(folder: Path, output: Path) -> None:
     """
     logs = {name: folder / "logs" / name for name in ("ppo_vanilla", "ppo_max")}
     monitors = {monitor.key: monitor for monitor in default_monitors()}
-    flagged_at = first_collapse(logs["ppo_vanilla"], list(monitors.values()))
+    flagged_at = detect_collapse(logs["ppo_vanilla"], list(monitors.values())).flagged_at
     figure = Figure(figsize=(12, 6.2), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
         for name, label, color in (

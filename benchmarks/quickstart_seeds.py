@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from jsonargparse import auto_cli
 
-from benchmarks.collapse import compare_with_harm, first_collapse, scale_thresholds
+from benchmarks.collapse import compare_with_harm, detect_collapse, scale_thresholds
 from lit_callbacks import default_monitors
 from lit_rlhf.cli.quickstart import COLLAPSE_STDS, IMPROVEMENT, Outcome, Quickstart, read_outcome
 from lit_rlhf.files import write_text
@@ -34,8 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds"
 PAGE = ROOT / "docs" / "quickstart_seeds.md"
 
-SEEDS = (20, 21, 22, 23, 24, 25, 26, 27, 28, 29)
-"""Fresh seeds: world and recipe were chosen on seeds 0 and 1, the thresholds on seeds 0 to 2."""
+SEEDS = (24, 25, 26, 27, 28, 29, 30, 31, 32, 33)
+"""Fresh seeds: world and recipe were chosen on seeds 0 and 1, the thresholds on seeds 0 to 2, and
+what "in time" means on seeds 20 to 23."""
 MARGIN = 1.3
 """Factor by which the detector's thresholds may be nearer to their baselines, or farther away."""
 FACTORS = (1 / MARGIN, 1.0, MARGIN)
@@ -72,7 +73,10 @@ class RunResult(NamedTuple):
         metrics: Length, KL and perplexity of each policy.
         flagged_at: For `ppo_vanilla` and `ppo_max` the iteration at which the detector flags a
             collapse with the thresholds of each of `FACTORS`, or None.
-        in_time: Whether vanilla PPO is flagged before harm, for each of `FACTORS`.
+        healthy_until: Last iteration of vanilla PPO that the detector calls healthy before it flags
+            the collapse, for each of `FACTORS`.
+        in_time: Whether vanilla PPO is flagged and no iteration from harm on is called healthy
+            before, for each of `FACTORS`.
         harmed_at: First iteration whose gold reward is `COLLAPSE_STDS` below SFT's, or None.
         minutes: Wall time of the stages' commands. Other work on the machine prolongs it.
         versions: Versions of Python and of the libraries.
@@ -83,6 +87,7 @@ class RunResult(NamedTuple):
     outcome: Outcome
     metrics: dict[str, dict[str, float]]
     flagged_at: dict[str, list[int | None]]
+    healthy_until: list[int]
     in_time: list[bool]
     harmed_at: int | None
     minutes: float
@@ -124,8 +129,9 @@ CLAIMS = (
         lambda run: run.outcome.improved,
     ),
     Claim(
-        "the detector flags vanilla PPO before harm, with its thresholds as they are, "
-        f"{MARGIN} times nearer to their baselines, and {MARGIN} times farther away",
+        "the detector flags vanilla PPO and calls no iteration from harm on healthy before, with "
+        f"its thresholds as they are, {MARGIN} times nearer to their baselines, and {MARGIN} times "
+        "farther away",
         lambda run: all(run.in_time),
     ),
     Claim(
@@ -186,9 +192,9 @@ def judge_run(root: Path, seed: int, arithmetic: str, minutes: float) -> RunResu
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))
     outcome = read_outcome(evaluation)
     bound = outcome.sft_gold - COLLAPSE_STDS * outcome.sft_std
-    flagged_at = {
+    detections = {
         name: [
-            first_collapse(
+            detect_collapse(
                 root / "logs" / name,
                 [scale_thresholds(monitor, factor) for monitor in default_monitors()],
             )
@@ -197,8 +203,8 @@ def judge_run(root: Path, seed: int, arithmetic: str, minutes: float) -> RunResu
         for name in ("ppo_vanilla", "ppo_max")
     }
     harm = [
-        compare_with_harm(root / "logs" / "ppo_vanilla", step, bound)
-        for step in flagged_at["ppo_vanilla"]
+        compare_with_harm(root / "logs" / "ppo_vanilla", detection, bound)
+        for detection in detections["ppo_vanilla"]
     ]
     return RunResult(
         seed=seed,
@@ -208,7 +214,11 @@ def judge_run(root: Path, seed: int, arithmetic: str, minutes: float) -> RunResu
             name: {key: report[key] for key in ("response_length", "kl", "perplexity")}
             for name, report in evaluation["policies"].items()
         },
-        flagged_at=flagged_at,
+        flagged_at={
+            name: [detection.flagged_at for detection in found]
+            for name, found in detections.items()
+        },
+        healthy_until=[comparison["healthy_until"] for comparison in harm],
         in_time=[comparison["in_time"] for comparison in harm],
         harmed_at=harm[0]["harmed_at"],
         minutes=minutes,
@@ -294,8 +304,8 @@ def format_table(runs: Iterable[RunResult]) -> str:
         "| seed | arithmetic | gold: SFT (std) / vanilla / PPO-max | "
         "well-formed, %: SFT / vanilla / PPO-max | RM: vanilla / PPO-max | "
         "length: SFT / vanilla / PPO-max | KL: vanilla / PPO-max | "
-        "vanilla flagged at (harm at) | PPO-max flagged at |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "vanilla healthy until | vanilla harmed at | vanilla flagged at | PPO-max flagged at |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for run in runs:
         o, m = run.outcome, run.metrics
@@ -308,7 +318,8 @@ def format_table(runs: Iterable[RunResult]) -> str:
             f"| {o.vanilla_score:.2f} / {o.max_score:.2f} "
             f"| {' / '.join(f'{length:.1f}' for length in lengths)} "
             f"| {m['ppo_vanilla']['kl']:.1f} / {m['ppo_max']['kl']:.1f} "
-            f"| {', '.join(map(step, run.flagged_at['ppo_vanilla']))} ({step(run.harmed_at)}) "
+            f"| {', '.join(map(str, run.healthy_until))} | {step(run.harmed_at)} "
+            f"| {', '.join(map(step, run.flagged_at['ppo_vanilla']))} "
             f"| {', '.join(map(step, run.flagged_at['ppo_max']))} |"
         )
     return "\n".join(lines)
@@ -334,7 +345,12 @@ each, sampled at temperature 1 ([gold](lab.md)). "std" is the standard deviation
 gold over prompts. KL is in nats per response. A run does harm from the first iteration whose mean
 gold (128 rollouts) is {collapse} such standard deviations below SFT's. The detector's iterations
 are those with its thresholds {margin} times nearer to their baselines, as they are, and {margin}
-times farther away.
+times farther away; "healthy until" is the last one that it calls healthy before it flags the
+collapse. What a stop or a roll-back keeps is a policy from before that iteration.
+
+An earlier criterion asked for the flag itself before harm. Four first runs (seeds 20 to 23) failed
+it: gold falls from its peak to harm within three or four iterations, the monitors move with it, and
+they wait for a second reading, so the flag came one iteration before harm to one after.
 
 {made}
 """

@@ -1,11 +1,18 @@
-"""How the benchmark of the detector moves thresholds."""
+"""How the benchmark of the detector moves thresholds, and when it calls a flag in time."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.collapse import scale_thresholds
-from lit_callbacks import FirstRatioMonitor, KLMonitor, LengthMonitor, PerplexityMonitor
+from benchmarks.collapse import (
+    Detection,
+    compare_with_harm,
+    detect_collapse,
+    scale_thresholds,
+)
+from lit_callbacks import FirstRatioMonitor, KLMonitor, LengthMonitor, Monitor, PerplexityMonitor
 
 
 def test_thresholds_move_as_far_from_the_baseline_as_the_factor_says() -> None:
@@ -20,3 +27,44 @@ def test_thresholds_move_as_far_from_the_baseline_as_the_factor_says() -> None:
 def test_the_thresholds_of_the_first_ratio_stay_around_one() -> None:
     ratio = scale_thresholds(FirstRatioMonitor(high=1.05, low=0.95), 1 / 1.3)
     assert (ratio.low, ratio.high) == pytest.approx((1 - 0.05 / 1.3, 1 + 0.05 / 1.3))
+
+
+KL = [0.1, 0.1, 0.1, 0.1, 0.9, 2.0, 3.0, 9.0]
+GOLD = [0.5, 0.6, 0.5, 0.8, 0.2, -0.4, -1.0, -2.0]
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    rows = [f"{k},{kl},{gold}" for k, (kl, gold) in enumerate(zip(KL, GOLD, strict=True), start=1)]
+    (tmp_path / "metrics.csv").write_text("\n".join(["step,rollout/kl,rollout/gold", *rows]) + "\n")
+    return tmp_path
+
+
+def kl_monitor(high: float) -> list[Monitor]:
+    return [KLMonitor(high=high, baseline_steps=3, horizon=0)]
+
+
+def test_a_run_is_healthy_until_its_first_suspicion(logs: Path) -> None:
+    # 0.9 is beyond 3/4 of the way to 1.0, and 2.0 too: suspicious; 2.0 and 3.0 are beyond 1.0
+    assert detect_collapse(logs, kl_monitor(1.0)) == Detection(flagged_at=7, healthy_until=5)
+    assert detect_collapse(logs, kl_monitor(100.0)) == Detection(flagged_at=None, healthy_until=8)
+
+
+@pytest.mark.parametrize(
+    ("detection", "in_time"),
+    [
+        (Detection(7, 5), True),  # flagged after harm, but the harmed iteration was not healthy
+        (Detection(7, 6), False),
+        (Detection(None, 5), False),  # never flagged
+    ],
+)
+def test_a_flag_is_in_time_if_nothing_harmed_was_called_healthy(
+    logs: Path, detection: Detection, in_time: bool
+) -> None:
+    figures = compare_with_harm(logs, detection, bound=-0.3)
+    assert figures["harmed_at"] == 6
+    assert figures["in_time"] is in_time
+
+
+def test_a_run_without_harm_is_flagged_in_time(logs: Path) -> None:
+    assert compare_with_harm(logs, Detection(7, 6), bound=-9.0)["in_time"]

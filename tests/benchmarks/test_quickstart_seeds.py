@@ -22,7 +22,7 @@ from benchmarks.quickstart_seeds import (
 from lit_rlhf.cli.quickstart import Outcome
 
 AS_EXPECTED = RunResult(
-    seed=20,
+    seed=24,
     arithmetic="1_thread",
     outcome=Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9),
     metrics={
@@ -30,6 +30,7 @@ AS_EXPECTED = RunResult(
         for name in ("sft", "ppo_vanilla", "ppo_max")
     },
     flagged_at={"ppo_vanilla": [8, 9, 10], "ppo_max": [None, None, None]},
+    healthy_until=[7, 8, 9],
     in_time=[True, True, True],
     harmed_at=11,
     minutes=4.0,
@@ -102,12 +103,12 @@ def test_an_interrupted_run_continues_with_its_first_unfinished_stage(
     monkeypatch.setattr(quickstart_seeds, "RESULTS", tmp_path / "results")
 
     with pytest.raises(KeyboardInterrupt):
-        quickstart_seeds.run_one(str(tmp_path), 20, "bf16")
+        quickstart_seeds.run_one(str(tmp_path), 24, "bf16")
     assert acts == stages[:4]
-    quickstart_seeds.run_one(str(tmp_path), 20, "bf16")
+    quickstart_seeds.run_one(str(tmp_path), 24, "bf16")
 
     assert acts == [*stages[:4], *stages[3:5], *stages[4:]]
-    kept = json.loads((tmp_path / "results" / "seed_20_bf16.json").read_text("utf-8"))
+    kept = json.loads((tmp_path / "results" / "seed_24_bf16.json").read_text("utf-8"))
     assert RunResult.from_dict(kept) == AS_EXPECTED
 
 
@@ -116,8 +117,8 @@ def test_the_page_says_how_many_runs_are_done() -> None:
     page = format_page(ALL[:2])
     assert "**2 of 30 runs are done.**" in page
     assert (
-        "| 20 | 2 threads | 0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | "
-        "8.0 / 8.0 / 8.0 | 1.0 / 1.0 | 8, 9, 10 (11) | -, -, - |"
+        "| 24 | 2 threads | 0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | "
+        "8.0 / 8.0 / 8.0 | 1.0 / 1.0 | 7, 8, 9 | 11 | 8, 9, 10 | -, -, - |"
     ) in page
 
 
