@@ -44,10 +44,12 @@ class Value:
 
     Attributes:
         part: The arm or foundation.
-        measure: A measure of the samples on held-out prompts; or of the curves, of rollouts; or the
-            dotted name of a single number of the result.
+        measure: A measure of the samples on held-out prompts; or of the curves, of rollouts, which
+            `rollout.` before its name asks for; or the dotted name of a single number of the
+            result.
         at: Which value of a course: the first, the last, the largest, the smallest, or the mean
-            over the first quarter (`early`). Not used for a single number.
+            over the first quarter (`early`). Of curves each is a mean over a tenth of the run. Not
+            used for a single number.
     """
 
     part: Arm | Foundation
@@ -63,8 +65,9 @@ class Value:
         result = runs[self.part.name]
         if self.measure in result.get("samples", {}):
             return _pick(result["samples"][self.measure], self.at, width=1)
-        if self.measure in result.get("curves", {}):
-            course = result["curves"][self.measure]
+        curve = self.measure.removeprefix("rollout.")
+        if curve in result.get("curves", {}):
+            course = result["curves"][curve]
             return _pick(course, self.at, width=max(1, round(TAIL * len(course))))
         found: Any = result
         for name in self.measure.split("."):
@@ -87,12 +90,13 @@ def _pick(course: Sequence[float | None], at: At, width: int) -> float:
     values = [value for value in course if value is not None]
     if not values:
         return math.nan
+    windows = [values[k : k + width] for k in range(max(1, len(values) - width + 1))]
     parts: dict[At, Sequence[float]] = {
         "start": values[:width],
         "end": values[-width:],
         "early": values[: max(1, len(values) // 4)],
-        "peak": [max(values)],
-        "low": [min(values)],
+        "peak": max(windows, key=fmean),
+        "low": min(windows, key=fmean),
     }
     return fmean(parts[at])
 
@@ -248,6 +252,12 @@ HARM = -0.3
 NEAR = 0.2
 """Difference of gold that is none."""
 
+
+def best(arm: Arm) -> Value:
+    """The peak of gold over a run, of rollouts: samples on held-out prompts are too rare for it."""
+    return Value(arm, "rollout.gold", "peak")
+
+
 CLAIMS = (
     Claim(
         "Figure 2, Section 4.3",
@@ -358,7 +368,7 @@ CLAIMS = (
     ),
     Claim(
         "Figure 7, Section 5.3.2",
-        "A token-level KL penalty of 0.05 keeps training stable, near SFT and better than it.",
+        "A token-level KL penalty keeps training stable, near SFT and better than it.",
         "fig7",
         (
             Check(kl(T.KL), "<", kl(T.VANILLA), factor=0.25),
@@ -551,12 +561,13 @@ CLAIMS = (
     ),
     Claim(
         "Figure 18, Appendix C.2",
-        "Global gradient clipping, at 0.5, at 1 or not at all, makes no difference.",
+        "Global gradient clipping, at 0.5, at 1 or not at all, makes no difference: all collapse.",
         "fig18",
         (
-            Check(gold(T.GRADIENT_05), "~", gold(T.VANILLA), margin=0.5),
-            Check(gold(T.GRADIENT_1), "~", gold(T.VANILLA), margin=0.5),
+            Check(gold(T.GRADIENT_05), "<", SFT_GOLD, margin=HARM),
+            Check(gold(T.GRADIENT_1), "<", SFT_GOLD, margin=HARM),
         ),
+        COLLAPSES,
     ),
     Claim(
         "Figure 19, Appendix C.3",
@@ -579,17 +590,17 @@ CLAIMS = (
     ),
     Claim(
         "beyond the paper (limits, Section 7; arXiv 2210.10760)",
-        "A reward model with more preference data is over-optimized less.",
+        "A reward model with more preference data is over-optimized less: gold has a higher peak.",
         "size",
-        (Check(gold(T.VANILLA), ">", gold(T.FEW_VANILLA)),),
+        (Check(best(T.VANILLA), ">", best(T.FEW_VANILLA)),),
     ),
     Claim(
         "beyond the paper (limits, Section 7; arXiv 2210.10760)",
-        "Larger models are over-optimized less.",
+        "Larger models are over-optimized less: gold has a higher peak.",
         "size",
         (
-            Check(gold(T.VANILLA), ">", gold(T.NARROW_VANILLA)),
-            Check(gold(T.WIDE_VANILLA), ">", gold(T.VANILLA)),
+            Check(best(T.VANILLA), ">", best(T.NARROW_VANILLA)),
+            Check(best(T.WIDE_VANILLA), ">", best(T.VANILLA)),
         ),
     ),
     Claim(

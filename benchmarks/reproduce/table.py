@@ -126,7 +126,7 @@ def _vanilla(label: str, *overlays: str, **others: object) -> Arm:
 
 VANILLA = Arm("vanilla PPO", vanilla=True)
 PPO_MAX = Arm("PPO-max", evaluations=("preferences", "language"))
-KL = _vanilla("KL penalty 0.05", "kl_coef_0.05")
+KL = Arm("KL penalty 0.6", vanilla=True, restored=("no_kl_penalty",))  # PPO-max's weight
 CRITIC_PRETRAINED = Arm("critic pre-trained", vanilla=True, restored=("no_critic_pretraining",))
 EARLY_MAX = Arm("PPO-max, earlier reward model", foundation=EARLIER)
 CHINESE_MAX = Arm("PPO-max, Chinese", foundation=CHINESE, evaluations=("preferences", "language"))
@@ -139,7 +139,9 @@ ADVANTAGE_05 = _vanilla("advantage normalized, clip 0.5", "advantage_clip")
 ADVANTAGE_012 = _vanilla("advantage normalized, clip 0.12", "advantage_clip_0.12")
 ENTROPY = _vanilla("entropy bonus", "entropy_bonus")
 REFERENCE = _vanilla("importance sampling", "reference_ratio")
-KL_REFERENCE = _vanilla("KL penalty and importance sampling", "kl_coef_0.05", "reference_ratio")
+KL_REFERENCE = replace(
+    KL, label="KL penalty and importance sampling", overlays=("reference_ratio",)
+)
 NO_SFT = Arm("policy without SFT", overlays=("policy_without_sft",))
 CRITIC_SFT = Arm("critic from SFT", overlays=("critic_from_sft",))
 VALUE = ("no_value_clip",)
@@ -162,10 +164,14 @@ B1 = (
         restored=VALUE,
     ),
 )
-KL_WEIGHTS = tuple(
-    _vanilla(f"KL penalty {weight}", f"kl_coef_{weight}")
-    for weight in ("0.001", "0.01", "0.05", "0.1", "0.2")
+KL_WEIGHTS = (
+    *(
+        _vanilla(f"KL penalty {weight}", f"kl_coef_{weight}")
+        for weight in ("0.001", "0.01", "0.05", "0.1", "0.2")
+    ),
+    KL,
 )
+"""The paper's weights, and the one that fits the scores of this world."""
 ENTROPY_BOUND = Arm("entropy bonus, bounded", overlays=("entropy_bonus",))
 ENTROPY_FREE = Arm("entropy bonus, no bound", overlays=("entropy_bonus_unbounded",))
 RATIO_05 = _vanilla("ratio clip 0.5", "ratio_clip_0.5")

@@ -107,7 +107,11 @@ def test_values_of_courses_and_single_numbers() -> None:
 
     found = {at: Value(A, "kl", at).of(runs) for at in ("start", "end", "peak", "low", "early")}
 
-    assert found == {"start": 2.0, "end": 5.0, "peak": 6.0, "low": 1.0, "early": 2.5}
+    assert found == {"start": 2.0, "end": 5.0, "peak": 5.0, "low": 2.0, "early": 2.5}
+    # samples come first, and `rollout.` asks for the curve
+    runs = {A.name: {**run, "samples": {"kl": [0.0, 7.0]}}}
+    assert Value(A, "kl", "peak").of(runs) == 7.0
+    assert Value(A, "rollout.kl", "peak").of(runs) == 5.0
     assert Value(A, "preferences.helpful.win").of(runs) == 0.4
     assert math.isnan(Value(A, "preferences.harmless.win").of(runs))
     assert Value(A, "first_warning.kl").of(runs) == math.inf  # a monitor that never warned
