@@ -26,9 +26,9 @@ class HealthyCheckpoint(ModelCheckpoint):
     - the verdict of every `CollapseDetector` of the trainer is healthy. Lightning calls checkpoint
       callbacks last, so the verdict is that of the same batch, wherever the detector stands.
 
-    `last.ckpt` of the option `save_last` is exempt: it may hold a policy that exploits its reward
-    model. Lightning writes it beside a best checkpoint at epochs and validations, and every time
-    with `every_n_train_steps`.
+    `save_last: link` names the newest of them `last.ckpt` by a symbolic link, which costs nothing.
+    `save_last: true` writes it once more, at epochs and validations; with `every_n_train_steps` it
+    is written every time, and may then hold a policy that exploits its reward model.
 
     Under manual optimization `every_n_train_steps` counts the steps of all optimizers, and saves at
     the end of a batch only if it divides the count there; a PPO iteration of four updates of two

@@ -29,8 +29,6 @@ from torch.optim import Optimizer
 from lit_rlhf.files import (
     delete,
     delete_partials,
-    file_crc32,
-    fsync,
     partial_path,
     save_durably,
 )
@@ -337,15 +335,13 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
             with self.fail_together("write its shards of", path):
                 for optimizer in self.optimizers:
                     assert isinstance(optimizer, EngineOptimizer)
-                    save_shard(
+                    shard = shard_file(partial / optimizer.name, self.global_rank)
+                    written[str(shard.relative_to(partial))] = save_shard(
                         optimizer,
                         partial / optimizer.name,
                         self.global_rank,
                         with_moments="optimizer_states" in checkpoint,
                     )
-                    shard = shard_file(partial / optimizer.name, self.global_rank)
-                    fsync(shard)
-                    written[str(shard.relative_to(partial))] = file_crc32(shard)
             checksums = self.union_over_ranks(written)
             with self.fail_together("complete", path):
                 if self.is_global_zero:

@@ -54,6 +54,14 @@ class Scripted(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
+class Validated(Scripted):
+    """A validation within an epoch logs what the batch before it logged."""
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        place = self.trainer.fit_loop.total_batch_idx
+        self.log_dict({"val/score": self.scores[place], "val/kl": self.kls[place]})
+
+
 def checkpoint(folder: Path, **options: Any) -> HealthyCheckpoint:
     defaults = {"monitor": "score", "mode": "max", "every_n_train_steps": 1}
     return HealthyCheckpoint(**{"dirpath": folder / "best", **defaults, **options})
@@ -200,12 +208,6 @@ def test_after_validation_the_validation_metrics_decide(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("high", "best"), [(10.0, 4), (5.0, 2)])
 def test_validations_within_an_epoch_save(high: float, best: int, tmp_path: Path) -> None:
     """After batches 2 and 4, also under manual optimization."""
-
-    class Validated(Scripted):
-        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-            place = self.trainer.fit_loop.total_batch_idx
-            self.log_dict({"val/score": self.scores[place], "val/kl": self.kls[place]})
-
     saver = checkpoint(
         tmp_path, monitor="val/score", bounds={"val/kl": [None, high]}, every_n_train_steps=None
     )
@@ -227,6 +229,26 @@ def test_last_is_kept_as_it_is(tmp_path: Path) -> None:
     module = Scripted(SCORES, KLS)
     assert kept(tmp_path, module, bounds={"kl": [None, 10.0]}, save_last=True) == 4
     assert trained_batches(str(tmp_path / "best" / "last.ckpt")) == 5
+
+
+@pytest.mark.parametrize("last", ["link", True])
+def test_a_linked_last_is_the_best_and_is_not_written_again(last: Any, tmp_path: Path) -> None:
+    module = Validated(SCORES, KLS)
+    saved: list[Path] = []
+    saver = checkpoint(tmp_path, monitor="val/score", every_n_train_steps=None, save_last=last)
+    with pytest.MonkeyPatch.context() as patch:
+        save = Trainer.save_checkpoint
+        patch.setattr(
+            Trainer,
+            "save_checkpoint",
+            lambda trainer, path, *args: saved.append(path) or save(trainer, path, *args),
+        )
+        validation = {"limit_val_batches": 1, "val_check_interval": 2, "num_sanity_val_steps": 0}
+        fitted(tmp_path, module, saver, **validation)
+    link = tmp_path / "best" / "last.ckpt"
+    assert link.is_symlink() == (last == "link")
+    assert len(saved) == (2 if last == "link" else 4)  # after batches 2 and 4
+    assert trained_batches(str(link)) == trained_batches(saver.best_model_path) == 4
 
 
 def test_verbose_says_why_one_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

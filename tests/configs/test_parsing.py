@@ -116,6 +116,14 @@ def test_there_is_no_file_that_these_tests_pass_over() -> None:
     assert set(CONFIGS.rglob("*.*")) - known == set()
 
 
+def test_no_configuration_writes_a_checkpoint_twice() -> None:
+    text = "\n".join(path.read_text("utf-8") for path in CONFIGS.rglob("*.yaml"))
+    settings = [line for line in text.splitlines() if "save_last" in line]
+
+    assert settings
+    assert all("save_last: link" in line for line in settings)
+
+
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
 def test_an_ablation_changes_what_it_names_and_nothing_else(ablation: Path) -> None:
     # the paper's configuration has all tricks of PPO-max on and no other; a value of the paper

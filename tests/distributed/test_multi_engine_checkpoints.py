@@ -99,6 +99,7 @@ def test_the_last_checkpoint_holds_the_final_weights_of_both_networks(
 ) -> None:
     result, checkpoint = two
     last = checkpoint.with_name("last.ckpt")
+    assert last.is_symlink()
     assert checkpoint_problem(last) is None
     assert same(read_state_dict(last), result["save"]["state"])
     assert read_state_dict(last, "second").keys() == {

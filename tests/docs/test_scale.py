@@ -79,6 +79,17 @@ def test_the_table_of_memory_is_the_estimates() -> None:
     assert shown == list(rows())
 
 
+def test_the_table_of_checkpoints_is_twelve_bytes_per_trained_weight() -> None:
+    policy, head = shape("7B").parameters, 32000 * 4096
+    sizes = {"SFT": policy, "critic": policy - head + 4096, "PPO": 2 * policy - head + 4096}
+    (table,) = re.findall(r"\n\| network \|.*?\n\n", PAGE.read_text("utf-8"), re.DOTALL)
+    for name, weights in sizes.items():
+        (row,) = (line for line in table.splitlines() if line.startswith(f"| {name}"))
+        size = 12 * weights / 1e9
+        numbers = [f"{weights / 1e9:.2f}", f"{size:.1f}", f"{size / 8:.1f}", f"{size / 2:.0f}"]
+        assert [cell.strip() for cell in row.split("|")[2:-1]] == numbers
+
+
 def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
     overlay = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", CONFIGS / "overlays/zero2_8xa100.yaml")
     options = {

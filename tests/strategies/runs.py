@@ -176,7 +176,7 @@ class Runs:
         """An uninterrupted run that leaves checkpoints, `step=19` after 12 of 20 batches."""
         module = PolicyAndCritic()
         saving = ModelCheckpoint(
-            self.folder / "saved", "{step}", every_n_train_steps=1, save_top_k=-1, save_last=True
+            self.folder / "saved", "{step}", every_n_train_steps=1, save_top_k=-1, save_last="link"
         )
         trainer = self.trainer(enable_checkpointing=True, callbacks=[saving])
         trainer.fit(module, batches())

@@ -8,11 +8,15 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from lit_rlhf.files import file_crc32
+from lit_rlhf.strategies import engine_shards
 from lit_rlhf.strategies.checkpoint_files import read_engine_layouts
 from lit_rlhf.strategies.engine_shards import (
     EngineLayout,
     ShardReader,
     engine_layout,
+    save_shard,
+    shard_file,
     trained_parameters,
 )
 from tests.strategies.folders import write
@@ -30,6 +34,41 @@ def test_partitions_of_any_number_of_ranks_can_be_read(tmp_path: Path, world_siz
     joined = torch.cat(parts)
     assert torch.equal(joined[:7], torch.arange(7.0) * 10)
     assert not joined[7:].any()
+
+
+@pytest.fixture
+def partitions(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stands for an optimizer of two parameter groups, with moments and a step count."""
+    states = [
+        (torch.arange(float(size)), {"exp_avg": torch.rand(size), "step": torch.tensor(3.0)})
+        for size in (5, 8)
+    ]
+    monkeypatch.setattr(engine_shards, "group_states", lambda _: states)
+    return states
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_checksum_of_a_shard_is_that_of_its_file(
+    partitions: Any, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    partitions[0] = (partitions[0][0].to(dtype), {})  # safetensors orders by type
+    crc32 = save_shard(partitions, tmp_path, 0, with_moments=True)
+    assert crc32 == file_crc32(shard_file(tmp_path, 0))
+
+
+def test_a_shard_that_is_damaged_on_its_way_to_the_disk_is_not_what_its_checksum_says(
+    partitions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = engine_shards.save_file
+
+    def damaged(tensors: Any, path: Path) -> None:
+        save(tensors, path)
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    monkeypatch.setattr(engine_shards, "save_file", damaged)
+    crc32 = save_shard(partitions, tmp_path, 0, with_moments=True)
+    assert crc32 != file_crc32(shard_file(tmp_path, 0))
 
 
 def test_another_network_is_refused(tmp_path: Path) -> None:
