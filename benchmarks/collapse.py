@@ -13,7 +13,6 @@ without rolling back.
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -320,54 +319,6 @@ def draw_roc(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
     figure.savefig(output, dpi=150)
 
 
-PANELS = {
-    "rollout/gold": "gold reward (no monitor reads it)",
-    "rollout/kl_per_token": "KL to the SFT policy, nats per token",
-    "rollout/response_length": "response length, tokens",
-    "rollout/perplexity": "perplexity",
-    "rollout/distinct_2": "distinct bigrams, share",
-    "rollout/entropy": "entropy, nats per token",
-}
-
-
-def draw_monitors(folder: Path, output: Path) -> None:
-    """Draw one seed's signals with the monitors' thresholds and the step of the verdict.
-
-    Args:
-        folder: The seed's folder.
-        output: Path of the figure.
-    """
-    logs = {name: folder / "logs" / name for name in ("ppo_vanilla", "ppo_max")}
-    monitors = {monitor.key: monitor for monitor in default_monitors()}
-    flagged_at = detect_collapse(logs["ppo_vanilla"], list(monitors.values())).flagged_at
-    figure = Figure(figsize=(12, 6.2), layout="constrained")
-    for axes, (key, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
-        for name, label, color in (
-            ("ppo_vanilla", "vanilla PPO", "#D55E00"),
-            ("ppo_max", "PPO-max", "#0072B2"),
-        ):
-            values = read_metric(logs[name], key)
-            axes.plot(list(values), list(values.values()), color=color, label=label)
-        if flagged_at is not None:
-            axes.axvline(flagged_at, color="black", linestyle=":", label="verdict: collapsed")
-        if key in monitors:
-            drawn = axes.get_ylim()
-            for threshold in monitors[key].thresholds():
-                if math.isfinite(threshold):
-                    axes.axhline(threshold, color="gray", linestyle="--", label="threshold")
-            axes.set_ylim(min(drawn[0], axes.get_ylim()[0]), max(drawn))
-        if key == "rollout/kl_per_token":
-            axes.set_yscale("symlog", linthresh=0.1)
-            axes.set_ylim(bottom=-0.01)
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.grid(alpha=0.3)
-    handles, labels = figure.axes[1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False)
-    for axes in figure.axes[3:]:
-        axes.set_xlabel("iteration", fontsize=9)
-    figure.savefig(output, dpi=110)
-
-
 def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = SEEDS) -> None:
     """Tabulate the runs and draw the ROC.
 
@@ -384,8 +335,6 @@ def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = SEEDS) -> N
     result = {"seeds": rows, "roc": curves}
     (root / "collapse.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     draw_roc(curves, root / "roc.png")
-    shown = next(row["seed"] for row in rows if row["ppo_vanilla"]["harmed_at"] is not None)
-    draw_monitors(root / f"seed_{shown}", root / "monitors.png")
     print(text)
 
 

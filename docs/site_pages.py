@@ -36,7 +36,7 @@ PAGES = {
 COPIES = "files"
 """Folder of the site for other files of the repository that pages link."""
 CONFIGURATION = "reference/configuration.md"
-LINK = re.compile(r"(?<=\]\()(?![a-z+]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_LINK = re.compile(r"(?<=\]\()(?![a-z+]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -73,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]  # MkDocs warns of it
         return os.path.relpath(uri, here or ".") + (match["anchor"] or "")
 
-    return markdown if page.file.src_uri.startswith("reference/") else LINK.sub(lead, markdown)
+    return markdown if page.file.src_uri.startswith("reference/") else _LINK.sub(lead, markdown)
 
 
 def _source(file: File) -> str:
@@ -95,7 +95,7 @@ def _site_path(target: str) -> str:
 def _linked_outside(file: File) -> Iterator[str]:
     if file.src_uri.startswith("reference/"):
         return
-    for match in LINK.finditer(file.content_string):
+    for match in _LINK.finditer(file.content_string):
         target = _resolve(_source(file), match["path"])
         if _site_path(target).startswith(COPIES) and (ROOT / target).is_file():
             yield target

@@ -6,7 +6,7 @@ transformers load.
 """
 
 from lit_rlhf.models.build import ADAPTER_CONFIG, build_model, load_adapter_folder
-from lit_rlhf.models.card import MACHINE_METRICS, ModelCardInfo
+from lit_rlhf.models.card import ModelCardInfo
 from lit_rlhf.models.config import (
     DTYPES,
     DType,
@@ -40,7 +40,6 @@ from lit_rlhf.models.sharing import separate_weights
 __all__ = [
     "ADAPTER_CONFIG",
     "DTYPES",
-    "MACHINE_METRICS",
     "DType",
     "HeadFormat",
     "ModelCardInfo",

@@ -22,7 +22,6 @@ TITLES = {
 }
 OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers", "peft")
-MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
 
 _USE_LANGUAGE_MODEL = """\
 ```python
@@ -127,11 +126,7 @@ def render_model_card(info: ModelCardInfo, scalar: bool, chat: bool = True) -> s
     if info.command:
         command = " ".join(str(shorten_paths(word)) for word in info.command.split(" "))
         sections.append(f"## Command\n\n```\n{command}\n```")
-    metrics = {
-        key: f"{value:.6g}"
-        for key, value in info.metrics.items()
-        if not key.startswith(MACHINE_METRICS)
-    }
+    metrics = {key: f"{value:.6g}" for key, value in info.metrics.items()}
     if metrics:
         sections.append("## Metrics\n\n" + _render_table("metric", "value", metrics))
     # Names with an underscore are LightningCLI's own.

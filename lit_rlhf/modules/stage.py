@@ -28,7 +28,6 @@ from lit_callbacks import Collapse, count_resumed_epoch, find_collapse
 from lit_rlhf.data import DialogueEncoder, PromptDataModule, RecordDataModule
 from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_memory
 from lit_rlhf.models import (
-    MACHINE_METRICS,
     ModelCardInfo,
     ModelOptions,
     check_model_path,
@@ -66,6 +65,7 @@ from lit_rlhf.strategies import AtomicCheckpointIO
 
 CONTRACT_KEY = "text_contract"  # of a checkpoint
 METRICS_KEY = "last_metrics"  # of a checkpoint
+MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
 COLLAPSE_FILE = "collapse.json"
 """File in a finished model's folder that says that a detector ended the run."""
 # what to change when an update of SFT or reward modelling runs out of memory

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from lit_rlhf.doctor import Status
+from lit_rlhf.doctor import RunPlan, Status
 from lit_rlhf.files import FolderLocks
 from tests.doctor.runs import findings, module_of, not_ok
 
@@ -58,6 +58,11 @@ def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:
 )
 def test_other_sound_runs_pass_too(root: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     assert not_ok(findings(root, tmp_path, module_of(root, **options))) == {}
+
+
+def test_weights_that_engines_give_masters_are_not_warned_of(root: Path, tmp_path: Path) -> None:
+    module = module_of(root, **{"network.dtype": "bfloat16"})
+    assert not_ok(findings(root, tmp_path, module, RunPlan(engines=True))) == {}
 
 
 def test_an_exception_inside_a_check_is_its_finding(root: Path, tmp_path: Path) -> None:

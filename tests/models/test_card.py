@@ -126,7 +126,7 @@ def test_settings_commands_and_metrics_tell_nothing_of_the_machine(tmp_path: Pat
         "ppo",
         "runs/hh/sft",
         config,
-        {"rollout/kl": 1.5, "time/rollout": 3.0, "memory/update": 9.0},
+        {"rollout/kl": 1.5},
         f"lit_rlhf export --checkpoint={tmp_path}/last.ckpt --base {tmp_path}",
     )
 
@@ -137,9 +137,7 @@ def test_settings_commands_and_metrics_tell_nothing_of_the_machine(tmp_path: Pat
     assert f"| `model_path` | {tmp_path.name} |" in card
     assert "| `rewards` | {'reward': 1.0, 'my.rules:brevity': 0.1, 'owner/reward': 2.0} |" in card
     assert "from `sft`" in card
-    assert [
-        word for word in ("_class_path", "output_dir", "time/", "memory/") if word in card
-    ] == []
+    assert [word for word in ("_class_path", "output_dir") if word in card] == []
 
 
 def test_a_critic_is_called_one() -> None:

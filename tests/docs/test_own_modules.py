@@ -1,0 +1,54 @@
+"""The script of docs/own_modules.md trains under every strategy that the page names."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, blocks
+
+PAGE = ROOT / "docs" / "own_modules.md"
+WEIGHTS = "{'0.weight': (32, 4), '0.bias': (32,), '2.weight': (2, 32), '2.bias': (2,)}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the scripts of the page."""
+    for block in blocks(PAGE):
+        if block.title:
+            (tmp_path / block.title).write_text(block.text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_script_trains_on_one_device(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gan.py", "auto", "1"])
+    runpy.run_path("gan.py", run_name="__main__")
+    capsys.readouterr()
+    runpy.run_path("read_gan.py", run_name="__main__")
+    assert capsys.readouterr().out.strip() == WEIGHTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "multi_deepspeed_stage_2"])
+def test_the_script_trains_in_two_processes(folder: Path, strategy: str) -> None:
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
+        "CUDA_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+    }
+    for command in (["gan.py", strategy, "2"], ["read_gan.py"]):
+        done = subprocess.run(
+            [sys.executable, *command], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip() == WEIGHTS
+    assert (folder / "checkpoints/gan.ckpt").is_dir() == (strategy != "ddp")
