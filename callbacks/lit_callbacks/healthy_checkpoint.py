@@ -62,7 +62,7 @@ class HealthyCheckpoint(ModelCheckpoint):
                 f"save_top_k: expected a number of best checkpoints of at least 1, got "
                 f"{self.save_top_k}"
             )
-        if self.save_on_exception:
+        if getattr(self, "save_on_exception", False):  # Lightning 2.4 has no such option
             raise ValueError(
                 "save_on_exception: expected False, as it saves the model in any state, got True"
             )

@@ -212,7 +212,9 @@ def count_resumed_epoch(trainer: Trainer) -> None:
     checkpoint at its end could not be resumed: the next run would skip an epoch, or end at once.
     """
     epochs = trainer.fit_loop.epoch_progress
-    if trainer.fit_loop.restarted_mid_epoch and epochs.current.ready == trainer.current_epoch:
+    # Lightning 2.4 has no such property, and counts every epoch that begins
+    restarted = getattr(trainer.fit_loop, "restarted_mid_epoch", False)
+    if restarted and epochs.current.ready == trainer.current_epoch:
         epochs.increment_ready()
         epochs.increment_started()
 

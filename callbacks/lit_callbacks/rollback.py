@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Mapping
+from inspect import signature
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import Strategy
 
 from lit_callbacks.actions import Action
 from lit_callbacks.monitors import Level
@@ -276,8 +278,7 @@ def restore(
     kept = {k: v.clone() for k, v in state.items() if any(_matches(k, name) for name in keep)}
     settings = [dict(group) for optimizer in trainer.optimizers for group in optimizer.param_groups]
     strategy = trainer.strategy
-    # The folder may hold files of another run, so even these are read as plain data.
-    checkpoint = strategy.load_checkpoint(path, weights_only=True)
+    checkpoint = _read_plain(strategy, path)
     pl_module.on_load_checkpoint(checkpoint)
     strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
     # Strategies with engines restore their optimizers together with the weights.
@@ -293,6 +294,16 @@ def restore(
         group.update({key: value for key, value in setting.items() if key != "params"})
     for optimizer in trainer.optimizers:
         optimizer.zero_grad()
+
+
+def _read_plain(strategy: Strategy, path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint as plain data, since the folder may hold files of another run."""
+    if "weights_only" in signature(strategy.load_checkpoint).parameters:
+        return strategy.load_checkpoint(path, weights_only=True)
+    if Path(path).is_file():
+        # Lightning before 2.6 unpickles any object, so torch has to accept the file first
+        torch.load(path, map_location="meta", weights_only=True)
+    return strategy.load_checkpoint(path)
 
 
 def _is_plain(value: object) -> bool:

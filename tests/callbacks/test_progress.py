@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_callbacks import StageProgressBar
+from tests.callbacks.scripted import PLAIN, resumes_at_the_next_batch
 
 
 class Clock:
@@ -233,6 +234,7 @@ def test_a_fit_that_stops_early_ends_with_what_it_did(clock: Clock, log: io.Stri
 
 
 # the loader yields zeros only, where it goes on does not matter
+@resumes_at_the_next_batch
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
 def test_a_resumed_fit_goes_on_from_its_batches(
     clock: Clock, log: io.StringIO, tmp_path: Path
@@ -247,7 +249,7 @@ def test_a_resumed_fit_goes_on_from_its_batches(
     log.seek(0)
     clock.seconds = 100.0
     second = trainer_with(StageProgressBar("sft"))
-    second.fit(Module(clock), zeros(4), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
+    second.fit(Module(clock), zeros(4), ckpt_path=tmp_path / "two.ckpt", **PLAIN)
     assert log.getvalue().splitlines() == [
         "sft 3/4 75% 00:02 elapsed, 00:02 left",
         "sft 4/4 100% 00:04 elapsed",

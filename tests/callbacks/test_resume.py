@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lit_callbacks import ResumeCheckpoint, default_checkpoint_dir
+from tests.callbacks.scripted import resumes_at_the_next_batch
 
 BATCHES = 4  # an epoch
 
@@ -227,6 +228,7 @@ def test_a_checkpoint_from_elsewhere_deletes_no_checkpoint_of_its_names(tmp_path
     assert names(tmp_path) == [f"batch={n}.ckpt" for n in (2, 4, 6, 8)]
 
 
+@resumes_at_the_next_batch
 @pytest.mark.parametrize(
     ("hook", "nth", "saved", "left"),
     [

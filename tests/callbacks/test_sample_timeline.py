@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_callbacks.sample_timeline import SampleTimeline
+from tests.callbacks.scripted import resumes_at_the_next_batch
 
 BATCHES = 5  # of an epoch
 
@@ -184,6 +185,7 @@ class TestFit:
             ]
         assert steps(tmp_path / "samples.jsonl") == [0, 0, 5, 5, 10, 10]
 
+    @resumes_at_the_next_batch
     @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
     @pytest.mark.parametrize(("saved_at", "sampled"), [(5, 3), (6, 2), (7, 2)])
     def test_a_resumed_fit_leaves_the_timeline_of_a_whole_one(
@@ -212,6 +214,7 @@ class TestFit:
         ]
         assert not (tmp_path / "cut.jsonl.new").exists()
 
+    @resumes_at_the_next_batch
     def test_any_text_survives_a_resume(self, tmp_path: Path) -> None:
         records = [{"response": "one\u2028two\x85three\r\nfour"}]
         saver = Saver(tmp_path / "saved.ckpt")
@@ -222,6 +225,7 @@ class TestFit:
         assert lines(tmp_path / "samples.jsonl") == whole
         assert whole[0]["response"] == records[0]["response"]
 
+    @resumes_at_the_next_batch
     def test_a_checkpoint_without_a_timeline_drops_nothing(self, tmp_path: Path) -> None:
         fitted(tmp_path, Answering(), Saver(tmp_path / "saved.ckpt"))
         (tmp_path / "samples.jsonl").write_text('{"step": 99}\n')

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,27 @@ def test_a_workflow_runs_targets_of_the_makefile(path: Path) -> None:
     }
     assert used <= targets
     assert commands or path.stem == "release"
+
+
+def test_the_front_pages_of_a_release_have_absolute_links(tmp_path: Path) -> None:
+    for file in ("README.md", "pyproject.toml", "callbacks/README.md", "callbacks/pyproject.toml"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    script = runpy.run_path(str(ROOT / ".github/add_repository_links.py"))
+    script["main"](tmp_path, "https://example.org/a/b", "v1")
+
+    for folder in ("", "callbacks"):
+        project = tomllib.loads((tmp_path / folder / "pyproject.toml").read_text("utf-8"))
+        assert project["project"]["urls"]["Source"] == "https://example.org/a/b"
+        text = (tmp_path / folder / "README.md").read_text("utf-8")
+        links = re.findall(r"\]\(([^)#][^)]*)\)", text)
+        assert [link for link in links if not link.startswith("https://")] == []
+        ours = [link for link in links if link.startswith("https://example.org/a/b/")]
+        for link in ours:
+            kind, tag, path = link.removeprefix("https://example.org/a/b/").split("/", 2)
+            assert (kind, tag) == ("raw" if path.endswith(".png") else "blob", "v1")
+            assert (ROOT / path.partition("#")[0]).is_file(), link
+        assert ours
 
 
 def test_the_image_is_built_of_files_that_are_sent_to_the_builder() -> None:
