@@ -80,6 +80,7 @@ class PPOSizes:
         gradient_checkpointing: Whether activations are computed again in the backward.
         offload_optimizer: Whether the strategy is `multi_deepspeed_stage_2_offload`.
         offload_frozen: Whether reference and reward model are in CPU memory between uses.
+        shard_frozen: Whether each GPU, or each rank's part of CPU memory, has a share of them then.
 
     Raises:
         ValueError: If a number is not positive.
@@ -95,6 +96,7 @@ class PPOSizes:
     gradient_checkpointing: bool = True
     offload_optimizer: bool = False
     offload_frozen: bool = False
+    shard_frozen: bool = False
 
     def __post_init__(self) -> None:
         """Check that all numbers are positive."""
@@ -110,10 +112,10 @@ class PPOMemory(NamedTuple):
 
     Attributes:
         trained: Weights, master weights and moments of policy and critic, in all phases.
-        frozen: Reference and reward model between uses.
+        frozen: Reference and reward model between uses, or the shares of them.
         rollout: Keys and values while responses are sampled.
-        scoring: Tensors of a forward, logits of the responses, and an offloaded network while it is
-            on the GPU.
+        scoring: Tensors of a forward, logits of the responses, and an offloaded or sharded network
+            while it is on the GPU.
         update: Activations and logits of a micro-batch.
         gradients: Gradients of the network that is updated, and those of them in reduction.
         cpu: Bytes in CPU memory.
@@ -156,23 +158,28 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         sizes: Sizes of the run.
     """
     weights = WEIGHT_BYTES * shape.parameters
+    kept = weights // sizes.gpus if sizes.shard_frozen else weights
+    visits = weights if sizes.offload_frozen or sizes.shard_frozen else 0
+    if sizes.offload_frozen and sizes.shard_frozen:
+        visits += kept  # the share goes to the GPU before it is gathered
     states = zero2_model_states(shape.parameters, sizes.gpus, sizes.offload_optimizer)
     tokens = sizes.prompt_tokens + sizes.response_tokens
-    logits = shape.vocabulary * sizes.response_tokens
+    scored = min(sizes.rollouts * sizes.response_tokens * shape.vocabulary, CHUNK_SIZE)
     learned = sizes.rows * tokens
     if sizes.micro_batch_tokens is not None:
         learned = min(learned, max(sizes.micro_batch_tokens, tokens))  # a long row is a part
+    targets = min(sizes.rows * sizes.response_tokens, learned)
     return PPOMemory(
         trained=2 * states.gpu,
-        frozen=0 if sizes.offload_frozen else 2 * weights,
+        frozen=0 if sizes.offload_frozen else 2 * kept,
         rollout=2 * WEIGHT_BYTES * shape.layers * shape.kv_width * tokens * sizes.rollouts,
         scoring=FORWARD_BYTES * shape.hidden * sizes.scored_tokens
-        + SCORED_LOGIT_BYTES * min(sizes.rollouts * logits, CHUNK_SIZE)
-        + (weights if sizes.offload_frozen else 0),
+        + SCORED_LOGIT_BYTES * scored
+        + visits,
         update=learned * layer_activations(shape, sizes)
-        + LEARNED_LOGIT_BYTES * min(sizes.rows * logits, CHUNK_SIZE),
+        + LEARNED_LOGIT_BYTES * min(targets * shape.vocabulary, CHUNK_SIZE),
         gradients=states.gradients + bucket_bytes(shape.parameters),
-        cpu=2 * states.cpu + (2 * weights * sizes.gpus if sizes.offload_frozen else 0),
+        cpu=2 * states.cpu + (2 * sizes.gpus * pinned_bytes(kept) if sizes.offload_frozen else 0),
     )
 
 
@@ -193,6 +200,11 @@ def zero2_model_states(parameters: int, gpus: int, offload: bool) -> ModelStates
         GRADIENT_BYTES * parameters // gpus,
         int(parameters * 4 * gpus * CPU_BUFFER_FACTOR),
     )
+
+
+def pinned_bytes(size: int) -> int:
+    """Bytes of CPU memory that a pinned buffer takes: torch rounds up to a power of two."""
+    return 1 << (size - 1).bit_length()
 
 
 def bucket_bytes(parameters: int) -> int:

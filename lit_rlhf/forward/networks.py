@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
 from lit_rlhf.forward.cpu import NO_PADDING, PadToMultiple
+from lit_rlhf.stats import world_size
 
 LanguageModel: TypeAlias = PreTrainedModel | PeftModel
 """A causal language model or a trunk with a scalar head, with or without LoRA adapters."""
@@ -150,72 +151,115 @@ def supports_chunked_logits(model: LanguageModel) -> bool:
     return forward_plan(model).chunked_logits
 
 
-ALIGNMENT = 128
-"""Numbers between the starts of tensors in a flat buffer: kernels want aligned addresses."""
+ALIGNMENT = 256
+"""Bytes between the starts of tensors in a buffer: kernels want aligned addresses."""
+
+
+class _Place(NamedTuple):
+    """Where a tensor is in the buffer of its network.
+
+    Attributes:
+        tensor: The network's parameter or buffer.
+        shape: Its shape.
+        start: Its first byte in the buffer of the whole network.
+    """
+
+    tensor: Tensor
+    shape: torch.Size
+    start: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.shape.numel() * self.tensor.itemsize
 
 
 class Offloaded:
-    """A frozen network that stays in CPU memory; `on_device` copies it to a device for its uses.
+    """A frozen network that `on_device` puts on a device for its uses.
 
-    Its tensors lie in one buffer per type, which is pinned where there is CUDA: a visit is one
-    asynchronous copy per type, instead of hundreds of blocking ones.
+    Between uses it is in CPU memory, or each rank keeps an equal share of it, on its device or in
+    CPU memory. All of its tensors lie in one buffer, which is pinned in CPU memory where there is
+    CUDA. So a use costs one asynchronous copy, and of shares one collective, instead of hundreds of
+    blocking copies. Between uses the tensors of a network in shares are empty.
 
     It is not an `nn.Module`, so a LightningModule that holds one neither moves, casts, wraps nor
     saves its weights.
 
     Args:
         network: A reference or reward model; it is frozen.
+        to_cpu: Keep it, or this rank's share of it, in CPU memory between uses, and not on the
+            device.
+        shard: Keep this rank's share alone, if there are several ranks. All of them then have to
+            use the network at the same time.
     """
 
-    def __init__(self, network: LanguageModel) -> None:
+    def __init__(self, network: LanguageModel, to_cpu: bool = True, shard: bool = False) -> None:
         self.network = freeze(network).cpu()
-        self._flat: dict[torch.dtype, Tensor] = {}
+        self._to_cpu = to_cpu
+        self._shard = shard
+        self._places: list[_Place] = []
+        self._share = torch.empty(0)
+        self._n_ranks = 1  # that have a share
 
     @contextmanager
     def visiting(self, device: torch.device) -> Iterator[LanguageModel]:
         """The network, on `device` inside the context."""
-        if not self._flat:
-            # not in the constructor: pinning memory sets CUDA up on the process's current device,
-            # which is the rank's own only by now
-            self._flat = self._flatten()
+        if not self._places:
+            # not in the constructor: the ranks know each other, and the process's current device,
+            # which pinning memory sets CUDA up on, is the rank's own, only by now
+            self._flatten(device)
+        at_home = self._share if self._n_ranks == 1 else None
         try:
-            for dtype, flat in self._flat.items():
-                self._point_to(dtype, copy_to_device(flat, device))
+            self._point_to(self._gather(copy_to_device(self._share, device)))
             yield self.network
         finally:
-            # the network is frozen, so the tensors in CPU memory are still right: nothing is copied
-            # back
-            for dtype, flat in self._flat.items():
-                self._point_to(dtype, flat)
+            self._point_to(at_home)  # nothing is copied back: the network is frozen
 
-    def _flatten(self) -> dict[torch.dtype, Tensor]:
-        """Move the tensors of each type into one buffer."""
-        buffers = {}
-        for dtype in {tensor.dtype for tensor in self._tensors()}:
-            tensors = self._tensors(dtype)
-            size = sum(_aligned(tensor.numel()) for tensor in tensors)
-            flat = torch.empty(size, dtype=dtype, pin_memory=torch.cuda.is_available())
-            values = [tensor.data for tensor in tensors]
-            self._point_to(dtype, flat)
-            for tensor, value in zip(tensors, values, strict=True):
-                tensor.data.copy_(value)
-            buffers[dtype] = flat
-        return buffers
+    # A validation may be the first use. Tensors of its inference mode cannot be written later.
+    @torch.inference_mode(False)
+    def _flatten(self, device: torch.device) -> None:
+        """Move the network, or this rank's share of it, into one buffer."""
+        n_bytes = 0
+        places = []
+        for tensor in (*self.network.parameters(), *self.network.buffers()):
+            places.append(_Place(tensor, tensor.shape, n_bytes))
+            n_bytes += _round_up(places[-1].n_bytes, ALIGNMENT)
+        self._n_ranks = world_size() if self._shard else 1
+        rank = distributed.get_rank() if self._n_ranks > 1 else 0
+        size = _round_up(n_bytes, self._n_ranks * ALIGNMENT) // self._n_ranks
+        if self._to_cpu:
+            pin = torch.cuda.is_available()
+            self._share = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+        else:
+            self._share = torch.empty(size, dtype=torch.uint8, device=device)
+        self._places = places
+        for tensor, _, start in places:
+            values = tensor.data.flatten().view(torch.uint8)
+            first = rank * size - start  # of the share, counted from the tensor's first byte
+            part = values[max(first, 0) : max(first + size, 0)]
+            offset = max(-first, 0)
+            self._share[offset : offset + len(part)].copy_(part, non_blocking=True)
+            tensor.data = tensor.data.new_empty(0)  # now: else the network is in memory twice
 
-    def _tensors(self, dtype: torch.dtype | None = None) -> list[Tensor]:
-        tensors = [*self.network.parameters(), *self.network.buffers()]
-        return [tensor for tensor in tensors if dtype in (None, tensor.dtype)]
+    def _gather(self, share: Tensor) -> Tensor:
+        """The shares of all ranks in one buffer."""
+        if self._n_ranks == 1:
+            return share
+        whole = share.new_empty(self._n_ranks * len(share))
+        distributed.all_gather_into_tensor(whole, share)
+        return whole
 
-    def _point_to(self, dtype: torch.dtype, flat: Tensor) -> None:
-        """Let the tensors of a type be views of a buffer."""
-        start = 0
-        for tensor in self._tensors(dtype):
-            tensor.data = flat[start : start + tensor.numel()].view(tensor.shape)
-            start += _aligned(tensor.numel())
+    def _point_to(self, whole: Tensor | None) -> None:
+        """Let the tensors be views of the network's buffer, or empty without one."""
+        for place in self._places:
+            if whole is None:
+                place.tensor.data = place.tensor.data.new_empty(0)
+            else:
+                part = whole[place.start : place.start + place.n_bytes]
+                place.tensor.data = part.view(place.tensor.dtype).view(place.shape)
 
 
-def _aligned(numel: int) -> int:
-    return -(-numel // ALIGNMENT) * ALIGNMENT
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 @contextmanager

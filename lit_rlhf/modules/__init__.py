@@ -8,6 +8,7 @@
 
 from lit_rlhf.modules.guarded_step import TooManySkippedUpdates
 from lit_rlhf.modules.hints import HINTS
+from lit_rlhf.modules.micro_batches import tokens_within_memory
 from lit_rlhf.modules.option_names import (
     check_names,
     dotted_arguments,
@@ -74,4 +75,5 @@ __all__ = [
     "merge_options",
     "option_groups",
     "suggest_change",
+    "tokens_within_memory",
 ]

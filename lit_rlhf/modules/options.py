@@ -301,6 +301,9 @@ class MemoryOptions:
     Attributes:
         frozen_dtype: Type of the weights of reference and reward models; `None`: `network.dtype`.
         offload_frozen: Keep reference and reward models in CPU memory between uses.
+        shard_frozen: Keep an equal share of reference and reward models on each rank between uses,
+            on its device, or with `offload_frozen` in CPU memory. For a use, each rank gathers the
+            whole network.
         rollout_batch_size: Most responses in progress at a time: when one ends, the next prompt
             takes its place. `None`: all at once.
         max_tokens_per_forward: Tokens, without padding, that reference, reward models and critic
@@ -312,6 +315,7 @@ class MemoryOptions:
 
     frozen_dtype: DType | None = None
     offload_frozen: bool = False
+    shard_frozen: bool = False
     rollout_batch_size: int | None = None
     max_tokens_per_forward: int | None = None
 

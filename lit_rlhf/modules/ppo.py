@@ -262,15 +262,17 @@ class PPOModule(StageModule):
         # the first ratio is 1.
         self.policy = disable_dropout(load_causal_lm(model_path, self.network))
         check_entropy_clip(self.loss, self.policy.config.vocab_size)
-        offload = self.memory.offload_frozen
+        offload, shard = self.memory.offload_frozen, self.memory.shard_frozen
         frozen = replace(
             self.network,
             dtype=self.memory.frozen_dtype or self.network.dtype,
             # the scales of 4-bit weights do not come and go with them
-            load_in_4bit=self.network.load_in_4bit and not offload,
+            load_in_4bit=self.network.load_in_4bit and not (offload or shard),
         )
-        self.reference = load_reference(model_path, frozen, offload)
-        self.reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload)
+        self.reference = load_reference(model_path, frozen, offload, shard)
+        self.reward = WeightedReward(
+            rewards, frozen, self.tokenizer, reward_timeout, offload, shard
+        )
         self.critic_init = critic_init
         self.critic = disable_dropout(
             load_critic(
@@ -1089,7 +1091,7 @@ class PPOModule(StageModule):
 
 
 def load_reference(
-    model_path: str, options: ModelOptions, offload: bool = False
+    model_path: str, options: ModelOptions, offload: bool = False, shard: bool = False
 ) -> LanguageModel | Offloaded | None:
     """The frozen SFT model; `None` with LoRA, where the policy without its adapters is that model.
 
@@ -1097,11 +1099,12 @@ def load_reference(
         model_path: Folder or hub id of the SFT model.
         options: How it is loaded. Gradient checkpointing is left off, as it is not trained.
         offload: Keep it in CPU memory between uses.
+        shard: Keep an equal share of it on each rank between uses.
     """
     if options.lora_rank > 0:
         return None
     model = freeze(load_causal_lm(model_path, replace(options, gradient_checkpointing=False)))
-    return Offloaded(model) if offload else model
+    return Offloaded(model, offload, shard) if offload or shard else model
 
 
 def load_critic(

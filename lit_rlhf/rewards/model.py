@@ -55,6 +55,7 @@ class ModelReward(nn.Module):
         options: How it is loaded. LoRA and gradient checkpointing are ignored.
         offload: Keep the weights in CPU memory between uses.
         loaded: The model itself, which is frozen; `None` loads it from `path`.
+        shard: Keep an equal share of the weights on each rank between uses.
 
     Raises:
         ValueError: If the model has no scalar head.
@@ -71,6 +72,7 @@ class ModelReward(nn.Module):
         options: ModelOptions,
         offload: bool = False,
         loaded: LanguageModel | None = None,
+        shard: bool = False,
     ) -> None:
         super().__init__()
         self.path = path
@@ -85,14 +87,14 @@ class ModelReward(nn.Module):
         model = freeze(model)
         config = unwrap_model(model).config.get_text_config()
         self._positions: int | None = getattr(config, "max_position_embeddings", None)
-        self.model = Offloaded(model) if offload else model
+        self.model = Offloaded(model, offload, shard) if offload or shard else model
         self.trust_remote_code = options.trust_remote_code
 
     def find_base(self, options: ModelOptions) -> LanguageModel | None:
         """The model, if a network that is loaded with `options` can share its frozen weights.
 
-        It can unless the model comes and goes in CPU memory, is of another type, or is a Python
-        object, which may differ from the folder that it names.
+        It can unless the model is on the device for its uses only, is of another type, or is a
+        Python object, which may differ from the folder that it names.
         """
         if self._is_object or isinstance(self.model, Offloaded):
             return None

@@ -112,6 +112,7 @@ class WeightedReward(nn.Module):
         tokenizer: The policy's.
         timeout: Seconds that a call of a reward function may take; `None` for no limit.
         offload: Keep reward models in CPU memory between uses.
+        shard: Keep an equal share of reward models on each rank between uses.
 
     Attributes:
         specs: The entries of `rewards`.
@@ -131,12 +132,13 @@ class WeightedReward(nn.Module):
         tokenizer: PreTrainedTokenizerBase,
         timeout: float | None = None,
         offload: bool = False,
+        shard: bool = False,
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
         self.functions = nn.ModuleList(
-            ModelReward(spec.path, options, offload, spec.source)
+            ModelReward(spec.path, options, offload, spec.source, shard)
             if spec.is_model
             else _callable_reward(spec, tokenizer, timeout)
             for spec in self.specs

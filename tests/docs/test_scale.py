@@ -26,6 +26,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
 HEADS = {"1B": (32, 4), "7B": (32, 32), "13B": (40, 40)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "all on the GPU": {},
+    "`shard_frozen`": {"shard_frozen": True},
     "`offload_frozen`": {"offload_frozen": True},
     "and `_offload`": {"offload_frozen": True, "offload_optimizer": True},
 }
@@ -106,8 +107,8 @@ def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
         "micro_batch_tokens": options["minibatches.micro_batch_tokens"],
     }
     peaks = [
-        ppo_memory(shape("7B"), PPOSizes(**sizes, offload_frozen=offload)).peak / 2**30
-        for offload in (options["memory.offload_frozen"], False)
+        ppo_memory(shape("7B"), PPOSizes(**sizes, shard_frozen=shard)).peak / 2**30
+        for shard in (options["memory.shard_frozen"], False)
     ]
     assert peaks[0] < 72 < 80 < peaks[1]
     gpus = overlay["trainer.devices"] * overlay["trainer.num_nodes"]

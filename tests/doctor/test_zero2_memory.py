@@ -73,7 +73,13 @@ def test_the_terms_by_hand() -> None:
     assert (offloaded.trained, offloaded.frozen) == (2 * 2000, 0)
     assert offloaded.scoring == 30 * 8 * 25 + 5 * 4 * 50 * 18 + 2000
     assert offloaded.gradients == 2 * 2000
-    assert offloaded.cpu == 2 * 24_000 + 2 * 2000 * 4
+    assert offloaded.cpu == 2 * 24_000 + 2 * 2048 * 4  # pinned memory comes in powers of two
+    sharded = ppo_memory(SHAPE, PPOSizes(**SIZES, shard_frozen=True))
+    assert (sharded.frozen, sharded.scoring) == (2 * 500, 30 * 8 * 25 + 5 * 4 * 50 * 18 + 2000)
+    assert sharded.cpu == 2 * 24_000
+    both = ppo_memory(SHAPE, PPOSizes(**SIZES, shard_frozen=True, offload_frozen=True))
+    assert (both.frozen, both.scoring) == (0, sharded.scoring + 500)
+    assert both.cpu == 2 * 24_000 + 2 * 512 * 4
 
 
 @pytest.mark.parametrize(("slots", "peak"), [(8, 58.4), (16, 59.9)])

@@ -1,10 +1,11 @@
-"""Modes of networks, dropout, and frozen networks in CPU memory."""
+"""Modes of networks, dropout, and frozen networks that are on the device for their uses only."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ from lit_rlhf.forward import (
     token_logits,
 )
 from lit_rlhf.models import ModelOptions, load_causal_lm
-from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device
+from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device, mark
+from tests.support.ranks import run_on_ranks
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 
 IDS = torch.arange(4, 24).reshape(2, 10)
@@ -129,7 +131,7 @@ def test_weights_and_buffers_are_on_the_device_inside_and_at_home_outside(
     home, ids = places(network), torch.arange(6).view(1, 6)
     expected = network(ids).logits
     with on_device(Offloaded(network), CPU) as visitor:
-        (copied,) = visits  # all are float32
+        (copied,) = visits
         ends = (copied.data_ptr(), copied.data_ptr() + copied.nbytes)
         assert all(ends[0] <= place < ends[1] for place in places(visitor))
         assert len(set(places(visitor))) == len(home)
@@ -151,12 +153,11 @@ def test_an_error_inside_brings_the_network_home(visits: list[Tensor]) -> None:
     with pytest.raises(RuntimeError, match="inside"), on_device(offloaded, CPU):
         raise RuntimeError("inside")
     assert places(network) == home
-    types = {tensor.dtype for tensor in (*network.parameters(), *network.buffers())}
-    assert len(visits) == 2 * len(types)
+    assert len(visits) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_visit_is_one_copy_per_type_that_the_host_does_not_wait_for(
+def test_a_visit_is_one_copy_that_the_host_does_not_wait_for(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies: list[Tensor] = []
@@ -170,13 +171,50 @@ def test_a_visit_is_one_copy_per_type_that_the_host_does_not_wait_for(
     network = tiny_causal_lm("llama")
     for parameter in network.parameters():
         parameter.data = parameter.data.to(dtype)
-    types = {tensor.dtype for tensor in (*network.parameters(), *network.buffers())}
     with PretendCuda() as audit:
         with on_device(Offloaded(network), CUDA) as visitor:
             assert all(is_on_device(p) for p in (*visitor.parameters(), *visitor.buffers()))
         assert not any(is_on_device(p) for p in (*network.parameters(), *network.buffers()))
     assert audit.waits == {}
-    assert len(copies) == len(types)
+    assert len(copies) == 1
+
+
+def visit_in_shares(rank: int) -> list[tuple[Any, ...]]:
+    """A network of two types, in shares on the device or in CPU memory; what each visit did."""
+    found = []
+    ids = torch.arange(6).view(1, 6)
+    gather = torch.distributed.all_gather_into_tensor
+    for to_cpu in (False, True):
+        network = tiny_causal_lm("llama").to(torch.bfloat16)  # and rotary frequencies in float32
+        expected = network(ids).logits
+        n_bytes = sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
+        offloaded = Offloaded(network, to_cpu, shard=True)
+        gathered: list[int] = []
+
+        def watched(whole: Tensor, share: Tensor, gathered: Any = gathered) -> None:
+            gathered.append(share.nbytes)
+            gather(whole, share)
+
+        with pytest.MonkeyPatch.context() as patch, PretendCuda() as audit:
+            patch.setattr(torch.distributed, "all_gather_into_tensor", watched)
+            for inference in (True, False):  # validation comes first
+                with torch.inference_mode(inference), on_device(offloaded, CUDA) as visitor:
+                    assert all(map(is_on_device, visitor.parameters()))
+                    same = torch.equal(visitor(mark(ids.clone())).logits.cpu(), expected)
+                left = sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
+                found.append((same, len(gathered), left, is_on_device(offloaded._share)))
+            with pytest.raises(RuntimeError, match="inside"), on_device(offloaded, CUDA):
+                raise RuntimeError("inside")
+        assert not any(p.numel() for p in network.parameters())
+        assert audit.refused == []
+        assert n_bytes / 2 <= gathered[0] < n_bytes / 2 * 1.1
+    return found
+
+
+def test_shares_of_two_ranks_are_gathered_once_for_each_use(tmp_path: Path) -> None:
+    for found in run_on_ranks(visit_in_shares, 2, tmp_path):
+        uses = [(True, 1, 0), (True, 2, 0)]
+        assert found == [(*use, on) for on in (True, False) for use in uses]
 
 
 def test_it_is_frozen_and_no_part_of_a_module_that_holds_it() -> None:

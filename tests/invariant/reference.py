@@ -140,6 +140,7 @@ def build_module(root: Path, truncation: str, n_ranks: int = 1) -> Recorded:
                     "micro_batch_size": 3 // n_ranks,  # does not divide the minibatch of one rank
                     "ppo_epochs": EPOCHS,
                 },
+                "memory": {"shard_frozen": n_ranks > 1},
             },
         )
     )

@@ -141,12 +141,13 @@ def test_a_fit_stays_on_its_device_and_rarely_waits(
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
+@pytest.mark.parametrize("place", ["offload_frozen", "shard_frozen"])
 def test_offloaded_networks_under_autocast_stay_within_the_same_waits(
-    root: Path, tmp_path: Path
+    root: Path, tmp_path: Path, place: str
 ) -> None:
     network = {"dtype": "bfloat16", "gradient_checkpointing": True}
     minibatches = {"micro_batch_size": 2, "ppo_epochs": 1}
-    memory = {"offload_frozen": True}
+    memory = {place: True}
     options = ppo_options(root, network=network, minibatches=minibatches, memory=memory)
     module = PPOModule(**options)
     module.policy.float()
@@ -159,7 +160,8 @@ def test_offloaded_networks_under_autocast_stay_within_the_same_waits(
     assert audit.host_metrics == set()
     assert computed == {torch.bfloat16}
     assert {p.dtype for p in module.policy.parameters()} == {torch.float32}
-    assert not any(is_on_device(p) for p in module.reference.network.parameters())
+    at_home = {is_on_device(p) for p in module.reference.network.parameters()}
+    assert at_home == {place == "shard_frozen"}  # the share of one rank is the whole network
     # log-probs of half precision are computed again after sampling
     for phase, most in (WAITS | {"estimate": 16}).items():
         assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]

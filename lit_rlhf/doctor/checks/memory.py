@@ -19,11 +19,17 @@ from lit_rlhf.doctor.zero2_memory import (
     PPOMemory,
     PPOSizes,
     bucket_bytes,
+    pinned_bytes,
     ppo_memory,
     zero2_model_states,
 )
 from lit_rlhf.forward import LanguageModel, Offloaded, unwrap_model
-from lit_rlhf.modules import ROLLOUT_MEMORY, UPDATE_MEMORY, suggest_change
+from lit_rlhf.modules import (
+    ROLLOUT_MEMORY,
+    UPDATE_MEMORY,
+    suggest_change,
+    tokens_within_memory,
+)
 from lit_rlhf.rollout import default_tokens_per_forward
 
 GIB = 2**30
@@ -60,7 +66,7 @@ def check_memory(case: Case) -> Finding:
         return failure(
             f"About {format_gib(estimate.cpu)} GiB of CPU memory; {format_gib(free_cpu)} GiB are "
             "free.",
-            "Use trainer.strategy without _offload, or model.memory.offload_frozen: false.",
+            "Use trainer.strategy without _offload, or model.memory.shard_frozen: true.",
         )
     if estimate.peak > TIGHT * free:
         return warning(
@@ -80,7 +86,7 @@ def suggest_settings(case: Case, estimate: PPOMemory) -> str:
     states = estimate.trained + estimate.frozen
     names: tuple[str, ...]
     if states > estimate.peak - states:
-        names = ("memory.offload_frozen",)
+        names = ("memory.offload_frozen", *["memory.shard_frozen"] * (case.plan.ranks > 1))
         more = [
             "set memory.frozen_dtype: bfloat16",
             "set network.lora_rank: 16",
@@ -99,8 +105,8 @@ def estimate_memory(case: Case) -> PPOMemory:
     """Estimate the memory of the run from its networks.
 
     States are counted from the networks as they are. Phases are those of `ppo_memory`, which are
-    for bfloat16, doubled if computation is in float32. CPU memory is that of an offloaded optimizer
-    alone.
+    for bfloat16, doubled if computation is in float32. CPU memory is that of offloaded optimizers
+    and networks alone.
     """
     module, plan = case.module, case.plan
     in_float32 = (
@@ -117,15 +123,24 @@ def estimate_memory(case: Case) -> PPOMemory:
         if isinstance(network, nn.Module)
         for parameter in not_counted(network, counted)
     ]
+    visitors = [module.reference, *(model.model for model in module.reward.models)]
+    sharing = plan.ranks if module.memory.shard_frozen else 1
+    kept = [
+        sum(tensor.nbytes for tensor in network.network.parameters()) // sharing
+        for network in visitors
+        if isinstance(network, Offloaded)
+    ]
+    to_cpu = module.memory.offload_frozen
     return PPOMemory(
         trained=sum(state.gpu for state in states),
-        frozen=frozen_bytes(frozen, plan.engines),
+        frozen=frozen_bytes(frozen, plan.engines) + (0 if to_cpu else sum(kept)),
         rollout=factor * phases.rollout,
         scoring=factor * phases.scoring,
         update=factor * phases.update,
         # policy and critic are updated in turn
         gradients=max(state.gradients for state in states),
-        cpu=sum(state.cpu for state in states) if plan.offload_optimizer else 0,
+        cpu=(sum(state.cpu for state in states) if plan.offload_optimizer else 0)
+        + (plan.ranks * sum(map(pinned_bytes, kept)) if to_cpu else 0),
     )
 
 
@@ -201,18 +216,22 @@ def ppo_sizes(case: Case) -> PPOSizes:
     response = module.sampling.max_new_tokens
     device = torch.device("cuda" if case.plan.on_gpu else "cpu")
     limit = module.memory.max_tokens_per_forward or default_tokens_per_forward(device)
+    micro_batch_tokens = minibatches.micro_batch_tokens
+    if micro_batch_tokens is None and minibatches.micro_batch_size is None and device.type == "cpu":
+        micro_batch_tokens = tokens_within_memory(module.policy)  # as the module does
     return PPOSizes(
         gpus=case.plan.ranks,
         prompt_tokens=prompt,
         response_tokens=response,
         rollouts=min(module.memory.rollout_batch_size or batch, batch),
         rows=min(minibatches.micro_batch_size or minibatches.minibatch_size, batch),
-        micro_batch_tokens=minibatches.micro_batch_tokens,
+        micro_batch_tokens=micro_batch_tokens,
         # a sequence that is longer than the limit is a forward of its own
         scored_tokens=min(max(limit, prompt + response), batch * (prompt + response)),
         gradient_checkpointing=module.network.gradient_checkpointing,
         offload_optimizer=case.plan.offload_optimizer,
-        offload_frozen=isinstance(case.module.reference, Offloaded),
+        offload_frozen=module.memory.offload_frozen,
+        shard_frozen=module.memory.shard_frozen,
     )
 
 

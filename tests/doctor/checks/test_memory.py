@@ -76,7 +76,30 @@ def test_offloaded_networks_take_no_room(root: Path, tmp_path: Path) -> None:
 
     assert needs.frozen == 0
     assert needs.trained == 2 * (policy + critic)
-    assert needs.cpu == 24 * (policy + critic)  # 16 bytes and half as much for buffers
+    pinned = sum(1 << (4 * n - 1).bit_length() for n in (policy, critic))
+    # 16 bytes and half as much for buffers; a copy of reference and reward model on each rank
+    assert needs.cpu == 24 * (policy + critic) + 2 * pinned
+
+
+def test_ranks_have_shares_of_frozen_networks(root: Path, tmp_path: Path) -> None:
+    plan = RunPlan(ranks=4, engines=True)
+    case = case_of(root, tmp_path, plan, memory={"shard_frozen": True})
+    policy, critic = size(case.module.policy), size(case.module.critic)
+
+    needs = estimate_memory(case)
+
+    assert needs.frozen == 4 * policy // 4 + 4 * critic // 4
+    assert needs.cpu == 0
+
+
+def test_a_cpu_splits_an_update_by_itself(root: Path, tmp_path: Path) -> None:
+    whole = estimate_memory(case_of(root, tmp_path, RunPlan(on_gpu=True)))
+    split = case_of(root, tmp_path)
+    with patch("lit_rlhf.doctor.checks.memory.tokens_within_memory", lambda model: 8):
+        assert estimate_memory(split).update < whole.update
+    of_users = case_of(root, tmp_path, minibatches={"micro_batch_size": 4})
+    with patch("lit_rlhf.doctor.checks.memory.tokens_within_memory", lambda model: 8):
+        assert estimate_memory(of_users).update == whole.update
 
 
 @pytest.mark.parametrize(("free", "status"), [(1.05, "warning"), (1.2, "ok"), (0.99, "failure")])
