@@ -208,8 +208,9 @@ class Decoder:
         positions = lengths.clamp(max=self.cache.capacity - self.release_interval - 1)
         last_tokens = self.last_tokens[:n_rows].unsqueeze(1)
         hidden = self._run_trunk(last_tokens, positions.unsqueeze(1), layout)
-        self.lengths[:n] += 1
         self.sample(hidden[:, 0], slice(n))
+        # at the end, as RowGraphs requires: until here, a step that raises can be repeated
+        self.lengths[:n] += 1
 
     def sample(self, hidden: Tensor, slots: slice) -> None:
         """Sample the next token of the sequences in `slots`.

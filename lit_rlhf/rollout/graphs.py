@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -11,8 +13,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
+_NEVER_WAITS: WeakSet[nn.Module] = WeakSet()
+"""Networks of which one call did not wait for the device."""
+
 _NOT_CAPTURABLE: WeakSet[nn.Module] = WeakSet()
-"""Networks whose capture failed once."""
+"""Networks of which a call waited, or a capture failed."""
 
 
 class RowGraphs:
@@ -23,43 +28,86 @@ class RowGraphs:
     are.
 
     Args:
-        function: Takes a number of rows; everything it does is on the device.
-        network: The network that it runs. Where a capture fails, for instance as the network's code
-            depends on data, this and later rollouts call the function.
+        function: Takes a number of rows; everything it does is on the device. It is called again
+            after an error, and so changes its state at the end, after everything that may raise.
+        network: The network that it runs. Where a call waits for the device, for instance as the
+            network's code depends on data, this and later rollouts call the function.
     """
 
     def __init__(self, function: Callable[[int], None], network: nn.Module) -> None:
         self.function = function
         self.network = network
         self._pool: Any = None
-        self._replays: dict[int, Callable[[], None]] = {}
+        self._next: dict[int, Callable[[], None]] = {}
 
     def run(self, n_rows: int) -> None:
         """Run the function once for this number of rows."""
-        replay = self._replays.get(n_rows)
-        if replay is None:
-            # the first call of a size is a warm-up: libraries allocate their workspaces, and
-            # autocast makes its copies of the weights, outside of the graph
-            self.function(n_rows)
-            captures = self.network not in _NOT_CAPTURABLE
-            self._replays[n_rows] = partial(self._capture if captures else self.function, n_rows)
+        if n_rows in self._next:
+            self._next[n_rows]()
         else:
-            replay()
+            self._warm_up(n_rows)
+
+    def _warm_up(self, n_rows: int) -> None:
+        """The first call of a size: libraries allocate their workspaces outside of the graph.
+
+        So autocast makes its copies of the weights, and torch.compile compiles.
+        """
+        self.function(n_rows)
+        following: Callable[[int], None] = self._look_for_waits
+        if self.network in _NOT_CAPTURABLE:
+            following = self.function
+        elif self.network in _NEVER_WAITS:
+            following = self._capture
+        self._next[n_rows] = partial(following, n_rows)
+
+    def _look_for_waits(self, n_rows: int) -> None:
+        """A call in which a wait for the device is an error, once for each network.
+
+        In a capture it would be an error, too. But torch's allocator (read in 2.13) takes a capture
+        that fails for still under way, and no longer reuses memory that several streams have used,
+        such as that of gradients in reduction.
+        """
+        try:
+            with refuse_waits():
+                self.function(n_rows)
+            _NEVER_WAITS.add(self.network)
+            self._next[n_rows] = partial(self._capture, n_rows)
+        except RuntimeError as error:
+            self._give_up(n_rows, error)
 
     def _capture(self, n_rows: int) -> None:
         """Capture the function, which does not run it, and replay it."""
-        function = partial(self.function, n_rows)
         try:
-            replay, self._pool = capture_graph(function, self._pool)
+            replay, self._pool = capture_graph(partial(self.function, n_rows), self._pool)
         except RuntimeError as error:
-            _NOT_CAPTURABLE.add(self.network)
-            rank_zero_info(
-                f"{type(self.network).__name__}: decodes without CUDA graphs, as capturing a step "
-                f"raised {str(error).splitlines()[0]!r}"
-            )
-            replay = function
-        self._replays[n_rows] = replay
-        replay()
+            self._give_up(n_rows, error)
+        else:
+            self._next[n_rows] = replay
+            replay()
+
+    def _give_up(self, n_rows: int, error: RuntimeError) -> None:
+        """Call the function from now on."""
+        _NOT_CAPTURABLE.add(self.network)
+        rank_zero_info(
+            f"{type(self.network).__name__}: decodes without CUDA graphs, as a step that may not "
+            f"wait for the device raised {str(error).splitlines()[0]!r}"
+        )
+        self._next[n_rows] = partial(self.function, n_rows)
+        self.function(n_rows)
+
+
+@contextmanager
+def refuse_waits() -> Iterator[None]:
+    """Let operations that wait for the device raise a RuntimeError. torch knows most of them."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # torch (2.13) calls the mode a prototype that does not find all operations
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[], None], Any]:  # noqa: ANN401

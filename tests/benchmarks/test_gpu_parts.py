@@ -24,6 +24,7 @@ def _with_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.supports_varlen", lambda x: x.dtype == torch.bfloat16)
     monkeypatch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: recorded_graph.varlen_attn)
     monkeypatch.setattr(graphs, "capture_graph", recorded_graph.capture_graph)
+    monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
 
 

@@ -32,7 +32,8 @@ def test_replayed_steps_sample_the_same_tokens() -> None:
     assert varlen_smoke.compare_replay(CUDA) == 0
 
 
-def test_a_step_that_waits_falls_back_and_leaves_the_device_usable() -> None:
+@pytest.mark.parametrize("seen", [True, False], ids=["seen by torch", "found at capture"])
+def test_a_step_that_waits_falls_back_and_leaves_the_device_usable(seen: bool) -> None:
     model = optimize_forward(tiny_causal_lm().to(torch.bfloat16)).cuda()
     ids = torch.randint(4, 288, (4, 9), device=CUDA)
     mask = torch.ones_like(ids, dtype=torch.bool)
@@ -44,6 +45,8 @@ def test_a_step_that_waits_falls_back_and_leaves_the_device_usable() -> None:
         ids.sum().item()
 
     model.base_model.layers[0].register_forward_hook(wait)
+    if seen:
+        graphs._NEVER_WAITS.discard(model.base_model)
     stream = torch.cuda.current_stream()
     rollouts = generate_responses(model, ids, mask, options, [EOS_ID], PAD_ID, 3)
     assert model.base_model in graphs._NOT_CAPTURABLE

@@ -45,9 +45,11 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
         monkeypatch.setattr(f"{module}.supports_varlen", lambda _: True)
     monkeypatch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: recorded_graph.varlen_attn)
     monkeypatch.setattr(graphs, "capture_graph", counted.capture)
+    monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
     yield counted
     graphs._NOT_CAPTURABLE.clear()
+    graphs._NEVER_WAITS.clear()
 
 
 def sample(family: str, options: SamplingOptions, n_slots: int) -> RolloutBatch:
@@ -84,8 +86,9 @@ def test_replayed_steps_sample_the_same_tokens(
     assert len(captures.replayed) > 25
 
 
+@pytest.mark.parametrize("found", [True, False])
 def test_a_network_that_cannot_be_captured_decodes_without_graphs(
-    captures: Captures, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    captures: Captures, caplog: pytest.LogCaptureFixture, found: bool
 ) -> None:
     model, (ids, mask) = optimized_causal_lm(), prompts()
     options = SamplingOptions(max_new_tokens=12)
@@ -93,6 +96,8 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
     assert captures.replayed
     captures.captured.clear()
     captures.replayed.clear()
+    if found:  # else it is as if torch did not see the wait
+        graphs._NEVER_WAITS.clear()
 
     def wait(*_: object) -> None:
         assert ids.sum().item() > 0
@@ -102,16 +107,19 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
         for _ in range(2):
             rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
             assert torch.equal(rollouts.response_ids, expected.response_ids)
-    assert captures.captured == [4]
+    assert captures.captured == ([] if found else [4])
     assert captures.replayed == []
     lines = [line for line in caplog.messages if "CUDA graphs" in line]
+    raised = "called a synchronizing CUDA operation"
+    if not found:
+        raised = "operation not permitted when stream is capturing"
     assert lines == [
-        "LlamaModel: decodes without CUDA graphs, as capturing a step raised "
-        "'operation not permitted when stream is capturing'"
+        "LlamaModel: decodes without CUDA graphs, as a step that may not wait for the device "
+        f"raised {raised!r}"
     ]
 
 
-def test_the_first_call_of_a_size_warms_up_and_the_second_captures(
+def test_a_size_is_captured_after_a_call_and_a_network_after_one_without_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events: list[tuple[str, int]] = []
@@ -121,10 +129,12 @@ def test_the_first_call_of_a_size_warms_up_and_the_second_captures(
         return lambda: events.append(("replay", function.args[0])), pool
 
     monkeypatch.setattr(graphs, "capture_graph", capture)
-    rows = RowGraphs(lambda n_rows: events.append(("call", n_rows)), nn.Identity())
-    for n_rows in (4, 4, 4, 2, 4, 2):
+    monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
+    network = nn.Identity()
+    rows = RowGraphs(lambda n_rows: events.append(("call", n_rows)), network)
+    for n_rows in (4, 4, 4, 4, 2, 4, 2):
         rows.run(n_rows)
     assert events == [
-        ("call", 4), ("capture", 4), ("replay", 4), ("replay", 4), ("call", 2), ("replay", 4),
-        ("capture", 2), ("replay", 2),
+        ("call", 4), ("call", 4), ("capture", 4), ("replay", 4), ("replay", 4), ("call", 2),
+        ("replay", 4), ("capture", 2), ("replay", 2),
     ]  # fmt: skip

@@ -332,6 +332,7 @@ class PretendCuda(TorchFunctionMode):
         patch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 0))
         patch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: self._varlen_attn)
         patch.setattr("lit_rlhf.rollout.graphs.capture_graph", self._capture_graph)
+        patch.setattr("lit_rlhf.rollout.graphs.refuse_waits", self._refuse_waits)
         # C++ saves tensors without a mark in the forward, so that recomputed ones differ in device
         checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
         patch.setitem(checks, "default", lambda x: {"shape": x.shape, "dtype": x.dtype})
@@ -354,6 +355,13 @@ class PretendCuda(TorchFunctionMode):
                 return cast(Tensor, mark(reference_varlen_attn(*args, **kwargs)))
         finally:
             self._counting = before
+
+    @contextmanager
+    def _refuse_waits(self) -> Iterator[None]:
+        before = dict(self.waits.get(self.phase, {}))
+        yield
+        if self.waits.get(self.phase, {}) != before:
+            raise RuntimeError("called a synchronizing CUDA operation")
 
     def _capture_graph(self, function: Callable[[], None], _: Any) -> tuple[Any, None]:
         """A graph that computes by calling the function, under a name of its own."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -77,6 +78,22 @@ def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[],
     with RecordedGraph() as graph:
         function()
     return graph.replay, "pool"
+
+
+class _RefuseReads(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func.name().partition("::")[2].partition(".")[0] in READS:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def refuse_waits() -> Iterator[None]:
+    """In place of `lit_rlhf.rollout.graphs.refuse_waits`."""
+    with _RefuseReads():
+        yield
 
 
 def varlen_attn(*args: Any, **kwargs: Any) -> Tensor:
