@@ -227,7 +227,7 @@ class Offloaded:
         rank = distributed.get_rank() if self._n_ranks > 1 else 0
         size = _round_up(n_bytes, self._n_ranks * ALIGNMENT) // self._n_ranks
         if self._to_cpu:
-            pin = torch.cuda.is_available()
+            pin = device.type == "cuda" and torch.cuda.is_available()
             self._share = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
         else:
             self._share = torch.empty(size, dtype=torch.uint8, device=device)

@@ -32,7 +32,8 @@ def run_stages(root: Path, folder: Path, strategy: str, accelerator: str) -> Non
         "use_distributed_sampler": False,
     }
     for stage in STAGES:
-        run = trajectory(stage, root, folder / stage, 4, trainer=arguments)
+        options = {"memory": {"shard_frozen": True}} if stage == "ppo" else {}
+        run = trajectory(stage, root, folder / stage, 4, trainer=arguments, **options)
         assert len(run.metrics) == EPOCHS
         assert all(torch.isfinite(tensor).all() for tensor in run.state.values())
         print(stage, run.metrics[-1], flush=True)
