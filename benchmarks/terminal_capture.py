@@ -1,7 +1,7 @@
 """Draws the end of what a command printed as an SVG, as a terminal shows it.
 
-lit_rlhf quickstart | tee quickstart.txt
-python benchmarks/terminal_capture.py quickstart.txt quickstart.svg --title "make quickstart"
+`lit_rlhf quickstart | tee quickstart.txt`, then
+`python benchmarks/terminal_capture.py quickstart.txt quickstart.svg --title "make quickstart"`.
 """
 
 from __future__ import annotations

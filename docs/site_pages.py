@@ -125,7 +125,8 @@ def configuration_page() -> str:
         "PPO": (modules.PPOModule, data.PromptDataModule),
     }
     sections = [
-        "# Configuration keys\n\n"
+        # without the table of contents the last column has room
+        "---\nhide: [toc]\n---\n\n# Configuration keys\n\n"
         "Generated from the signatures and docstrings of the classes that a configuration names.\n"
         "A key with a point is nested in YAML (`model: {init_args: {sampling: {top_p: 1.0}}}`),\n"
         "and the command line takes it as it stands (`--model.sampling.top_p 1.0`). Keys of the\n"

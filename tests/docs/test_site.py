@@ -56,6 +56,12 @@ def test_the_configuration_page_has_the_keys_of_the_command_line(stage: str, con
             assert f"| `{group}.{key}` |" in section
 
 
+def test_every_key_is_described() -> None:
+    rows = [row for row in site_pages.configuration_page().splitlines() if row.startswith("| `")]
+    assert [row for row in rows if not row.split(" | ", 3)[3].strip(" |")] == []
+    assert len(rows) > 150
+
+
 def keys(options: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in options.items():
         if isinstance(value, dict) and name != "rewards":
