@@ -13,7 +13,7 @@ from lit_rlhf.evaluation.compare import (
     measure_policy,
     print_comparison,
 )
-from lit_rlhf.evaluation.figures import outcome_figure, run_figure, save_figure
+from lit_rlhf.evaluation.figures import LiveCurves, outcome_figure, run_figure, save_figure
 from lit_rlhf.evaluation.loading import (
     choose_device,
     load_encoder,
@@ -57,6 +57,7 @@ __all__ = [
     "EncodedPrompts",
     "Generation",
     "HeadToHead",
+    "LiveCurves",
     "Outcomes",
     "PolicyReport",
     "PolicySamples",

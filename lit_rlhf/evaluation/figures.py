@@ -1,16 +1,21 @@
-"""Figures for a README or a paper: the course of PPO runs, and who wins against a baseline."""
+"""Figures for a notebook or a paper: the course of runs, and who wins against a baseline."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import imread, imsave
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -19,6 +24,9 @@ from lit_callbacks import Curve, read_run
 from lit_callbacks.report import moving_average, thin
 from lit_rlhf.evaluation.outcomes import HeadToHead, Outcomes
 from lit_rlhf.files import name_file
+
+if TYPE_CHECKING:
+    from IPython.display import DisplayHandle, Image
 
 PANELS = {
     "rollout/score": "reward model's score",
@@ -45,9 +53,11 @@ _STYLE: dict[Any, Any] = {  # Any: older stubs of matplotlib type the keys as st
 }
 _COLUMNS = 3
 _AVERAGED_PARTS = 25  # the moving average goes over a 25th of a run
+_OF_PPO = ("rollout/", "ppo/")  # logged once per iteration
 _SIGNED_LOG = ("rollout/kl",)  # spans orders of magnitude, and its estimate can be negative
 _FLOORS = {"ppo/explained_variance": -1.0}  # a new critic's first values would flatten the rest
 _NARROW = 0.035  # a share below this has no room for its number
+_NOTEBOOK_DPI = 80  # two figures of six panels and their notebook stay below 150 kB
 
 
 def save_figure(figure: Figure, output: str | Path) -> Path:
@@ -78,7 +88,7 @@ def run_figure(
     keys: Sequence[str] | None = None,
     baseline: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Metrics of PPO runs over their iterations, with one panel per metric.
+    """Metrics of runs over their iterations or steps, with one panel per metric.
 
     As in Figure 4 of arXiv 2307.04964. Thin lines are the logged values, bold ones their moving
     average.
@@ -111,11 +121,109 @@ def run_figure(
                 lines["SFT"] = axis.axhline(baseline[key], color="#555555", linestyle="--")
             _format_panel(axis, key)
             if position + columns >= len(drawn):  # the lowest panel of its column
-                axis.set_xlabel("PPO iteration")
-        names = [name for name in (*runs, "SFT") if name in lines]
+                axis.set_xlabel("PPO iteration" if key.startswith(_OF_PPO) else "step")
+        names = [name for name in dict.fromkeys((*runs, "SFT")) if name in lines]
         handles = [lines[name] for name in names]
         figure.legend(handles, names, loc="outside upper center", ncols=len(names), fontsize=11)
     return figure
+
+
+class LiveCurves(Callback):
+    """Draws the metrics of a run in a notebook while it trains, as `run_figure` does.
+
+    The figure is redrawn in place from the log of the trainer's first logger, a
+    `TensorBoardLogger` or `CSVLogger`, on rank 0. It stays in the notebook after the fit.
+
+    Args:
+        keys: Metrics to draw, each as soon as it is logged. `None`: those of `PANELS`.
+        name: Name of the run in the legend.
+        every_n_batches: Number of training batches between two drawings.
+        beside: Folders of earlier runs by name, drawn beside this one.
+
+    Raises:
+        ValueError: If `every_n_batches` is below 1; when a fit is set up, if the trainer has no
+            logger.
+        ModuleNotFoundError: When a fit is set up, if IPython is not installed.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str] | None = None,
+        name: str = "this run",
+        every_n_batches: int = 5,
+        beside: Mapping[str, str | Path] | None = None,
+    ) -> None:
+        if every_n_batches < 1:
+            raise ValueError(f"every_n_batches: expected an integer >= 1, got {every_n_batches}")
+        self.keys = keys
+        self.name = name
+        self.every_n_batches = every_n_batches
+        self.beside = dict(beside or {})
+        self._display: DisplayHandle | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check that there is a log to read and a notebook to draw in."""
+        if not trainer.loggers:
+            raise ValueError(
+                "LiveCurves: expected a Trainer with a TensorBoardLogger or a CSVLogger, whose log "
+                "is drawn, got one without a logger"
+            )
+        try:
+            import IPython.display  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "LiveCurves draws in a notebook: pip install ipykernel"
+            ) from error
+        self._display = None  # a second fit has a figure of its own
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """Draw what has been logged so far."""
+        if (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0:
+            self._draw(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the whole run, and name the metrics that it never logged."""
+        self._draw(trainer)
+        missing = [key for key in self.keys or () if key not in trainer.logged_metrics]
+        if missing:
+            rank_zero_warn(
+                f"LiveCurves: expected keys that the run logs, got {', '.join(missing)}; it logged "
+                f"{', '.join(sorted(trainer.logged_metrics))}"
+            )
+
+    def _draw(self, trainer: Trainer) -> None:
+        folder = trainer.log_dir  # communicates between ranks, so it is read on all of them
+        # Those of a validation come later, and a folder without any is an error of `read_run`.
+        keys = [key for key in self.keys or PANELS if key in trainer.logged_metrics]
+        if folder is None or not trainer.is_global_zero or not keys:
+            return
+        from IPython.display import display
+
+        trainer.loggers[0].save()  # writes what the logger has collected
+        image = _png_image(run_figure({**self.beside, self.name: folder}, keys))
+        if self._display is None:
+            self._display = display(image, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._display.update(image)  # type: ignore[no-untyped-call]
+
+
+def _png_image(figure: Figure) -> Image:
+    """A figure as an image for a notebook, whatever backend matplotlib has there."""
+    from IPython.display import Image
+
+    drawn, small = BytesIO(), BytesIO()
+    figure.savefig(drawn, format="png", dpi=_NOTEBOOK_DPI)
+    drawn.seek(0)
+    # 16 levels per channel look the same and halve the file, which is part of the notebook.
+    imsave(small, np.round(imread(drawn) * 15) / 15, format="png")
+    return Image(data=small.getvalue())  # type: ignore[no-untyped-call]
 
 
 def _choose_keys(keys: Sequence[str] | None, logged: set[str]) -> list[str]:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_rlhf.evaluation import HeadToHead, Outcomes, outcome_figure, run_figure, save_figure
+from lit_rlhf.evaluation import (
+    HeadToHead,
+    LiveCurves,
+    Outcomes,
+    figures,
+    outcome_figure,
+    run_figure,
+    save_figure,
+)
 from lit_rlhf.functional import Interval
 
 # --- runs
@@ -130,6 +142,108 @@ def test_the_figure_is_written_as_wide_as_a_readme_needs(vanilla: Path, tmp_path
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG")
     assert int.from_bytes(content[16:20], "big") >= 1000
+
+
+def test_the_steps_of_other_stages_are_not_called_iterations(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", {"sft/loss": [1.0], "ppo/value_loss": [1.0]})
+
+    figure = run_figure({"run": tmp_path / "run"}, keys=["sft/loss", "ppo/value_loss"])
+    assert [axis.get_xlabel() for axis in figure.axes] == ["step", "PPO iteration"]
+
+
+def test_a_run_named_as_the_baseline_is_in_the_legend_once(vanilla: Path) -> None:
+    figure = run_figure({"SFT": vanilla})
+
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SFT"]
+
+
+# --- live curves
+
+
+class Screen:
+    """Stands for a notebook's output: the images that were shown and those that replaced them."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+        self.updates: list[Any] = []
+
+    def display(self, image: Any, display_id: bool) -> Screen:
+        assert display_id
+        self.shown.append(image)
+        return self
+
+    def update(self, image: Any) -> None:
+        self.updates.append(image)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    ipython = pytest.importorskip("IPython", reason="the notebooks run with the `test` extra only")
+    screen = Screen()
+    monkeypatch.setattr(ipython.display, "display", screen.display)
+    return screen
+
+
+class LoggingModel(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("rollout/score", float(batch_idx))
+        return super().training_step(batch, batch_idx)
+
+
+def fit_live(curves: LiveCurves, logger: Any, batches: int = 5) -> None:
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        limit_train_batches=batches,
+        limit_val_batches=0,
+        log_every_n_steps=1,
+        logger=logger,
+        callbacks=[curves],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(LoggingModel())
+
+
+@pytest.mark.parametrize("logger_class", [TensorBoardLogger, CSVLogger])
+def test_live_curves_are_one_figure_that_ends_with_the_whole_run(
+    logger_class: Any, vanilla: Path, screen: Screen, tmp_path: Path, monkeypatch: Any
+) -> None:
+    drawn: list[Figure] = []
+
+    def record(*arguments: Any) -> Figure:
+        drawn.append(run_figure(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(figures, "run_figure", record)
+    live = LiveCurves(["rollout/score"], "live", every_n_batches=2, beside={"vanilla": vanilla})
+
+    fit_live(live, logger_class(tmp_path / "live", name="", version=""))
+
+    assert (len(screen.shown), len(screen.updates)) == (1, 2)  # after 2 and 4 batches, and the end
+    assert screen.updates[-1].data.startswith(b"\x89PNG")
+    assert [text.get_text() for text in drawn[-1].legends[0].get_texts()] == ["vanilla", "live"]
+    (axis,) = drawn[-1].axes
+    assert np.asarray(axis.get_lines()[2].get_ydata()).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_live_curves_need_a_log(screen: Screen) -> None:
+    with pytest.raises(ValueError, match="LiveCurves: expected a Trainer with a TensorBoardLogger"):
+        fit_live(LiveCurves(), logger=False)
+
+
+def test_a_metric_that_was_never_logged_is_named_at_the_end(screen: Screen, tmp_path: Path) -> None:
+    live = LiveCurves(["rollout/score", "rollout/nothing"])
+
+    with pytest.warns(UserWarning, match=r"got rollout/nothing; it logged .*rollout/score"):
+        fit_live(live, CSVLogger(tmp_path))
+    assert len(screen.shown) == 1
+
+
+def test_live_curves_are_drawn_every_so_many_batches() -> None:
+    with pytest.raises(ValueError, match="every_n_batches: expected an integer >= 1, got 0"):
+        LiveCurves(every_n_batches=0)
 
 
 # --- outcomes

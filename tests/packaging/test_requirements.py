@@ -26,7 +26,7 @@ def project(name: str) -> dict[str, Any]:
 
 
 # extras that serve the work on the project; no package imports what only they bring in
-DEVELOPMENT = {"test", "dev", "notebooks"}
+DEVELOPMENT = {"test", "dev"}
 OWN = {"lit-rlhf", "lit-callbacks"}  # an extra that names others
 
 
