@@ -1,8 +1,11 @@
-"""The notebooks run from top to bottom, and are kept without their outputs."""
+"""The notebooks: what is committed of each, and (slow) that each runs from top to bottom alone."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,97 +17,149 @@ pytest.importorskip("ipykernel", reason="the notebooks run with the `test` extra
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PAGE = (ROOT / "docs/notebooks.md").read_text("utf-8")
+ALONE = "05_monitors_in_another_project"  # needs lit_callbacks alone
+MAX_FIGURE = 60_000  # bytes of a PNG
+MAX_NOTEBOOK = 150_000
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|usr|work|opt|content|Users|var|mnt)/\w")
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Each notebook with the outputs of a run in an empty folder."""
-    folder = tmp_path_factory.mktemp("notebooks")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
-        "IPYTHONDIR": str(folder / "ipython"),  # nobody's own start-up files
-        "OMP_NUM_THREADS": "1",
-    }
-    notebooks = {}
-    for path in NOTEBOOKS:
-        notebook = nbformat.read(path, as_version=4)
-        client = nbclient.NotebookClient(
-            notebook, timeout=600, resources={"metadata": {"path": str(folder)}}
-        )
-        notebooks[path.stem] = client.execute(env=environment)
-    return notebooks
-
-
-def text(notebook: Any) -> str:
-    """All that the cells printed or showed as text."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    texts = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs)
-    return "".join(texts)
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
 
 
 def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-
-    cells = code_cells(notebook)
-    assert [cell.outputs for cell in cells] == [[]] * len(cells)
-    assert {cell.execution_count for cell in cells} == {None}
+def outputs(notebook: Any) -> list[Any]:
+    return [output for cell in code_cells(notebook) for output in cell.outputs]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_fast_unless_told_otherwise(path: Path) -> None:
-    first = code_cells(nbformat.read(path, as_version=4))[0]
-
-    assert first.source.splitlines()[0] == "FAST = True"
+def images(notebook: Any) -> list[Any]:
+    return [out for out in outputs(notebook) if "image/png" in out.get("data", {})]
 
 
-@pytest.mark.slow
-def test_the_lab_notebook_compares_the_three_policies(done: dict[str, Any]) -> None:
-    printed = text(done["ppo_max_on_the_lab"])
-
-    assert "against sft, % of prompts" in printed
-    for name in ("sft", "vanilla", "ppo_max"):
-        assert f"    {name}, gold " in printed
+def parse(cell: Any) -> ast.Module:
+    """The syntax tree of a cell, without magics."""
+    return ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", cell.source, flags=re.MULTILINE))
 
 
-@pytest.mark.slow
-def test_the_lab_notebook_draws_the_signals_of_a_collapse(done: dict[str, Any]) -> None:
-    cells = code_cells(done["ppo_max_on_the_lab"])
-    images = [out for cell in cells for out in cell.outputs if "image/png" in out.get("data", {})]
-
-    assert len(images) == 1
-
-
-@pytest.mark.slow
-def test_the_lab_notebook_reads_the_timeline_of_both_runs(done: dict[str, Any]) -> None:
-    (printed,) = (
-        cell.outputs[0].text
-        for cell in code_cells(done["ppo_max_on_the_lab"])
-        if "samples.jsonl" in cell.source
-    )
-
-    # six iterations, sampled before the first, after every second and at the end
-    steps = [line.split()[0] for line in printed.splitlines() if "score" in line]
-    assert steps == ["0", "2", "4", "6"] * 2
-
-
-@pytest.mark.slow
-def test_nothing_but_progress_goes_to_standard_error(done: dict[str, Any]) -> None:
-    errors = [
-        output.text
-        for notebook in done.values()
-        for cell in code_cells(notebook)
-        for output in cell.outputs
-        if output.get("name") == "stderr"
+def test_the_notebooks_are_numbered() -> None:
+    assert NOTEBOOKS
+    assert [path.stem[:2] for path in NOTEBOOKS] == [
+        f"{number:02d}" for number in range(1, len(NOTEBOOKS) + 1)
     ]
 
-    lines = [line for line in "".join(errors).splitlines() if line.strip()]
-    # "sft 4/16 25% 00:00 elapsed ...", and that the detector cannot judge six iterations
-    expected = ("elapsed", "too few for a baseline")
-    assert [line for line in lines if not any(words in line for words in expected)] == []
+
+@each_notebook
+def test_a_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+
+    first = notebook.cells[0]
+    assert first.cell_type == "markdown"
+    assert first.source.startswith(f"# {path.stem[:2]} ")
+    assert "**Open in Colab:**" in first.source
+    parameters, install = code_cells(notebook)[:2]
+    assert parameters.metadata["tags"] == ["parameters"]
+    assert all(isinstance(node, ast.Assign) for node in parse(parameters).body)
+    package = "lit_callbacks" if path.stem == ALONE else "lit_rlhf"
+    assert f'if importlib.util.find_spec("{package}") is None:\n    %pip install' in install.source
+    assert f'PACKAGE = "{package.replace("_", "-")}"' in parameters.source
+
+
+@each_notebook
+def test_every_step_is_explained_before_it_is_computed(path: Path) -> None:
+    cells = read(path).cells
+
+    headings = [cell for cell in cells if cell.cell_type == "markdown" and "## " in cell.source]
+    assert len(headings) >= 2
+    assert all(cell.source.strip() for cell in cells)
+
+
+def defined_names(module: str) -> set[str]:
+    """Names at the top of a module of the project, which is not imported: that takes seconds."""
+    path = ROOT.joinpath(*(["callbacks"] * module.startswith("lit_callbacks")), *module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    names: set[str] = set()
+    for node in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names
+
+
+@each_notebook
+def test_code_compiles_and_imports_names_that_there_are(path: Path) -> None:
+    nodes = [node for cell in code_cells(read(path)) for node in ast.walk(parse(cell))]
+    own = [n for n in nodes if isinstance(n, ast.ImportFrom) and str(n.module).startswith("lit_")]
+    others = {str(n.module) for n in nodes if isinstance(n, ast.ImportFrom) and n not in own}
+    others |= {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+
+    assert own
+    for node in own:
+        assert {alias.name for alias in node.names} <= defined_names(str(node.module))
+    assert [name for name in others if not importlib.util.find_spec(name.split(".")[0])] == []
+
+
+def test_the_monitors_need_nothing_of_lit_rlhf() -> None:
+    sources = [cell.source for cell in code_cells(read(ROOT / f"notebooks/{ALONE}.ipynb"))]
+
+    assert "lit_rlhf" not in "".join(sources)
+
+
+@each_notebook
+def test_outputs_are_there_small_and_without_an_error(path: Path) -> None:
+    notebook = read(path)
+
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    assert {output.output_type for output in outputs(notebook)} <= {
+        "stream",
+        "display_data",
+        "execute_result",
+    }
+    figures = [out.data["image/png"] for out in images(notebook)]
+    assert figures
+    assert max(len(figure) * 3 // 4 for figure in figures) < MAX_FIGURE
+    assert path.stat().st_size < MAX_NOTEBOOK
+
+
+@each_notebook
+def test_no_path_of_a_machine_and_no_warning_is_shown(path: Path) -> None:
+    shown = [
+        *(out.get("text", "") for out in outputs(read(path))),
+        *(str(out.get("data", {}).get("text/plain", "")) for out in outputs(read(path))),
+    ]
+
+    assert [text for text in shown if MACHINE_PATH.search(text) or "Warning" in text] == []
+
+
+@each_notebook
+def test_the_page_of_notebooks_has_each(path: Path) -> None:
+    title = read(path).cells[0].source.splitlines()[0].removeprefix("# ")
+
+    assert f"[{title}](../notebooks/{path.name})" in PAGE
+
+
+@pytest.mark.slow
+@each_notebook
+def test_a_notebook_runs_alone_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
+        "IPYTHONDIR": str(tmp_path / "ipython"),  # nobody's own start-up files
+        "OMP_NUM_THREADS": "1",
+    }
+    client = nbclient.NotebookClient(
+        read(path), timeout=600, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    done = client.execute(env=environment)
+
+    assert len(images(done)) == len(images(read(path)))
+    texts = [output.text for output in outputs(done) if output.get("name") == "stderr"]
+    assert [text for text in texts if "Warning" in text] == []
