@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import tempfile
@@ -29,6 +30,13 @@ SHARED_DATA = Path(__file__).resolve().parents[1] / "../shared/data"
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _propagating() -> None:
+    # Lightning's logger passes messages on to the root's handlers, one of which is `caplog`'s, only
+    # if the root had some when Lightning was imported.
+    logging.getLogger("lightning.pytorch").propagate = True
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ def prepare_model(
     """
     model.train()
     if options.gradient_checkpointing:
-        model.activation_checkpointing_enable()
+        checkpoint_activations(model)
     prepared = optimize_forward(add_adapters(model, options, task, seed))
     # Compilation comes last: a compiled trunk would be compiled for the sizes that
     # `optimize_forward` compares forwards on.
@@ -49,6 +49,13 @@ def prepare_model(
     if options.torch_compile is not None:
         compile_trunk(prepared, options.torch_compile)
     return prepared
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Have a model compute activations again in the backward (gradient checkpointing)."""
+    # transformers 5.23 deprecates the only name that older releases have
+    new_name = getattr(model, "activation_checkpointing_enable", None)
+    (new_name or model.gradient_checkpointing_enable)()
 
 
 def add_adapters(

@@ -82,7 +82,7 @@ def activation_bytes(model: LanguageModel) -> int:
     matmuls = [m for m in network.modules() if isinstance(m, nn.Linear | Conv1D)]
     widths = 1.5 * sum(sum(m.weight.shape) for m in matmuls)
     config = network.config.get_text_config()
-    if network.is_activation_checkpointing:
+    if any(getattr(module, "gradient_checkpointing", False) for module in network.modules()):
         n_layers = config.num_hidden_layers
         widths = widths / n_layers + n_layers * config.hidden_size
     return int(widths * next(network.parameters()).itemsize)

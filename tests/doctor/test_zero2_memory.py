@@ -21,6 +21,7 @@ from lit_rlhf.doctor.zero2_memory import (
 )
 from lit_rlhf.forward import CHUNK_SIZE, map_target_logits, optimize_forward, target_logprobs
 from lit_rlhf.functional import token_entropy, token_logprobs
+from lit_rlhf.models.prepare import checkpoint_activations
 from tests.support.live_memory import LiveTensors
 
 SHAPE = NetworkShape(parameters=1000, layers=3, hidden=8, kv_width=4, vocabulary=50)
@@ -131,7 +132,7 @@ def test_activations_next_to_the_tensors_of_a_llama(
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()  # type: ignore[no-untyped-call]
     optimize_forward(model)
     if checkpointing:
-        model.activation_checkpointing_enable()
+        checkpoint_activations(model)
     ids = torch.randint(4, 280, (ROWS, 2 * TOKENS))
     mask = torch.ones_like(ids, dtype=torch.bool)
     for parameter in model.parameters():

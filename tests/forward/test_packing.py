@@ -16,6 +16,7 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.forward.cpu import TOKEN_MULTIPLE
 from lit_rlhf.models import ModelOptions, load_causal_lm
+from lit_rlhf.models.prepare import checkpoint_activations
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
 
 LENGTHS = (40, 7, 0, 21, 33, 40, 1)
@@ -105,7 +106,7 @@ def test_gradient_checkpointing_recomputes_the_same(family: str) -> None:
     for checkpointing in (False, True):
         model = disable_dropout(optimized_causal_lm(family)).train()
         if checkpointing:
-            model.activation_checkpointing_enable()
+            checkpoint_activations(model)
         # the backward reaches the first forward after the second one has run
         one, other = (hidden_states(model, ids[rows], mask[rows]) for rows in ([0, 3, 1], [4, 6]))
         (one.square().sum() + other.square().sum()).backward()

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lit_rlhf.data import PreferenceBatch, TokenBatch
 from lit_rlhf.forward import hidden_states
+from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.modules import MinibatchOptions, RewardModule, SFTModule, micro_batches
 from lit_rlhf.modules.micro_batches import (
     accumulate,
@@ -101,7 +102,7 @@ def test_a_model_without_a_trunk_of_its_own_counts_its_logits(
 def test_checkpointed_activations_are_the_inputs_of_layers_and_one_layer() -> None:
     model = optimized_causal_lm().train()
     whole = activation_bytes(model)  # two layers
-    model.activation_checkpointing_enable()
+    checkpoint_activations(model)
     assert activation_bytes(model) == whole // 2 + 2 * 16 * 4
 
 

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from lit_rlhf.forward import LanguageModel, eval_mode, optimize_forward
 from lit_rlhf.models import ModelOptions, load_causal_lm
+from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from lit_rlhf.rollout.generation import merge_adapters
 from tests.support.tiny_models import (
@@ -221,7 +222,7 @@ def test_the_models_generation_config_comes_back() -> None:
 def test_gradient_checkpointing_does_not_change_rollouts() -> None:
     model = optimized_causal_lm()
     expected = sampled(model)
-    model.activation_checkpointing_enable()
+    checkpoint_activations(model)
     model.train()
     assert torch.equal(sampled(model).response_ids, expected.response_ids)
     with eval_mode(model):

@@ -75,7 +75,11 @@ def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> PreTrainedConfig:
         ),
         "gemma": lambda: GemmaConfig(**grouped),
         "gemma2": lambda: Gemma2Config(
-            **grouped, sliding_window=8, final_logit_softcapping=2.0, query_pre_attn_scalar=8
+            **grouped,
+            sliding_window=8,
+            final_logit_softcapping=2.0,
+            query_pre_attn_scalar=8,
+            attn_implementation="eager",  # the default of transformers 5.23, but not of 5.17
         ),
     }
     return builders[family]()
