@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.collapse import detect_collapse, monitors_of
 from benchmarks.reproduce.table import Arm, Foundation
-from lit_callbacks import Level, Monitor, default_monitors, read_logged_steps, replay_steps
+from lit_callbacks import default_monitors, read_logged_steps
 from lit_rlhf.lab import gold_reward, parse_request, read_world, render_prompt, well_formed
 
 CURVES = {
@@ -148,16 +149,11 @@ def skewness(values: Sequence[float]) -> float:
 
 def replay_monitors(log: Path) -> dict[str, Any]:
     """First iteration at which each monitor is beyond its threshold, and that of the verdict."""
-
-    def first(monitors: list[Monitor], votes: int) -> int | None:
-        verdicts = replay_steps(read_logged_steps(str(log)), monitors, votes)
-        return next((step for step, found in verdicts if found.level is Level.COLLAPSED), None)
-
     signals = dict.fromkeys(monitor.vote for monitor in default_monitors())
     return {
-        "flagged_at": first(default_monitors(), 2),
+        "flagged_at": detect_collapse(log, default_monitors()).flagged_at,
         "first_warning": {
-            signal: first([monitor for monitor in default_monitors() if monitor.vote == signal], 1)
+            signal: detect_collapse(log, monitors_of(signal)(), votes=1).flagged_at
             for signal in signals
         },
     }
