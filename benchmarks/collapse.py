@@ -135,8 +135,8 @@ def detect_collapse(folder: Path, monitors: list[Monitor], votes: int = 2) -> De
 def compare_with_harm(folder: Path, detection: Detection, bound: float) -> dict[str, Any]:
     """When a run was flagged, and when harm was done.
 
-    A run is flagged in time if no iteration from harm on was called healthy before the flag: the
-    weights that a stop or a roll-back keeps are then those of a policy without harm.
+    A run is flagged in time if no iteration from harm on was called healthy before the flag. A
+    roll-back, which restores weights that later healthy iterations have confirmed, then undoes it.
 
     Args:
         folder: The run's logs.

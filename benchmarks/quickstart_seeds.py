@@ -346,7 +346,8 @@ gold over prompts. KL is in nats per response. A run does harm from the first it
 gold (128 rollouts) is {collapse} such standard deviations below SFT's. The detector's iterations
 are those with its thresholds {margin} times nearer to their baselines, as they are, and {margin}
 times farther away; "healthy until" is the last one that it calls healthy before it flags the
-collapse. What a stop or a roll-back keeps is a policy from before that iteration.
+collapse. A roll-back restores weights that later iterations have confirmed to be healthy, so those
+of a policy from before that iteration.
 
 An earlier criterion asked for the flag itself before harm. Four first runs (seeds 20 to 23) failed
 it: gold falls from its peak to harm within three or four iterations, the monitors move with it, and
