@@ -218,8 +218,12 @@ def raw_service(pieces: Iterable[bytes]) -> Iterator[tuple[str, list[bytes]]]:
         with suppress(OSError):  # the client or the test has gone
             while True:
                 connection, _ = listener.accept()
-                with connection, suppress(OSError):
-                    requests.append(connection.recv(10_000))
+                with connection, connection.makefile("rb") as stream, suppress(OSError):
+                    # whole: closing a socket with unread bytes resets the connection
+                    head = b"".join(iter(stream.readline, b"\r\n"))
+                    size = re.search(rb"(?i)^content-length: (\d+)", head, re.MULTILINE)
+                    assert size is not None, "a request of RemoteScorer has a length"
+                    requests.append(head + stream.read(int(size[1])))
                     for piece in pieces:
                         connection.sendall(piece)
                         if stopped.is_set():
