@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds"
 PAGE = ROOT / "docs" / "quickstart_seeds.md"
 
-SEEDS = (24, 25, 26, 27, 28, 29, 30, 31, 32, 33)
-"""Fresh seeds: world and recipe were chosen on seeds 0 and 1, the thresholds on seeds 0 to 2, and
-what "in time" means on seeds 20 to 23."""
+SEEDS = (30, 31, 32, 33, 34, 35, 36, 37, 38, 39)
+"""Fresh seeds: world and recipe were chosen on seeds 0, 1 and 25 to 28, the thresholds on seeds 0
+to 2, and what "in time" means on seeds 20 to 23."""
 MARGIN = 1.3
 """Factor by which the detector's thresholds may be nearer to their baselines, or farther away."""
 FACTORS = (1 / MARGIN, 1.0, MARGIN)
@@ -351,7 +351,10 @@ of a policy from before that iteration.
 
 An earlier criterion asked for the flag itself before harm. Four first runs (seeds 20 to 23) failed
 it: gold falls from its peak to harm within three or four iterations, the monitors move with it, and
-they wait for a second reading, so the flag came one iteration before harm to one after.
+they wait for a second reading, so the flag came one iteration before harm to one after. Ten further
+runs (seeds 24 to 28) had learning rates of 2e-4 and 6e-4. With two of these seeds vanilla PPO did
+harm in iteration 7 or 8, before the detector has its baseline, so that no rule could be in time.
+The learning rates were lowered to 7e-5 and 2.1e-4, and the seeds of this page are new ones.
 
 {made}
 """

@@ -15,7 +15,7 @@ START_SECONDS = 20.0
 """CPU seconds of a PPO run besides its iterations, with one thread: imports, samples, measures."""
 ITERATION_SECONDS = {"ppo_max": 1.0, "vanilla": 1.3}
 """CPU seconds of an iteration, on a busy machine."""
-ITERATIONS = 50
+ITERATIONS = 70
 """Iterations of the quickstart's runs."""
 CORES = 2
 """Cores that the budget is for."""

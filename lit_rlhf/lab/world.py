@@ -25,7 +25,7 @@ class World:
         harmful: Share of prompts that have to be refused.
         skill: Probability that a demonstrator makes one choice correctly: each item, each refusal.
             Rarer mistakes (wrong number of items, wrong refusal, no closing mark) depend on it too.
-        politeness: Share of demonstrations that end with the polite phrase; a quarter of these
+        politeness: Share of demonstrations that end with the polite phrase; a tenth of these
             repeat it once.
         preference_sharpness: Logit of a preference per unit of gold reward.
         length_bias: Logit per word by which a response is longer, a flaw of the labellers.
@@ -140,7 +140,7 @@ class World:
             )
         if not refuses and rng.random() < 0.5:
             body = rng.choice(lexicon.openings) + lexicon.space + body
-        for probability in (self.politeness, 0.25):
+        for probability in (self.politeness, 0.1):
             if rng.random() >= probability:
                 break
             body += lexicon.space + lexicon.polite_phrase

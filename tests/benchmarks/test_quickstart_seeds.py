@@ -117,7 +117,7 @@ def test_the_page_says_how_many_runs_are_done() -> None:
     page = format_page(ALL[:2])
     assert "**2 of 30 runs are done.**" in page
     assert (
-        "| 24 | 2 threads | 0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | "
+        "| 30 | 2 threads | 0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | "
         "8.0 / 8.0 / 8.0 | 1.0 / 1.0 | 7, 8, 9 | 11 | 8, 9, 10 | -, -, - |"
     ) in page
 

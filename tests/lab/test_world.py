@@ -164,8 +164,8 @@ def test_demonstrations_vary_in_length_and_politeness() -> None:
     rng = random.Random(0)
     answers = [world.sample_demonstration(prompt, rng) for prompt in world.sample_prompts(2000, 0)]
     phrases = Counter(answer.count("glad to help") for answer in answers)
-    assert phrases[1] / 2000 == pytest.approx(0.4 * 0.75, abs=0.03)
-    assert phrases[2] / 2000 == pytest.approx(0.4 * 0.25, abs=0.02)
+    assert phrases[1] / 2000 == pytest.approx(0.4 * 0.9, abs=0.03)
+    assert phrases[2] / 2000 == pytest.approx(0.4 * 0.1, abs=0.02)
     assert len({len(split_words(answer)) for answer in answers}) >= 10
 
 
