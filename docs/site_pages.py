@@ -1,14 +1,15 @@
 """Pages and links of the documentation site that no file in `docs/` holds (hooks of MkDocs).
 
 - `callbacks/README.md`, `CONTRIBUTING.md` and `CHANGELOG.md` become pages.
-- The reference is generated: a page of docstrings for each package, and the keys of every stage's
-  configuration with type, default and description.
+- The reference is generated: a page of docstrings for each package, the keys of every stage's
+  configuration with type, default and description, and all messages.
 - A link that leaves `docs/`, which works in a checkout, leads to the page of that file, or to a
   copy of the file.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import html
 import inspect
@@ -35,7 +36,7 @@ PAGES = {
 """Page of the site by file of the repository, for files outside of `docs/`."""
 COPIES = "files"
 """Folder of the site for other files of the repository that pages link."""
-CONFIGURATION = "reference/configuration.md"
+CONFIGURATION, MESSAGES = "reference/configuration.md", "reference/messages.md"
 _LINK = re.compile(r"(?<=\]\()(?![a-z+]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
@@ -50,6 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         path = f"reference/{package.removeprefix('lit_rlhf.')}.md"
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, CONFIGURATION, content=configuration_page()))
+    files.append(File.generated(config, MESSAGES, content=messages_page()))
     for page_file in files.documentation_pages():
         for target in _linked_outside(page_file):
             copy = f"{COPIES}/{target}"
@@ -106,7 +108,7 @@ def reference_packages(nav: list[dict[str, Any]]) -> Iterator[str]:
     for group in nav:
         for entry in group.get("Reference", []):
             ((title, path),) = entry.items()
-            if path.startswith("reference/") and path != CONFIGURATION:
+            if path.startswith("reference/") and path not in (CONFIGURATION, MESSAGES):
                 yield title
 
 
@@ -198,3 +200,68 @@ def _cell(text: str) -> str:
     # backquotes would show the backslash of an escaped bar
     code = html.escape(text, quote=False).replace("|", "&#124;")
     return text if text == "required" else f"<code>{code}</code>"
+
+
+# --- messages
+
+WARNINGS = {"rank_zero_warn", "warn", "warning"}
+"""Names of the functions that show a warning; the first argument is its text."""
+
+
+def messages_page() -> str:
+    """All warnings, errors of a run and errors of arguments, by the folder that they come from."""
+    sections = [
+        "---\nhide: [toc]\n---\n\n# Messages\n\n"
+        "Generated from the source. Three points stand for what a message fills in. An error of\n"
+        "an argument names it, what was expected and what came. What helps is on the pages on\n"
+        "[failures](../failures.md) and on [runs that do not learn](../troubleshooting.md).\n"
+    ]
+    found = sorted({*messages()})
+    for title, kinds in {
+        "Warnings": {"warning"},
+        "Errors of a run": {kind for _, kind, _ in found} - {"warning", "ValueError"},
+        "Errors of arguments and inputs": {"ValueError"},
+    }.items():
+        rows = "\n".join(
+            f"| {_cell(text)} | `{kind}` | `{place}` |"
+            for place, kind, text in found
+            if kind in kinds
+        )
+        sections.append(f"## {title}\n\n| message | kind | in |\n|---|---|---|\n{rows}\n")
+    return "\n".join(sections)
+
+
+def messages() -> Iterator[tuple[str, str, str]]:
+    """File, kind and text of each message that the source holds whole."""
+    for folder in (ROOT / "lit_rlhf", ROOT / "callbacks" / "lit_callbacks"):
+        for path in sorted(folder.rglob("*.py")):
+            place = str(path.relative_to(folder.parent))
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                    kind, call = ast.unparse(node.exc.func).rpartition(".")[2], node.exc
+                    if kind == "AssertionError":  # of a place that is never reached
+                        continue
+                elif isinstance(node, ast.Call) and _called(node) in WARNINGS:
+                    kind, call = "warning", node
+                else:
+                    continue
+                text = _literal(call.args[0]) if call.args else ""
+                if len(re.findall(r"[^\W\d_]{2,}", text)) > 2:  # or another function writes it
+                    yield place, kind, text
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+
+
+def _literal(node: ast.expr) -> str:
+    """The text of an expression, with points for what is filled in."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return re.sub(r"\s+", " ", text)
+        case ast.JoinedStr(values=parts):
+            return "".join(map(_literal, parts))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _literal(left) + _literal(right)
+        case _:
+            return "..."

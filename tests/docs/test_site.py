@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,25 @@ def test_a_row_has_unit_default_and_the_default_of_its_stage() -> None:
     assert "`model.model_path` | <code>str</code> | required |" in page
     optional = "<code>str &#124; None</code>"  # a bar would end the cell
     assert f"`model.output_dir` | {optional} | <code>None</code> |" in page
+
+
+def test_messages_are_listed_by_kind_with_points_for_what_they_fill_in() -> None:
+    sections = re.split(r"^## .*\n", site_pages.messages_page(), flags=re.MULTILINE)
+    _, warned, of_runs, of_arguments = sections
+    kl = "reward_shaping.kl_estimator=...: as a reward it does not penalize KL. The policy gradient"
+    assert f"| <code>{kl}" in warned
+    assert "KL(policy &#124;&#124; reference)" in warned  # a bar would end the cell
+    stopped = "...: no scores after ... seconds (reward_timeout) for ..."
+    assert (
+        f"| <code>{stopped}</code> | `TimeoutError` | `lit_rlhf/rewards/functions.py` |" in of_runs
+    )
+    asked = "width: expected at least 1 character, got ..."
+    row = f"| <code>{asked}</code> | `ValueError` | `lit_callbacks/live.py` |"
+    assert row in of_arguments
+    for section in (warned, of_runs, of_arguments):
+        rows = [line for line in section.splitlines() if line.startswith("| <code>")]
+        assert len(rows) == len(set(rows)) >= 25
+        assert all(line.count("|") == 4 for line in rows)
 
 
 @pytest.mark.slow
