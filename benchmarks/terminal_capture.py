@@ -1,21 +1,24 @@
-"""Draws the end of what a command printed as an SVG, as a terminal shows it.
+"""Draws the end of what a command printed as a picture of a terminal.
 
 `lit_rlhf quickstart | tee quickstart.txt`, then
-`python benchmarks/terminal_capture.py quickstart.txt quickstart.svg --title "make quickstart"`.
+`python benchmarks/terminal_capture.py quickstart.txt quickstart.png --title "make quickstart"`.
 """
 
 from __future__ import annotations
 
-import io
-import re
+import textwrap
 from pathlib import Path
 
 from jsonargparse import auto_cli
-from rich.console import Console
-from rich.text import Text
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 
-WIDTH = 100
+WIDTH = 80
 """Characters of a line; longer ones are wrapped, as in a terminal."""
+FONT = FontProperties(family="monospace", size=9)
+CHARACTER_WIDTH, LINE_HEIGHT = 0.0753, 0.155  # inches, of this font
+MARGIN = 0.15
+BACKGROUND, FOREGROUND, TITLE = "#1f2430", "#d8dee9", "#8b93a5"
 
 
 def draw_terminal(text: str, output: str, title: str = "", lines: int = 36) -> None:
@@ -23,17 +26,31 @@ def draw_terminal(text: str, output: str, title: str = "", lines: int = 36) -> N
 
     Args:
         text: File with the output of a command, as `tee` wrote it.
-        output: Path of the SVG.
-        title: Title of the window.
+        output: Path of the picture, a PNG or SVG by its suffix.
+        title: What is written above the lines, as the command that printed them.
         lines: How many lines are shown, from the end.
     """
-    shown = Path(text).read_text("utf-8").rstrip().splitlines()[-lines:]
-    console = Console(record=True, width=WIDTH, file=io.StringIO(), legacy_windows=False)
-    console.print(Text("\n".join(shown), overflow="fold"))
-    svg = console.export_svg(title=title)
-    # rich asks another host for its font; without, the reader's monospaced one is used
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
-    Path(output).write_text(svg, "utf-8")
+    kept = Path(text).read_text("utf-8").rstrip().splitlines()[-lines:]
+    shown = [
+        part
+        for line in kept
+        for part in textwrap.wrap(line, WIDTH, drop_whitespace=False, break_on_hyphens=False)
+        or [""]
+    ]
+    rows = [*([f"$ {title}", ""] if title else []), *shown]
+    width = WIDTH * CHARACTER_WIDTH + 2 * MARGIN
+    height = len(rows) * LINE_HEIGHT + 2 * MARGIN
+    figure = Figure(figsize=(width, height), dpi=160, facecolor=BACKGROUND)
+    for number, row in enumerate(rows):
+        figure.text(
+            MARGIN / width,
+            1 - (MARGIN + (number + 0.8) * LINE_HEIGHT) / height,
+            row,
+            color=TITLE if title and number == 0 else FOREGROUND,
+            fontproperties=FONT,
+            parse_math=False,
+        )
+    figure.savefig(output, facecolor=BACKGROUND)
 
 
 if __name__ == "__main__":
