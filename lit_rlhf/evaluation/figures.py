@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from IPython.display import DisplayHandle, Image
 
 PANELS = {
-    "rollout/score": "reward model's score",
+    "rollout/score": "score that PPO optimizes",
     "rollout/gold": "gold reward",
     "rollout/kl": "KL to the SFT policy, nats per response",
     "rollout/response_length": "response length, tokens",

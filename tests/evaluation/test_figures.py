@@ -72,7 +72,7 @@ def test_each_metric_gets_a_panel_with_the_runs_that_have_it(vanilla: Path, ppo_
 
     runs = {title: len(axis.get_lines()) // 2 for title, axis in drawn.items()}
     assert runs == {
-        "reward model's score": 2,
+        "score that PPO optimizes": 2,
         "gold reward": 1,
         "KL to the SFT policy, nats per response": 1,
         "critic's explained variance": 1,
@@ -82,7 +82,7 @@ def test_each_metric_gets_a_panel_with_the_runs_that_have_it(vanilla: Path, ppo_
 def test_a_run_has_one_color_in_all_panels(vanilla: Path, ppo_max: Path) -> None:
     drawn = panels(run_figure({"vanilla": vanilla, "PPO-max": ppo_max}))
 
-    both, gold = drawn["reward model's score"].get_lines(), drawn["gold reward"].get_lines()
+    both, gold = drawn["score that PPO optimizes"].get_lines(), drawn["gold reward"].get_lines()
     assert both[0].get_color() == both[1].get_color() != both[2].get_color()
     assert gold[0].get_color() == both[2].get_color()
 
@@ -104,7 +104,7 @@ def test_the_baseline_is_a_line_in_its_panels(vanilla: Path) -> None:
     figure = run_figure({"vanilla": vanilla}, baseline={"rollout/score": 0.25})
 
     drawn = panels(figure)
-    level = drawn["reward model's score"].get_lines()[-1]
+    level = drawn["score that PPO optimizes"].get_lines()[-1]
     assert np.asarray(level.get_ydata()).tolist() == [0.25, 0.25]
     assert len(drawn["KL to the SFT policy, nats per response"].get_lines()) == 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["vanilla", "SFT"]
@@ -115,7 +115,7 @@ def test_chosen_keys_are_drawn_in_their_order(vanilla: Path) -> None:
 
     assert list(panels(figure)) == [
         "KL to the SFT policy, nats per response",
-        "reward model's score",
+        "score that PPO optimizes",
     ]
 
 
