@@ -282,15 +282,17 @@ def read_results(folder: Path = RESULTS) -> list[RunResult]:
 def format_verdicts(runs: Sequence[RunResult]) -> str:
     """The claims with the number of runs in which they hold, as a Markdown table."""
     n_all = len(SEEDS) * len(ARITHMETICS)
-    lines = ["| claim | required | holds in | verdict |", "|---|---|---|---|"]
+    lines = ["| claim | required | holds in | fails in | verdict |", "|---|---|---|---|---|"]
     for claim in CLAIMS:
-        n_held = sum(map(claim.holds, runs))
-        if len(runs) - n_held > claim.allowed_failures:
+        failed = [run for run in runs if not claim.holds(run)]
+        if len(failed) > claim.allowed_failures:
             verdict = "does not hold"
         else:
             verdict = "holds" if len(runs) == n_all else "open: not all runs are done"
         required = f"{n_all - claim.allowed_failures} of {n_all}"
-        lines.append(f"| {claim.text} | {required} | {n_held} of {len(runs)} | {verdict} |")
+        held = f"{len(runs) - len(failed)} of {len(runs)}"
+        where = "; ".join(f"seed {r.seed}, {ARITHMETICS[r.arithmetic].title}" for r in failed)
+        lines.append(f"| {claim.text} | {required} | {held} | {where or '-'} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -340,6 +342,8 @@ The criterion was fixed before the first of these runs. **{done}**
 
 {verdicts}
 
+With its thresholds as they are, the detector is in time in {in_time} of {n_runs} runs.
+
 {table}Gold and the share of well-formed responses are over 512 held-out prompts with one response
 each, sampled at temperature 1 ([gold](lab.md)). "std" is the standard deviation of the SFT policy's
 gold over prompts. KL is in nats per response. A run does harm from the first iteration whose mean
@@ -374,6 +378,8 @@ def format_page(runs: Sequence[RunResult]) -> str:
         done=f"{len(runs)} of {n_all} runs are done.",
         verdicts=format_verdicts(runs),
         table=f"{format_table(runs)}\n\n" if runs else "",
+        in_time=sum(run.in_time[FACTORS.index(1.0)] for run in runs),
+        n_runs=len(runs),
         collapse=COLLAPSE_STDS,
         margin=MARGIN,
         made=made if runs else "There are no results yet.",

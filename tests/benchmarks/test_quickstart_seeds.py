@@ -59,6 +59,13 @@ def test_missing_runs_leave_a_claim_open() -> None:
     assert verdicts(ALL[:29]) == verdicts([]) == ["open: not all runs are done"] * 4
 
 
+def test_the_runs_in_which_a_claim_fails_are_named() -> None:
+    outcome = AS_EXPECTED.outcome._replace(max_gold=0.6)
+    worse = ALL[4]._replace(outcome=outcome)
+    row = format_verdicts([*ALL[:4], worse, *ALL[5:]]).splitlines()[3]
+    assert f"| 29 of 30 | seed {worse.seed}, 2 threads | does not hold |" in row
+
+
 @pytest.mark.parametrize("place", FAILURES)
 def test_a_failing_run_decides_its_claim_alone(place: int) -> None:
     allowed = CLAIMS[place].allowed_failures
@@ -114,8 +121,9 @@ def test_an_interrupted_run_continues_with_its_first_unfinished_stage(
 
 def test_the_page_says_how_many_runs_are_done() -> None:
     assert "**0 of 30 runs are done.**" in format_page([])
-    page = format_page(ALL[:2])
+    page = format_page([ALL[0]._replace(in_time=[True, False, True]), ALL[1]])
     assert "**2 of 30 runs are done.**" in page
+    assert "the detector is in time in 1 of 2 runs" in page
     assert (
         "| 30 | 2 threads | 0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | "
         "8.0 / 8.0 / 8.0 | 1.0 / 1.0 | 7, 8, 9 | 11 | 8, 9, 10 | -, -, - |"
