@@ -26,7 +26,7 @@ STYLE = {
     "svg.fonttype": "none",
 }
 TITLES = {
-    "score": "reward model's score",
+    "score": "reward model's score, above SFT's",
     "gold": "gold reward",
     "kl": "KL to the SFT policy, nats per response",
     "response_length": "response length, tokens",
@@ -121,6 +121,9 @@ def draw_course(axis: Axes, measure: str, arms: Sequence[Arm], results: Results)
         # gold is measured on the same held-out prompts in every sample, so it is less noisy there
         kind = "samples" if measure in ("gold", "win") else "curves"
         courses = [run[kind][measure] for run in found]
+        if measure == "score":  # each seed has a reward model of its own, with a zero of its own
+            starts = [run["samples"]["score"][0] for run in found]
+            courses = [np.array(c, float) - s for c, s in zip(courses, starts, strict=True)]
         if courses:
             steps = found[0][kind]["iteration"]
             band(axis, courses, steps, arm.label, color)

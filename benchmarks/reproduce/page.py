@@ -13,6 +13,9 @@ from benchmarks.reproduce.drawing import Results, draw
 from benchmarks.reproduce.table import (
     CORES,
     EXPERIMENTS,
+    Arm,
+    Experiment,
+    Foundation,
     arms_by_name,
     foundations_by_name,
     total_seconds,
@@ -35,8 +38,15 @@ def read_results(folder: Path) -> dict[int, dict[str, Mapping[str, Any]]]:
     return dict(sorted(results.items()))
 
 
+def has_seeds(experiment: Experiment, results: Results) -> bool:
+    """Whether each curve of a figure has `MIN_SEEDS` runs."""
+    seeds = [results.get(seed, {}) for seed in experiment.seeds]
+    parts: list[Arm | Foundation] = [*experiment.arms, *experiment.foundations]
+    return all(sum(part.name in runs for runs in seeds) >= MIN_SEEDS for part in parts)
+
+
 def write_page(results_folder: Path, docs: Path) -> Iterator[Path]:
-    """Draw every figure that has a run, and write the page.
+    """Draw every figure whose curves all have `MIN_SEEDS` runs, and write the page.
 
     Args:
         results_folder: Folder of the results.
@@ -48,9 +58,10 @@ def write_page(results_folder: Path, docs: Path) -> Iterator[Path]:
     results = read_results(results_folder)
     drawn = []
     for experiment in EXPERIMENTS.values():
-        figure = draw(experiment, results)
         path = docs / IMAGES / f"{experiment.name}.svg"
-        if figure is not None:
+        if not has_seeds(experiment, results):
+            path.unlink(missing_ok=True)
+        elif (figure := draw(experiment, results)) is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, metadata={"Date": None})  # the same data give the same file
             drawn.append(experiment.name)
@@ -95,7 +106,7 @@ def format_page(results: Results, drawn: list[str]) -> str:
         measured=measured,
         versions=f" with {'; '.join(versions)}" if versions else "",
         rows="\n".join(rows),
-        figures="\n".join(figures) or "No run has finished yet.\n",
+        figures="\n".join(figures) or "No figure has all its runs yet.\n",
         hours=f"{total_seconds() / 3600 / CORES:.1f}",
         min_seeds=MIN_SEEDS,
     )

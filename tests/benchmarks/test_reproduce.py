@@ -27,7 +27,7 @@ from benchmarks.reproduce.measuring import (
     skewness,
     summarize_samples,
 )
-from benchmarks.reproduce.page import IMAGES, PAGE, format_page, read_results
+from benchmarks.reproduce.page import IMAGES, PAGE, format_page, has_seeds, read_results
 from benchmarks.reproduce.running import RESULTS, Plan, subtract
 from benchmarks.reproduce.table import (
     ADDED,
@@ -316,7 +316,12 @@ def made_up() -> dict[int, dict[str, Any]]:
             **{name: [None, 1.0, 9.0] for name in panels},
             **{"iteration": [1, 2, 3], "step": [5, 10, 15], "accuracy": [0.5, 0.6, 0.7]},
         },
-        "samples": {**course, "histograms": [[1, 2, 1]] * 3, "histogram_edges": [0, 1, 2, 3]},
+        "samples": {
+            **course,
+            "score": [2.0, 4.0, 6.0],
+            "histograms": [[1, 2, 1]] * 3,
+            "histogram_edges": [0, 1, 2, 3],
+        },
         "preferences": {"helpful": outcome, "harmless": outcome},
         "text_perplexity": {"sft": 3.0, "policy": 4.0},
         "first_warning": {"kl": 3, "reward": None},
@@ -341,9 +346,27 @@ def test_a_figure_without_runs_is_none() -> None:
     assert draw(EXPERIMENTS["fig4"], {99: made_up()[SEEDS[0]]}) is None  # not a seed of it
 
 
+def test_a_figure_is_on_the_page_when_each_curve_has_its_seeds() -> None:
+    three = {seed: made_up()[SEEDS[0]] for seed in SEEDS[:3]}
+    assert has_seeds(EXPERIMENTS["fig4"], three)
+    assert has_seeds(EXPERIMENTS["fig2"], three)
+    assert not has_seeds(EXPERIMENTS["fig4"], made_up())
+    lost = {**three[SEEDS[0]]}
+    del lost["vanilla"], lost["foundation-biased-zh"]
+    assert not has_seeds(EXPERIMENTS["fig4"], {**three, SEEDS[0]: lost})
+    assert not has_seeds(EXPERIMENTS["fig2"], {**three, SEEDS[0]: lost})
+
+
+def test_scores_are_drawn_above_that_of_their_start() -> None:
+    figure = draw(EXPERIMENTS["fig4"], made_up())
+    assert figure is not None
+    panel = next(axis for axis in figure.axes if "score" in axis.get_title("left"))
+    assert panel.get_lines()[0].get_ydata().tolist() == [-1.0, 7.0]  # 1 and 9
+
+
 def test_the_page_is_that_of_the_committed_results() -> None:
     found = read_results(RESULTS)
-    drawn = [name for name, figure in EXPERIMENTS.items() if draw(figure, found) is not None]
+    drawn = [name for name, figure in EXPERIMENTS.items() if has_seeds(figure, found)]
 
     page = (ROOT / "docs" / PAGE).read_text("utf-8")
     assert page == format_page(found, drawn)
