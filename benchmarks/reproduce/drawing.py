@@ -28,7 +28,7 @@ STYLE = {
 TITLES = {
     "score": "reward model's score, above SFT's",
     "gold": "gold reward",
-    "kl": "KL to the SFT policy, nats per response",
+    "kl": "KL to SFT, nats per response",
     "response_length": "response length, tokens",
     "perplexity": "perplexity of the responses",
     "win": "wins against SFT by gold, share",
