@@ -209,7 +209,7 @@ WARNINGS = {"rank_zero_warn", "warn", "warning"}
 
 
 def messages_page() -> str:
-    """All warnings, errors of a run and errors of arguments, by the folder that they come from."""
+    """All warnings, errors of a run and errors of arguments, by the file that they come from."""
     sections = [
         "---\nhide: [toc]\n---\n\n# Messages\n\n"
         "Generated from the source. Three points stand for what a message fills in. An error of\n"
@@ -238,7 +238,7 @@ def messages() -> Iterator[tuple[str, str, str]]:
             place = str(path.relative_to(folder.parent))
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                    kind, call = ast.unparse(node.exc.func).rpartition(".")[2], node.exc
+                    kind, call = _called(node.exc), node.exc
                     if kind == "AssertionError":  # of a place that is never reached
                         continue
                 elif isinstance(node, ast.Call) and _called(node) in WARNINGS:

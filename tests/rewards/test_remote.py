@@ -220,7 +220,9 @@ def raw_service(pieces: Iterable[bytes]) -> Iterator[tuple[str, list[bytes]]]:
                 connection, _ = listener.accept()
                 with connection, connection.makefile("rb") as stream, suppress(OSError):
                     # whole: closing a socket with unread bytes resets the connection
-                    head = b"".join(iter(stream.readline, b"\r\n"))
+                    head = b""
+                    while (line := stream.readline()).strip():
+                        head += line
                     size = re.search(rb"(?i)^content-length: (\d+)", head, re.MULTILINE)
                     assert size is not None, "a request of RemoteScorer has a length"
                     requests.append(head + stream.read(int(size[1])))
