@@ -338,7 +338,7 @@ class Benchmark:
 
         def collect() -> dict[str, Any]:
             report = read_json(output)
-            rows = [json.loads(line) for line in responses.read_text("utf-8").splitlines()]
+            rows = [json.loads(line) for line in responses.read_bytes().splitlines()]
             return {
                 "n_prompts": report["n_prompts"],
                 "policies": {Path(p).name: r for p, r in report["policies"].items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,6 @@ STYLE = {
     "axes.titlesize": 10,
     "axes.labelsize": 9,
     "legend.frameon": False,
-    "svg.hashsalt": "reproduction",  # the same data give the same file
-    "svg.fonttype": "none",
 }
 TITLES = {
     "score": "reward model's score, above SFT's",
@@ -48,21 +47,14 @@ def runs_of(part: Arm | Foundation, results: Results) -> list[Mapping[str, Any]]
     return [runs[part.name] for runs in results.values() if part.name in runs]
 
 
-def draw(experiment: Experiment, results: Results) -> Figure | None:
+def draw(experiment: Experiment, results: Results) -> Figure:
     """Draw a figure from the results that there are.
 
     Args:
         experiment: The figure.
         results: Results by seed; only the seeds of the figure are drawn.
-
-    Returns:
-        The figure; `None` if it has no run yet.
     """
     chosen = {seed: runs for seed, runs in results.items() if seed in experiment.seeds}
-    parts: list[Arm | Foundation] = [*experiment.arms, *experiment.foundations]
-    names = {part.name for part in parts}
-    if not any(names & runs.keys() for runs in chosen.values()):
-        return None
     drawing = {
         "curves": draw_curves,
         "differences": draw_differences,
@@ -76,6 +68,12 @@ def draw(experiment: Experiment, results: Results) -> Figure | None:
     }[experiment.kind]
     with rc_context(STYLE):  # type: ignore[arg-type]  # older stubs type the keys
         return drawing(experiment, chosen)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as SVG; the same data give the same file."""
+    with rc_context({"svg.hashsalt": path.stem}):
+        figure.savefig(path, metadata={"Date": None})
 
 
 def band(

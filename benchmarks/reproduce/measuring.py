@@ -89,7 +89,7 @@ def read_curves(log: Path) -> dict[str, list[float | None]]:
 
 def read_prompts(root: Path) -> list[str]:
     """The held-out prompts as the models read them."""
-    lines = (root / "world" / "prompts_heldout.jsonl").read_text("utf-8").splitlines()
+    lines = (root / "world" / "prompts_heldout.jsonl").read_bytes().splitlines()
     return [render_prompt(json.loads(line)["prompt"]) for line in lines]
 
 
@@ -100,7 +100,7 @@ def summarize_samples(path: Path, prompts: Sequence[str]) -> dict[str, Any]:
         path: File of a `SampleTimeline`, whose first samples are those of the SFT policy.
         prompts: The prompts as the models read them.
     """
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     steps = {step: list(rows) for step, rows in groupby(lines, lambda line: line["step"])}
     scores = [line["score"] for line in lines]
     edges = np.linspace(min(scores), max(scores) + 1e-6, BINS + 1)
@@ -162,7 +162,7 @@ def replay_monitors(log: Path) -> dict[str, Any]:
 def compare_responses(path: Path) -> dict[str, dict[str, float]]:
     """Wins of a policy against SFT by gold, for helpful and harmful requests."""
     by_policy: dict[str, dict[str, list[float]]] = {}
-    for line in path.read_text("utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         record = json.loads(line)
         harmful = parse_request(render_prompt(record["prompt"])).harmful
         kind = "harmless" if harmful else "helpful"

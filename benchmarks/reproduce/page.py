@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reproduce.claims import CLAIMS, MIN_SEEDS, Verdict, judge
-from benchmarks.reproduce.drawing import Results, draw
+from benchmarks.reproduce.drawing import Results, draw, save
 from benchmarks.reproduce.table import (
     CORES,
     EXPERIMENTS,
@@ -61,9 +61,9 @@ def write_page(results_folder: Path, docs: Path) -> Iterator[Path]:
         path = docs / IMAGES / f"{experiment.name}.svg"
         if not has_seeds(experiment, results):
             path.unlink(missing_ok=True)
-        elif (figure := draw(experiment, results)) is not None:
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, metadata={"Date": None})  # the same data give the same file
+            save(draw(experiment, results), path)
             drawn.append(experiment.name)
             yield path
     yield write_text(docs / PAGE, format_page(results, drawn))

@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import running
 from benchmarks.reproduce.claims import CLAIMS, Check, Claim, Runs, Value, Verdict, judge
-from benchmarks.reproduce.drawing import draw
+from benchmarks.reproduce.drawing import draw, save
 from benchmarks.reproduce.measuring import (
     BINS,
     averaged,
@@ -279,11 +280,12 @@ def test_samples_are_compared_with_those_of_the_start(tmp_path: Path) -> None:
     row = {"score": 1.0, "kl": 0.5, "length": 3, "truncated": False}
     rows = [
         {"step": step, "prompt_index": index, "prompt": "", "response": response, **row}
-        for step, responses in ((0, ["iron.", "iron."]), (2, ["iron.", ""]))
+        for step, responses in ((0, ["iron.", "iron."]), (2, ["iron.", "\x85\u2028"]))
         for index, response in enumerate(responses)
     ]
     path = tmp_path / "samples.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    # as the timeline writes them: line breaks of Unicode are part of a response
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
 
     found = summarize_samples(path, prompts)
 
@@ -335,15 +337,23 @@ def made_up() -> dict[int, dict[str, Any]]:
     "name", ["fig4", "fig2", "fig3", "fig10", "fig12", "fig13", "size", "monitors", "tricks"]
 )
 def test_a_figure_of_each_kind_is_drawn(tmp_path: Path, name: str) -> None:
-    figure = draw(EXPERIMENTS[name], made_up())
+    path = tmp_path / "figure.svg"
+    files = []
+    for _ in range(2):
+        save(draw(EXPERIMENTS[name], made_up()), path)
+        files.append(path.read_bytes())
+    assert files[0] == files[1]
 
-    assert figure is not None
-    figure.savefig(tmp_path / "figure.svg")
 
+def test_other_seeds_than_the_figures_are_not_drawn() -> None:
+    one = made_up()[SEEDS[0]]
+    samples = {**one["vanilla"]["samples"], "gold": [9.0, 9.0, 9.0]}
+    other = {**one, "vanilla": {**one["vanilla"], "samples": samples}}
 
-def test_a_figure_without_runs_is_none() -> None:
-    assert draw(EXPERIMENTS["fig4"], {}) is None
-    assert draw(EXPERIMENTS["fig4"], {99: made_up()[SEEDS[0]]}) is None  # not a seed of it
+    figure = draw(EXPERIMENTS["fig4"], {SEEDS[0]: one, 99: other})
+
+    (panel,) = (axis for axis in figure.axes if axis.get_title("left") == "gold reward")
+    assert np.allclose(panel.get_lines()[0].get_ydata(), [0.0, 1.0, 2.0])
 
 
 def test_a_figure_is_on_the_page_when_each_curve_has_its_seeds() -> None:
@@ -359,7 +369,6 @@ def test_a_figure_is_on_the_page_when_each_curve_has_its_seeds() -> None:
 
 def test_scores_are_drawn_above_that_of_their_start() -> None:
     figure = draw(EXPERIMENTS["fig4"], made_up())
-    assert figure is not None
     panel = next(axis for axis in figure.axes if "score" in axis.get_title("left"))
     assert panel.get_lines()[0].get_ydata().tolist() == [-1.0, 7.0]  # 1 and 9
 
