@@ -78,12 +78,11 @@ class Value:
 
     def __str__(self) -> str:
         """The number in words."""
-        label = self.part.label if isinstance(self.part, Arm) else self.part.name
         measure = self.measure.replace("_", " ").replace(".", ", ")
         if self.at == "end":
-            return f"{measure} of {label}"
+            return f"{measure} of {self.part.label}"
         words = {"start": "at the start of", "early": "in the first quarter of"}
-        return f"{measure} {words.get(self.at, f'at its {self.at} in')} {label}"
+        return f"{measure} {words.get(self.at, f'at its {self.at} in')} {self.part.label}"
 
 
 def _pick(course: Sequence[float | None], at: At, width: int) -> float:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.reproduce.claims import Runs, Value
-from benchmarks.reproduce.table import Arm, Experiment, Foundation
+from benchmarks.reproduce.table import LANGUAGES, Arm, Experiment, Foundation
 
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLE = {
@@ -27,7 +27,7 @@ STYLE = {
 TITLES = {
     "score": "reward model's score, above SFT's",
     "gold": "gold reward",
-    "kl": "KL to SFT, nats per response",
+    "kl": "KL to the reference, nats per response",
     "response_length": "response length, tokens",
     "perplexity": "perplexity of the responses",
     "win": "wins against SFT by gold, share",
@@ -35,7 +35,8 @@ TITLES = {
     "value_loss": "value loss",
     "explained_variance": "critic's explained variance",
 }
-SIGNED_LOG = ("kl", "value_loss")
+SIGNED_LOG = {"kl": 5.0, "value_loss": 5.0, "perplexity": 50.0}
+"""Measures on a logarithmic scale beyond 1 where their largest value is above this."""
 FLOORS = {"explained_variance": -1.0}
 COLUMNS = 4
 OUTCOMES = {"win": "#0072B2", "tie": "#D9D9D9", "lose": "#D55E00"}
@@ -101,7 +102,7 @@ def band(
 
 def finish_panel(axis: Axes, measure: str) -> None:
     """Title, scale and grid of a panel."""
-    if measure in SIGNED_LOG and axis.dataLim.y1 > 5.0:
+    if axis.dataLim.y1 > SIGNED_LOG.get(measure, math.inf):
         axis.set_yscale("symlog", linthresh=1.0)
         axis.yaxis.set_major_formatter("{x:g}")
     if measure in FLOORS:
@@ -126,12 +127,8 @@ def draw_course(axis: Axes, measure: str, arms: Sequence[Arm], results: Results)
             steps = found[0][kind]["iteration"]
             band(axis, courses, steps, arm.label, color)
     if measure == "gold":
-        starts = [
-            Value(arm, "gold", "start").of(r)
-            for r in results.values()
-            for arm in arms
-            if arm.name in r
-        ]
+        # the first arm of a figure starts from the SFT policy, others may not
+        starts = [run["samples"]["gold"][0] for run in runs_of(arms[0], results)]
         axis.axhline(float(np.mean(starts)), color="#555555", linestyle="--", linewidth=1.0)
     finish_panel(axis, measure)
 
@@ -162,7 +159,7 @@ def draw_differences(experiment: Experiment, results: Results) -> Figure:
         for run, color in zip(runs_of(foundation, results), cycle(COLORS), strict=False):
             axis.stairs(run["histogram"], run["histogram_edges"], color=color)
         axis.axvline(0.0, color="black", linewidth=0.8)
-        axis.set_title({"en": "English", "zh": "Chinese"}[foundation.language])
+        axis.set_title(LANGUAGES[foundation.language])
         axis.set_xlabel("chosen minus rejected score, a line per seed")
     return figure
 
@@ -176,8 +173,7 @@ def draw_accuracy(experiment: Experiment, results: Results) -> Figure:
         if found:
             courses = [run["curves"]["accuracy"] for run in found]
             smooth = [moving_mean(course) for course in courses]
-            label = f"{foundation.language}, {'a fifth' if foundation.overlays else 'all'}"
-            band(first, smooth, found[0]["curves"]["step"], label, color)
+            band(first, smooth, found[0]["curves"]["step"], foundation.label, color)
     finish_panel(first, "accuracy in training batches")
     first.set_xlabel("step of reward modelling")
     first.legend(fontsize=8)
@@ -206,9 +202,10 @@ def draw_outcomes(experiment: Experiment, results: Results) -> Figure:
             share = float(np.mean([run[outcome] for run in found]))
             label = outcome if place == 0 else None
             axis.barh(place, share, left=left, color=color, height=0.6, label=label)
-            axis.text(left + share / 2, place, f"{100 * share:.0f}", ha="center", va="center")
+            if share > 0.02:  # narrower than its number
+                axis.text(left + share / 2, place, f"{100 * share:.0f}", ha="center", va="center")
             left += share
-    names = [f"{arm.foundation.language}, {kind}" for arm, kind in bars]
+    names = [f"{LANGUAGES[arm.foundation.language]}, {kind}" for arm, kind in bars]
     axis.set_yticks(range(len(bars)), names)
     axis.invert_yaxis()
     axis.set_xlabel("share of prompts, PPO-max against SFT by gold")
@@ -230,14 +227,20 @@ def draw_language(experiment: Experiment, results: Results) -> Figure:
 
 
 def draw_bars(axis: Axes, named: Mapping[str, Value], results: Results) -> None:
-    """Means of numbers as bars, with the seeds as points; `None` of a monitor is left out."""
-    for place, value in enumerate(named.values()):
+    """Means of numbers as bars, seeds as points; a label says if not all seeds have the number."""
+    labels = []
+    for place, (name, value) in enumerate(named.items()):
         numbers = [value.of(runs) for runs in results.values() if value.part.name in runs]
         finite = [number for number in numbers if math.isfinite(number)]
         if finite:
-            axis.bar(place, float(np.mean(finite)), color="#9ecae1")
-            axis.plot([place] * len(finite), finite, "k.", markersize=4)
-    axis.set_xticks(range(len(named)), list(named), rotation=30, ha="right", fontsize=8)
+            mean = float(np.mean(finite))
+            axis.bar(place, mean, color="#9ecae1")
+            axis.plot([place - 0.25] * len(finite), finite, "k.", markersize=4)
+            axis.text(place + 0.38, mean, f"{mean:.3g}", fontsize=8, ha="right", va="bottom")
+        some = len(finite) < len(numbers)
+        labels.append(f"{name} ({len(finite)} of {len(numbers)})" if some else name)
+    axis.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)
+    axis.set_xlim(-0.6, len(labels) - 0.4)
 
 
 def draw_distribution(experiment: Experiment, results: Results) -> Figure:
@@ -267,7 +270,7 @@ def draw_frontier(experiment: Experiment, results: Results) -> Figure:
                 label = arm.label if number == 0 else None
                 axis.plot(root_kl, samples[measure], ".-", color=color, alpha=0.7, label=label)
         finish_panel(axis, measure)
-        axis.set_xlabel("root of KL to SFT, nats per response")
+        axis.set_xlabel("root of KL to the reference, nats per response")
     figure.axes[0].legend(fontsize=8)
     return figure
 

@@ -29,6 +29,9 @@ MAIN_SEEDS = (*SEEDS, 43, 44)
 """Seeds of Figures 4, 6 and 7."""
 
 
+LANGUAGES = {"en": "English", "zh": "Chinese"}
+
+
 @dataclass(frozen=True)
 class Foundation:
     """World, SFT model and reward model that PPO starts from.
@@ -69,6 +72,15 @@ class Foundation:
             *self.overlays,
         ]
         return "-".join(["foundation", *parts])
+
+    @property
+    def label(self) -> str:
+        """Its reward model in words."""
+        kinds = (overlay.removesuffix("_reward_model") for overlay in self.overlays)
+        words = [*kinds, LANGUAGES[self.language], "reward model"]
+        words += [f"of {self.pairs} pairs"] if self.pairs else []
+        words += [f"of hidden size {self.hidden}"] if self.hidden else []
+        return " ".join(words)
 
 
 ENGLISH, CHINESE = Foundation(), Foundation(language="zh")
