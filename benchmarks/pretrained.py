@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -75,6 +75,9 @@ CURVES = (
     "rollout/distinct_2",
     "rollout/truncation_rate",
 )
+
+
+Precision = Literal["32-true", "bf16-mixed"]
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,14 @@ class Benchmark:
         base: Folder of the pretrained model.
         data: Folder with the files of `FILES`.
         sizes: Data and iterations.
+        precision: The trainer's precision.
     """
 
     root: Path
     base: str
     data: str
     sizes: Sizes
+    precision: Precision = "32-true"
 
     def write_data(self) -> None:
         """Write the parts of the data, split by prompt, unless they are there."""
@@ -291,6 +296,7 @@ class Benchmark:
         data |= {"val_fraction": 0.0, "val_sources": self.sources("val")}
         changes = {
             "trainer": {
+                "precision": self.precision,
                 "logger": {"init_args": {"save_dir": str(self.path("logs")), "name": name}},
                 **trainer,
             },
@@ -505,6 +511,7 @@ def run(
     parts: tuple[int, ...] = (1, 2, 5, 3, 4),
     seeds: tuple[int, ...] = (0, 1, 2),
     threads: int = 2,
+    precision: Precision = "32-true",
 ) -> None:
     """Do the steps that are missing, in the order of the parts.
 
@@ -517,13 +524,18 @@ def run(
             and 4.
         seeds: Seeds of part 3.
         threads: Threads of a step.
+        precision: The trainer's precision. With bf16-mixed a step takes about 0.6 of the time, on a
+            processor with instructions for it (`avx512_bf16` or `amx_bf16`).
     """
     root = Path(output_dir).resolve()
     results = root / "results"
-    benchmark = Benchmark(root, str(Path(base).resolve()), str(Path(data).resolve()), sizes)
+    benchmark = Benchmark(
+        root, str(Path(base).resolve()), str(Path(data).resolve()), sizes, precision
+    )
     benchmark.write_data()
     settings = {
         "sizes": asdict(sizes),
+        "precision": precision,
         "split": read_json(root / "data" / "split.json"),
         "machine": {"cores": os.cpu_count(), "processor": processor_name()},
         "versions": {
@@ -532,10 +544,13 @@ def run(
         },
     }
     known = root / "results" / "settings.json"
-    if known.exists() and read_json(known)["sizes"] != settings["sizes"]:
-        raise ValueError(
-            f"sizes: expected those of the results in {results}, or another output_dir"
-        )
+    earlier = read_json(known) if known.exists() else settings
+    for name in ("sizes", "precision"):
+        if earlier[name] != settings[name]:
+            raise ValueError(
+                f"{name}: expected that of the results in {results}, {earlier[name]}, or another "
+                f"output_dir; got {settings[name]}"
+            )
     write_text(known, json.dumps(settings, indent=1) + "\n")
     steps = benchmark.steps(seeds)
     wanted = [step for part in parts for step in steps if step.part == part]

@@ -54,6 +54,7 @@ def format_page(results: Mapping[str, Any]) -> str:
     return template.render(
         max_response=settings["sizes"]["max_response"],
         machine=settings["machine"],
+        precision=settings["precision"],
         **{name: text.strip("\n") for name, text in tables.items()},
     )
 

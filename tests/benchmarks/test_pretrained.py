@@ -21,6 +21,7 @@ SETTINGS = {
     "sizes": {"max_response": 96},
     "split": {part: dict.fromkeys(FILES, 7) for part in ("all", "gold", "proxy", "val", "test")},
     "machine": {"cores": 2, "processor": "processor"},
+    "precision": "32-true",
 }
 TINY = Sizes(48, 24, 6, 24, iterations=4, prompts=4, max_new_tokens=4)
 
@@ -122,8 +123,10 @@ def test_finished_steps_are_not_repeated(
     assert ran == ["perplexity_base", "sft"]
     assert "| pretrained | 9.00 [8.00, 10.00] |" in (tmp_path / "pretrained.md").read_text("utf-8")
     assert "[2/3] part 1: sft took 1.0 minutes" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="sizes: expected those of"):
+    with pytest.raises(ValueError, match="sizes: expected that of the results in"):
         pretrained.run("base", "hh", str(tmp_path), Sizes(), parts=(1,))
+    with pytest.raises(ValueError, match=r"precision: .*, 32-true, .* got bf16-mixed"):
+        pretrained.run("base", "hh", str(tmp_path), TINY, precision="bf16-mixed")
 
 
 @pytest.mark.slow
