@@ -27,7 +27,7 @@ STYLE = {
 TITLES = {
     "score": "reward model's score, above SFT's",
     "gold": "gold reward",
-    "kl": "KL to the reference, nats per response",
+    "kl": "KL to the reference, nats",
     "response_length": "response length, tokens",
     "perplexity": "perplexity of the responses",
     "win": "wins against SFT by gold, share",
@@ -146,9 +146,9 @@ def draw_curves(experiment: Experiment, results: Results) -> Figure:
         draw_course(axis, measure, experiment.arms, results)
         axis.set_xlabel("PPO iteration")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside upper center", ncols=min(4, len(labels)), fontsize=9
-    )
+    widest = 0.5 + 0.075 * max(map(len, labels))  # inches of a line's sample and label
+    fitting = min(4, len(labels), int(figure.get_figwidth() / widest))
+    figure.legend(handles, labels, loc="outside upper center", ncols=fitting, fontsize=9)
     return figure
 
 
