@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from benchmarks.reproduce.table import (
     ENGLISH,
     EXPERIMENTS,
     FEW_PAIRS,
+    LEFT_OUT,
     PPO_MAX,
     SEEDS,
     VANILLA,
@@ -381,6 +383,23 @@ def test_the_page_is_that_of_the_committed_results() -> None:
     assert page == format_page(found, drawn)
     images = {path.stem for path in (ROOT / "docs" / IMAGES).glob("*.svg")}
     assert images == set(drawn)
+
+
+def test_the_table_of_tricks_is_that_of_the_committed_results() -> None:
+    figure, found = EXPERIMENTS["tricks"], read_results(RESULTS)
+
+    def gold(arm: Arm, place: int = -1) -> str:
+        golds = [found[seed][arm.name]["samples"]["gold"][place] for seed in figure.seeds]
+        return f"{fmean(golds):.2f}"
+
+    rows = [
+        f"| {added.label.removeprefix('with ')} | {gold(without)} | {gold(added)} |"
+        for without, added in zip(LEFT_OUT, ADDED, strict=True)
+    ]
+    rows.append(f"| none left out, none added | {gold(PPO_MAX)} | {gold(VANILLA)} |")
+    text = (ROOT / "docs" / "tricks.md").read_text("utf-8")
+    assert "\n".join(rows) in text
+    assert f"means of three seeds, SFT has {gold(PPO_MAX, 0)} (" in text
 
 
 # --- a run
