@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -385,13 +386,15 @@ def test_the_page_is_that_of_the_committed_results() -> None:
     assert images == set(drawn)
 
 
+def mean_gold(figure: str, arm: Arm, place: int = -1) -> str:
+    """The committed gold reward of an arm, in the sample at a place, as the pages have it."""
+    found = read_results(RESULTS)
+    seeds = EXPERIMENTS[figure].seeds
+    return f"{fmean(found[seed][arm.name]['samples']['gold'][place] for seed in seeds):.2f}"
+
+
 def test_the_table_of_tricks_is_that_of_the_committed_results() -> None:
-    figure, found = EXPERIMENTS["tricks"], read_results(RESULTS)
-
-    def gold(arm: Arm, place: int = -1) -> str:
-        golds = [found[seed][arm.name]["samples"]["gold"][place] for seed in figure.seeds]
-        return f"{fmean(golds):.2f}"
-
+    gold = partial(mean_gold, "tricks")
     rows = [
         f"| {added.label.removeprefix('with ')} | {gold(without)} | {gold(added)} |"
         for without, added in zip(LEFT_OUT, ADDED, strict=True)
@@ -400,6 +403,21 @@ def test_the_table_of_tricks_is_that_of_the_committed_results() -> None:
     text = (ROOT / "docs" / "tricks.md").read_text("utf-8")
     assert "\n".join(rows) in text
     assert f"means of three seeds, SFT has {gold(PPO_MAX, 0)} (" in text
+
+
+def test_the_page_of_the_worlds_is_that_of_the_committed_results() -> None:
+    figure, found = EXPERIMENTS["worlds"], read_results(RESULTS)
+    gold = partial(mean_gold, "worlds")
+    vanilla, ppo_max = figure.arms
+    text = " ".join((ROOT / "docs" / "lab.md").read_text("utf-8").split())
+    assert (
+        f"gold rises from {gold(vanilla, 0)} to {gold(vanilla, 4)} in iteration 40, where "
+        f"PPO-max's is {gold(ppo_max, 4)}, and ends at {gold(vanilla)}, as PPO-max's does"
+    ) in text
+    assert gold(vanilla) == gold(ppo_max)
+    runs = [found[seed][arm.name] for seed in figure.seeds for arm in figure.arms]
+    assert [run["samples"]["iteration"][4] for run in runs] == [40] * 6
+    assert [run["flagged_at"] for run in runs] == [None] * 6  # the detector flags none of them
 
 
 # --- a run
