@@ -384,6 +384,7 @@ def test_the_page_is_that_of_the_committed_results() -> None:
     assert page == format_page(found, drawn)
     images = {path.stem for path in (ROOT / "docs" / IMAGES).glob("*.svg")}
     assert images == set(drawn)
+    assert f"tests {len(CLAIMS)} statements" in (ROOT / "README.md").read_text("utf-8")
 
 
 def mean_gold(figure: str, arm: Arm, place: int = -1) -> str:
