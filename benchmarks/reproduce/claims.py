@@ -7,6 +7,7 @@ seeds, see `judge`. Claims and rules stand before the runs are made.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -76,13 +77,17 @@ class Value:
             return math.inf if self.measure.startswith("first_warning.") else math.nan
         return float(found)
 
-    def __str__(self) -> str:
-        """The number in words."""
-        measure = self.measure.replace("_", " ").replace(".", ", ")
-        if self.at == "end":
-            return f"{measure} of {self.part.label}"
-        words = {"start": "at the start of", "early": "in the first quarter of"}
-        return f"{measure} {words.get(self.at, f'at its {self.at} in')} {self.part.label}"
+    @property
+    def measure_name(self) -> str:
+        """The measure in words."""
+        words = self.measure.replace("_", " ").replace(".", ", ")
+        return re.sub(r"\bkl\b", "KL", words)
+
+    @property
+    def run_name(self) -> str:
+        """The run in words, with the place in its course unless that is the end."""
+        words = {"end": "", "start": " at the start", "early": " in the first quarter"}
+        return self.part.label + words.get(self.at, f" at its {self.at}")
 
 
 def _pick(course: Sequence[float | None], at: At, width: int) -> float:
@@ -132,28 +137,39 @@ class Check:
 
     def describe(self, seeds: Sequence[Runs]) -> str:
         """The comparison with the means over seeds, and in how many it holds."""
-        shown = _describe_value(self.left, seeds)
-        right = (
-            _describe_value(self.right, seeds)
-            if isinstance(self.right, Value)
-            else f"{self.right:g}"
-        )
+        left, right = self.left, self.right
+        of_one = not isinstance(right, Value) or right.measure == left.measure
+        sides = [
+            f"{side:g}"
+            if not isinstance(side, Value)
+            else f"{'' if of_one else f'{side.measure_name} of '}{_describe(side, seeds)}"
+            for side in (left, right)
+        ]
         factor = "" if self.factor == 1 else f"{self.factor:g} x "
         sign = {"<": "below", ">": "above", "~": "near"}[self.sign]
         if self.sign == "~":
-            margin = f" (within {self.margin:g})"
+            margin = f", within {self.margin:g}"
         else:
             margin = "" if self.margin == 0 else f" {'+' if self.margin > 0 else '-'} "
             margin += "" if self.margin == 0 else f"{abs(self.margin):g}"
         count = sum(self.holds(runs) for runs in seeds)
-        return f"{shown} {sign} {factor}{right}{margin}: {count} of {len(seeds)} seeds"
+        measure = f"{left.measure_name}: " if of_one else ""
+        compared = f"{measure}{sides[0]} {sign} {factor}{sides[1]}{margin}"
+        return f"{compared}; {count} of {len(seeds)} seeds"
 
 
-def _describe_value(value: Value, seeds: Sequence[Runs]) -> str:
+def _describe(value: Value, seeds: Sequence[Runs]) -> str:
     numbers = [number for runs in seeds if math.isfinite(number := value.of(runs))]
-    spread = f" ± {stdev(numbers):.2g}" if len(numbers) > 1 else ""
-    missing = "" if len(numbers) == len(seeds) else f" ({len(seeds) - len(numbers)} never)"
-    return f"{value} {fmean(numbers):.3g}{spread}{missing}" if numbers else f"{value} never"
+    never = len(seeds) - len(numbers)
+    words = [f"{never} never"] if never and numbers else ["never"] if never else []
+    if numbers:
+        spread = f" ± {_shown(stdev(numbers), 2)}" if len(numbers) > 1 else ""
+        words.insert(0, f"{_shown(fmean(numbers), 3)}{spread}")
+    return f"{value.run_name} ({', '.join(words)})"
+
+
+def _shown(number: float, digits: int) -> str:
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.{digits}g}"
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,9 @@ def format_page(results: Results, drawn: list[str]) -> str:
             f" ({seeds})" if finding.verdict is Verdict.NOT_RUN and finding.seeds else ""
         )
         figure = claim.figure
-        link = f"[{figure}]({IMAGES}/{figure}.svg)" if figure in drawn else figure
-        rows.append(f"| {number} | {claim.source} | {claim.text} | {shown} | {verdict} | {link} |")
+        link = f" ([figure]({IMAGES}/{figure}.svg))" if figure in drawn else ""
+        stated = f"{claim.text}<br>*{claim.source}*{link}"
+        rows.append(f"| {number} | {stated} | {shown} | {verdict} |")
     figures = [
         f"### {EXPERIMENTS[name].title}\n\n![{EXPERIMENTS[name].title}]({IMAGES}/{name}.svg)\n"
         for name in drawn

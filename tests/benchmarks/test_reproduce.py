@@ -100,7 +100,12 @@ def test_a_verdict_says_what_was_compared() -> None:
 
     (line,) = judge(claim(check), results((1.0, 0.0), (1.2, 0.0), (-1.4, 0.0))).lines
 
-    expected = "gold of a 0.267 ± 1.4 above 2 x gold at the start of b 0 ± 0 - 0.5: 2 of 3 seeds"
+    expected = "gold: a (0.267 ± 1.4) above 2 x b at the start (0 ± 0) - 0.5; 2 of 3 seeds"
+    assert line == expected
+
+    check = Check(Value(A, "gold", "peak"), "~", Value(A, "response_length"), margin=200.0)
+    (line,) = judge(claim(check), results((123.4, 0.0))).lines
+    expected = "gold of a at its peak (123) near response length of a (8), within 200; 1 of 1 seeds"
     assert line == expected
 
 
