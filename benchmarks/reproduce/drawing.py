@@ -268,7 +268,9 @@ def draw_frontier(experiment: Experiment, results: Results) -> Figure:
                 samples = run["samples"]
                 root_kl = np.sqrt(np.maximum(0.0, np.array(samples["kl"], float)))
                 label = arm.label if number == 0 else None
-                axis.plot(root_kl, samples[measure], ".-", color=color, alpha=0.7, label=label)
+                course = np.array(samples[measure], float)
+                course -= course[0] if measure == "score" else 0.0  # as in `draw_course`
+                axis.plot(root_kl, course, ".-", color=color, alpha=0.7, label=label)
         finish_panel(axis, measure)
         axis.set_xlabel("root of KL to the reference, nats per response")
     figure.axes[0].legend(fontsize=8)
