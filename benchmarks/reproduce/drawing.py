@@ -202,7 +202,7 @@ def draw_outcomes(experiment: Experiment, results: Results) -> Figure:
             share = float(np.mean([run[outcome] for run in found]))
             label = outcome if place == 0 else None
             axis.barh(place, share, left=left, color=color, height=0.6, label=label)
-            if share > 0.02:  # narrower than its number
+            if share > 0.02:  # else it is narrower than its number
                 axis.text(left + share / 2, place, f"{100 * share:.0f}", ha="center", va="center")
             left += share
     names = [f"{LANGUAGES[arm.foundation.language]}, {kind}" for arm, kind in bars]
