@@ -19,7 +19,13 @@ from lit_rlhf.forward.chunked_logits import (
     target_logprobs,
     target_logprobs_from_hidden,
 )
-from lit_rlhf.forward.cpu import PadToMultiple, give_back_freed_memory, keep_freed_memory
+from lit_rlhf.forward.cpu import (
+    PadToMultiple,
+    give_back_freed_memory,
+    keep_freed_memory,
+    limit_kept_memory,
+    resident_bytes,
+)
 from lit_rlhf.forward.networks import (
     ForwardPlan,
     LanguageModel,
@@ -72,11 +78,13 @@ __all__ = [
     "hidden_states",
     "keep_freed_memory",
     "layout_arguments",
+    "limit_kept_memory",
     "logits_from_hidden",
     "map_target_logits",
     "on_device",
     "optimize_forward",
     "position_ids_from_mask",
+    "resident_bytes",
     "response_logits",
     "response_values",
     "scalar_head_of",

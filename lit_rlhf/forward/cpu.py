@@ -7,10 +7,12 @@ Nothing here changes a result by more than rounding. `optimize_forward` decides 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -149,11 +151,15 @@ NO_PADDING = PadToMultiple()
 
 # A large tensor's memory comes from the operating system page by page as it is touched, and glibc
 # returns it as soon as the tensor is freed. During training, the next tensor pays for it again.
+# Where glibc keeps the memory, larger tensors do not fit into the gaps that smaller ones leave, and
+# the process grows from update to update: training a reward model of 135 million parameters took
+# 5.6 GiB in its 5th update and 10.8 in its 40th. So kept memory is returned once there is much.
 
 # parameters of mallopt(3)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES, DEFAULT_BYTES = 2**30, 128 * 2**10
 MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+OWN_PAGES = Path("/proc/self/statm")
 
 
 def keep_freed_memory() -> bool:
@@ -167,6 +173,27 @@ def keep_freed_memory() -> bool:
     if any(name in os.environ for name in MALLOC_VARIABLES):
         return False
     return _set_malloc_thresholds(KEEP_BYTES)
+
+
+def limit_kept_memory(floor: int) -> int:
+    """Return kept memory to the operating system if the process has grown by 1 GiB above `floor`.
+
+    Args:
+        floor: What the last call returned, in bytes; 0 for the first one.
+
+    Returns:
+        The least resident memory since the last return, in bytes.
+    """
+    resident = resident_bytes()
+    if resident - floor > KEEP_BYTES:
+        ctypes.CDLL(None).malloc_trim(0)
+        return resident_bytes()
+    return min(floor, resident)
+
+
+def resident_bytes() -> int:
+    """The memory that this process occupies, in bytes; Linux only."""
+    return int(OWN_PAGES.read_text("ascii").split()[1]) * mmap.PAGESIZE
 
 
 def give_back_freed_memory() -> None:

@@ -26,7 +26,12 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_callbacks import Collapse, count_resumed_epoch, find_collapse
 from lit_rlhf.data import DialogueEncoder, PromptDataModule, RecordDataModule
-from lit_rlhf.forward import LanguageModel, give_back_freed_memory, keep_freed_memory
+from lit_rlhf.forward import (
+    LanguageModel,
+    give_back_freed_memory,
+    keep_freed_memory,
+    limit_kept_memory,
+)
 from lit_rlhf.models import (
     ModelCardInfo,
     ModelOptions,
@@ -153,7 +158,8 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         self._collapse: Collapse | None = None  # what ended the run
         self._random_state: dict[str, Any] = {}
         self._trained = False
-        self._keeps_memory = False
+        # of `limit_kept_memory`; `None` where freed memory is not kept
+        self._resident_floor: int | None = None
         self._loader_states: list[dict[str, Any]] = []
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             model_path, trust_remote_code=self.network.trust_remote_code
@@ -482,7 +488,8 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
             for optimizer, schedule in self.trained_networks()
         ]
         self._settings = None  # of an earlier fit
-        self._keeps_memory = self.device.type == "cpu" and keep_freed_memory()
+        keeps_memory = self.device.type == "cpu" and keep_freed_memory()
+        self._resident_floor = 0 if keeps_memory else None
 
     def on_train_start(self) -> None:
         """Restore random state and position in the data from a checkpoint, and apply changes.
@@ -504,6 +511,11 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         self._random_state = {}
         self.timer = PhaseTimer(self.device)
         self._trained = True
+
+    def on_train_batch_end(self, *_: object) -> None:
+        """Return some of the freed memory that is kept on a CPU, if there is much of it."""
+        if self._resident_floor is not None:
+            self._resident_floor = limit_kept_memory(self._resident_floor)
 
     def apply_changes(self, names: set[str]) -> None:
         """Put configured values in place of those that a checkpoint has restored.
@@ -534,7 +546,7 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         ended = self._trained or self.trainer.ckpt_path is not None
         if ended and not self.fast_dev_run:
             self.save_finished()
-        if self._keeps_memory:
+        if self._resident_floor is not None:
             give_back_freed_memory()
 
     @property

@@ -23,7 +23,7 @@ from lit_rlhf.doctor.zero2_memory import (
     ppo_memory,
     zero2_model_states,
 )
-from lit_rlhf.forward import LanguageModel, Offloaded, unwrap_model
+from lit_rlhf.forward import LanguageModel, Offloaded, resident_bytes, unwrap_model
 from lit_rlhf.modules import (
     ROLLOUT_MEMORY,
     UPDATE_MEMORY,
@@ -34,7 +34,7 @@ from lit_rlhf.rollout import default_tokens_per_forward
 
 GIB = 2**30
 TIGHT = 0.9  # share of the memory above which fragmentation may be too much
-MEMORY, OWN_PAGES = Path("/proc/meminfo"), Path("/proc/self/statm")  # Linux only
+MEMORY = Path("/proc/meminfo")  # Linux only
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -245,13 +245,11 @@ def free_memory(device: torch.device) -> int:
 
 def free_cpu_memory() -> int:
     """Bytes of CPU memory that this process can use, those that it uses already included."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    free = os.sysconf("SC_PHYS_PAGES") * page
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if MEMORY.is_file():
         # `MemAvailable` leaves out what other processes use and counts caches, which shrink.
         lines = dict(line.split(":", 1) for line in MEMORY.read_text("utf-8").splitlines())
-        own = int(OWN_PAGES.read_text("utf-8").split()[1]) * page
-        free = min(free, int(lines["MemAvailable"].split()[0]) * 1024 + own)
+        free = min(free, int(lines["MemAvailable"].split()[0]) * 1024 + resident_bytes())
     # A container may be limited to less than the machine has.
     limit = CGROUP_LIMIT.read_text("utf-8").strip() if CGROUP_LIMIT.is_file() else "max"
     return free if limit == "max" else min(free, int(limit))

@@ -11,6 +11,7 @@ import torch
 from lit_rlhf.doctor import PPOMemory, RunPlan
 from lit_rlhf.doctor.checks import memory
 from lit_rlhf.doctor.checks.memory import estimate_memory
+from lit_rlhf.forward import cpu
 from tests.doctor.runs import case_of, findings, not_ok
 
 
@@ -141,7 +142,7 @@ def test_the_cpus_memory_is_what_is_available_within_the_containers_limit(
     page = memory.os.sysconf("SC_PAGE_SIZE")
     with (
         patch.object(memory, "MEMORY", files["meminfo"]),
-        patch.object(memory, "OWN_PAGES", files["statm"]),
+        patch.object(cpu, "OWN_PAGES", files["statm"]),
         patch.object(memory, "CGROUP_LIMIT", files["limit"]),
     ):
         assert memory.free_cpu_memory() == 4096 * 1024 + 2 * page
