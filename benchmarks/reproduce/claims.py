@@ -139,12 +139,12 @@ class Check:
         """The comparison with the means over seeds, and in how many it holds."""
         left, right = self.left, self.right
         of_one = not isinstance(right, Value) or right.measure == left.measure
-        sides = [
-            f"{side:g}"
-            if not isinstance(side, Value)
-            else f"{'' if of_one else f'{side.measure_name} of '}{_describe(side, seeds)}"
-            for side in (left, right)
-        ]
+
+        def describe(value: Value) -> str:
+            measure = "" if of_one else f"{value.measure_name} of "
+            return f"{measure}{_describe(value, seeds)}"
+
+        bound = describe(right) if isinstance(right, Value) else f"{right:g}"
         factor = "" if self.factor == 1 else f"{self.factor:g} x "
         sign = {"<": "below", ">": "above", "~": "near"}[self.sign]
         if self.sign == "~":
@@ -154,17 +154,19 @@ class Check:
             margin += "" if self.margin == 0 else f"{abs(self.margin):g}"
         count = sum(self.holds(runs) for runs in seeds)
         measure = f"{left.measure_name}: " if of_one else ""
-        compared = f"{measure}{sides[0]} {sign} {factor}{sides[1]}{margin}"
+        compared = f"{measure}{describe(left)} {sign} {factor}{bound}{margin}"
         return f"{compared}; {count} of {len(seeds)} seeds"
 
 
 def _describe(value: Value, seeds: Sequence[Runs]) -> str:
     numbers = [number for runs in seeds if math.isfinite(number := value.of(runs))]
     never = len(seeds) - len(numbers)
-    words = [f"{never} never"] if never and numbers else ["never"] if never else []
+    words = []
     if numbers:
         spread = f" ± {_shown(stdev(numbers), 2)}" if len(numbers) > 1 else ""
-        words.insert(0, f"{_shown(fmean(numbers), 3)}{spread}")
+        words.append(f"{_shown(fmean(numbers), 3)}{spread}")
+    if never:
+        words.append(f"{never} never" if numbers else "never")
     return f"{value.run_name} ({', '.join(words)})"
 
 

@@ -79,7 +79,7 @@ def save(figure: Figure, path: Path) -> None:
 
 def band(
     axis: Axes,
-    courses: Sequence[Sequence[float | None]],
+    courses: Sequence[Sequence[float | None] | np.ndarray],
     steps: Sequence[float],
     label: str,
     color: str,
@@ -113,16 +113,19 @@ def finish_panel(axis: Axes, measure: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def shown_course(run: Mapping[str, Any], kind: str, measure: str) -> np.ndarray:
+    """A measure over a run; scores above the first, as each reward model has a zero of its own."""
+    course = np.array(run[kind][measure], float)
+    return course - run["samples"]["score"][0] if measure == "score" else course
+
+
 def draw_course(axis: Axes, measure: str, arms: Sequence[Arm], results: Results) -> None:
     """Draw a measure of several arms over their iterations."""
     for arm, color in zip(arms, cycle(COLORS), strict=False):
         found = runs_of(arm, results)
         # gold is measured on the same held-out prompts in every sample, so it is less noisy there
         kind = "samples" if measure in ("gold", "win") else "curves"
-        courses = [run[kind][measure] for run in found]
-        if measure == "score":  # each seed has a reward model of its own, with a zero of its own
-            starts = [run["samples"]["score"][0] for run in found]
-            courses = [np.array(c, float) - s for c, s in zip(courses, starts, strict=True)]
+        courses = [shown_course(run, kind, measure) for run in found]
         if courses:
             steps = found[0][kind]["iteration"]
             band(axis, courses, steps, arm.label, color)
@@ -268,8 +271,7 @@ def draw_frontier(experiment: Experiment, results: Results) -> Figure:
                 samples = run["samples"]
                 root_kl = np.sqrt(np.maximum(0.0, np.array(samples["kl"], float)))
                 label = arm.label if number == 0 else None
-                course = np.array(samples[measure], float)
-                course -= course[0] if measure == "score" else 0.0  # as in `draw_course`
+                course = shown_course(run, "samples", measure)
                 axis.plot(root_kl, course, ".-", color=color, alpha=0.7, label=label)
         finish_panel(axis, measure)
         axis.set_xlabel("root of KL to the reference, nats per response")
