@@ -9,7 +9,7 @@ beside vanilla PPO, judged by the gold model, which neither is trained on (the m
 arXiv 2210.10760); the collapse detector on these runs; and LoRA. A step that is finished is not
 repeated, and one that was interrupted goes on from its newest checkpoint. After each step the page
 is written anew to `<output_dir>/pretrained.md`. `publish` copies the results to
-`benchmarks/results/pretrained` and writes `docs/pretrained.md`.
+`benchmarks/results/pretrained` and writes `docs/pretrained.md` and its figure.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ import numpy as np
 import torch
 import yaml
 from jsonargparse import auto_cli
+from torchmetrics.functional import spearman_corrcoef
 
+from benchmarks.pretrained_figure import draw
 from benchmarks.pretrained_page import format_page
+from benchmarks.reproduce.drawing import save
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
 from lit_rlhf.data import (
     DataSource,
@@ -51,7 +54,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "pretrained"
 PAGE = ROOT / "docs" / "pretrained.md"
 FILES = {
     "helpful": "helpful_base_test.jsonl.gz",
-    "harmless": "harmless_base_test.jsonl.gz",
     "sampled": "helpful_rejection_sampled_test.jsonl.gz",
 }
 """Files of HH-RLHF by the name of the source; `sampled` is helpful-rejection-sampled."""
@@ -76,7 +78,6 @@ CURVES = (
     "rollout/truncation_rate",
 )
 
-
 Precision = Literal["32-true", "bf16-mixed"]
 
 
@@ -98,9 +99,9 @@ class Sizes:
 
     gold_pairs: int = 2000
     proxy_pairs: int = 1200
-    val_pairs: int = 64
+    val_pairs: int = 96
     test_pairs: int = 500
-    max_response: int = 96
+    max_response: int = 128
     iterations: int = 32
     prompts: int = 128
     max_new_tokens: int = 48
@@ -347,6 +348,7 @@ class Benchmark:
             rows = [json.loads(line) for line in responses.read_bytes().splitlines()]
             return {
                 "n_prompts": report["n_prompts"],
+                "agreement": correlate_scores(rows, policies[0]),
                 "policies": {Path(p).name: r for p, r in report["policies"].items()},
                 "responses": first_responses(rows),
             }
@@ -365,11 +367,12 @@ class Benchmark:
         return int(read_config("reward")["data"]["init_args"]["max_length"])
 
     def read_run(self, name: str) -> dict[str, Any]:
-        """The curves of a training run, and for PPO the verdict of the detector."""
+        """The peak memory of a training run, and for PPO the curves and the detector's verdict."""
         steps = read_logged_steps(str(self.path("logs", name)))
         keys = sorted({key for step in steps for key in step.scalars if key.startswith("val/")})
         last = {key: [s.scalars[key] for s in steps if key in s.scalars][-1] for key in keys}
-        result: dict[str, Any] = {"validation": last}
+        memory = [v for s in steps for key, v in s.scalars.items() if key.startswith("memory/")]
+        result: dict[str, Any] = {"validation": last, "peak_gib": max(memory, default=0.0)}
         if not name.startswith("ppo"):
             return result
         rows = [step for step in steps if all(key in step.scalars for key in CURVES)]
@@ -392,6 +395,13 @@ def find_harm(gold: Sequence[float]) -> int | None:
     bound = start.mean() - HARM * max(start.std(ddof=1), 1e-6) * np.sqrt(16)
     below = [value < bound for value in gold]
     return next((i + 1 for i in range(len(gold) - 2) if all(below[i : i + 3])), None)
+
+
+def correlate_scores(rows: Sequence[dict[str, Any]], policy: str) -> float:
+    """Rank correlation of the proxy's and the gold model's scores of a policy's responses."""
+    scores = [row["scores"] for row in rows if Path(row["policy"]).name == policy]
+    proxy, gold = (torch.tensor([row[name] for row in scores]) for name in ("reward", "gold"))
+    return float(spearman_corrcoef(proxy, gold))
 
 
 def first_responses(rows: list[dict[str, Any]], prompts: int = 4) -> list[dict[str, Any]]:
@@ -478,18 +488,21 @@ def run_step(step: Step, folder: Path, threads: int) -> dict[str, Any]:
         )
         # the only public way to the peak memory and CPU time of a single child
         _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        process.returncode = os.waitstatus_to_exitcode(status)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
         raise RuntimeError(f"{step.name} failed; {log} ends with\n{log.read_text()[-3000:]}")
+    figures = step.collect()
+    # each phase of training resets the peak that the kernel keeps for the process
+    peak = max(usage.ru_maxrss / 2**20, figures.pop("peak_gib", 0.0))
     return {
         "part": step.part,
         "minutes": round((time.monotonic() - began) / 60, 2),
         "cpu_minutes": round((usage.ru_utime + usage.ru_stime) / 60, 2),
-        "peak_gib": round(usage.ru_maxrss / 2**20, 2),
+        "peak_gib": round(peak, 2),
         "threads": threads,
         "resumed": resumed,
         "load": round(os.getloadavg()[0], 1),
-        "result": step.collect(),
+        "result": figures,
     }
 
 
@@ -524,8 +537,8 @@ def run(
             and 4.
         seeds: Seeds of part 3.
         threads: Threads of a step.
-        precision: The trainer's precision. With bf16-mixed a step takes about 0.6 of the time, on a
-            processor with instructions for it (`avx512_bf16` or `amx_bf16`).
+        precision: The trainer's precision. With bf16-mixed a step takes 0.6 to 0.7 of the time,
+            on a processor with instructions for it (`avx512_bf16` or `amx_bf16`).
     """
     root = Path(output_dir).resolve()
     results = root / "results"
@@ -560,10 +573,19 @@ def run(
         if not result.exists():
             say(f"{place}; its output: {root / 'output' / step.name}.txt")
             write_text(result, json.dumps(run_step(step, root, threads), indent=1) + "\n")
-            write_text(root / "pretrained.md", format_page(read_results(results)))
+            write_page(read_results(results), root / "pretrained.md")
         minutes, peak = (read_json(result)[key] for key in ("minutes", "peak_gib"))
         say(f"{place} took {minutes:.1f} minutes and {peak:.1f} GiB")
     say(f"page: {root / 'pretrained.md'}")
+
+
+def write_page(results: dict[str, Any], page: Path) -> None:
+    """Write a page, and the figure of its PPO runs in the folder `images` beside it."""
+    if any(name.startswith("ppo_") for name in results):
+        figure = page.parent / "images" / "pretrained.svg"
+        figure.parent.mkdir(parents=True, exist_ok=True)
+        save(draw(results), figure)
+    write_text(page, format_page(results))
 
 
 def say(text: str) -> None:
@@ -579,7 +601,7 @@ def processor_name() -> str:
 
 
 def publish(output_dir: str = "runs/pretrained") -> None:
-    """Copy the results to `benchmarks/results/pretrained`, and write `docs/pretrained.md`.
+    """Copy the results to `benchmarks/results/pretrained`, and write the page and its figure.
 
     Args:
         output_dir: Folder of the run.
@@ -587,7 +609,7 @@ def publish(output_dir: str = "runs/pretrained") -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     for path in sorted((Path(output_dir) / "results").glob("*.json")):
         shutil.copyfile(path, RESULTS / path.name)
-    write_text(PAGE, format_page(read_results(RESULTS)))
+    write_page(read_results(RESULTS), PAGE)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from typing import Any
 
 from jinja2 import Template
 
+from benchmarks.pretrained_figure import WINDOW
+
 TEMPLATE = Path(__file__).with_suffix(".md.j2")
 NOT_RUN = "not run yet"
 
@@ -43,6 +45,7 @@ def format_page(results: Mapping[str, Any]) -> str:
     settings = results["settings"]
     tables = {
         "split": format_split(settings["split"]),
+        "trial": format_trial(results.get("trial_with_harmless")),
         "sft": format_sft(results),
         "reward_models": format_reward_models(results),
         "ppo": format_ppo(results),
@@ -69,6 +72,23 @@ def format_split(split: Mapping[str, Mapping[str, int]]) -> str:
         for key, name in names.items()
     ]
     return table(["pairs", *sources, "together"], rows)
+
+
+def format_trial(trial: Mapping[str, Any] | None) -> str:
+    """How a reward model was trained on the harmless data too, and its accuracy."""
+    if trial is None:
+        return ""
+    settings = trial["settings"]
+    pairs = settings["split"]["proxy"]
+    rows = [
+        [source, pairs[source], share(accuracy)]
+        for source, accuracy in trial["result"]["by_source"].items()
+    ]
+    return (
+        f"at a learning rate of {settings['learning_rate']:g} and on responses of at most "
+        f"{settings['sizes']['max_response']} tokens. On test pairs:\n\n"
+        + table(["source", "pairs of training", "accuracy"], rows)
+    )
 
 
 def format_sft(results: Mapping[str, Any]) -> str:
@@ -117,7 +137,7 @@ def format_reward_models(results: Mapping[str, Any]) -> str:
 
 def format_ppo(results: Mapping[str, Any]) -> str:
     """Part 3."""
-    rows, samples = [], ""
+    rows, samples, agreement = [], "", []
     evaluations = {
         name.removeprefix("policies_"): figures_of(results, name)
         for name in sorted(results)
@@ -140,6 +160,7 @@ def format_ppo(results: Mapping[str, Any]) -> str:
                     *(f"{policy[key]:.{digits}f}" for key, digits in METRICS.items()),
                 ]
             )
+        agreement.append(f"{figures['agreement']:.2f}")
         samples = samples or format_samples(figures["responses"])
     scores_table = table(
         [
@@ -148,8 +169,13 @@ def format_ppo(results: Mapping[str, Any]) -> str:
         ],
         rows,
     )
-    caption = "Over training, means of each quarter of the iterations:"
-    return f"{scores_table}\n{caption}\n\n{format_curves(results)}{samples}"
+    return (
+        f"{scores_table}\nThe rank correlation of proxy and gold over SFT's responses is "
+        f"{', '.join(agreement)}. Over training, means of each quarter of the iterations:\n\n"
+        f"{format_curves(results)}\n![Scores and monitors of the runs](images/pretrained.svg)\n\n"
+        f"Lines are means of {WINDOW} iterations and over seeds, bands the range of the seeds.\n"
+        f"{samples}"
+    )
 
 
 METRICS = {"kl": 2, "response_length": 1, "perplexity": 2, "distinct_2": 3}

@@ -7,10 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import pretrained
-from benchmarks.pretrained import FILES, Benchmark, Sizes, Step, find_harm, first_responses
+from benchmarks.pretrained import (
+    FILES,
+    Benchmark,
+    Sizes,
+    Step,
+    correlate_scores,
+    find_harm,
+    first_responses,
+)
+from benchmarks.pretrained_figure import PANELS, draw, smooth
 from benchmarks.pretrained_page import ESTIMATES, format_page, quarter_means
 from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.lab import World, write_world
@@ -32,7 +42,7 @@ def test_parts_without_results_say_so() -> None:
     sections = page.split("\n## ")[3:]
     assert [text[0] for text in sections] == ["1", "2", "3", "4", "5", "T"]
     assert all("not run yet" in text for text in sections)
-    assert "| gold | 7 | 7 | 7 | 21 |" in page
+    assert "| gold | 7 | 7 | 14 |" in page
 
 
 def test_the_page_is_that_of_the_results() -> None:
@@ -58,6 +68,36 @@ def test_responses_are_shown_by_prompt() -> None:
     ]
 
 
+def test_the_agreement_of_proxy_and_gold_is_of_ranks() -> None:
+    scores = {"runs/sft": [(1, 10), (2, 1000), (3, 100)], "runs/ppo": [(1, 3), (2, 2), (3, 1)]}
+    rows = [
+        {"policy": policy, "scores": {"reward": float(proxy), "gold": float(gold)}}
+        for policy, pairs in scores.items()
+        for proxy, gold in pairs
+    ]
+    # 1 - 6 * (0 + 1 + 1) / (3 * 8), where the ranks of two responses differ by 1
+    assert correlate_scores(rows, "sft") == pytest.approx(0.5, abs=1e-5)
+    assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
+
+
+def test_the_figure_has_means_of_four_iterations_above_the_first() -> None:
+    assert smooth([1, 3, 5, 7, 9, 3]).tolist() == [4, 6, 6]
+    assert smooth([1, 3, 5, 7, 9, 3], above_start=True).tolist() == [0, 2, 2]
+    curves = {key: np.arange(8.0).tolist() for key in PANELS}
+    results = {"settings": {}} | {
+        name: {"result": {"curves": curves}} for name in ("ppo_max_0", "ppo_max_1", "ppo_fast_0")
+    }
+    axes = draw(results).axes
+    assert [[line.get_label() for line in axis.lines] for axis in axes[:5]] == [
+        ["PPO-max", "vanilla PPO, larger learning rates"]
+    ] * 5
+    assert axes[0].lines[0].get_xydata().tolist() == [[2.5 + i, i] for i in range(5)]
+    assert axes[2].lines[0].get_ydata().tolist() == [1.5, 2.5, 3.5, 4.5, 5.5]
+    gold = [line.get_xydata() for line in axes[5].lines]
+    assert len(gold) == 3
+    assert gold[0].tolist() == [[np.sqrt(1.5), 0], [np.sqrt(5.5), 4]]
+
+
 def test_every_step_has_an_estimate(tmp_path: Path) -> None:
     steps = Benchmark(tmp_path, "base", "hh", TINY).steps([0, 1])
 
@@ -80,7 +120,7 @@ def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
     assert fast["reward_shaping"]["kl_coef"] == 0.0
     assert fast["seed"] == 3
     assert lora["network"]["lora_rank"] == 16
-    assert lora["optimizer"]["learning_rate"] == pytest.approx(3e-4)
+    assert lora["optimizer"]["learning_rate"] == pytest.approx(1e-3)
     assert "proxy" in lora["train_sources"][0]["path"]
 
 
@@ -129,11 +169,22 @@ def test_finished_steps_are_not_repeated(
         pretrained.run("base", "hh", str(tmp_path), TINY, precision="bf16-mixed")
 
 
+@pytest.mark.parametrize("logged", [99.0, 0.0])
+def test_the_peak_is_that_of_all_phases_of_a_run(logged: float, tmp_path: Path) -> None:
+    figures = {"peak_gib": logged, "perplexity": 2.0}
+    step = Step("name", 1, ["-c", "print('done')"], lambda: figures)
+    row = pretrained.run_step(step, tmp_path, threads=1)
+    assert logged <= row["peak_gib"] <= 99.0
+    assert row["peak_gib"] > 0
+    assert row["result"] == {"perplexity": 2.0}
+    assert (tmp_path / "output" / "name.txt").read_text("utf-8") == "done\n"
+
+
 @pytest.mark.slow
 def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
     world = World()
     write_world(tmp_path / "world", world, 0, CHAT_TEMPLATES["hh"], 48, 48, 8, 16)
-    write_preferences(tmp_path / "pairs.jsonl", world, 48)
+    write_preferences(tmp_path / "pairs.jsonl", world, 72)
     (tmp_path / "hh").mkdir()
     for file in FILES.values():
         with gzip.open(tmp_path / "hh" / file, "wt", encoding="utf-8") as pairs:
@@ -150,3 +201,4 @@ def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
     page = (root / "pretrained.md").read_text("utf-8")
     assert "not run yet)" not in page.split("## 1.")[1]
     assert page.count("ppo_max_0") >= 3
+    assert (root / "images" / "pretrained.svg").is_file()
