@@ -1,12 +1,12 @@
-"""Ten fresh seeds of the quickstart, each with one thread, two threads and in bf16.
+"""Fresh seeds of the quickstart, each with one thread, two threads and in bf16.
 
     python -m benchmarks.quickstart_seeds run      # trains what is missing
     python -m benchmarks.quickstart_seeds report   # writes docs/quickstart_seeds.md
 
 Rounding differs between the three, so a result that hangs on it differs too. The criterion is
-`CLAIMS`; it was fixed before the first of these runs. `run` keeps the result of each run as a JSON
-file in `benchmarks/results/quickstart_seeds` and repeats none that is there. An interrupted run
-continues with its first unfinished stage.
+`CLAIMS`; each claim was fixed before the first run of the seeds that decide it. `run` keeps the
+result of each run as a JSON file in `benchmarks/results/quickstart_seeds` and repeats none that is
+there. An interrupted run continues with its first unfinished stage.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds"
 PAGE = ROOT / "docs" / "quickstart_seeds.md"
 
-SEEDS = (30, 31, 32, 33, 34, 35, 36, 37, 38, 39)
-"""Fresh seeds: world and recipe were chosen on seeds 0, 1 and 24 to 28, the thresholds on seeds 0
-to 2, and what "in time" means on seeds 20 to 23."""
+RECIPE_SEEDS = (30, 31, 32, 33, 34, 35, 36, 37, 38, 39)
+"""Seeds that decide about the recipe, which was chosen on seeds 0, 1 and 24 to 28."""
+DETECTOR_SEEDS = (60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
+"""Seeds that decide about the detector: its thresholds were chosen on seeds 0 to 2 and on
+`RECIPE_SEEDS`, and what "in time" means on seeds 20 to 23."""
+SEEDS = (*RECIPE_SEEDS, *DETECTOR_SEEDS)
 MARGIN = 1.3
 """Factor by which the detector's thresholds may be nearer to their baselines, or farther away."""
 FACTORS = (1 / MARGIN, 1.0, MARGIN)
@@ -109,11 +112,13 @@ class Claim(NamedTuple):
     Attributes:
         text: The claim about one run.
         holds: Whether it holds in a run.
-        allowed_failures: Number of the 30 runs that may fail it.
+        seeds: The seeds that decide about it.
+        allowed_failures: Number of these seeds' 30 runs that may fail it.
     """
 
     text: str
     holds: Callable[[RunResult], bool]
+    seeds: tuple[int, ...]
     allowed_failures: int = 0
 
 
@@ -122,21 +127,25 @@ CLAIMS = (
         f"vanilla PPO ends at least {COLLAPSE_STDS} SFT standard deviations below SFT in gold, "
         "with a reward-model score above that of PPO-max",
         lambda run: run.outcome.exploited,
+        RECIPE_SEEDS,
         allowed_failures=1,
     ),
     Claim(
         f"PPO-max ends at least {IMPROVEMENT} above SFT in gold",
         lambda run: run.outcome.improved,
+        RECIPE_SEEDS,
     ),
     Claim(
         "the detector flags vanilla PPO and calls no iteration from harm on healthy before, with "
         f"its thresholds as they are, {MARGIN} times nearer to their baselines, and {MARGIN} times "
         "farther away",
         lambda run: all(run.in_time),
+        DETECTOR_SEEDS,
     ),
     Claim(
         "the detector does not flag PPO-max with any of these thresholds",
         lambda run: all(step is None for step in run.flagged_at["ppo_max"]),
+        DETECTOR_SEEDS,
     ),
 )
 
@@ -281,33 +290,35 @@ def read_results(folder: Path = RESULTS) -> list[RunResult]:
 
 def format_verdicts(runs: Sequence[RunResult]) -> str:
     """The claims with the number of runs in which they hold, as a Markdown table."""
-    n_all = len(SEEDS) * len(ARITHMETICS)
-    lines = ["| claim | required | holds in | fails in | verdict |", "|---|---|---|---|---|"]
+    lines = [
+        "| claim | decided on seeds | required | holds in | fails in | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
     for claim in CLAIMS:
-        failed = [run for run in runs if not claim.holds(run)]
+        n_all = len(claim.seeds) * len(ARITHMETICS)
+        deciding = [run for run in runs if run.seed in claim.seeds]
+        failed = [run for run in deciding if not claim.holds(run)]
         if len(failed) > claim.allowed_failures:
             verdict = "does not hold"
         else:
-            verdict = "holds" if len(runs) == n_all else "open: not all runs are done"
+            verdict = "holds" if len(deciding) == n_all else "open: not all runs are done"
+        seeds = f"{claim.seeds[0]} to {claim.seeds[-1]}"
         required = f"{n_all - claim.allowed_failures} of {n_all}"
-        held = f"{len(runs) - len(failed)} of {len(runs)}"
+        held = f"{len(deciding) - len(failed)} of {len(deciding)}"
         where = "; ".join(f"seed {r.seed}, {ARITHMETICS[r.arithmetic].title}" for r in failed)
-        lines.append(f"| {claim.text} | {required} | {held} | {where or '-'} | {verdict} |")
+        lines.append(
+            f"| {claim.text} | {seeds} | {required} | {held} | {where or '-'} | {verdict} |"
+        )
     return "\n".join(lines)
 
 
-def format_table(runs: Iterable[RunResult]) -> str:
-    """The runs as a Markdown table."""
-
-    def step(value: int | None) -> str:
-        return "-" if value is None else str(value)
-
+def format_outcomes(runs: Iterable[RunResult]) -> str:
+    """What became of the policies, as a Markdown table with a row for each run."""
     lines = [
         "| seed | arithmetic | gold: SFT (std) / vanilla / PPO-max | "
         "well-formed, %: SFT / vanilla / PPO-max | RM: vanilla / PPO-max | "
-        "length: SFT / vanilla / PPO-max | KL: vanilla / PPO-max | "
-        "vanilla healthy until | vanilla harmed at | vanilla flagged at | PPO-max flagged at |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "length: SFT / vanilla / PPO-max | KL: vanilla / PPO-max |",
+        "|---|---|---|---|---|---|---|",
     ]
     for run in runs:
         o, m = run.outcome, run.metrics
@@ -319,8 +330,26 @@ def format_table(runs: Iterable[RunResult]) -> str:
             f"| {' / '.join(f'{100 * share:.0f}' for share in shares)} "
             f"| {o.vanilla_score:.2f} / {o.max_score:.2f} "
             f"| {' / '.join(f'{length:.1f}' for length in lengths)} "
-            f"| {m['ppo_vanilla']['kl']:.1f} / {m['ppo_max']['kl']:.1f} "
-            f"| {', '.join(map(str, run.healthy_until))} | {step(run.harmed_at)} "
+            f"| {m['ppo_vanilla']['kl']:.1f} / {m['ppo_max']['kl']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def format_detections(runs: Iterable[RunResult]) -> str:
+    """What the detector did, as a Markdown table with a row for each run."""
+
+    def step(value: int | None) -> str:
+        return "-" if value is None else str(value)
+
+    lines = [
+        "| seed | arithmetic | vanilla harmed at | vanilla healthy until | vanilla flagged at "
+        "| PPO-max flagged at |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        lines.append(
+            f"| {run.seed} | {ARITHMETICS[run.arithmetic].title} | {step(run.harmed_at)} "
+            f"| {', '.join(map(str, run.healthy_until))} "
             f"| {', '.join(map(step, run.flagged_at['ppo_vanilla']))} "
             f"| {', '.join(map(step, run.flagged_at['ppo_max']))} |"
         )
@@ -330,35 +359,52 @@ def format_table(runs: Iterable[RunResult]) -> str:
 PAGE_TEXT = """# Seeds of the quickstart
 
 `lit_rlhf quickstart` is to show on every machine that vanilla PPO exploits its reward model and
-that PPO-max improves the policy. Whether it does must not hang on rounding. Ten seeds that were
-used to choose nothing are therefore run with one thread, with two threads, and in bf16:
+that PPO-max improves the policy. Whether it does must not hang on rounding. Seeds that were used
+to choose nothing are therefore run with one thread, with two threads, and in bf16:
 
 ```bash
 python -m benchmarks.quickstart_seeds run      # trains what is missing
 python -m benchmarks.quickstart_seeds report   # writes this page
 ```
 
-The criterion was fixed before the first of these runs. **{done}**
+Each claim was fixed before the first run of the seeds that decide it. **{done}**
 
 {verdicts}
 
-With its thresholds as they are, the detector is in time in {in_time} of {n_runs} runs.
+{in_time}
 
-{table}Gold and the share of well-formed responses are over 512 held-out prompts with one response
+## The policies
+
+{outcomes}
+
+Gold and the share of well-formed responses are over 512 held-out prompts with one response
 each, sampled at temperature 1 ([gold](lab.md)). "std" is the standard deviation of the SFT policy's
-gold over prompts. KL is in nats per response. A run does harm from the first iteration whose mean
-gold (128 rollouts) is {collapse} such standard deviations below SFT's. The detector's iterations
-are those with its thresholds {margin} times nearer to their baselines, as they are, and {margin}
-times farther away; "healthy until" is the last one that it calls healthy before it flags the
-collapse. A roll-back restores weights that later iterations have confirmed to be healthy, so those
-of a policy from before that iteration.
+gold over prompts. KL is in nats per response.
+
+## The detector
+
+{detections}
+
+A run does harm from the first iteration whose mean gold (128 rollouts) is {collapse} standard
+deviations of the SFT policy's gold below its mean. The detector's iterations are those with its
+thresholds {margin} times nearer to their baselines, as they are, and {margin} times farther away;
+"healthy until" is the last one that it calls healthy before it flags the collapse. A roll-back
+restores weights that later iterations have confirmed to be healthy, so those of a policy from
+before that iteration.
+
+## How the criterion came about
 
 An earlier criterion asked for the flag itself before harm. Four first runs (seeds 20 to 23) failed
 it: gold falls from its peak to harm within three or four iterations, the monitors move with it, and
 they wait for a second reading, so the flag came one iteration before harm to one after. Ten further
 runs (seeds 24 to 28) had learning rates of 2e-4 and 6e-4. With two of these seeds vanilla PPO did
 harm in iteration 7 or 8, before the detector has its baseline, so that no rule could be in time.
-The learning rates were lowered to 7e-5 and 2.1e-4, and the seeds of this page are new ones.
+The learning rates were lowered to 7e-5 and 2.1e-4, and seeds 30 to 39 run with them.
+
+There the detector was in time in all 30 runs, but with thresholds {margin} times farther away it
+was late in one, the mildest collapse (seed 39, one thread), and PPO-max raised no alarm even with
+thresholds 0.55 times as far. So the thresholds of KL per token, length, perplexity, entropy and
+distinct bigrams were moved nearer, by an eighth to a quarter, and seeds 60 to 69 test them.
 
 {made}
 """
@@ -367,6 +413,7 @@ The learning rates were lowered to 7e-5 and 2.1e-4, and the seeds of this page a
 def format_page(runs: Sequence[RunResult]) -> str:
     """The page with all results that there are."""
     n_all = len(SEEDS) * len(ARITHMETICS)
+    watched = [run for run in runs if run.seed in DETECTOR_SEEDS]
     versions = sorted(
         {", ".join(f"{name} {number}" for name, number in run.versions.items()) for run in runs}
     )
@@ -377,12 +424,24 @@ def format_page(runs: Sequence[RunResult]) -> str:
     return PAGE_TEXT.format(
         done=f"{len(runs)} of {n_all} runs are done.",
         verdicts=format_verdicts(runs),
-        table=f"{format_table(runs)}\n\n" if runs else "",
-        in_time=sum(run.in_time[FACTORS.index(1.0)] for run in runs),
-        n_runs=len(runs),
+        in_time=format_others(runs),
+        outcomes=format_outcomes(runs),
+        detections=format_detections(watched),
         collapse=COLLAPSE_STDS,
         margin=MARGIN,
         made=made if runs else "There are no results yet.",
+    )
+
+
+def format_others(runs: Sequence[RunResult]) -> str:
+    """What the table of verdicts leaves out."""
+    watched = [run for run in runs if run.seed in DETECTOR_SEEDS]
+    in_time = sum(run.in_time[FACTORS.index(1.0)] for run in watched)
+    exploited, improved = (sum(map(claim.holds, watched)) for claim in CLAIMS[:2])
+    return (
+        f"With its thresholds as they are, the detector is in time in {in_time} of {len(watched)} "
+        f"runs. On seeds {DETECTOR_SEEDS[0]} to {DETECTOR_SEEDS[-1]} the first claim holds in "
+        f"{exploited} and the second in {improved} of {len(watched)} runs."
     )
 
 

@@ -33,7 +33,7 @@ class KLPerTokenMonitor(Monitor):
     signal, title, unit = "kl", "KL per token", "nats"
 
     def __init__(
-        self, key: str = "rollout/kl_per_token", high: float | None = 0.15, **options: Any
+        self, key: str = "rollout/kl_per_token", high: float | None = 0.12, **options: Any
     ) -> None:
         super().__init__(key, high=high, **options)
 
@@ -46,8 +46,8 @@ class LengthMonitor(Monitor):
     def __init__(
         self,
         key: str = "rollout/response_length",
-        high_ratio: float | None = 1.6,
-        low_ratio: float | None = 0.5,
+        high_ratio: float | None = 1.5,
+        low_ratio: float | None = 0.6,
         **options: Any,
     ) -> None:
         super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
@@ -80,8 +80,8 @@ class PerplexityMonitor(Monitor):
     def __init__(
         self,
         key: str = "rollout/perplexity",
-        low_ratio: float | None = 0.6,
-        high_ratio: float | None = 2.0,
+        low_ratio: float | None = 0.65,
+        high_ratio: float | None = 1.8,
         **options: Any,
     ) -> None:
         super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
@@ -95,8 +95,8 @@ class EntropyMonitor(Monitor):
     def __init__(
         self,
         key: str = "rollout/entropy",
-        low_ratio: float | None = 0.5,
-        high_ratio: float | None = 2.0,
+        low_ratio: float | None = 0.6,
+        high_ratio: float | None = 1.8,
         **options: Any,
     ) -> None:
         super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
@@ -108,7 +108,7 @@ class RepetitionMonitor(Monitor):
     signal, title = "repetition", "distinct bigrams"
 
     def __init__(
-        self, key: str = "rollout/distinct_2", low_ratio: float | None = 0.6, **options: Any
+        self, key: str = "rollout/distinct_2", low_ratio: float | None = 0.7, **options: Any
     ) -> None:
         super().__init__(key, low_ratio=low_ratio, **options)
 

@@ -13,6 +13,8 @@ from benchmarks import quickstart_seeds
 from benchmarks.quickstart_seeds import (
     ARITHMETICS,
     CLAIMS,
+    DETECTOR_SEEDS,
+    RECIPE_SEEDS,
     SEEDS,
     RunResult,
     format_page,
@@ -51,12 +53,20 @@ def verdicts(runs: list[RunResult]) -> list[str]:
 
 
 def test_every_claim_holds_when_all_runs_are_as_expected() -> None:
-    assert len(ALL) == 30
+    assert len(ALL) == 60
     assert verdicts(ALL) == ["holds"] * 4
 
 
 def test_missing_runs_leave_a_claim_open() -> None:
-    assert verdicts(ALL[:29]) == verdicts([]) == ["open: not all runs are done"] * 4
+    missing = "open: not all runs are done"
+    assert verdicts([]) == [missing] * 4
+    assert verdicts(ALL[:-1]) == ["holds", "holds", missing, missing]
+    assert verdicts(ALL[1:]) == [missing, missing, "holds", "holds"]
+
+
+def test_no_seed_decides_about_what_was_chosen_on_it() -> None:
+    assert not set(RECIPE_SEEDS) & set(DETECTOR_SEEDS)
+    assert [claim.seeds for claim in CLAIMS] == [RECIPE_SEEDS] * 2 + [DETECTOR_SEEDS] * 2
 
 
 def test_the_runs_in_which_a_claim_fails_are_named() -> None:
@@ -68,12 +78,18 @@ def test_the_runs_in_which_a_claim_fails_are_named() -> None:
 
 @pytest.mark.parametrize("place", FAILURES)
 def test_a_failing_run_decides_its_claim_alone(place: int) -> None:
-    allowed = CLAIMS[place].allowed_failures
-    failing = [FAILURES[place]] * (allowed + 1)
+    claim = CLAIMS[place]
+    deciding = [run for run in ALL if run.seed in claim.seeds]
+    others = [
+        FAILURES[place]._replace(seed=run.seed, arithmetic=run.arithmetic)
+        for run in ALL
+        if run.seed not in claim.seeds
+    ]
+    failing = [FAILURES[place]._replace(seed=claim.seeds[0])] * (claim.allowed_failures + 1)
     expected = ["holds"] * 4
-    assert verdicts([*failing[1:], *ALL[allowed:]]) == expected
+    assert verdicts([*others, *failing[1:], *deciding[claim.allowed_failures :]]) == expected
     expected[place] = "does not hold"
-    assert verdicts([*failing, *ALL[allowed + 1 :]]) == expected
+    assert verdicts([*others, *failing, *deciding[claim.allowed_failures + 1 :]]) == expected
     # a claim that has failed is not open any more
     assert verdicts(failing)[place] == "does not hold"
 
@@ -120,14 +136,19 @@ def test_an_interrupted_run_continues_with_its_first_unfinished_stage(
 
 
 def test_the_page_says_how_many_runs_are_done() -> None:
-    assert "**0 of 30 runs are done.**" in format_page([])
-    page = format_page([ALL[0]._replace(in_time=[True, False, True]), ALL[1]])
-    assert "**2 of 30 runs are done.**" in page
+    assert "**0 of 60 runs are done.**" in format_page([])
+    worse = AS_EXPECTED.outcome._replace(max_gold=0.7)
+    page = format_page(
+        [ALL[0], ALL[30]._replace(in_time=[True, False, True]), ALL[31]._replace(outcome=worse)]
+    )
+    assert "**3 of 60 runs are done.**" in page
     assert "the detector is in time in 1 of 2 runs" in page
-    assert (
-        "| 30 | 2 threads | 0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | "
-        "8.0 / 8.0 / 8.0 | 1.0 / 1.0 | 7, 8, 9 | 11 | 8, 9, 10 | -, -, - |"
-    ) in page
+    assert "the first claim holds in 2 and the second in 1 of 2 runs" in page
+    outcome = "0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | 8.0 / 8.0 / 8.0 | 1.0 / 1.0"
+    assert f"| 30 | 1 thread | {outcome} |" in page
+    assert f"| 60 | 1 thread | {outcome} |" in page
+    assert "| 60 | 2 threads | 11 | 7, 8, 9 | 8, 9, 10 | -, -, - |" in page
+    assert "| 30 | 1 thread | 11 |" not in page
 
 
 def test_the_page_is_that_of_the_results() -> None:

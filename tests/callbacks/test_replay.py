@@ -50,7 +50,7 @@ class Scripted(LightningModule):
 def monitors() -> list[Monitor]:
     return [
         KLMonitor("toy/kl"),
-        LengthMonitor("toy/length"),
+        LengthMonitor("toy/length", high_ratio=1.6),
         RewardDistributionMonitor(),
         NonFiniteMonitor(),
     ]
