@@ -63,8 +63,8 @@ GOLD_SEED = 1000
 LORA = {"lora_rank": 16, "lora_alpha": 32}
 LORA_RATE = 10.0
 """Learning rate of adapters over that of full fine-tuning."""
-FAST_RATE = 5.0
-"""Learning rate of the run of part 4 that is to collapse, over that of vanilla PPO."""
+FASTER_RUNS = {"ppo_fast": 5.0, "ppo_faster": 20.0}
+"""Learning rates of the runs of part 4 that are to leave SFT farther, over those of vanilla PPO."""
 HARM = 0.5
 """Harm is done below the first gold score minus this many of its standard deviations."""
 CURVES = (
@@ -219,7 +219,7 @@ class Benchmark:
             runs = (f"ppo_max_{seed}", f"ppo_vanilla_{seed}")
             steps += [self.fit_ppo(name, 3, seed) for name in runs]
             steps.append(self.evaluate(f"policies_{seed}", 3, ("sft", *runs), seed))
-        return [*steps, self.fit_ppo(f"ppo_fast_{seeds[0]}", 4, seeds[0])]
+        return [*steps, *(self.fit_ppo(f"{name}_{seeds[0]}", 4, seeds[0]) for name in FASTER_RUNS)]
 
     def measure(self, name: str, part: int, model: str) -> Step:
         """A step that measures the perplexity of the chosen responses of the test pairs."""
@@ -262,10 +262,10 @@ class Benchmark:
         if not name.startswith("ppo_max"):
             vanilla = read_config("ppo_vanilla", "quickstart")["model"]["init_args"]
             options |= {key: value for key, value in vanilla.items() if key != "output_dir"}
-        if name.startswith("ppo_fast"):
+        if factor := FASTER_RUNS.get(name.rpartition("_")[0]):
             for network in ("policy_optimizer", "critic_optimizer"):
                 rate = settings["model"]["init_args"][network]["learning_rate"]
-                options[network] = {**options[network], "learning_rate": FAST_RATE * rate}
+                options[network] = {**options[network], "learning_rate": factor * rate}
         batch = settings["data"]["init_args"]["batch_size"]
         data = {
             "train_sources": self.sources("proxy"),

@@ -15,7 +15,8 @@ from benchmarks.reproduce.drawing import COLORS, STYLE, band, finish_panel
 RUNS = {
     "ppo_vanilla": "vanilla PPO",
     "ppo_max": "PPO-max",
-    "ppo_fast": "vanilla PPO, larger learning rates",
+    "ppo_fast": "vanilla PPO, 5x the learning rates",
+    "ppo_faster": "vanilla PPO, 20x",
 }
 """Names of runs, without their seeds, and what the legend calls them."""
 PANELS = {
@@ -52,7 +53,7 @@ def draw(results: Mapping[str, Any]) -> Figure:
             finish_panel(axis, title)
             axis.set_xlabel("PPO iteration")
         axes[-1].set_xlabel("root of KL, nats per response")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
         return figure
 
 

@@ -32,6 +32,7 @@ ESTIMATES = {
     "ppo_vanilla": 36,
     "policies": 20,
     "ppo_fast": 36,
+    "ppo_faster": 36,
 }
 """CPU minutes of a step, estimated from 105 trained tokens per second and core."""
 

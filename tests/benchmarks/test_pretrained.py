@@ -89,7 +89,7 @@ def test_the_figure_has_means_of_four_iterations_above_the_first() -> None:
     }
     axes = draw(results).axes
     assert [[line.get_label() for line in axis.lines] for axis in axes[:5]] == [
-        ["PPO-max", "vanilla PPO, larger learning rates"]
+        ["PPO-max", "vanilla PPO, 5x the learning rates"]
     ] * 5
     assert axes[0].lines[0].get_xydata().tolist() == [[2.5 + i, i] for i in range(5)]
     assert axes[2].lines[0].get_ydata().tolist() == [1.5, 2.5, 3.5, 4.5, 5.5]
@@ -116,6 +116,8 @@ def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
     fast, lora = options("ppo_fast_3"), options("reward_lora")
     assert list(fast["rewards"].values()) == [1.0, 0.0]  # never trained on gold
     assert fast["policy_optimizer"]["learning_rate"] == pytest.approx(5e-5)
+    assert options("ppo_faster_3")["critic_optimizer"]["learning_rate"] == pytest.approx(6e-4)
+    assert options("ppo_vanilla_3")["policy_optimizer"]["learning_rate"] == pytest.approx(1e-5)
     assert fast["policy_optimizer"]["grad_clip"] is None
     assert fast["reward_shaping"]["kl_coef"] == 0.0
     assert fast["seed"] == 3
