@@ -349,7 +349,10 @@ class Benchmark:
             return {
                 "n_prompts": report["n_prompts"],
                 "agreement": correlate_scores(rows, policies[0]),
-                "policies": {Path(p).name: r for p, r in report["policies"].items()},
+                "policies": {
+                    Path(path).name: {key: value for key, value in row.items() if key != "path"}
+                    for path, row in report["policies"].items()
+                },
                 "responses": first_responses(rows),
             }
 
