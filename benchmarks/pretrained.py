@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -219,7 +220,11 @@ class Benchmark:
             runs = (f"ppo_max_{seed}", f"ppo_vanilla_{seed}")
             steps += [self.fit_ppo(name, 3, seed) for name in runs]
             steps.append(self.evaluate(f"policies_{seed}", 3, ("sft", *runs), seed))
-        return [*steps, *(self.fit_ppo(f"{name}_{seeds[0]}", 4, seeds[0]) for name in FASTER_RUNS)]
+        first, second = seeds[0], seeds[1:2]
+        runs = [f"{name}_{first}" for name in FASTER_RUNS]
+        steps += [self.fit_ppo(name, 4, first) for name in runs]
+        steps += [self.fit_ppo(f"ppo_faster_{seed}", 4, seed) for seed in second]
+        return [*steps, self.evaluate(f"faster_policies_{first}", 4, ("sft", *runs), first)]
 
     def measure(self, name: str, part: int, model: str) -> Step:
         """A step that measures the perplexity of the chosen responses of the test pairs."""
@@ -353,6 +358,7 @@ class Benchmark:
                     Path(path).name: {key: value for key, value in row.items() if key != "path"}
                     for path, row in report["policies"].items()
                 },
+                "openings": {policy: common_opening(rows, policy) for policy in policies},
                 "responses": first_responses(rows),
             }
 
@@ -405,6 +411,14 @@ def correlate_scores(rows: Sequence[dict[str, Any]], policy: str) -> float:
     scores = [row["scores"] for row in rows if Path(row["policy"]).name == policy]
     proxy, gold = (torch.tensor([row[name] for row in scores]) for name in ("reward", "gold"))
     return float(spearman_corrcoef(proxy, gold))
+
+
+def common_opening(rows: Sequence[dict[str, Any]], policy: str) -> dict[str, Any]:
+    """The two words that most responses of a policy begin with, and the share of them."""
+    responses = [row["response"] for row in rows if Path(row["policy"]).name == policy]
+    openings = Counter(" ".join(response.split()[:2]) for response in responses)
+    words, count = openings.most_common(1)[0]
+    return {"words": words, "share": count / len(responses)}
 
 
 def first_responses(rows: list[dict[str, Any]], prompts: int = 4) -> list[dict[str, Any]]:

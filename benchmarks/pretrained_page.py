@@ -33,6 +33,7 @@ ESTIMATES = {
     "policies": 20,
     "ppo_fast": 36,
     "ppo_faster": 36,
+    "faster_policies": 20,
 }
 """CPU minutes of a step, estimated from 105 trained tokens per second and core."""
 
@@ -51,7 +52,9 @@ def format_page(results: Mapping[str, Any]) -> str:
         "reward_models": format_reward_models(results),
         "ppo": format_ppo(results),
         "detector": format_detector(results),
+        "faster": format_faster(results),
         "lora": format_lora(results),
+        "total": format_total(results),
         "times": format_times(results),
     }
     template = Template(TEMPLATE.read_text("utf-8"), keep_trailing_newline=True)
@@ -138,16 +141,32 @@ def format_reward_models(results: Mapping[str, Any]) -> str:
 
 def format_ppo(results: Mapping[str, Any]) -> str:
     """Part 3."""
-    rows, samples, agreement = [], "", []
-    evaluations = {
-        name.removeprefix("policies_"): figures_of(results, name)
-        for name in sorted(results)
-        if name.startswith("policies_")
-    }
+    evaluations = find_evaluations(results, "policies_")
     if not evaluations:
         return f"({NOT_RUN})"
+    agreement = ", ".join(f"{figures['agreement']:.2f}" for figures in evaluations.values())
+    return (
+        f"{format_scores(evaluations)}\nThe rank correlation of proxy and gold over SFT's "
+        f"responses is {agreement}. Over training, means of each quarter of the iterations:\n\n"
+        f"{format_curves(results)}\n![Scores and monitors of the runs](images/pretrained.svg)\n\n"
+        f"Lines are means of {WINDOW} iterations and over seeds, bands the range of the seeds.\n"
+        f"{format_samples(next(iter(evaluations.values()))['responses'])}"
+    )
+
+
+def find_evaluations(results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The evaluations of policies whose names begin so, by seed."""
+    return {
+        name.removeprefix(prefix): figures_of(results, name)
+        for name in sorted(results)
+        if name.startswith(prefix)
+    }
+
+
+def format_scores(evaluations: Mapping[str, Any]) -> str:
+    """Table of the scores and metrics of policies, by seed."""
+    rows = []
     for seed, figures in evaluations.items():
-        assert figures is not None
         for name, policy in figures["policies"].items():
             scores = policy["rewards"]
             rows.append(
@@ -161,21 +180,12 @@ def format_ppo(results: Mapping[str, Any]) -> str:
                     *(f"{policy[key]:.{digits}f}" for key, digits in METRICS.items()),
                 ]
             )
-        agreement.append(f"{figures['agreement']:.2f}")
-        samples = samples or format_samples(figures["responses"])
-    scores_table = table(
+    return table(
         [
             *("seed", "policy", "gold score", "win / tie / lose by gold, %", "proxy score"),
             *("win / tie / lose by proxy, %", "KL, nats", "length", "perplexity", "distinct-2"),
         ],
         rows,
-    )
-    return (
-        f"{scores_table}\nThe rank correlation of proxy and gold over SFT's responses is "
-        f"{', '.join(agreement)}. Over training, means of each quarter of the iterations:\n\n"
-        f"{format_curves(results)}\n![Scores and monitors of the runs](images/pretrained.svg)\n\n"
-        f"Lines are means of {WINDOW} iterations and over seeds, bands the range of the seeds.\n"
-        f"{samples}"
     )
 
 
@@ -229,6 +239,22 @@ def format_detector(results: Mapping[str, Any]) -> str:
     return table(heads, rows) if rows else f"({NOT_RUN})"
 
 
+def format_faster(results: Mapping[str, Any]) -> str:
+    """What became of the policies of part 4; empty if they have not been evaluated."""
+    evaluations = find_evaluations(results, "faster_policies_")
+    if not evaluations:
+        return ""
+    (figures,) = evaluations.values()
+    openings = "; ".join(
+        f"{name} {opening['share']:.0%} (*{one_line(opening['words'])}*)"
+        for name, opening in figures["openings"].items()
+    )
+    return (
+        f"{format_scores(evaluations)}\nShare of the responses that begin with the same two words: "
+        f"{openings}.\n{format_samples(figures['responses'])}"
+    )
+
+
 def format_lora(results: Mapping[str, Any]) -> str:
     """Part 5."""
     rows = []
@@ -276,6 +302,12 @@ def format_times(results: Mapping[str, Any]) -> str:
             rows.append([name, "", f"{estimate} (estimated)", NOT_RUN, "", "", ""])
     heads = ["step", "part", "CPU minutes", "minutes", "threads", "load", "peak, GiB"]
     return table(heads, rows)
+
+
+def format_total(results: Mapping[str, Any]) -> str:
+    """A sentence on the CPU time of all steps that have been run."""
+    minutes = [step["cpu_minutes"] for step in results.values() if "cpu_minutes" in step]
+    return f"The {len(minutes)} steps took {sum(minutes) / 60:.1f} hours of CPU time."
 
 
 def figures_of(results: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  # a tree of figures

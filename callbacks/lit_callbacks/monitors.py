@@ -113,7 +113,7 @@ class Monitor:
     title: ClassVar[str] = ""
     unit: ClassVar[str] = ""
     decisive: ClassVar[bool] = False
-    """Whether this monitor makes a collapse without a second signal."""
+    """Whether this monitor, once it is collapsed, makes a collapse without a second signal."""
 
     def __init__(
         self,
@@ -266,6 +266,11 @@ class Monitor:
     def is_beyond(self) -> bool:
         """Whether the latest reading is beyond a threshold, regardless of patience."""
         return self._beyond[1] > 0
+
+    @property
+    def decides(self) -> bool:
+        """Whether this monitor makes a collapse now, without a second signal."""
+        return self.decisive and self.level is Level.COLLAPSED
 
     # --- additional output
 

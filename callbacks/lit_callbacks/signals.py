@@ -28,14 +28,40 @@ class KLMonitor(Monitor):
 
 
 class KLPerTokenMonitor(Monitor):
-    """KL divergence of the policy from its reference, in nats per response token."""
+    """KL divergence of the policy from its reference, in nats per response token.
+
+    Args:
+        decisive_factor: Multiple of `high` that makes a collapse without a second signal once it
+            has been exceeded for `patience` steps. A policy that says the same to every prompt, in
+            fluent responses of the usual length, may show in no other signal.
+
+    Raises:
+        ValueError: If `decisive_factor` is below 1.
+    """
 
     signal, title, unit = "kl", "KL per token", "nats"
 
     def __init__(
-        self, key: str = "rollout/kl_per_token", high: float | None = 0.12, **options: Any
+        self,
+        key: str = "rollout/kl_per_token",
+        high: float | None = 0.12,
+        decisive_factor: float = 4.0,
+        **options: Any,
     ) -> None:
         super().__init__(key, high=high, **options)
+        if not decisive_factor >= 1:
+            raise ValueError(
+                f"decisive_factor: expected a number of at least 1, got {decisive_factor}"
+            )
+        self.decisive_factor = decisive_factor
+
+    @property
+    def decides(self) -> bool:
+        """Whether the latest readings, as many as `patience`, are all far beyond `high`."""
+        if self.high is None:
+            return False
+        latest, bound = self._latest(self.patience), self.decisive_factor * self.high
+        return len(latest) == self.patience and all(reading > bound for reading in latest)
 
 
 class LengthMonitor(Monitor):

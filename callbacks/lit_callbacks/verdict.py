@@ -28,7 +28,7 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     The verdict is collapsed if `votes` different signals (or all, if there are fewer) have been
     beyond their thresholds for as long as their monitors' patience asks; or if one signal more than
     that is beyond at once, as a sudden collapse shows in many signals before patience ends; or if a
-    decisive monitor says so. It is suspicious if one signal has been beyond its threshold for so
+    monitor decides it alone. It is suspicious if one signal has been beyond its threshold for so
     long, or if two signals (or all, if there are fewer) are suspicious.
 
     Args:
@@ -42,7 +42,7 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     # An optional monitor has no vote until it has observed a step.
     signals = len({m.vote for m in monitors if m.steps and not m.decisive}) or 1
     needed = min(votes, signals)
-    decided = any(m.decisive and m.level is Level.COLLAPSED for m in monitors)
+    decided = any(m.decides for m in monitors)
     named = [m for m in monitors if m.is_beyond or m.level is not Level.HEALTHY]
     named.sort(key=lambda m: (-m.is_beyond, -m.level))  # the worst first, otherwise as given
     reasons = ", ".join(m.sentence() for m in named)

@@ -16,6 +16,7 @@ from benchmarks.pretrained import (
     Benchmark,
     Sizes,
     Step,
+    common_opening,
     correlate_scores,
     find_harm,
     first_responses,
@@ -78,6 +79,14 @@ def test_the_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     # 1 - 6 * (0 + 1 + 1) / (3 * 8), where the ranks of two responses differ by 1
     assert correlate_scores(rows, "sft") == pytest.approx(0.5, abs=1e-5)
     assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
+
+
+def test_the_opening_that_most_responses_share() -> None:
+    responses = ["Research suggests sleep.", "Research suggests food.", "You can rest.", ""]
+    rows = [{"policy": f"runs/{name}", "response": r} for r in responses for name in ("sft", "ppo")]
+    rows += [{"policy": "runs/sft", "response": "You can eat."}] * 2
+    assert common_opening(rows, "ppo") == {"words": "Research suggests", "share": 0.5}
+    assert common_opening(rows, "sft") == {"words": "You can", "share": 0.5}
 
 
 def test_the_figure_has_means_of_four_iterations_above_the_first() -> None:

@@ -23,6 +23,7 @@ from lit_callbacks.signals import (
     default_monitors,
     distribution,
 )
+from lit_callbacks.verdict import judge
 
 H, S, C = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED
 
@@ -103,6 +104,39 @@ def test_metrics_that_are_not_finite_are_counted_and_named() -> None:
 
 def test_metrics_that_are_not_finite_need_no_second_signal() -> None:
     assert [m.vote for m in default_monitors() if m.decisive] == ["non-finite"]
+
+
+def test_a_policy_far_from_its_reference_needs_no_second_signal() -> None:
+    watcher = KLPerTokenMonitor(high=0.1, decisive_factor=3.0, patience=2)
+    decided = []
+    for reading in (0.5, 0.31, 0.29, 0.31, math.nan, 0.31, 0.32):
+        watcher.observe(reading)
+        decided.append(watcher.decides)
+    assert decided == [False, True, False, False, False, False, True]
+    others = [LengthMonitor(), EntropyMonitor()]
+    for other in others:
+        other.observe(1.0)
+    assert judge([watcher, *others], 2, step=1).level is C
+    watcher.observe(0.2)
+    assert judge([watcher, *others], 2, step=2).level is S
+    watcher.clear()  # as after a roll-back
+    watcher.observe(0.5)
+    assert not watcher.decides
+
+
+def test_the_decisive_value_follows_the_threshold() -> None:
+    watcher = KLPerTokenMonitor(high=0.2, warmup=1)
+    seen = []
+    for reading in (0.9, 0.9, 0.79, 0.81, 0.81):
+        watcher.observe(reading)
+        seen.append(watcher.decides)
+    assert seen == [False, False, False, False, True]
+    low_only = KLPerTokenMonitor(high=None, low=0.0)
+    low_only.observe(9.0)
+    low_only.observe(9.0)
+    assert not low_only.decides
+    with pytest.raises(ValueError, match=r"decisive_factor: expected .* at least 1, got 0\.5"):
+        KLPerTokenMonitor(decisive_factor=0.5)
 
 
 def test_a_limit_that_was_short_from_the_start_is_no_collapse() -> None:
