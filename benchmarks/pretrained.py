@@ -590,6 +590,8 @@ def run(
         if not result.exists():
             say(f"{place}; its output: {root / 'output' / step.name}.txt")
             write_text(result, json.dumps(run_step(step, root, threads), indent=1) + "\n")
+            # Gigabytes, which only an interrupted step needs. Its model is elsewhere.
+            shutil.rmtree(root / "logs" / step.name / "checkpoints", ignore_errors=True)
             write_page(read_results(results), root / "pretrained.md")
         minutes, peak = (read_json(result)[key] for key in ("minutes", "peak_gib"))
         say(f"{place} took {minutes:.1f} minutes and {peak:.1f} GiB")
