@@ -265,7 +265,7 @@ def format_lora(results: Mapping[str, Any]) -> str:
         for title, name in (("full", full), ("LoRA", f"{full}_lora")):
             figures = figures_of(results, measure.format(name))
             if name not in results or figures is None:
-                rows.append([stage, title, NOT_RUN, "", "", ""])
+                rows.append([stage, title, NOT_RUN, "", ""])
                 continue
             step = results[name]
             rows.append(
@@ -275,11 +275,10 @@ def format_lora(results: Mapping[str, Any]) -> str:
                     perplexity(results, name) if stage == "SFT" else share(figures["accuracy"]),
                     f"{step['cpu_minutes']:.0f}",
                     f"{step['peak_gib']:.1f}",
-                    "yes" if step["resumed"] else "no",
                 ]
             )
     heads = ["stage", "training", "perplexity or accuracy on test pairs", "CPU minutes"]
-    return table([*heads, "peak, GiB", "interrupted"], rows)
+    return table([*heads, "peak, GiB"], rows)
 
 
 def format_times(results: Mapping[str, Any]) -> str:
@@ -292,9 +291,10 @@ def format_times(results: Mapping[str, Any]) -> str:
             if key == name or (key.removeprefix(f"{name}_").isdigit() and key != name)
         }
         for key, step in steps.items():
+            title = f"{key} (resumed)" if step["resumed"] else key
             rows.append(
                 [
-                    *(key, step["part"], f"{step['cpu_minutes']:.1f}", f"{step['minutes']:.1f}"),
+                    *(title, step["part"], f"{step['cpu_minutes']:.1f}", f"{step['minutes']:.1f}"),
                     *(step["threads"], step["load"], f"{step['peak_gib']:.1f}"),
                 ]
             )
