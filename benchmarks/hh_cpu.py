@@ -111,8 +111,8 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
     base = root / "base"
     files = [source.path for source in sources]
     run_once(base, "init", "--data", *files, "--output_dir", str(base), "--seed", str(seed))
-    stages = ("sft", "reward", "ppo")
-    for stage in stages:
+    seeded = {"sft": [], "reward": ["--model.head_seed"], "ppo": ["--model.seed"]}
+    for stage, flags in seeded.items():
         config = (Path("configs") / stage / "hh_cpu.yaml").read_text("utf-8")
         copy = root / "configs" / f"{stage}.yaml"
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -120,9 +120,10 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
         run_once(
             root / stage,
             *("fit", "--config", str(copy), "--seed_everything", str(seed), "--overwrite"),
-            *("--data.init_args.train_sources", given, "--data.init_args.seed", str(seed)),
+            *("--data.init_args.train_sources", given),
+            *(part for flag in ["--data.seed", *flags] for part in (flag, str(seed))),
         )
-    report = {stage: read_first_and_last(root / "logs" / stage) for stage in stages}
+    report = {stage: read_first_and_last(root / "logs" / stage) for stage in seeded}
     held_out = split_records(records, 0.1, 0.0, seed).val
     report["length baselines"] = length_baselines(held_out)
     (root / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
