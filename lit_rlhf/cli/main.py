@@ -44,8 +44,8 @@ usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]
 
   -c, --config NAME    a configuration of `lit_rlhf configs list`, or a YAML
                        file; of several, the last wins
-  --seed_everything N  seed of dropout and the like; the order of the data, PPO's
-                       rollouts and new heads have seeds of their own
+  --seed_everything N  seed of dropout and the like; the order of the data,
+                       PPO's rollouts and new heads have seeds of their own
   --print_config       print the whole configuration, and do nothing else
   --debug              show where an error was raised
 {checkpoint}
