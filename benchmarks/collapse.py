@@ -1,13 +1,13 @@
 """Whether the collapse detector flags runs in time, and whether rolling back saves them.
 
-    python benchmarks/collapse.py run --output_dir runs/collapse
-    python benchmarks/collapse.py report --output_dir runs/collapse
+    python -m benchmarks.collapse run      # trains what is missing
+    python -m benchmarks.collapse report   # writes docs/collapse.md
 
 `run` trains, for each seed, the quickstart's stages, then vanilla PPO and PPO-max under a detector
 that only watches, and vanilla PPO under one that rolls back and raises `kl_coef`. Runs that are
-finished are not repeated. `report` reads the runs' logs, prints the tables, and writes them, all
-numbers and the ROC to the folder. `quickstart_seeds.py` tests the same detector on more runs,
-without rolling back.
+finished are not repeated. `report` reads the runs' logs and writes the page with its figure, and
+all numbers to `benchmarks/results/collapse.json`. `quickstart_seeds.py` tests the same detector on
+more runs, without rolling back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from jsonargparse import auto_cli
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from benchmarks.reproduce.drawing import COLORS, STYLE, band, finish_panel, save
 from lit_callbacks import (
     FirstRatioMonitor,
     Level,
@@ -36,9 +38,15 @@ from lit_callbacks import (
     replay_steps,
 )
 from lit_rlhf.cli.quickstart import Quickstart
+from lit_rlhf.files import write_text
 
-SEEDS = (10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
-"""Reported seeds; the thresholds were chosen on seeds 0 to 2."""
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "collapse.json"
+PAGE = ROOT / "docs" / "collapse.md"
+FIGURE = ROOT / "docs" / "images" / "collapse.svg"
+
+SEEDS = (60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
+"""Reported seeds, on which nothing was chosen."""
 HARM = 0.5
 """Harm is done below the SFT policy's gold reward minus this many of its standard deviations."""
 ROLLBACK = Path("configs/overlays/rollback.yaml")
@@ -82,7 +90,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("a") as log:
             subprocess.run(
-                [sys.executable, __file__, "run_seed", output_dir, str(seed)],
+                [sys.executable, "-m", "benchmarks.collapse", "run_seed", output_dir, str(seed)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -186,40 +194,24 @@ def summarize_seed(root: Path, seed: int) -> dict[str, Any]:
                 [0.0, *read_metric(logs["ppo_rollback"], "monitor/level").values()]
             )
         ),
+        "curves": {
+            name: {
+                key: [round(v, 3) for v in read_metric(log, f"rollout/{key}").values()]
+                for key in MEASURES
+            }
+            for name, log in logs.items()
+        },
     }
 
 
 FIGURES = ("flagged_at", "gold_at_flag", "peak_gold", "last_gold", "harmed_at", "lead")
-"""Figures of a run in the first table, in the order of its columns."""
+"""Columns of the table of `format_flags`."""
 
 
-def format_tables(rows: list[dict[str, Any]]) -> str:
-    """The tables as Markdown."""
-
-    def shown(value: float | int | None) -> str:
-        return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
-
-    lines = [
-        "| run | flagged at iteration | gold at that iteration | peak gold | "
-        "gold, last 10 iterations | harm at iteration | lead, iterations |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name in ("ppo_vanilla", "ppo_max"):
-        lines += [
-            f"| {name.removeprefix('ppo_')}, seed {row['seed']} | "
-            + " | ".join(shown(row[name][key]) for key in FIGURES)
-            + " |"
-            for row in rows
-        ]
-    in_time = sum(row["ppo_vanilla"]["in_time"] for row in rows)
-    flagged = sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows)
-    false = sum(row["ppo_max"]["flagged_at"] is not None for row in rows)
+def format_policies(rows: list[dict[str, Any]]) -> str:
+    """What became of the policies, as a Markdown table and a sentence."""
     kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
-    lines += [
-        "",
-        f"The detector flags {flagged} of {len(rows)} vanilla runs, {in_time} of them in "
-        f"time, and {false} of {len(rows)} PPO-max runs.",
-        "",
+    lines = [
         "| seed | final gold: SFT | vanilla | vanilla, roll-back | PPO-max | collapses flagged |",
         "|---|---|---|---|---|---|",
         *(
@@ -235,7 +227,31 @@ def format_tables(rows: list[dict[str, Any]]) -> str:
         f"With roll-back, the final gold of {kept} of {len(rows)} vanilla runs is no lower than "
         "that of SFT.",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def format_flags(rows: list[dict[str, Any]]) -> str:
+    """When vanilla PPO was flagged, as a Markdown table and a sentence."""
+
+    def shown(value: float | int | None) -> str:
+        return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+    in_time = sum(row["ppo_vanilla"]["in_time"] for row in rows)
+    flagged = sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows)
+    false = sum(row["ppo_max"]["flagged_at"] is not None for row in rows)
+    lines = [
+        "| seed | flagged at iteration | gold at that iteration | peak gold | "
+        "gold, last 10 iterations | harm at iteration | lead, iterations |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {row['seed']} | {' | '.join(shown(row['ppo_vanilla'][key]) for key in FIGURES)} |"
+            for row in rows
+        ),
+        "",
+        f"The detector flags {flagged} of {len(rows)} vanilla runs, {in_time} of them in "
+        f"time, and {false} of {len(rows)} PPO-max runs.",
+    ]
+    return "\n".join(lines)
 
 
 def scale_thresholds(monitor: Monitor, factor: float) -> Monitor:
@@ -255,72 +271,84 @@ def scale_thresholds(monitor: Monitor, factor: float) -> Monitor:
     return monitor
 
 
-SIGNALS = ("kl", "length", "perplexity", "entropy", "repetition", "reward")
-"""Signals with a curve of their own. The others are about the critic and the computation."""
-FACTORS = tuple(1.15**power for power in range(-14, 15))
-
-
-def compute_rates(
-    root: Path, rows: list[dict[str, Any]], monitors: Callable[[], list[Monitor]], votes: int
-) -> list[dict[str, float]]:
-    """False alarms and collapses flagged in time, as shares of the runs, by factor."""
-    points = []
-    for factor in FACTORS:
-        hits = alarms = 0
-        for row in rows:
-            logs = root / f"seed_{row['seed']}" / "logs"
-            detections = {
-                name: detect_collapse(
-                    logs / name,
-                    [scale_thresholds(monitor, factor) for monitor in monitors()],
-                    votes,
-                )
-                for name in ("ppo_vanilla", "ppo_max")
-            }
-            hits += compare_with_harm(
-                logs / "ppo_vanilla", detections["ppo_vanilla"], row["harm_bound"]
-            )["in_time"]
-            alarms += detections["ppo_max"].flagged_at is not None
-        points.append(
-            {"factor": factor, "false_alarms": alarms / len(rows), "in_time": hits / len(rows)}
-        )
-    return points
-
-
 def monitors_of(signal: str) -> Callable[[], list[Monitor]]:
     """A function that makes the default monitors of one signal."""
     return lambda: [monitor for monitor in default_monitors() if monitor.vote == signal]
 
 
-def draw_roc(curves: dict[str, list[dict[str, float]]], output: Path) -> None:
-    """Draw false alarms against collapses flagged in time, one curve for each detector."""
-    figure = Figure(figsize=(7.5, 5.0), layout="constrained")
-    axes = figure.add_subplot()
-    for name, points in curves.items():
-        together = name == "together"
-        axes.plot(
-            [point["false_alarms"] for point in points],
-            [point["in_time"] for point in points],
-            marker="o",
-            markersize=5 if together else 3,
-            linewidth=2.5 if together else 1.0,
-            color="black" if together else None,
-            zorder=3 if together else 2,
-            label=name,
+LABELS = {
+    "ppo_vanilla": "vanilla PPO",
+    "ppo_rollback": "vanilla PPO with roll-back",
+    "ppo_max": "PPO-max",
+}
+"""Runs as the figure calls them."""
+MEASURES = ("gold", "kl", "response_length")
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Draw the runs over their iterations: means over seeds, with the range as a band.
+
+    Args:
+        rows: What `summarize_seed` says of each seed.
+    """
+    with rc_context(STYLE):  # type: ignore[arg-type]  # older stubs type the keys
+        figure = Figure(figsize=(10.5, 3.2))
+        axes = figure.subplots(1, len(MEASURES))
+        for axis, measure in zip(axes, MEASURES, strict=True):
+            for (run, label), color in zip(LABELS.items(), COLORS, strict=False):
+                courses = [row["curves"][run][measure] for row in rows]
+                band(axis, courses, range(1, len(courses[0]) + 1), label, color)
+            finish_panel(axis, measure)
+            axis.set_xlabel("PPO iteration")
+        axes[0].axhline(
+            fmean(row["sft_gold"] for row in rows), color="#555555", linestyle="--", linewidth=1.0
         )
-    axes.set(
-        xlabel="PPO-max runs with a false alarm, share",
-        ylabel="vanilla runs flagged in time, share",
-        xlim=(-0.03, 1.03),
-        ylim=(-0.03, 1.03),
-    )
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right center", frameon=False)
-    figure.savefig(output, dpi=150)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+        return figure
+
+
+PAGE_TEXT = """# The collapse detector and rolling back
+
+The quickstart's vanilla PPO and PPO-max under a detector that only watches, and vanilla PPO under
+`configs/overlays/rollback.yaml`: at a collapse it goes back to the last healthy weights and raises
+the weight of the KL penalty from 0 to 0.2, then 0.4, then 0.8. The seeds were used to choose
+nothing, and each run had one thread.
+
+```bash
+python -m benchmarks.collapse run      # trains what is missing
+python -m benchmarks.collapse report   # writes this page
+```
+
+![Gold, KL and response length over the iterations](images/collapse.svg)
+
+Bands are the range over the seeds, and the dashed line is SFT's gold.
+
+{policies}
+
+Gold is over 512 held-out prompts here, and over the 128 rollouts of an iteration in the figure and
+below.
+
+## When vanilla PPO is flagged
+
+{flags}
+
+A run does harm from the first iteration whose gold is {harm} standard deviations of the SFT
+policy's gold below its mean. It is flagged in time if the detector calls no iteration from harm on
+healthy before the flag. [Sixty runs](quickstart_seeds.md) test this with other thresholds, too.
+"""
+
+
+def format_page(rows: list[dict[str, Any]]) -> str:
+    """The page of the results.
+
+    Args:
+        rows: What `summarize_seed` says of each seed.
+    """
+    return PAGE_TEXT.format(policies=format_policies(rows), flags=format_flags(rows), harm=HARM)
 
 
 def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = SEEDS) -> None:
-    """Tabulate the runs and draw the ROC.
+    """Write the page, its figure and the results.
 
     Args:
         output_dir: Folder of the benchmark.
@@ -328,14 +356,10 @@ def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = SEEDS) -> N
     """
     root = Path(output_dir)
     rows = [summarize_seed(root, seed) for seed in seeds]
-    curves = {"together": compute_rates(root, rows, default_monitors, 2)}
-    curves |= {signal: compute_rates(root, rows, monitors_of(signal), 1) for signal in SIGNALS}
-    text = format_tables(rows)
-    (root / "collapse.md").write_text(text, "utf-8")
-    result = {"seeds": rows, "roc": curves}
-    (root / "collapse.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    draw_roc(curves, root / "roc.png")
-    print(text)
+    write_text(RESULT, json.dumps(rows) + "\n")
+    save(draw(rows), FIGURE)
+    write_text(PAGE, format_page(rows))
+    print(f"{format_policies(rows)}\n\n{format_flags(rows)}")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks.collapse import (
+    PAGE,
+    RESULT,
     Detection,
     compare_with_harm,
     detect_collapse,
+    format_page,
     scale_thresholds,
 )
 from lit_callbacks import FirstRatioMonitor, KLMonitor, LengthMonitor, Monitor, PerplexityMonitor
@@ -64,6 +68,11 @@ def test_a_flag_is_in_time_if_nothing_harmed_was_called_healthy(
     figures = compare_with_harm(logs, detection, bound=-0.3)
     assert figures["harmed_at"] == 6
     assert figures["in_time"] is in_time
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    rows = json.loads(RESULT.read_text("utf-8"))
+    assert PAGE.read_text("utf-8") == format_page(rows), "run python -m benchmarks.collapse report"
 
 
 def test_a_run_without_harm_is_flagged_in_time(logs: Path) -> None:
