@@ -10,9 +10,11 @@ import pytest
 from benchmarks.collapse import (
     PAGE,
     RESULT,
+    RUNS,
     Detection,
     compare_with_harm,
     detect_collapse,
+    draw,
     format_page,
     scale_thresholds,
 )
@@ -33,6 +35,7 @@ def test_the_thresholds_of_the_first_ratio_stay_around_one() -> None:
     assert (ratio.low, ratio.high) == pytest.approx((1 - 0.05 / 1.3, 1 + 0.05 / 1.3))
 
 
+CURVES = {"gold": [0.5, 1.0], "kl": [0.0, 2.0], "response_length": [8.0, 9.0]}
 KL = [0.1, 0.1, 0.1, 0.1, 0.9, 2.0, 3.0, 9.0]
 GOLD = [0.5, 0.6, 0.5, 0.8, 0.2, -0.4, -1.0, -2.0]
 
@@ -73,6 +76,15 @@ def test_a_flag_is_in_time_if_nothing_harmed_was_called_healthy(
 def test_the_page_is_that_of_the_results() -> None:
     rows = json.loads(RESULT.read_text("utf-8"))
     assert PAGE.read_text("utf-8") == format_page(rows), "run python -m benchmarks.collapse report"
+
+
+def test_the_figure_has_the_mean_of_every_run() -> None:
+    row = {"sft_gold": 0.5, "curves": {name: CURVES for name in RUNS}}
+    other = {"sft_gold": 0.7, "curves": {name: {**CURVES, "kl": [3.0, 3.0]} for name in RUNS}}
+    gold, kl, length = draw([row, other]).axes
+    assert [len(axis.lines) for axis in (gold, kl, length)] == [4, 3, 3]
+    assert kl.lines[0].get_xydata().tolist() == [[1.0, 1.5], [2.0, 2.5]]
+    assert gold.lines[3].get_ydata() == pytest.approx([0.6, 0.6])
 
 
 def test_a_run_without_harm_is_flagged_in_time(logs: Path) -> None:
