@@ -16,7 +16,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -37,7 +37,7 @@ from lit_callbacks import (
     read_logged_steps,
     replay_steps,
 )
-from lit_rlhf.cli.quickstart import Quickstart
+from lit_rlhf.cli.quickstart import COLLAPSE_STDS, Quickstart
 from lit_rlhf.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,16 +45,18 @@ RESULT = ROOT / "benchmarks" / "results" / "collapse.json"
 PAGE = ROOT / "docs" / "collapse.md"
 FIGURE = ROOT / "docs" / "images" / "collapse.svg"
 
-SEEDS = (60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
-"""Reported seeds, on which nothing was chosen."""
-HARM = 0.5
-"""Harm is done below the SFT policy's gold reward minus this many of its standard deviations."""
+DETECTOR_SEEDS = (60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
+"""Seeds on which nothing was chosen: the thresholds were on seeds 0 to 2 and 30 to 39."""
 ROLLBACK = Path("configs/overlays/rollback.yaml")
 RUNS: dict[str, tuple[str | Path, ...]] = {
     "ppo_vanilla": ("ppo_max.yaml", "ppo_vanilla.yaml"),
     "ppo_max": ("ppo_max.yaml",),
     "ppo_rollback": ("ppo_max.yaml", "ppo_vanilla.yaml", ROLLBACK),
 }
+
+
+MEASURES = ("gold", "kl", "response_length")
+"""Metrics of rollouts that the figure shows."""
 
 
 def run_seed(output_dir: str, seed: int) -> None:
@@ -75,7 +77,7 @@ def run_seed(output_dir: str, seed: int) -> None:
 
 
 def run(
-    output_dir: str = "runs/collapse", seeds: tuple[int, ...] = SEEDS, parallel: int = 2
+    output_dir: str = "runs/collapse", seeds: tuple[int, ...] = DETECTOR_SEEDS, parallel: int = 2
 ) -> None:
     """Train the runs that are missing, each seed in a process with one thread.
 
@@ -174,13 +176,11 @@ def summarize_seed(root: Path, seed: int) -> dict[str, Any]:
         name.rpartition("/")[2]: report["rewards"]["gold_reward"]
         for name, report in policies.items()
     }
-    bound = gold["sft"]["mean"] - HARM * gold["sft"]["std"]
+    bound = gold["sft"]["mean"] - COLLAPSE_STDS * gold["sft"]["std"]
     logs = {name: folder / "logs" / name for name in RUNS}
     return {
         "seed": seed,
         "sft_gold": gold["sft"]["mean"],
-        "sft_gold_std": gold["sft"]["std"],
-        "harm_bound": bound,
         **{
             name: compare_with_harm(
                 logs[name], detect_collapse(logs[name], default_monitors()), bound
@@ -204,7 +204,7 @@ def summarize_seed(root: Path, seed: int) -> dict[str, Any]:
     }
 
 
-FIGURES = ("flagged_at", "gold_at_flag", "peak_gold", "last_gold", "harmed_at", "lead")
+COLUMNS = ("flagged_at", "gold_at_flag", "peak_gold", "last_gold", "harmed_at", "lead")
 """Columns of the table of `format_flags`."""
 
 
@@ -244,7 +244,7 @@ def format_flags(rows: list[dict[str, Any]]) -> str:
         "gold, last 10 iterations | harm at iteration | lead, iterations |",
         "|---|---|---|---|---|---|---|",
         *(
-            f"| {row['seed']} | {' | '.join(shown(row['ppo_vanilla'][key]) for key in FIGURES)} |"
+            f"| {row['seed']} | {' | '.join(shown(row['ppo_vanilla'][key]) for key in COLUMNS)} |"
             for row in rows
         ),
         "",
@@ -271,18 +271,12 @@ def scale_thresholds(monitor: Monitor, factor: float) -> Monitor:
     return monitor
 
 
-def monitors_of(signal: str) -> Callable[[], list[Monitor]]:
-    """A function that makes the default monitors of one signal."""
-    return lambda: [monitor for monitor in default_monitors() if monitor.vote == signal]
-
-
 LABELS = {
     "ppo_vanilla": "vanilla PPO",
     "ppo_rollback": "vanilla PPO with roll-back",
     "ppo_max": "PPO-max",
 }
 """Runs as the figure calls them."""
-MEASURES = ("gold", "kl", "response_length")
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:
@@ -309,10 +303,10 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
 
 PAGE_TEXT = """# The collapse detector and rolling back
 
-The quickstart's vanilla PPO and PPO-max under a detector that only watches, and vanilla PPO under
-`configs/overlays/rollback.yaml`: at a collapse it goes back to the last healthy weights and raises
-the weight of the KL penalty from 0 to 0.2, then 0.4, then 0.8. The seeds were used to choose
-nothing, and each run had one thread.
+This page compares the quickstart's vanilla PPO with and without `configs/overlays/rollback.yaml`,
+and with PPO-max. With the overlay, a run that collapses goes back to its last healthy weights and
+raises the weight of the KL penalty from 0 to 0.2, then 0.4, then 0.8. Nothing was chosen on these
+seeds, and each run had one thread.
 
 ```bash
 python -m benchmarks.collapse run      # trains what is missing
@@ -344,10 +338,12 @@ def format_page(rows: list[dict[str, Any]]) -> str:
     Args:
         rows: What `summarize_seed` says of each seed.
     """
-    return PAGE_TEXT.format(policies=format_policies(rows), flags=format_flags(rows), harm=HARM)
+    return PAGE_TEXT.format(
+        policies=format_policies(rows), flags=format_flags(rows), harm=COLLAPSE_STDS
+    )
 
 
-def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = SEEDS) -> None:
+def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = DETECTOR_SEEDS) -> None:
     """Write the page, its figure and the results.
 
     Args:

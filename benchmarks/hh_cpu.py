@@ -111,7 +111,11 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
     base = root / "base"
     files = [source.path for source in sources]
     run_once(base, "init", "--data", *files, "--output_dir", str(base), "--seed", str(seed))
-    seeded = {"sft": [], "reward": ["--model.head_seed"], "ppo": ["--model.seed"]}
+    seeded = {
+        "sft": ["--data.seed"],
+        "reward": ["--data.seed", "--model.head_seed"],
+        "ppo": ["--data.seed", "--model.seed"],
+    }
     for stage, flags in seeded.items():
         config = (Path("configs") / stage / "hh_cpu.yaml").read_text("utf-8")
         copy = root / "configs" / f"{stage}.yaml"
@@ -121,7 +125,7 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
             root / stage,
             *("fit", "--config", str(copy), "--seed_everything", str(seed), "--overwrite"),
             *("--data.init_args.train_sources", given),
-            *(part for flag in ["--data.seed", *flags] for part in (flag, str(seed))),
+            *(part for flag in flags for part in (flag, str(seed))),
         )
     report = {stage: read_first_and_last(root / "logs" / stage) for stage in seeded}
     held_out = split_records(records, 0.1, 0.0, seed).val

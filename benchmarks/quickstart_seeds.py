@@ -25,7 +25,12 @@ from typing import Any, NamedTuple
 
 from jsonargparse import auto_cli
 
-from benchmarks.collapse import compare_with_harm, detect_collapse, scale_thresholds
+from benchmarks.collapse import (
+    DETECTOR_SEEDS,
+    compare_with_harm,
+    detect_collapse,
+    scale_thresholds,
+)
 from lit_callbacks import default_monitors
 from lit_rlhf.cli.quickstart import COLLAPSE_STDS, IMPROVEMENT, Outcome, Quickstart, read_outcome
 from lit_rlhf.files import write_text
@@ -36,9 +41,6 @@ PAGE = ROOT / "docs" / "quickstart_seeds.md"
 
 RECIPE_SEEDS = (30, 31, 32, 33, 34, 35, 36, 37, 38, 39)
 """Seeds that decide about the recipe, which was chosen on seeds 0, 1 and 24 to 28."""
-DETECTOR_SEEDS = (60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
-"""Seeds that decide about the detector: its thresholds were chosen on seeds 0 to 2 and on
-`RECIPE_SEEDS`, and what "in time" means on seeds 20 to 23."""
 SEEDS = (*RECIPE_SEEDS, *DETECTOR_SEEDS)
 MARGIN = 1.3
 """Factor by which the detector's thresholds may be nearer to their baselines, or farther away."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.collapse import detect_collapse, monitors_of
+from benchmarks.collapse import detect_collapse
 from benchmarks.reproduce.table import Arm, Foundation
-from lit_callbacks import default_monitors, read_logged_steps
+from lit_callbacks import Monitor, default_monitors, read_logged_steps
 from lit_rlhf.lab import gold_reward, parse_request, read_world, render_prompt, well_formed
 
 CURVES = {
@@ -149,12 +149,14 @@ def skewness(values: Sequence[float]) -> float:
 
 def replay_monitors(log: Path) -> dict[str, Any]:
     """First iteration at which each monitor is beyond its threshold, and that of the verdict."""
-    signals = dict.fromkeys(monitor.vote for monitor in default_monitors())
+    of_signal: dict[str, list[Monitor]] = {}
+    for monitor in default_monitors():
+        of_signal.setdefault(monitor.vote, []).append(monitor)
     return {
         "flagged_at": detect_collapse(log, default_monitors()).flagged_at,
         "first_warning": {
-            signal: detect_collapse(log, monitors_of(signal)(), votes=1).flagged_at
-            for signal in signals
+            signal: detect_collapse(log, monitors, votes=1).flagged_at
+            for signal, monitors in of_signal.items()
         },
     }
 
