@@ -37,8 +37,8 @@ from lit_callbacks import (
     read_logged_steps,
     replay_steps,
 )
-from lit_rlhf.cli.quickstart import COLLAPSE_STDS, Quickstart
 from lit_rlhf.files import write_text
+from lit_rlhf.tools.commands.quickstart import COLLAPSE_STDS, Quickstart
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "collapse.json"

@@ -32,8 +32,14 @@ from benchmarks.collapse import (
     scale_thresholds,
 )
 from lit_callbacks import default_monitors
-from lit_rlhf.cli.quickstart import COLLAPSE_STDS, IMPROVEMENT, Outcome, Quickstart, read_outcome
 from lit_rlhf.files import write_text
+from lit_rlhf.tools.commands.quickstart import (
+    COLLAPSE_STDS,
+    IMPROVEMENT,
+    Outcome,
+    Quickstart,
+    read_outcome,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds"

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.collapse import detect_collapse
 from benchmarks.reproduce.table import Arm, Foundation
 from lit_callbacks import Monitor, default_monitors, read_logged_steps
-from lit_rlhf.lab import gold_reward, parse_request, read_world, render_prompt, well_formed
+from lit_rlhf.tools.lab import gold_reward, parse_request, read_world, render_prompt, well_formed
 
 CURVES = {
     "score": "rollout/score",
@@ -218,12 +218,12 @@ def measure_foundation(
         seed: Its seed.
         trial: Whether a few pairs are enough.
     """
-    from lit_rlhf.cli.lab import sample_preferences
     from lit_rlhf.data import DataSource
-    from lit_rlhf.evaluation import choose_device
-    from lit_rlhf.evaluation.reward_report import score_pairs
     from lit_rlhf.files import write_json_lines
     from lit_rlhf.models import ModelOptions
+    from lit_rlhf.tools.commands.lab import sample_preferences
+    from lit_rlhf.tools.evaluation import choose_device
+    from lit_rlhf.tools.evaluation.reward_report import score_pairs
 
     pairs = root / "world" / "preferences_test.jsonl"
     if not pairs.is_file():

@@ -28,8 +28,8 @@ import lit_rlhf
 from benchmarks.reproduce.measuring import measure_foundation, measure_run
 from benchmarks.reproduce.table import Arm, Foundation, arms_by_name, foundations_by_name
 from lit_rlhf.cli.configs import find_config
-from lit_rlhf.cli.quickstart import DEFAULT_DIR, Quickstart
 from lit_rlhf.files import write_text
+from lit_rlhf.tools.commands.quickstart import DEFAULT_DIR, Quickstart
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reproduction"
 REVISION = 1
@@ -333,12 +333,12 @@ def train_arm(stages: Quickstart, plan: Plan, arm: Arm) -> None:
 
 def evaluate_preferences(stages: Quickstart, policy: Path) -> None:
     """Sample from SFT and a policy as the paper does for its evaluation, and keep the responses."""
-    from lit_rlhf.cli.evaluate import evaluate
+    from lit_rlhf.tools.commands.evaluate import evaluate
 
     evaluate(
         [str(stages.root / "sft"), str(policy)],
         prompts=str(stages.root / "world" / "prompts_heldout.jsonl"),
-        rewards={"lit_rlhf.lab.gold:gold_reward": 1.0},
+        rewards={"lit_rlhf.tools.lab.gold:gold_reward": 1.0},
         responses=str(policy / "responses.jsonl"),
         output=str(policy / "evaluation.json"),
         max_new_tokens=48,

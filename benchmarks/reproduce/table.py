@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from lit_rlhf.lab import WorldName
+from lit_rlhf.tools.lab import WorldName
 
 START_SECONDS = 20.0
 """CPU seconds of a PPO run besides its iterations, with one thread: imports, samples, measures."""

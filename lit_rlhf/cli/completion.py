@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from lit_rlhf import __version__
 from lit_rlhf.cli.command import run_command
 from lit_rlhf.cli.configs import config_names
-from lit_rlhf.cli.main import STAGE_COMMANDS, TOOLS
+from lit_rlhf.cli.main import COMMANDS, STAGE_COMMANDS, module_of
 
 SCRIPT = """\
 # Completes lit_rlhf {version} in bash, and in zsh after
@@ -35,7 +35,7 @@ complete -o bashdefault -o default -F _lit_rlhf lit_rlhf
 
 def completion() -> None:
     """Print a script that completes commands, options and configurations in bash and zsh."""
-    commands = [*STAGE_COMMANDS, *TOOLS]
+    commands = [*STAGE_COMMANDS, *COMMANDS]
     print(write_script({command: sorted(set(command_words(command))) for command in commands}))
 
 
@@ -60,8 +60,8 @@ def command_words(command: str) -> Iterator[str]:
         # the doctor's help is an extract
         yield from help_flags("training", [command if command in STAGE_COMMANDS else "fit"])
         yield from stage_flags()
-    if command in TOOLS and command != "completion":
-        own = getattr(importlib.import_module(f"lit_rlhf.cli.{command}"), "COMMANDS", ())
+    if command in COMMANDS and command != "completion":
+        own = getattr(importlib.import_module(module_of(command)), "COMMANDS", ())
         yield from own
         for name in own or [""]:
             yield from help_flags(command, [name] if name else [])
@@ -71,7 +71,7 @@ def help_flags(module: str, words: Sequence[str]) -> list[str]:
     """Flags in the help of a command."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        importlib.import_module(f"lit_rlhf.cli.{module}").main([*words, "--help"])
+        importlib.import_module(module_of(module)).main([*words, "--help"])
     return re.findall(r"--\w[\w.]*", shown.getvalue())
 
 

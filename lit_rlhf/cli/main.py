@@ -23,20 +23,25 @@ STAGE_COMMANDS = {
     "predict": "run a checkpoint's predict_step",
 }
 """Commands of the LightningCLI in `lit_rlhf.cli.training`."""
-TOOLS = {
+UTILITIES = {
     "completion": "print a script that completes commands and options in bash and zsh",
     "configs": "list or copy the configurations that come with lit_rlhf",
+    "export": "turn a checkpoint or model into a folder that others load",
+    "init": "make a small base model and tokenizer from your own text",
+}
+"""Commands about configurations and models. Each is a module `lit_rlhf.cli.<name>`."""
+TOOLS = {
     "doctor": "check a PPO run before it starts",
     "evaluate": "compare policies on the same prompts",
-    "export": "turn a checkpoint or model into a folder that others load",
     "generate": "responses to prompts, or a chat in the terminal",
-    "init": "make a small base model and tokenizer from your own text",
     "lab": "write the built-in world, and label preferences in it",
     "plot": "draw how PPO runs went",
     "quickstart": "train and compare all stages on the built-in world",
     "report": "put training runs side by side, or examine a reward model",
 }
-"""The other commands. Each is a module `lit_rlhf.cli.<name>` with `main(argv)`."""
+"""Commands that look at what was trained. Each is a module `lit_rlhf.tools.commands.<name>`."""
+COMMANDS = dict(sorted((UTILITIES | TOOLS).items()))
+"""The commands besides those of the LightningCLI. Their modules have `main(argv)`."""
 STAGE_HELP = """\
 usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]
 
@@ -78,10 +83,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"lit_rlhf {__version__}")
         return
     # LightningCLI takes `--config FILE fit` too.
-    if arguments[0] not in TOOLS and STAGE_COMMANDS.keys().isdisjoint(arguments):
+    if arguments[0] not in COMMANDS and STAGE_COMMANDS.keys().isdisjoint(arguments):
         print(explain_unknown_command(arguments[0]), file=sys.stderr)
         raise SystemExit(2)
-    is_stage = arguments[0] not in TOOLS
+    is_stage = arguments[0] not in COMMANDS
     if is_stage and not {"-h", "--help"}.isdisjoint(arguments):
         print(stage_usage(next(word for word in arguments if word in STAGE_COMMANDS)))
         return
@@ -98,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     name = "training" if is_stage else arguments[0]
-    command = importlib.import_module(f"lit_rlhf.cli.{name}")
+    command = importlib.import_module(module_of(name))
     hide_notes_of_loading()
     gc.enable()
     try:
@@ -109,9 +114,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise
 
 
+def module_of(name: str) -> str:
+    """Name of the module of a command."""
+    return f"lit_rlhf.tools.commands.{name}" if name in TOOLS else f"lit_rlhf.cli.{name}"
+
+
 def usage() -> str:
     """Help of the program: its commands."""
-    lines = [f"  {name:<12}{text}" for name, text in (STAGE_COMMANDS | TOOLS).items()]
+    lines = [f"  {name:<12}{text}" for name, text in (STAGE_COMMANDS | COMMANDS).items()]
     return "\n".join(
         [
             "usage: lit_rlhf COMMAND [OPTIONS]",
@@ -136,7 +146,7 @@ def stage_usage(name: str) -> str:
 
 def explain_unknown_command(name: str) -> str:
     """Error about a command that does not exist, with the nearest one that does."""
-    near = difflib.get_close_matches(name, [*STAGE_COMMANDS, *TOOLS], n=1)
+    near = difflib.get_close_matches(name, [*STAGE_COMMANDS, *COMMANDS], n=1)
     advice = f"did you mean {near[0]}? " if near else ""
     return f"lit_rlhf: no command {name!r}; {advice}lit_rlhf --help lists all commands"
 

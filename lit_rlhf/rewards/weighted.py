@@ -62,7 +62,7 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 """Ready-made reward functions by the name that `rule:` gives them."""
 
-OWN_FUNCTIONS = ("lit_rlhf.lab.gold:gold_reward", "lit_rlhf.lab.gold:well_formed")
+OWN_FUNCTIONS = ("lit_rlhf.tools.lab.gold:gold_reward", "lit_rlhf.tools.lab.gold:well_formed")
 """Reward functions of this package."""
 
 COMMON_OPTIONS = ("weight", "normalize")

@@ -24,7 +24,7 @@ from benchmarks.pretrained import (
 from benchmarks.pretrained_figure import PANELS, draw, smooth
 from benchmarks.pretrained_page import ESTIMATES, format_page, quarter_means
 from lit_rlhf.data import CHAT_TEMPLATES
-from lit_rlhf.lab import World, write_world
+from lit_rlhf.tools.lab import World, write_world
 from tests.configs.parsing import cli_parser
 from tests.configs.tiny_runs import write_preferences
 

@@ -21,7 +21,7 @@ from benchmarks.quickstart_seeds import (
     format_verdicts,
     read_results,
 )
-from lit_rlhf.cli.quickstart import Outcome
+from lit_rlhf.tools.commands.quickstart import Outcome
 
 AS_EXPECTED = RunResult(
     seed=24,

@@ -48,7 +48,7 @@ from benchmarks.reproduce.table import (
     total_seconds,
 )
 from lit_rlhf.cli.configs import find_config
-from lit_rlhf.lab import World, render_prompt
+from lit_rlhf.tools.lab import World, render_prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 A, B = Arm("a", overlays=("no_ptx",)), Arm("b", overlays=("no_kl_penalty",))

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import lit_rlhf
-from lit_rlhf.cli.main import STAGE_COMMANDS, TOOLS, main
+from lit_rlhf.cli.main import COMMANDS, STAGE_COMMANDS, main
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     main(arguments)
     shown = capsys.readouterr().out
-    for name in (*STAGE_COMMANDS, *TOOLS):
+    for name in (*STAGE_COMMANDS, *COMMANDS):
         assert f"\n  {name} " in shown
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -100,7 +100,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
 
 def test_tools_get_the_arguments_behind_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Sequence[str]] = []
-    monkeypatch.setattr("lit_rlhf.cli.plot.main", seen.append)
+    monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", seen.append)
     main(["plot", "--runs", "a=b"])
     assert seen == [["--runs", "a=b"]]
 
@@ -114,7 +114,7 @@ def test_a_command_sets_up_the_allocator_of_cuda_unless_the_user_has(
         monkeypatch.setenv(name, "max_split_size_mb:512")
         if name != given:
             monkeypatch.delenv(name)
-    monkeypatch.setattr("lit_rlhf.cli.plot.main", lambda _: None)
+    monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda _: None)
     main(["plot"])
     alone = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     expected = alone if given is None else {given: "max_split_size_mb:512"}
@@ -124,7 +124,7 @@ def test_a_command_sets_up_the_allocator_of_cuda_unless_the_user_has(
 def test_deepspeed_does_not_tell_that_there_is_no_gpu(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lit_rlhf.cli.plot.main", lambda _: None)
+    monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda _: None)
     main(["plot"])
     note = "Setting accelerator to CPU"
     found = find_spec("deepspeed")
@@ -147,6 +147,6 @@ def test_modules_in_the_current_folder_can_be_imported(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("lit_rlhf.cli.plot.main", lambda argv: None)
+    monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda argv: None)
     main(["plot"])
     assert sys.path[-1] == str(tmp_path)

@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import CHAT_TEMPLATES
-from lit_rlhf.lab import ResponsePair, World, label_pair, render_prompt, write_world
+from lit_rlhf.tools.lab import ResponsePair, World, label_pair, render_prompt, write_world
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"

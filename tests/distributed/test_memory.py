@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from lit_rlhf.doctor import NetworkShape, PPOSizes, ppo_memory
 from lit_rlhf.modules.stage import StageModule
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
+from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
 from tests.invariant.trajectories import stage_run
 from tests.modules.stages import fitted, write_data, write_models
 from tests.support.live_memory import LiveTensors

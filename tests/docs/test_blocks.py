@@ -17,7 +17,8 @@ import jsonargparse
 import pytest
 import yaml
 
-from lit_rlhf.cli.main import TOOLS, main
+from lit_rlhf.cli.main import COMMANDS as TOOLS
+from lit_rlhf.cli.main import main
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.option_names import option_names
 from tests.configs.parsing import cli_parser

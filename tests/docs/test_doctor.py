@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.doctor import CHECKS_BEFORE, CHECKS_DURING, START
+from lit_rlhf.tools.doctor import CHECKS_BEFORE, CHECKS_DURING, START
 from tests.configs.tiny_runs import SMALL, overlay
 from tests.docs.blocks import ROOT, blocks, commands
 from tests.docs.running import run_here, run_in_shell

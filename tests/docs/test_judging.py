@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.cli.evaluate import main
-from lit_rlhf.evaluation import Responses
-from lit_rlhf.evaluation.judge import JudgeOptions, judge_policies
+from lit_rlhf.tools.commands.evaluate import main
+from lit_rlhf.tools.evaluation import Responses
+from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from tests.docs.blocks import ROOT, blocks, commands
 from tests.support.judge_server import judge_server, longer_wins
 

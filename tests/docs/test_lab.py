@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lit_rlhf.lab import WORLDS, gold
+from lit_rlhf.tools.lab import WORLDS, gold
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "lab.md").read_text("utf-8")
 

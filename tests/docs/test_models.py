@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from lit_rlhf.data import DialogueEncoder, Message
-from lit_rlhf.doctor import RunPlan
-from lit_rlhf.doctor.checks.memory import estimate_memory
 from lit_rlhf.forward import sequence_scores, supports_chunked_logits
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, load_tokenizer
 from lit_rlhf.models.prepare import add_adapters
 from lit_rlhf.modules import MemoryOptions, MinibatchOptions, RewardModule
+from lit_rlhf.tools.doctor import RunPlan
+from lit_rlhf.tools.doctor.checks.memory import estimate_memory
 from tests.docs.blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "models.md"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from lit_rlhf.doctor import NetworkShape, PPOSizes, ppo_memory
+from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
 from tests.configs.parsing import cli_parser, parsed
 from tests.configs.tiny_runs import CONFIGS
 from tests.docs.blocks import ROOT, blocks

@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from lit_rlhf.doctor import NetworkShape, PPOSizes, ppo_memory
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
 from tests.invariant.long_runs import CLIPS, PRETRAINING, Run, ppo_run
 from tests.invariant.trajectories import Logged
 from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models

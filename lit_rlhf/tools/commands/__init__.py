@@ -1,0 +1,1 @@
+"""Commands of the tools: a module each, with `main(argv)`."""

@@ -1,0 +1,171 @@
+"""`lit_rlhf doctor`: check a PPO run before it starts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pydoc
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lit_callbacks import PhaseSummary
+from lit_rlhf.cli.errors import original_error
+from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, run_cli
+from lit_rlhf.files import write_text
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.tools.doctor import (
+    CHECKS_BEFORE,
+    CHECKS_DURING,
+    START,
+    START_ABOUT,
+    Display,
+    Report,
+    examination_settings,
+    examine,
+    plan_run,
+    report_start_failure,
+)
+
+PROG = "lit_rlhf doctor"
+USAGE = """\
+lit_rlhf doctor --config CONFIG [--config OVERLAY ...] [--output REPORT]
+                       [any flag of `lit_rlhf fit`, e.g. --model.seed 1]"""
+HELP = """\
+usage: {usage}
+
+Check a PPO run before it starts, with one rollout and two updates on your
+own models, prompts and strategy. Nothing is saved, no file is changed.
+
+options:
+  --config CONFIG  YAML file as for `lit_rlhf fit`; of several the last wins
+  --output REPORT  JSON file for the findings
+  -h, --help       show this text; `lit_rlhf fit --help` has the flags of a run
+
+checks:
+{checks}
+
+exit status: 0 if no check failed (warnings are not failures), 1 if one did,
+2 if the configuration cannot be read or does not train PPO."""
+LOGGERS = ("lightning.pytorch", "lightning.fabric")
+
+
+class DoctorCLI(RLHFCLI):
+    """Reads a configuration as `fit` does and builds module, data and Trainer without a run.
+
+    Attributes:
+        start_error: The error of building them, if there was one.
+    """
+
+    start_error: Exception | None = None
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the flags of `fit`, and the path of the report."""
+        super().add_arguments_to_parser(parser)
+        skip: set[str | int] = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
+        parser.add_method_arguments(Trainer, "fit", skip=skip)
+        parser.add_argument("--output", type=str | None, help="JSON file for the findings.")
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse other stages, and replace the Trainer's settings by those of the examination."""
+        super().before_instantiate_classes()
+        class_path = self.config.model.class_path
+        module = pydoc.locate(class_path)
+        if not (isinstance(module, type) and issubclass(module, PPOModule)):
+            self.parser.error(
+                f"the doctor checks PPO runs, this configuration trains {class_path}. Pass the "
+                "configuration of the PPO stage, for instance configs/ppo/hh_cpu.yaml"
+            )
+        given = vars(self.config.trainer)
+        self.plan = plan_run(given)
+        for name, value in examination_settings(given).items():
+            self.config.trainer[name] = value
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the Trainer of the examination, without the summary of phases that runs have."""
+        trainer = super().instantiate_trainer(**kwargs)
+        # The summary is about a whole run. Lightning does not declare the attribute.
+        trainer.callbacks = [  # type: ignore[attr-defined]
+            callback
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
+            if not isinstance(callback, PhaseSummary)
+        ]
+        return trainer
+
+    def instantiate_classes(self) -> None:
+        """Build module, data and Trainer, and keep an error for the report."""
+        try:
+            super().instantiate_classes()
+        except Exception as error:  # any kind, from the user's models or classes
+            self.start_error = original_error(error)
+
+
+def examine_configuration(cli: DoctorCLI, display: Display) -> Report:
+    """Run all checks on what a configuration describes."""
+    if cli.start_error is not None:
+        return report_start_failure(cli.start_error, cli.plan, display)
+    return examine(cli.model, cli.datamodule, cli.trainer, cli.plan, display)
+
+
+def usage() -> str:
+    """The text of `--help`."""
+    checks = (*CHECKS_BEFORE, *CHECKS_DURING)
+    abouts = [(START, START_ABOUT), *((check.name, check.about) for check in checks)]
+    lines = (f"  {name:<16} {about}" for name, about in abouts)
+    return HELP.format(usage=USAGE, checks="\n".join(lines))
+
+
+@contextmanager
+def silence_lightning() -> Iterator[None]:
+    """Suppress Lightning's messages and advice, which are about training."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PossibleUserWarning)
+        hide_notes_of_libraries()
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.WARNING)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def main(argv: Sequence[str]) -> Report:
+    """Entry point of `lit_rlhf doctor`.
+
+    Raises:
+        SystemExit: With status 1 if a check failed, or 2 for arguments that cannot be used.
+    """
+    arguments = list(argv)
+    if {"-h", "--help"} & set(arguments):
+        print(usage())
+        raise SystemExit(0)
+    if not arguments:
+        print(usage(), file=sys.stderr)
+        raise SystemExit(2)
+    parser = {"prog": PROG, "usage": USAGE, "description": __doc__}
+    with tempfile.TemporaryDirectory(prefix="lit_rlhf_doctor_") as folder, silence_lightning():
+        # callbacks or loggers of the user's own may write to the default folder
+        arguments += ["--trainer.default_root_dir", folder]
+        cli = run_cli(
+            arguments, DoctorCLI, run=False, save_config_callback=None, parser_kwargs=parser
+        )
+        assert isinstance(cli, DoctorCLI)
+        display = Display()
+        report = examine_configuration(cli, display)
+    display.show_summary(report)
+    output: str | None = cli.config.output
+    if output is not None:
+        print(f"Report: {write_text(output, json.dumps(report.as_dict(), indent=2) + chr(10))}")
+    if report.failed:
+        raise SystemExit(1)
+    return report

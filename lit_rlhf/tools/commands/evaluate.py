@@ -1,0 +1,257 @@
+"""`lit_rlhf evaluate`: compare policies by rewards, a judge and benchmarks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_rlhf.cli.command import run_command
+from lit_rlhf.data import DataSource, OnBadRecord, is_file_path
+from lit_rlhf.files import write_text
+from lit_rlhf.models import DType, ModelOptions
+from lit_rlhf.rollout import SamplingOptions
+from lit_rlhf.tools.evaluation import (
+    HeadToHead,
+    Responses,
+    choose_device,
+    compare_policies,
+    outcome_figure,
+    print_comparison,
+    read_responses,
+    save_figure,
+)
+from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmarks
+from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies, print_judgement
+
+LISTS = {
+    "policies": "Folders or hub ids of language models, or files (.jsonl) of responses that were "
+    "generated before. The first is the baseline: win, tie, lose and KL are against it.",
+    "benchmarks": "Tasks or groups of lm-evaluation-harness, for example mmlu ceval-valid cmmlu. "
+    "Their data are downloaded from the hub.",
+    "choices": "Files of multiple-choice questions with the fields question, choices and answer. "
+    "Nothing is downloaded.",
+}
+NO_JUDGE = JudgeOptions()
+
+
+def evaluate(
+    policies: list[str],
+    prompts: str | None = None,
+    rewards: dict[str, float | dict[str, Any]] | None = None,
+    judge: JudgeOptions = NO_JUDGE,
+    benchmarks: list[str] | None = None,
+    choices: list[str] | None = None,
+    shots: int | None = None,
+    max_questions: int | None = None,
+    benchmark_batch_size: int = 8,
+    output: str | None = None,
+    responses: str | None = None,
+    chart: str | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.8,
+    top_p: float = 0.9,
+    repetition_penalty: float = 1.1,
+    tie_margin: float = 0.0,
+    split: str = "test",
+    max_prompts: int | None = None,
+    on_bad_record: OnBadRecord = "error",
+    max_prompt_length: int | None = None,
+    chat_template: str = "tokenizer",
+    batch_size: int = 64,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: DType = "float32",
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """Compare policies: sample from each on the same prompts, score or judge the responses.
+
+    Args:
+        policies: Folders or hub ids of language models, the baseline first; or files of responses,
+            from `lit_rlhf generate` or --responses, for a judge to compare.
+        prompts: File of prompts (.jsonl, .json, .parquet, .jsonl.gz) or id of a dataset on the hub.
+            Of preferences and demonstrations the prompts are taken.
+        rewards: Weights by source; a source is a reward model's folder or hub id, or
+            'package.module:function'. A mapping instead of a weight describes a rule
+            (docs/rewards.md). Each reward is reported by itself, times its weight, and decides who
+            wins.
+        judge: A language model that compares the responses too.
+        benchmarks: Tasks or groups of lm-evaluation-harness.
+        choices: Files of multiple-choice questions.
+        shots: Examples before each question of benchmarks and choices. Default: each benchmark's
+            own number, none for choices.
+        max_questions: Use only this many questions of each task, from the first. Default: all.
+        benchmark_batch_size: Texts per forward of benchmarks and choices.
+        output: JSON file for the report.
+        responses: JSON lines file for all responses with their scores and KL. Finished batches are
+            kept beside the file until it is complete, and the same command continues with them.
+        chart: File for a chart of win, tie and lose by every reward and criterion. The suffix is
+            the format, for example .png or .svg.
+        max_new_tokens: Longest response in tokens, including EOS. Use the value that the policies
+            were trained with; longer responses are cut off.
+        temperature: Sampling temperature. KL and perplexity are measured at it too. Default: the
+            paper's.
+        top_p: Sample from the smallest set of tokens with this probability; 1 turns it off.
+            Default: the paper's.
+        repetition_penalty: Penalty on tokens that occurred before, in the prompt too; 1 turns it
+            off. Default: the paper's.
+        tie_margin: Largest difference of scores (times the weight) that counts as a tie.
+        split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
+        max_prompts: Use only this many prompts, from the first. Default: all.
+        on_bad_record: What to do about a record without a usable prompt: error names its file and
+            line and ends the command, skip goes on and logs how many there are.
+        max_prompt_length: Longest prompt in tokens; longer ones lose their oldest turns. Default:
+            the longest sequence that the baseline was trained on, or 512.
+        chat_template: tokenizer for the template in the policies' folders, or hh, paper-en,
+            paper-zh.
+        batch_size: Prompts per batch. The samples depend on it.
+        seed: Seed of the sampling, the same for every policy, and of the bootstrap intervals.
+        device: auto, cpu, cuda, cuda:1 and so on.
+        dtype: Type of all weights: float32, bfloat16 or float16.
+        trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+
+    Returns:
+        The report.
+    """
+    _check_chart(chart)
+    model_options = ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code)
+    head_to_heads: list[HeadToHead] = []
+    to_judge: Responses | None = None
+    report: dict[str, Any] = {}
+    given = {"prompts": prompts, "rewards": rewards, "responses": responses}
+    if any(is_file_path(policy) for policy in policies):
+        to_judge = _read_policies(policies, judge, given, max_prompts)
+        report = {"baseline": next(iter(to_judge.by_policy)), "n_prompts": len(to_judge.prompts)}
+    elif prompts is not None:
+        sampling = SamplingOptions(
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+        )
+        comparison = compare_policies(
+            policies,
+            DataSource(prompts, split=split),
+            rewards or {},
+            sampling,
+            model_options,
+            choose_device(device),
+            batch_size=batch_size,
+            tie_margin=tie_margin,
+            chat_template=chat_template,
+            max_prompt_length=max_prompt_length,
+            max_prompts=max_prompts,
+            on_bad_record=on_bad_record,
+            seed=seed,
+            responses=responses,
+        )
+        if comparison.shortened:
+            print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
+        print_comparison(comparison)
+        if sampling.off_policy_options:
+            changed = ", ".join(sampling.off_policy_options)
+            print(
+                f"KL and perplexity are those of samples with {changed}; for those of the "
+                "policies: --temperature 1 --top_p 1 --repetition_penalty 1"
+            )
+        if responses is not None:
+            print(f"Responses: {responses}")
+        settings = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "repetition_penalty": repetition_penalty,
+            "tie_margin": tie_margin,
+            "batch_size": batch_size,
+            "seed": seed,
+            "dtype": dtype,
+        }
+        report = comparison.as_dict() | {"settings": settings}
+        to_judge = comparison.responses
+        head_to_heads = comparison.head_to_heads
+    else:
+        _check_benchmarks_alone(given | {"chart": chart}, judge, benchmarks, choices)
+    if judge.model is not None and to_judge is not None:
+        judgement = judge_policies(to_judge, judge)
+        print_judgement(judgement)
+        report["judge"] = judgement.as_dict()
+        head_to_heads = head_to_heads + judgement.head_to_heads
+    if benchmarks or choices:
+        benchmark_report = run_benchmarks(
+            policies,
+            benchmarks or (),
+            choices or (),
+            model_options,
+            choose_device(device),
+            benchmark_batch_size,
+            shots,
+            max_questions,
+        )
+        print_benchmarks(benchmark_report)
+        report["benchmarks"] = benchmark_report.as_dict()
+        report.setdefault("settings", {"dtype": dtype})
+    if chart is not None:
+        figure = outcome_figure(head_to_heads, report["baseline"])
+        print(f"Chart: {save_figure(figure, chart)}")
+    if output is not None:
+        text = json.dumps(report, indent=2) + "\n"
+        print(f"Report: {write_text(output, text)}")
+    return report
+
+
+def _check_benchmarks_alone(
+    given: Mapping[str, Any],
+    judge: JudgeOptions,
+    benchmarks: list[str] | None,
+    choices: list[str] | None,
+) -> None:
+    """Refuse arguments that need prompts, and a command with nothing to do."""
+    unused = [name for name, value in given.items() if value is not None]
+    unused += ["judge.model"] if judge.model is not None else []
+    if unused:
+        raise ValueError(
+            f"prompts: expected a file of prompts or a dataset's id with {', '.join(unused)}, "
+            "got none"
+        )
+    if not (benchmarks or choices):
+        raise ValueError(
+            "prompts: expected a file of prompts or a dataset's id, to compare responses; or "
+            "benchmarks or choices, got none of them"
+        )
+
+
+def _read_policies(
+    policies: Sequence[str], judge: JudgeOptions, given: Mapping[str, Any], max_prompts: int | None
+) -> Responses:
+    """Read files of responses, and refuse arguments that need models."""
+    models = [policy for policy in policies if not is_file_path(policy)]
+    if models:
+        raise ValueError(
+            "policies: expected only models or only files of responses, got both; let "
+            f"{models[0]!r} respond to the same prompts first, with `lit_rlhf generate`"
+        )
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: expected none with files of responses, which a judge compares as they "
+                f"are, got {value!r}; give the models' folders as policies to sample and score"
+            )
+    if judge.model is None:
+        raise ValueError("judge.model: expected a judge to compare files of responses, got none")
+    return read_responses(policies, max_prompts)
+
+
+def _check_chart(chart: str | None) -> None:
+    """Refuse an unknown format before hours of work."""
+    if chart is not None:
+        from matplotlib.figure import Figure
+
+        known = Figure().canvas.get_supported_filetypes()
+        if Path(chart).suffix.removeprefix(".") not in known:
+            raise ValueError(f"chart: expected one of the suffixes {sorted(known)}, got {chart}")
+
+
+def main(argv: Sequence[str]) -> dict[str, Any]:
+    """Entry point of `lit_rlhf evaluate`."""
+    return run_command(evaluate, argv, "lit_rlhf evaluate", lists=LISTS)

@@ -1,0 +1,270 @@
+"""`lit_rlhf lab`: write the built-in world, and sample labelled preferences in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from lit_rlhf.cli.command import Command, run_group
+from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptExample
+from lit_rlhf.files import ProgressFile, write_json_lines
+from lit_rlhf.forward import LanguageModel
+from lit_rlhf.models import ModelOptions
+from lit_rlhf.rollout import SamplingOptions, decode_responses
+from lit_rlhf.tools.evaluation import (
+    choose_device,
+    encode_prompt_records,
+    hash_prompts,
+    load_policy,
+    load_shared_encoder,
+    model_files,
+    progress_bar,
+    read_prompts,
+    sample_batches,
+)
+from lit_rlhf.tools.lab import (
+    WORLDS,
+    ResponsePair,
+    WorldName,
+    label_pair,
+    read_world,
+    write_world,
+)
+
+MAX_ATTEMPTS = 20  # pairs sampled per pair asked for, before the policy is given up
+
+
+def world(
+    output_dir: str,
+    seed: int = 0,
+    world: WorldName = "biased",
+    language: Literal["en", "zh", "both"] = "en",
+    n_demonstrations: int = 4000,
+    n_train_prompts: int = 4000,
+    n_heldout_prompts: int = 256,
+    n_texts: int = 1000,
+) -> None:
+    """Write the built-in world: demonstrations, prompts, plain text, and an untrained base model.
+
+    Args:
+        output_dir: Folder to write to.
+        seed: Seed of the data and of the base model's weights.
+        world: How labellers err. biased: they like long and polite responses and overlook form.
+            extrapolation: labels follow gold, and the reward model is wrong only outside of its
+            data.
+        language: English, Chinese or both.
+        n_demonstrations: Number of dialogues for SFT.
+        n_train_prompts: Number of prompts for PPO and for preferences.
+        n_heldout_prompts: Number of prompts for evaluation, none of them a training prompt.
+        n_texts: Number of documents for the ptx loss.
+    """
+    folder = write_world(
+        output_dir,
+        dataclasses.replace(WORLDS[world], language=language),
+        seed,
+        CHAT_TEMPLATES["hh"],
+        n_demonstrations=n_demonstrations,
+        n_train_prompts=n_train_prompts,
+        n_heldout_prompts=n_heldout_prompts,
+        n_texts=n_texts,
+    )
+    print(
+        f"World {world!r} in {folder}: {n_demonstrations} demonstrations, {n_train_prompts} "
+        f"training and {n_heldout_prompts} held-out prompts, {n_texts} texts, base model in "
+        f"{folder / 'base'}"
+    )
+
+
+def preferences(
+    policy: str,
+    world: str,
+    output: str,
+    pairs: int = 12000,
+    seed: int = 0,
+    max_new_tokens: int = 48,
+    batch_size: int = 128,
+    device: str = "auto",
+) -> None:
+    """Sample pairs of a policy's responses, label them as the labellers do, and write HH records.
+
+    Args:
+        policy: Folder of the policy, for instance the SFT model.
+        world: Folder that `lit_rlhf lab world` wrote.
+        output: JSON lines file to write, with chosen and rejected dialogues. Finished batches are
+            kept beside it until it is complete, and the same command continues with them.
+        pairs: Number of records. The training prompts are repeated as often as necessary. Pairs of
+            equal responses make no record and are replaced.
+        seed: Seed of the order of the prompts, the sampling and the labels.
+        max_new_tokens: Longest response in tokens, including EOS.
+        batch_size: Prompts per batch, with two responses each. The samples depend on it.
+        device: auto, cpu, cuda, cuda:1 and so on.
+    """
+    if pairs < 1:
+        raise ValueError(f"pairs: expected an integer >= 1, got {pairs}")
+    with progress_bar("preference pairs", pairs) as progress:
+        records = sample_preferences(
+            policy, Path(world), pairs, seed, max_new_tokens, batch_size, device, progress, output
+        )
+    print(f"{len(records)} preferences in {output}")
+
+
+def sample_preferences(
+    policy: str,
+    world_folder: Path,
+    pairs: int,
+    seed: int = 0,
+    max_new_tokens: int = 48,
+    batch_size: int = 128,
+    device: str = "auto",
+    progress: Callable[[int], None] | None = None,
+    output: str | Path | None = None,
+) -> list[dict[str, str]]:
+    """Sample and label exactly `pairs` pairs.
+
+    Args:
+        policy: Folder of the policy.
+        world_folder: Folder that `lit_rlhf lab world` wrote.
+        pairs: Number of pairs.
+        seed: Seed of the order of the prompts, the sampling and the labels.
+        max_new_tokens: Longest response in tokens, including EOS.
+        batch_size: Prompts per batch, with two responses each. The samples depend on it.
+        device: The device to sample on, or `"auto"`.
+        progress: Called with the number of new records after each batch.
+        output: JSON lines file for the records, written when they are complete. Until then
+            `<output>.partial` keeps the finished batches, from which the same call continues.
+
+    Returns:
+        HH records.
+
+    Raises:
+        OSError: If a file cannot be written.
+        ValueError: If the folder holds no world, the policy cannot take the world's prompts, or too
+            few of its responses differ.
+    """
+    world = read_world(world_folder)
+    encoder = load_shared_encoder([policy])
+    source = DataSource(str(world_folder / "prompts_train.jsonl"))
+    prompts = encode_prompt_records(read_prompts(source), encoder)
+    # The labellers read the rendered prompt, so it has to be the one that the world asked.
+    if prompts.shortened:
+        raise ValueError(
+            f"policy: expected one that takes the world's prompts whole, got {policy!r}, which "
+            f"takes {encoder.max_prompt_length} tokens"
+        )
+    model = load_policy(policy, ModelOptions(), choose_device(device))
+    options = SamplingOptions(max_new_tokens=max_new_tokens)
+    # Three streams of random numbers: how many one of them uses does not change the others.
+    order = iterate_prompts(prompts.examples, seed)
+    sampling_seeds, label_rng = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
+    settings = {
+        "policy": model_files([policy]),
+        "world": dataclasses.asdict(world),
+        "prompts": hash_prompts(prompts),
+        "pairs": pairs,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        "device": str(choose_device(device)),
+    }
+    records: list[dict[str, str]] = []
+    attempts = 0
+    with ProgressFile(output, settings) as unfinished:
+        while len(records) < pairs:
+            if attempts >= MAX_ATTEMPTS * pairs:
+                raise ValueError(
+                    f"policy: expected one whose responses differ, got {len(records)} usable pairs "
+                    f"of {attempts} from {policy!r}"
+                )
+            examples = list(islice(order, pairs - len(records)))
+            sampled = sample_pairs(
+                model,
+                encoder,
+                examples,
+                options,
+                batch_size,
+                sampling_seeds.getrandbits(31),
+                progress,
+                unfinished,
+                f"pairs from {attempts} on",
+            )
+            attempts += len(examples)
+            records += [
+                label_pair(example.text, pair, world, label_rng)
+                for example, pair in zip(examples, sampled, strict=True)
+                if pair.is_usable
+            ]
+        if output is not None:
+            write_json_lines(output, records)
+    return records
+
+
+def sample_pairs(
+    model: LanguageModel,
+    encoder: DialogueEncoder,
+    examples: Sequence[PromptExample],
+    options: SamplingOptions,
+    batch_size: int,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+    unfinished: ProgressFile | None = None,
+    name: str = "",
+) -> list[ResponsePair]:
+    """Sample two responses to each prompt.
+
+    Args:
+        model: The policy.
+        encoder: Its encoder.
+        examples: The prompts.
+        options: How to sample.
+        batch_size: Prompts per batch.
+        seed: Seed of the sampling.
+        progress: Called with the number of usable pairs after each batch.
+        unfinished: Finished batches to continue from, and to add others to.
+        name: Name of these pairs in `unfinished`.
+
+    Returns:
+        One pair per prompt, in the order of the prompts.
+    """
+    unfinished = unfinished or ProgressFile(None, {})
+    pairs = {
+        position: ResponsePair(*pair)
+        for batch in unfinished.batches(name)
+        for position, pair in batch
+    }
+    if progress is not None:
+        progress(sum(pair.is_usable for pair in pairs.values()))
+    for batch in sample_batches(
+        model, encoder, examples, options, batch_size, seed, 2, finished=set(pairs)
+    ):
+        texts = decode_responses(batch.rollouts, encoder.tokenizer)
+        terminated = batch.rollouts.terminated.tolist()
+        # The two responses to a prompt are consecutive rows.
+        sampled = [
+            ResponsePair(texts[row], texts[row + 1], terminated[row], terminated[row + 1])
+            for row in range(0, len(texts), 2)
+        ]
+        finished = list(zip(batch.positions, sampled, strict=True))
+        unfinished.add(name, finished)
+        pairs.update(finished)
+        if progress is not None:
+            progress(sum(pair.is_usable for pair in sampled))
+    return [pairs[position] for position in range(len(examples))]
+
+
+def iterate_prompts(examples: Sequence[PromptExample], seed: int) -> Iterator[PromptExample]:
+    """Yield all prompts in random order, then all of them in another order, without end."""
+    rng = random.Random(f"prompts {seed}")
+    while True:
+        yield from rng.sample(examples, len(examples))
+
+
+COMMANDS = {"world": Command(world), "preferences": Command(preferences)}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Entry point of `lit_rlhf lab`."""
+    run_group(COMMANDS, argv, "lit_rlhf lab")

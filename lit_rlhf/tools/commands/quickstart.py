@@ -1,0 +1,297 @@
+"""`lit_rlhf quickstart`: all stages on the built-in world, and a comparison of the models."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.configs import CONFIGS, config_name
+from lit_rlhf.tools.lab import WorldName
+
+DEFAULT_DIR = "runs/quickstart"
+LINE = 79  # characters
+GOLD = "lit_rlhf.tools.lab.gold"
+
+COLLAPSE_STDS: Final = 0.5
+"""A run collapses if its gold reward ends this many of SFT's standard deviations below SFT's."""
+IMPROVEMENT: Final = 0.3
+"""A policy improves if its gold reward ends this much above SFT's."""
+
+
+@dataclass
+class Quickstart:
+    """The steps of the quickstart, each a command of `lit_rlhf` that is printed before it runs.
+
+    Attributes:
+        root: Folder for all files.
+        seed: Seed of the world, the weights, the order of the data and the rollouts.
+        world: Name of the world, which says how labellers err.
+        language: Language of the world.
+        configs: Folder with the configurations of the stages.
+        pairs: Number of preferences that the reward model learns from.
+        overwrite: Whether the runs replace earlier ones in the folder.
+    """
+
+    root: Path
+    seed: int = 0
+    world: WorldName = "biased"
+    language: str = "en"
+    configs: Path = CONFIGS / "quickstart"
+    pairs: int = 13000
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the configurations exist."""
+        if not (self.configs / "sft.yaml").is_file():
+            raise FileNotFoundError(f"configs: expected a folder with sft.yaml, got {self.configs}")
+
+    def prepare(self) -> None:
+        """Write the world, train the SFT model, label preferences and train the reward model."""
+        self.write_world()
+        self.fit_sft("sft.yaml")
+        self.label_preferences()
+        self.fit_reward("reward.yaml")
+
+    def write_world(self) -> None:
+        """Write the world with its prompts and demonstrations, and the untrained base model."""
+        run(
+            *("lab", "world", "--output_dir", f"{self.root}/world", "--seed", str(self.seed)),
+            *("--world", self.world, "--language", self.language, "--n_heldout_prompts", "512"),
+        )
+
+    def fit_sft(self, *configs: str | Path) -> None:
+        """Train the SFT model, from configurations given by name or path."""
+        self.fit(configs, seeded=["--data.seed"])
+
+    def label_preferences(self) -> None:
+        """Sample pairs of the SFT model's responses, and label them."""
+        world = f"{self.root}/world"
+        run(
+            *("lab", "preferences", "--policy", f"{self.root}/sft", "--world", world),
+            *("--output", f"{world}/preferences.jsonl", "--pairs", str(self.pairs)),
+            *("--seed", str(self.seed)),
+        )
+
+    def fit_reward(self, *configs: str | Path) -> None:
+        """Train the reward model, from configurations given by name or path."""
+        self.fit(configs, seeded=["--data.seed", "--model.head_seed"])
+
+    def fit_ppo(self, configs: Sequence[str | Path], *options: str) -> None:
+        """Train with PPO, from configurations given by name or path, and further options."""
+        self.fit(configs, *options, seeded=["--data.seed", "--model.seed"])
+
+    def fit(self, configs: Sequence[str | Path], *options: str, seeded: Sequence[str]) -> None:
+        """Train a stage.
+
+        Args:
+            configs: Configurations by name or path, the last of which wins.
+            *options: Further flags.
+            seeded: Flags that get the seed.
+        """
+        files = [
+            relocate(c if isinstance(c, Path) else self.configs / c, self.root) for c in configs
+        ]
+        run(
+            "fit",
+            *(part for file in files for part in ("--config", config_name(file))),
+            *("--seed_everything", str(self.seed)),
+            *(part for flag in seeded for part in (flag, str(self.seed))),
+            *(("--overwrite",) if self.overwrite else ()),
+            *options,
+        )
+
+    def evaluate(self, *policies: str) -> None:
+        """Compare policies, by the names of their folders, on the held-out prompts."""
+        root = self.root
+        run(
+            *("evaluate", "--policies", *(f"{root}/{policy}" for policy in policies)),
+            *("--prompts", f"{root}/world/prompts_heldout.jsonl"),
+            *(
+                "--rewards",
+                f"{{{GOLD}:gold_reward: 1.0, {root}/reward: 1.0, {GOLD}:well_formed: 1.0}}",
+            ),
+            *("--output", f"{root}/evaluation.json"),
+            *("--max_new_tokens", "48", "--seed", str(self.seed)),
+            # the policies' own distributions, whose KL is reported
+            *("--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"),
+        )
+
+
+class Outcome(NamedTuple):
+    """The numbers of a finished quickstart that tell what happened in it.
+
+    Attributes:
+        sft_gold: Mean gold reward of the SFT policy.
+        sft_std: Standard deviation of the SFT policy's gold reward over prompts.
+        vanilla_gold: Mean gold reward of vanilla PPO.
+        max_gold: Mean gold reward of PPO-max.
+        vanilla_score: Mean score of vanilla PPO under the reward model.
+        max_score: Mean score of PPO-max under the reward model.
+        sft_well_formed: Share of well-formed responses of the SFT policy.
+        vanilla_well_formed: Share of well-formed responses of vanilla PPO.
+        max_well_formed: Share of well-formed responses of PPO-max.
+    """
+
+    sft_gold: float
+    sft_std: float
+    vanilla_gold: float
+    max_gold: float
+    vanilla_score: float
+    max_score: float
+    sft_well_formed: float
+    vanilla_well_formed: float
+    max_well_formed: float
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether vanilla PPO ended at least `COLLAPSE_STDS` below SFT in gold."""
+        return self.vanilla_gold <= self.sft_gold - COLLAPSE_STDS * self.sft_std
+
+    @property
+    def exploited(self) -> bool:
+        """Whether vanilla PPO collapsed with a higher score than PPO-max: the expected outcome."""
+        return self.collapsed and self.vanilla_score > self.max_score
+
+    @property
+    def improved(self) -> bool:
+        """Whether PPO-max ended at least `IMPROVEMENT` above SFT in gold: the expected outcome."""
+        return self.max_gold >= self.sft_gold + IMPROVEMENT
+
+    def sentence(self) -> str:
+        """One sentence that says what happened, also if it is not what is expected."""
+        golds = f"from {self.sft_gold:.2f} (SFT) to {self.vanilla_gold:.2f}"
+        scores = f"{self.vanilla_score:.2f} against {self.max_score:.2f} of PPO-max"
+        if self.exploited:
+            vanilla = (
+                f"vanilla PPO exploited the reward model: its score is high ({scores}), but its "
+                f"gold reward fell {golds}, and {self.vanilla_well_formed:.0%} of its responses "
+                f"are well-formed (SFT {self.sft_well_formed:.0%})"
+            )
+        elif self.collapsed:
+            vanilla = (
+                f"vanilla PPO's gold reward fell {golds}, but, unexpectedly, its score under the "
+                f"reward model did not end above that of PPO-max ({scores})"
+            )
+        elif self.vanilla_gold < self.sft_gold:
+            vanilla = (
+                f"vanilla PPO's gold reward fell {golds}, which is less than expected "
+                f"({COLLAPSE_STDS * self.sft_std:.2f})"
+            )
+        else:
+            vanilla = f"vanilla PPO, unexpectedly, did not collapse: its gold reward went {golds}"
+        change = f"ended at {self.max_gold:.2f}, {self.max_gold - self.sft_gold:+.2f} to SFT"
+        if self.improved:
+            ppo_max = f"PPO-max improved the policy: its gold reward {change}"
+        elif self.max_gold > self.sft_gold:
+            ppo_max = (
+                f"PPO-max improved the policy by less than expected ({IMPROVEMENT}): its gold "
+                f"reward {change}"
+            )
+        else:
+            ppo_max = f"PPO-max, unexpectedly, did not improve the policy: its gold reward {change}"
+        return f"In this run, {vanilla}; {ppo_max}."
+
+
+def read_outcome(evaluation: Mapping[str, Any]) -> Outcome:
+    """The outcome of a quickstart.
+
+    Args:
+        evaluation: Report of `lit_rlhf evaluate` on `sft`, `ppo_vanilla` and `ppo_max`.
+    """
+    sft, vanilla, ppo_max = (
+        evaluation["policies"][name]["rewards"] for name in ("sft", "ppo_vanilla", "ppo_max")
+    )
+    return Outcome(
+        sft_gold=sft["gold_reward"]["mean"],
+        sft_std=sft["gold_reward"]["std"],
+        vanilla_gold=vanilla["gold_reward"]["mean"],
+        max_gold=ppo_max["gold_reward"]["mean"],
+        vanilla_score=vanilla["reward"]["mean"],
+        max_score=ppo_max["reward"]["mean"],
+        sft_well_formed=sft["well_formed"]["mean"],
+        vanilla_well_formed=vanilla["well_formed"]["mean"],
+        max_well_formed=ppo_max["well_formed"]["mean"],
+    )
+
+
+def run(*arguments: str) -> None:
+    """Print a command of `lit_rlhf` and run it."""
+    from lit_rlhf.cli.main import main as command
+
+    print(f"\n$ {shlex.join(['lit_rlhf', *arguments])}", flush=True)
+    command(arguments)
+
+
+def quickstart(
+    output_dir: str = DEFAULT_DIR,
+    seed: int = 0,
+    world: WorldName = "biased",
+    language: Literal["en", "zh", "both"] = "en",
+    configs: str = str(CONFIGS / "quickstart"),
+    pairs: int = 13000,
+    overwrite: bool = False,
+) -> None:
+    """Train SFT, reward model, vanilla PPO and PPO-max on the built-in world, and compare them.
+
+    Each step is a command that you can run by hand; it is printed before it runs.
+
+    Args:
+        output_dir: Folder for all files.
+        seed: Seed of the world, the weights, the order of the data and the rollouts.
+        world: Name of the world, which says how labellers err.
+        language: Language of the world.
+        configs: Folder with the configurations of the stages.
+        pairs: Number of preferences that the reward model learns from.
+        overwrite: Replace an earlier quickstart in the folder.
+    """
+    root, start = Path(output_dir), time.perf_counter()
+    if (root / "sft").exists() and not overwrite:
+        raise SystemExit(
+            f"lit_rlhf quickstart: {root} holds an earlier quickstart. Take another folder "
+            "(--output_dir FOLDER), or replace it (--overwrite true)"
+        )
+    stages = Quickstart(root, seed, world, language, Path(configs), pairs, overwrite)
+    stages.prepare()
+    stages.fit_ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
+    stages.fit_ppo(["ppo_max.yaml"])
+    run(
+        *("plot", "--runs", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
+        *("--output", f"{root}/collapse.png"),
+    )
+    run(
+        *("report", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
+        *("--output", f"{root}/report.html"),
+    )
+    stages.evaluate("sft", "ppo_vanilla", "ppo_max")
+    evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))
+    print(f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes.")
+    print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png")
+    print(f"All metrics: tensorboard --logdir {root}/logs")
+    print(f"Models in {root}: sft, reward, ppo_vanilla, ppo_max")
+    print(f"\n{textwrap.fill(read_outcome(evaluation).sentence(), LINE)}")
+
+
+def relocate(config: Path, root: Path) -> Path:
+    """Write a copy of a configuration with its paths under `root`, unless they are there already.
+
+    Returns:
+        The copy, or `config` itself.
+    """
+    if root == Path(DEFAULT_DIR):
+        return config
+    copy = root / "configs" / config.name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(config.read_text("utf-8").replace(DEFAULT_DIR, str(root)), "utf-8")
+    return copy
+
+
+def main(argv: Sequence[str]) -> None:
+    """Entry point of `lit_rlhf quickstart`."""
+    run_command(quickstart, argv, "lit_rlhf quickstart")

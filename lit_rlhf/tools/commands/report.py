@@ -1,0 +1,143 @@
+"""`lit_rlhf report`: one HTML page about training runs, or about a reward model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_callbacks.report import main as report_runs
+from lit_rlhf.cli.command import run_command
+from lit_rlhf.data import DataSource, RecordError
+from lit_rlhf.files import write_text
+from lit_rlhf.models import DType, ModelOptions
+from lit_rlhf.tools.evaluation import choose_device
+from lit_rlhf.tools.evaluation.reward_report import (
+    RewardReport,
+    measure_reward_model,
+    print_reward_report,
+    report_html,
+    score_pairs,
+)
+
+PREFERENCES_HELP = (
+    "Files of preferences (.jsonl, .json, .parquet, .jsonl.gz) or ids of datasets on the hub, each "
+    "as PATH or NAME=PATH."
+)
+
+
+def report_reward_model(
+    model: str,
+    preferences: list[str],
+    output: str = "reward_report",
+    language_model: str | None = None,
+    mistakes: int = 10,
+    split: str = "test",
+    max_pairs: int | None = None,
+    max_length: int | None = None,
+    on_bad_record: Literal["error", "skip"] = "error",
+    chat_template: str = "tokenizer",
+    batch_size: int = 16,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: DType = "float32",
+    trust_remote_code: bool = False,
+) -> RewardReport:
+    """Report on a reward model: accuracy, calibration, length bias, mistakes, perplexity.
+
+    Args:
+        model: Folder or hub id of the reward model.
+        preferences: Sources of the pairs. Use pairs that the model was not trained on.
+        output: Folder for report.html and report.json.
+        language_model: Folder or hub id of the language model that the reward model started from.
+            Its perplexity is reported too. Its output layer is used if the reward model's folder
+            has no lm_head.safetensors; without either, the reward model has no perplexity.
+        mistakes: Number of mistakes to show, the most confident first.
+        split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
+        max_pairs: Number of first pairs to use of each source. Default: all.
+        max_length: Longest dialogue in tokens; longer ones lose their oldest turns. Default: that
+            of the model's training, or 512.
+        on_bad_record: error stops at the first record that cannot be used and names its line; skip
+            counts such records on the page.
+        chat_template: tokenizer for the template in the model's folder, or hh, paper-en, paper-zh.
+        batch_size: Number of pairs that are scored together.
+        seed: Seed of the bootstrap.
+        device: auto, cpu, cuda, cuda:1 and so on.
+        dtype: Data type of all weights: float32, bfloat16 or float16.
+        trust_remote_code: Run code that comes with a model. Leave it off unless you have read it.
+    """
+    sources = [parse_source(word, split) for word in preferences]
+    try:
+        pairs = score_pairs(
+            model,
+            sources,
+            language_model,
+            ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code),
+            choose_device(device),
+            batch_size=batch_size,
+            chat_template=chat_template,
+            max_length=max_length,
+            max_pairs=max_pairs,
+            on_bad_record=on_bad_record,
+        )
+    except RecordError as error:
+        if on_bad_record == "error" and error.line:
+            raise ValueError(f"{error}; --on_bad_record skip leaves such records out") from error
+        raise
+    report = measure_reward_model(
+        model, {source.label: source.path for source in sources}, pairs, mistakes, seed
+    )
+    settings: dict[str, Any] = {"max_length": max_length, "max_pairs": max_pairs, "dtype": dtype}
+    print_reward_report(report)
+    values = report.as_dict() | {"settings": settings}
+    numbers = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    folder = Path(output)
+    print(f"Numbers: {write_text(folder / 'report.json', numbers)}")
+    print(f"Page: {write_text(folder / 'report.html', report_html(report))}")
+    return report
+
+
+def parse_source(word: str, split: str) -> DataSource:
+    """Parse a source given as PATH or NAME=PATH; a path may itself contain a `=`.
+
+    Raises:
+        ValueError: If the name or the path is empty.
+    """
+    name, sign, path = word.partition("=")
+    if not sign or Path(word).exists():
+        return DataSource(word, split=split)
+    if not name or not path:
+        raise ValueError(f"preferences: expected PATH or NAME=PATH, got {word!r}")
+    return DataSource(path, name=name, split=split)
+
+
+USAGE = """\
+usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
+       lit_rlhf report reward --model MODEL --preferences FILE [FILE ...] [OPTIONS]
+
+The first puts training runs side by side, in a table and on a page of curves
+and verdicts. A RUN is the folder of its log, or NAME=FOLDER.
+The second is about a reward model; lit_rlhf report reward --help has its options."""
+COMMANDS: dict[str, tuple[Callable[..., RewardReport], dict[str, str]]] = {
+    "reward": (report_reward_model, {"preferences": PREFERENCES_HELP})
+}
+
+
+def main(argv: Sequence[str]) -> RewardReport | None:
+    """Run `lit_rlhf report`."""
+    if argv and argv[0] in COMMANDS:
+        command, lists = COMMANDS[argv[0]]
+        return run_command(command, argv[1:], f"lit_rlhf report {argv[0]}", lists)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return None
+    # a word that is no option, path or NAME=FOLDER was meant as a command
+    is_path = argv[0].startswith("-") or set(argv[0]) & {"=", "/"} or Path(argv[0]).exists()
+    if not is_path:
+        raise SystemExit(
+            f"lit_rlhf report: expected `reward` or the folder of a run's log, got {argv[0]!r}, "
+            "which does not exist; lit_rlhf report --help tells more"
+        )
+    report_runs(argv, "lit_rlhf report")
+    return None

@@ -1,0 +1,120 @@
+"""The run that is examined, with the tensors of one iteration for the checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from lit_rlhf.data import PromptBatch
+from lit_rlhf.forward import LanguageModel, Offloaded
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
+from lit_rlhf.tools.doctor.plan import RunPlan
+
+NETWORKS = ("policy", "critic")
+"""The networks that PPO trains, in the order of the module's optimizers."""
+FEW = 8  # rollouts that a check reads again where it needs no more
+
+
+class NetworkStep(NamedTuple):
+    """An update of one network.
+
+    Attributes:
+        clip: Bound of the gradient norm; `None` without clipping.
+        norm: L2 norm of the gradient before clipping.
+        applied_norm: L2 norm of the gradient that the optimizer used; `None` if it cannot be told.
+    """
+
+    clip: float | None
+    norm: float
+    applied_norm: float | None
+
+
+class Update(NamedTuple):
+    """An update of policy and critic on one minibatch.
+
+    Attributes:
+        metrics: Metrics that `PPOModule.update` returned, computed before the step.
+        steps: Steps by network, `policy` and `critic`.
+    """
+
+    metrics: dict[str, float]
+    steps: dict[str, NetworkStep]
+
+
+@dataclass
+class Case:
+    """A run that is examined. Fields are `None` until the examination has reached them.
+
+    Attributes:
+        module: The module, which the examination uses up.
+        data: Its datamodule.
+        trainer: The Trainer of the examination.
+        plan: What the configuration asks of the machine.
+        free_memory: Bytes that the device has before the networks are on it.
+        batch: Prompts of one iteration.
+        rollouts: Responses to them.
+        estimates: Log-probs of policy and reference and the critic's values, as the update gets
+            them. The policy's log-probs may be those of generation.
+        rescored: The same with log-probs of a forward pass of their own, where `estimates` has
+            those of generation.
+        scores: Raw rewards, `[B]`.
+        experience: What the update learns from.
+        updates: Two updates on one minibatch.
+    """
+
+    module: PPOModule
+    data: LightningDataModule
+    trainer: Trainer
+    plan: RunPlan
+    free_memory: int | None = None
+    batch: PromptBatch | None = None
+    rollouts: RolloutBatch | None = None
+    estimates: TokenStatistics | None = None
+    rescored: TokenStatistics | None = None
+    scores: Tensor | None = None
+    experience: Experience | None = None
+    updates: list[Update] | None = None
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that encodes the prompts."""
+        encoder = self.module.encoder
+        return self.module.tokenizer if encoder is None else encoder.tokenizer
+
+    def networks(self) -> dict[str, LanguageModel]:
+        """All networks by their name in messages. With LoRA there is no reference of its own."""
+        module = self.module
+        found = {"policy": module.policy, "reference": module.reference, "critic": module.critic}
+        found |= {f"reward model {model.path!r}": model.model for model in module.reward.models}
+        return {
+            name: network.network if isinstance(network, Offloaded) else network
+            for name, network in found.items()
+            if network is not None
+        }
+
+    def tolerance(self, full: float, low: float) -> float:
+        """Largest difference due to rounding: `full` in float32 throughout, else `low`."""
+        dtypes = {p.dtype for network in self.networks().values() for p in network.parameters()}
+        low_precision = (
+            not dtypes <= {torch.float32, torch.float64}
+            or self.trainer.precision not in ("32-true", "64-true")
+            or torch.get_float32_matmul_precision() != "highest"
+        )
+        return low if low_precision else full
+
+
+def first_rows(rollouts: RolloutBatch) -> RolloutBatch:
+    """The first few rollouts, without the statistics of their generation."""
+    return RolloutBatch(
+        rollouts.prompt_ids[:FEW],
+        rollouts.prompt_mask[:FEW],
+        rollouts.response_ids[:FEW],
+        rollouts.response_mask[:FEW],
+        rollouts.terminated[:FEW],
+    )

@@ -1,0 +1,247 @@
+"""Checks that the distributions which PPO compares are the right ones, before the first update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from lit_rlhf.forward import eval_mode, unwrap_model
+from lit_rlhf.functional import kl_estimate, masked_mean, token_logprobs
+from lit_rlhf.rollout import RolloutBatch, TokenStatistics, using_generation_config
+from lit_rlhf.tools.doctor.case import FEW, Case, first_rows
+from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
+
+FAR = 5.0  # standard errors that a mean does not reach by chance
+MIN_TOKENS = 32  # fewest tokens whose mean has a meaningful standard error
+N_PADDING = 4  # columns of padding added on either side
+MAX_RESPONSE = 32  # response tokens of the comparison with generation's own log-probs
+
+
+def check_reference(case: Case) -> Finding:
+    """Check that KL(policy, reference) is 0."""
+    assert case.rollouts is not None
+    assert case.estimates is not None
+    estimates, mask = case.estimates, case.rollouts.response_mask
+    # k3 is positive at each token, so that differences of opposite sign do not cancel
+    tokens = kl_estimate(estimates.logprobs, estimates.ref_logprobs, "k3")
+    kl, limit = float(masked_mean(tokens, mask)), case.tolerance(1e-6, 1e-2)
+    if kl <= limit:
+        return ok(f"KL(policy, reference) is {kl:.1e} nats per token.")
+    return failure(
+        f"KL(policy, reference) is {kl:.2g} nats per token before the first update, expected 0 (at "
+        f"most {limit:g}): they are not the same model.",
+        "Policy and reference both come from model.model_path: see what changes one of them after "
+        "loading, and leave model.memory.frozen_dtype null.",
+    )
+
+
+def check_ratio(case: Case) -> Finding:
+    """Check that the ratio of the first minibatch is 1."""
+    assert case.updates is not None
+    metrics = case.updates[0].metrics
+    ratio, kl = metrics["ppo/ratio"], metrics["ppo/approx_kl"]
+    # the KL sees ratios that are 1 only on average
+    if abs(ratio - 1) <= case.tolerance(1e-3, 3e-2) and kl <= case.tolerance(1e-6, 1e-2):
+        return ok(f"The ratio is {ratio:.6f} before the first update, KL of old to new {kl:.1e}.")
+    changes = {
+        "rollout": "The update must compute log-probs as `estimate` does: look for dropout that is "
+        "active in training mode, another temperature, or an overridden experience().",
+        "reference": "With model.loss.old_policy: reference the ratio is taken against the "
+        "reference: see the KL to it. The default is rollout.",
+    }
+    return failure(
+        f"The ratio is {ratio:.4f} before the first update (KL of old to new policy {kl:.2g} nats "
+        "per token), expected 1.",
+        changes[case.module.loss.old_policy],
+    )
+
+
+def check_padding(case: Case) -> Finding:
+    """Check that log-probs, values and scores do not depend on padding.
+
+    Compares rollouts that are read alone, without padding, with the same rollouts in one batch that
+    has more padding than they need.
+    """
+    assert case.rollouts is not None
+    assert case.batch is not None
+    rows = range(min(FEW, len(case.rollouts.response_ids)))
+    alone = [
+        outputs_by_network(case, select_row(case.rollouts, row), [case.batch.texts[row]])
+        for row in rows
+    ]
+    wide = add_padding(first_rows(case.rollouts), int(case.tokenizer.pad_token_id))
+    together = outputs_by_network(case, wide, case.batch.texts[: len(rows)])
+    limit = case.tolerance(1e-3, 5e-2)
+    largest = {
+        name: max(mean_difference(one[name][0], values[row]) for row, one in enumerate(alone))
+        for name, values in together.items()
+    }
+    too_large = {name: value for name, value in largest.items() if not value <= limit}
+    if not too_large:
+        return ok(
+            "Padding on either side changes log-probs, values and scores by at most "
+            f"{max(largest.values()):.1e}."
+        )
+    listed = ", ".join(f"{name} by {value:.2g}" for name, value in too_large.items())
+    return failure(
+        f"The same responses with and without padding differ: {listed} on average (at most "
+        f"{limit:g} is rounding).",
+        "That model attends to padding or counts positions from it. Use one that takes "
+        "attention_mask and position_ids (model.network.attn_implementation: eager to try).",
+    )
+
+
+def check_sampling(case: Case) -> Finding:
+    """Check that responses come from the distribution that they are scored with."""
+    assert case.rollouts is not None
+    assert case.estimates is not None
+    assert case.batch is not None
+    # log-probs that generation computed must not be compared with themselves
+    scored = case.rescored or case.estimates
+    gap = entropy_gap(case.rollouts, scored)
+    options = case.module.sampling.off_policy_options
+    if options:
+        return warning(
+            f"With {', '.join(options)} samples differ from the policy that is scored: their "
+            f"log-probs are {gap.mean:+.3f} nats per token away from minus its entropy. PPO's "
+            "ratio and KL are biased.",
+            "Leave these options of model.sampling at their defaults.",
+        )
+    temperature = case.module.sampling.temperature
+    if abs(gap.standard_errors) > FAR:
+        return failure(
+            "The rollouts do not come from the distribution that they are scored with: their "
+            f"log-probs are {gap.mean:+.3f} nats per token away from minus its entropy "
+            f"({abs(gap.standard_errors):.0f} standard errors).",
+            f"rollout() must sample from softmax(logits / {temperature:g}), see "
+            "model.sampling.temperature, over all tokens, as estimate() scores.",
+        )
+    mask = case.rollouts.response_mask
+    known = case.rollouts.statistics_at(case.module.sampling.temperature)
+    difference = (
+        generation_difference(case)
+        if known is None
+        else mean_difference(known.logprobs[mask], scored.logprobs[mask])
+    )
+    limit = case.tolerance(1e-3, 5e-2)
+    if not difference <= limit:
+        return failure(
+            "Generation gives its own tokens other log-probs than scoring does: they differ by "
+            f"{difference:.2g} nats per token on average (at most {limit:g} is rounding).",
+            "The model's forward with its cache differs from the one without: try "
+            "model.network.attn_implementation: eager, or another transformers version.",
+        )
+    return ok(
+        f"At temperature {temperature:g} generation's log-probs and the scored ones differ by "
+        f"{difference:.1e}."
+    )
+
+
+class EntropyGap(NamedTuple):
+    """Mean log-prob of sampled tokens plus the entropy; 0 in expectation if truly sampled.
+
+    Attributes:
+        mean: Mean over tokens, in nats.
+        standard_errors: The mean in its standard errors; 0 for few tokens.
+    """
+
+    mean: float
+    standard_errors: float
+
+
+def entropy_gap(rollouts: RolloutBatch, estimates: TokenStatistics) -> EntropyGap:
+    """How far the sampled tokens' log-probs are from minus the entropy on average."""
+    excess = (estimates.logprobs + estimates.entropy)[rollouts.response_mask].double()
+    mean = float(excess.mean())
+    error = float(excess.std(correction=0)) / len(excess) ** 0.5
+    return EntropyGap(mean, mean / error if len(excess) >= MIN_TOKENS and error > 0 else 0.0)
+
+
+def generation_difference(case: Case) -> float:
+    """Mean difference of transformers' log-probs in generation to the scored ones, in nats."""
+    assert case.batch is not None
+    module = case.module
+    ids, mask = case.batch.input_ids[:FEW], case.batch.attention_mask[:FEW]
+    options = replace(
+        module.sampling, max_new_tokens=min(module.sampling.max_new_tokens, MAX_RESPONSE)
+    ).generation_kwargs()
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
+        **options,
+        # Without an end all rows have one length. Tokens after an EOS serve as well as others.
+        eos_token_id=None,
+        pad_token_id=case.tokenizer.pad_token_id,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    inner = unwrap_model(module.policy)
+    # the folder's config would fill in what `config` leaves open, for instance an EOS
+    empty_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    with torch.no_grad(), eval_mode(inner), using_generation_config(inner, empty_config):
+        generated = inner.generate(  # type: ignore[operator]
+            input_ids=ids, attention_mask=mask.long(), generation_config=config
+        )
+    tokens = generated.sequences[:, ids.shape[1] :]
+    all_tokens = torch.ones_like(tokens, dtype=torch.bool)
+    rollouts = RolloutBatch(ids, mask, tokens, all_tokens, torch.zeros_like(all_tokens[:, 0]))
+    # transformers' scores are logits at the sampling temperature already
+    logprobs = token_logprobs(torch.stack(generated.scores, dim=1), tokens)
+    return mean_difference(logprobs, module.estimate(rollouts).logprobs)
+
+
+def add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
+    """The same rollouts with more columns of padding on either side."""
+    rows = len(rollouts.response_ids)
+    pad = rollouts.response_ids.new_full((rows, N_PADDING), pad_token_id)
+    pad_mask = torch.zeros_like(pad, dtype=torch.bool)
+    return RolloutBatch(
+        torch.cat([pad, rollouts.prompt_ids], dim=1),
+        torch.cat([pad_mask, rollouts.prompt_mask], dim=1),
+        torch.cat([rollouts.response_ids, pad], dim=1),
+        torch.cat([rollouts.response_mask, pad_mask], dim=1),
+        rollouts.terminated,
+    )
+
+
+def select_row(rollouts: RolloutBatch, row: int) -> RolloutBatch:
+    """One rollout without padding."""
+    prompt, response = rollouts.prompt_mask[row], rollouts.response_mask[row]
+    return RolloutBatch(
+        rollouts.prompt_ids[row, prompt][None],
+        prompt[prompt][None],
+        rollouts.response_ids[row, response][None],
+        response[response][None],
+        rollouts.terminated[row][None],
+    )
+
+
+def outputs_by_network(
+    case: Case, rollouts: RolloutBatch, prompts: list[str]
+) -> dict[str, list[Tensor]]:
+    """Log-probs, values or score of each rollout, without padding, by network."""
+    module = case.module
+    estimates = module.estimate(rollouts)
+    masks = rollouts.response_mask
+
+    def rows(values: Tensor) -> list[Tensor]:
+        return [row[mask] for row, mask in zip(values, masks, strict=True)]
+
+    outputs = {
+        "policy": rows(estimates.logprobs),
+        "reference": rows(estimates.ref_logprobs),
+        "critic": rows(estimates.values),
+    }
+    for model in module.reward.models:
+        if model.own_text is not None:  # it is given text, not the ids that differ here
+            continue
+        scores = model(rollouts, prompts, None)  # few rollouts: all in one forward
+        outputs[f"reward model {model.path!r}"] = list(scores[:, None])
+    return outputs
+
+
+def mean_difference(a: Tensor, b: Tensor) -> float:
+    """Mean absolute difference, relative where values are large."""
+    return float(((a - b).abs() / (1 + b.abs())).mean())

@@ -1,0 +1,131 @@
+"""The check that the policy can end a response, and learns to."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lit_rlhf.forward import eval_mode, response_logits
+from lit_rlhf.functional import token_logprobs
+from lit_rlhf.models import stop_token_ids
+from lit_rlhf.rollout import RolloutBatch
+from lit_rlhf.tools.doctor.case import FEW, Case, first_rows
+from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
+
+UNREACHABLE = 1e-6  # probability of EOS below which no rollout will ever sample it
+MOST = 0.5  # share of cut-off responses above which there is a warning
+
+
+def check_eos(case: Case) -> Finding:
+    """Check that EOS ends rollouts, can be sampled, and is trained."""
+    tokenizer = case.tokenizer
+    ids = stop_token_ids(case.module.policy)
+    if ids and tokenizer.eos_token_id not in ids:
+        return failure(
+            f"Rollouts end at {tokenizer.eos_token!r} (id {tokenizer.eos_token_id}), but the "
+            f"generation config of {case.module.model_path!r} has "
+            f"{tokenizer.convert_ids_to_tokens(ids)}.",
+            "Set eos_token in the folder's tokenizer_config.json to the token that ends its SFT "
+            "responses, or correct eos_token_id in generation_config.json.",
+        )
+    if (untrained := find_untrained_eos(case)) is not None:
+        return untrained
+    return describe_ends(case)
+
+
+def find_untrained_eos(case: Case) -> Finding | None:
+    """The failure of responses that ended while their EOS is outside the loss."""
+    assert case.rollouts is not None
+    rollouts, tokenizer = case.rollouts, case.tokenizer
+    mask = rollouts.response_mask if case.experience is None else case.experience.loss_mask
+    stop_ids = rollouts.response_ids.new_tensor(stop_token_ids(case.module.policy, tokenizer))
+    trained = (torch.isin(rollouts.response_ids, stop_ids) & mask).any(1)
+    untrained = rollouts.terminated & ~trained
+    if not bool(untrained.any()):
+        return None
+    reason = (
+        " The padding token is EOS too: masks must be built from lengths, not from ids."
+        if tokenizer.pad_token_id == tokenizer.eos_token_id
+        else ""
+    )
+    return failure(
+        f"{int(untrained.sum())} of {int(rollouts.terminated.sum())} responses that ended have "
+        f"their EOS outside Experience.loss_mask, so it is not trained.{reason}",
+        "rollout() and experience() must keep the EOS inside response_mask and loss_mask.",
+    )
+
+
+def describe_ends(case: Case) -> Finding:
+    """The finding on how many responses ended, and how probable that was."""
+    assert case.rollouts is not None
+    rollouts, limit = case.rollouts, case.module.sampling.max_new_tokens
+    count, cut_off = len(rollouts.terminated), int((~rollouts.terminated).sum())
+    if cut_off == count:
+        most = math.exp(float(eos_logprobs(case, first_rows(rollouts)).max()))
+        found = (
+            f"None of {count} responses ended within {limit} tokens; EOS had a probability of at "
+            f"most {most:.1e}."
+        )
+        if most < UNREACHABLE:
+            return failure(
+                f"{found} The policy cannot end a response.",
+                "Use as model.model_path a model whose SFT responses ended with EOS "
+                f"({case.tokenizer.eos_token!r}), or set the tokenizer's eos_token to what they "
+                "ended with.",
+            )
+        return warning(
+            found, f"Raise model.sampling.max_new_tokens (now {limit}), or train SFT longer."
+        )
+    share = f"{cut_off / count:.0%} of {count} responses were cut off at {limit} tokens"
+    if cut_off / count > MOST:
+        return warning(
+            f"{share}: their scores are those of unfinished text, and EOS is seldom trained.",
+            f"Raise model.sampling.max_new_tokens (now {limit}), or set "
+            "model.reward_shaping.missing_eos_penalty.",
+        )
+    sampled = sampled_eos_probability(case)
+    text = f"{share}; EOS is trained, with probability {sampled:.2f} where responses end"
+    if (in_data := data_eos_probability(case)) is not None:
+        text += f" and {in_data:.2f} where ptx examples end"
+    return ok(f"{text}.")
+
+
+def sampled_eos_probability(case: Case) -> float:
+    """Geometric mean of the probability of EOS where it was sampled."""
+    assert case.rollouts is not None
+    assert case.estimates is not None
+    rows = case.rollouts.terminated
+    last = (case.rollouts.lengths[rows] - 1).unsqueeze(1)
+    return math.exp(float(case.estimates.logprobs[rows].gather(1, last).mean()))
+
+
+def data_eos_probability(case: Case) -> float | None:
+    """Geometric mean of the probability of EOS at the end of ptx examples; `None` without any."""
+    assert case.batch is not None
+    if case.batch.ptx is None:
+        return None
+    ptx = case.batch.ptx
+    ids, mask = ptx.input_ids[:FEW], ptx.attention_mask[:FEW]
+    last = mask.sum(1, keepdim=True) - 1
+    ended = (ids.gather(1, last) == case.tokenizer.eos_token_id)[:, 0]
+    if not bool(ended.any()):
+        return None
+    # as rollouts: the first token is the prompt, the others are its response
+    rows = RolloutBatch(ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:], ended)
+    logprobs = eos_logprobs(case, rows).gather(1, last - 1)[ended]
+    return math.exp(float(logprobs.mean()))
+
+
+@torch.no_grad()
+def eos_logprobs(case: Case, rollouts: RolloutBatch) -> Tensor:
+    """Log-prob of EOS in place of each response token, `[B, T]`, in nats; -inf in padding."""
+    ids = torch.full_like(rollouts.response_ids, int(case.tokenizer.eos_token_id))
+    policy = case.module.policy
+    with eval_mode(policy):
+        logits = response_logits(
+            policy, rollouts.sequence_ids, rollouts.sequence_mask, ids.shape[1]
+        )
+    logprobs = token_logprobs(logits, ids, case.module.sampling.temperature)
+    return logprobs.masked_fill(~rollouts.response_mask, -math.inf)

@@ -1,0 +1,98 @@
+"""The check of how long the run takes, from the time of one iteration."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lightning.pytorch.callbacks import Timer
+
+from lit_rlhf.tools.doctor.case import Case
+from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
+
+ESTIMATE = "This is an estimate: responses may grow, and validation and saving come on top."
+
+
+def check_time(case: Case) -> Finding:
+    """Check that the run has iterations and an end, before its time limit, and logs some."""
+    assert case.rollouts is not None
+    seconds = iteration_seconds(case)
+    total = sum(seconds.values())
+    rate = int(case.rollouts.response_mask.sum()) / max(total, 1e-9)
+    phases = ", ".join(f"{phase} {format_seconds(value)}" for phase, value in seconds.items())
+    pace = (
+        f"{format_seconds(total)} per iteration ({phases}; {rate:,.0f} response tokens per second)"
+    )
+    count = iterations(case)
+    if count < 1:
+        return failure(
+            "The run has no iteration: a rank's share of an epoch is smaller than a batch "
+            f"({case.plan.ranks} ranks).",
+            "Lower data.batch_size (prompts per rank and iteration), or raise "
+            "data.samples_per_epoch.",
+        )
+    if math.isinf(count):
+        return warning(
+            f"{pace}. The run has no end.", "Set model.max_iterations or trainer.max_epochs."
+        )
+    whole = (
+        f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {ESTIMATE}"
+    )
+    if case.plan.max_time is not None:
+        allowed = Timer(duration=case.plan.max_time).time_remaining()
+        if allowed is not None and allowed < total * count:
+            return warning(
+                f"{whole} trainer.max_time ends the run after {format_seconds(allowed)}, "
+                f"around iteration {allowed / total:,.0f}.",
+                "Raise trainer.max_time, or lower model.max_iterations or trainer.max_epochs so "
+                "that the learning-rate schedules fit.",
+            )
+    interval = case.plan.log_every_n_steps
+    if not case.plan.logs:
+        return warning(
+            f"{whole} Without a logger, its course cannot be seen afterwards.",
+            "Set trainer.logger to true or to a logger.",
+        )
+    if interval > count:
+        return warning(
+            f"{whole} None is logged, as trainer.log_every_n_steps is {interval}.",
+            "Set trainer.log_every_n_steps: 1, so that each iteration is logged.",
+        )
+    return ok(whole)
+
+
+def updates_per_iteration(case: Case) -> int:
+    """Optimizer steps of one network in an iteration."""
+    assert case.experience is not None
+    return case.module.updates_per_iteration(len(case.experience))
+
+
+def iteration_seconds(case: Case) -> dict[str, float]:
+    """Seconds of each phase of an iteration; those of the update from one of its steps."""
+    measured = case.module.timer.seconds
+    return {**measured, "update": measured["update"] * updates_per_iteration(case)}
+
+
+def iterations(case: Case) -> float:
+    """Number of iterations of the run by its limits; infinite without one."""
+    trainer, plan = case.trainer, case.plan
+    loader: Any = trainer.train_dataloader
+    per_epoch = len(loader) // plan.ranks
+    limit = plan.limit_train_batches
+    if isinstance(limit, float):
+        per_epoch = int(per_epoch * limit)
+    elif limit is not None:
+        per_epoch = min(per_epoch, limit)
+    epochs = trainer.max_epochs
+    count = math.inf if epochs is None or epochs < 0 else float(epochs * per_epoch)
+    count = min(count, case.module.max_iterations or math.inf)
+    return count if per_epoch else 0.0
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds as a short text in a fitting unit."""
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"

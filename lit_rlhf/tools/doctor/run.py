@@ -1,0 +1,354 @@
+"""All checks of a run, inside a `Trainer.fit` of one batch that trains and saves nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor
+
+from lit_rlhf.data import PromptBatch, TokenBatch
+from lit_rlhf.modules import UPDATE_MEMORY, OptimizerOptions, PhaseTimer, PPOModule
+from lit_rlhf.rollout import iterate_minibatches
+from lit_rlhf.tools.doctor.case import NETWORKS, Case, NetworkStep, Update
+from lit_rlhf.tools.doctor.checks import (
+    check_clipping,
+    check_eos,
+    check_memory,
+    check_padding,
+    check_ratio,
+    check_reference,
+    check_sampling,
+    check_text_contract,
+    check_time,
+    check_vocabulary,
+    free_memory,
+)
+from lit_rlhf.tools.doctor.plan import RunPlan
+from lit_rlhf.tools.doctor.report import (
+    Display,
+    Finding,
+    Report,
+    Status,
+    failure,
+    failure_of,
+    not_reached,
+    ok,
+)
+
+NO_BATCH = failure(
+    "The training data give no batch.",
+    "Lower data.batch_size, or add prompts to data.train_sources.",
+)
+
+
+class Check(NamedTuple):
+    """A check.
+
+    Attributes:
+        name: Name in the report.
+        about: What is checked, in a line.
+        run: The check itself.
+        needs: Fields of `Case` that it reads. They are `None` after an earlier failure.
+    """
+
+    name: str
+    about: str
+    run: Callable[[Case], Finding]
+    needs: tuple[str, ...] = ()
+
+    def find(self, case: Case) -> Finding:
+        """Run the check. An exception inside it is a failure."""
+        missing = [name for name in self.needs if getattr(case, name) is None]
+        if missing:
+            found = f"There are no {missing[0]}: see the failures above."
+            return Finding(Status.NOT_CHECKED, found)
+        try:
+            return self.run(case)
+        except Exception as error:  # any kind, from the user's models, data and functions
+            return failure_of(error)
+
+
+def run_iteration(case: Case) -> Finding:
+    """Run one iteration by the module's own phases, with two updates of one minibatch.
+
+    Fills the fields of the case.
+    """
+    module, batch = case.module, case.batch
+    assert batch is not None
+    # the draws of the run's first iteration, as in PPOModule.training_step
+    generator = module.generator()
+    seed = int(torch.randint(2**31, (), generator=generator))
+    rollouts, scores, estimates = module.score_responses(batch, seed, module.timer)
+    case.rollouts, case.scores, case.estimates = rollouts, scores, estimates
+    if rollouts.statistics is not None:
+        case.rescored = module.estimate(rollouts._replace(statistics=None))
+    values = {"rewards": scores, **estimates._asdict()}
+    if names := [name for name, value in values.items() if not bool(value.isfinite().all())]:
+        return failure(
+            f"Not finite in {len(scores)} rollouts: {', '.join(names)}.",
+            "Look at the model or reward function that they come from; float32 "
+            "(model.network.dtype) helps where numbers overflow.",
+        )
+    rewards = module.shape_rewards(rollouts, scores, estimates)
+    case.experience = module.experience(rollouts, rewards, estimates)
+    updates = run_two_updates(case, generator)
+    if names := sorted({k for u in updates for k, v in u.metrics.items() if v != v}):
+        return failure(
+            f"An update was skipped, as a number was not finite: {', '.join(names)}.",
+            "Lower learning_rate of model.policy_optimizer or model.critic_optimizer, or set "
+            "model.network.dtype: float32.",
+        )
+    case.updates = updates
+    return ok(
+        f"{len(scores)} responses of {float(rollouts.lengths.float().mean()):.1f} tokens on "
+        f"average, score {float(scores.mean()):.2f} (standard deviation "
+        f"{float(scores.std(correction=0)):.2f}), and updates of both networks."
+    )
+
+
+def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
+    """Update both networks twice on the first minibatch, and time the second update.
+
+    The first allocates the optimizers' state, which takes time. Where it does not exceed a
+    network's clip bound, the second has half of the norm as its bound, so that clipping can be
+    seen to act.
+    """
+    module, experience, batch = case.module, case.experience, case.batch
+    assert experience is not None
+    assert batch is not None
+    size = module.minibatches.minibatch_size
+    index = next(iterate_minibatches(len(experience), size, generator))
+    minibatch = experience.select(index)
+    ptx = None if batch.ptx is None else TokenBatch(*(field[index] for field in batch.ptx))
+    module.pretraining_done.fill_(True)  # so that the policy is updated, too
+    ids, options = minibatch.rollouts.sequence_ids, module.minibatches
+
+    def update() -> Update:
+        clips = {name: optimizer_options(module, name).grad_clip for name in NETWORKS}
+        optimizers = [network.optimizer for network in module.trained_networks()]
+        for optimizer in optimizers:
+            reset_first_moments(optimizer)
+        metrics = {k: float(v) for k, v in module.update(minibatch, ptx, generator).items()}
+        steps = {
+            name: NetworkStep(
+                clips[name], metrics[f"ppo/{name}_grad_norm"], applied_gradient_norm(optimizer)
+            )
+            for name, optimizer in zip(NETWORKS, optimizers, strict=True)
+        }
+        return Update(metrics, steps)
+
+    # one epoch, so that Adam's moments show the gradient of a single step
+    module.minibatches = replace(options, ppo_epochs=1)
+    with module.phase("update", ids, UPDATE_MEMORY, PhaseTimer()):
+        first = update()
+    for name, step in first.steps.items():
+        if step.clip is not None and not step.norm > step.clip:
+            optimizer = optimizer_options(module, name)
+            lowered = replace(optimizer, grad_clip=step.norm / 2 or step.clip)
+            setattr(module, f"{name}_optimizer", lowered)
+    with module.phase("update", ids, UPDATE_MEMORY):
+        second = update()
+    module.minibatches = options
+    return [first, second]
+
+
+def optimizer_options(module: PPOModule, network: str) -> OptimizerOptions:
+    """Options of the optimizer of `policy` or `critic`."""
+    return module.policy_optimizer if network == "policy" else module.critic_optimizer
+
+
+# Adam's first moment is a running mean of the gradients that its steps have really used, under
+# every strategy: an engine's are those of its partitions, which in one process are whole. Set to 0
+# before a step, it is (1 - beta_1) times the gradient of that step afterwards.
+
+
+def reset_first_moments(optimizer: LightningOptimizer) -> None:
+    """Set Adam's running means of the gradient to 0."""
+    for moment, _ in first_moments(optimizer):
+        moment.zero_()
+
+
+def applied_gradient_norm(optimizer: LightningOptimizer) -> float | None:
+    """L2 norm of the gradient that a step after `reset_first_moments` used.
+
+    `None` for optimizers without Adam's moments.
+    """
+    norms = [
+        torch.linalg.vector_norm(moment, dtype=torch.float32).cpu() / (1 - beta)
+        for moment, beta in first_moments(optimizer)
+    ]
+    return float(torch.stack(norms).norm()) if norms else None
+
+
+def first_moments(optimizer: LightningOptimizer) -> list[tuple[Tensor, float]]:
+    """Adam's running means of the gradient, each with its beta_1; none for other optimizers."""
+    return [
+        (optimizer.state[parameter]["exp_avg"], group["betas"][0])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        # `get`, as indexing would make an empty entry, which optimizers take for an initialized one
+        if "exp_avg" in optimizer.state.get(parameter, {})
+    ]
+
+
+START, START_ABOUT = "start", "models and data load, the strategy starts"
+CHECKS_BEFORE = (
+    Check("vocabulary", "vocabularies and special tokens of all models agree", check_vocabulary),
+    Check("text contract", "reward models read text as the policy writes it", check_text_contract),
+    Check("memory", "an estimate fits into the device's memory", check_memory),
+)
+"""Checks before the networks are on the device."""
+CHECKS_DURING = (
+    Check("iteration", "one PPO iteration runs, and its numbers are finite", run_iteration),
+    Check(
+        "reference",
+        "KL(policy, reference) = 0 before the first update",
+        check_reference,
+        ("rollouts", "estimates"),
+    ),
+    Check("ratio", "the ratio is 1 before the first update", check_ratio, ("updates",)),
+    Check("padding", "padding changes no log-prob, value or score", check_padding, ("scores",)),
+    Check(
+        "sampling",
+        "responses come from the distribution they are scored with",
+        check_sampling,
+        ("estimates",),
+    ),
+    Check("EOS", "responses end with EOS, and EOS is trained", check_eos, ("estimates",)),
+    Check(
+        "clipping", "gradients are clipped under the run's strategy", check_clipping, ("updates",)
+    ),
+    Check("time", "throughput and time to finish", check_time, ("updates",)),
+)
+"""Checks on one iteration."""
+
+
+class Examination:
+    """Runs the checks from the module's own hooks, in place of training and saving.
+
+    Args:
+        case: The run.
+        report: Report that takes the findings.
+        display: Shows findings as they come; `None` shows nothing.
+    """
+
+    def __init__(self, case: Case, report: Report, display: Display | None) -> None:
+        self.case = case
+        self.report = report
+        self.display = display
+        self.module_setup = case.module.setup
+
+    def attach(self) -> None:
+        """Replace hooks of the module, so that the Trainer runs the checks instead."""
+        module: Any = self.case.module
+        module.prepare_data = self.prepare_data
+        module.setup = self.setup
+        module.training_step = self.training_step
+        module.save_finished = self.save_finished
+        # A finding of the doctor's own, with which the other checks can go on.
+        data: Any = self.case.data
+        data.check_vocabulary = lambda tokenizer: None
+
+    def prepare_data(self) -> None:
+        """Lock no folder, as nothing is written: the run itself may be going on."""
+
+    def setup(self, stage: str) -> None:
+        """Run the checks that need no device, then the module's own setup."""
+        self.add(START, self.describe_start())
+        self.case.free_memory = free_memory(self.case.trainer.strategy.root_device)
+        for check in CHECKS_BEFORE:
+            self.run_check(check)
+        try:
+            self.module_setup(stage)
+        except ValueError:
+            # The module refuses a text contract that does not match. That is a finding already,
+            # and the other checks can go on.
+            if self.report.findings["text contract"].status is not Status.FAILURE:
+                raise
+
+    def describe_start(self) -> Finding:
+        """The finding that everything has been loaded."""
+        networks = self.case.networks()
+        weights = sum(p.numel() for network in networks.values() for p in network.parameters())
+        return ok(
+            f"Policy {self.case.module.model_path!r}: {len(networks)} networks with {weights:,} "
+            f"weights in total, on {self.case.trainer.strategy.root_device}."
+        )
+
+    def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
+        """Run the checks on one batch and end the fit."""
+        self.case.batch = self.case.module.repeat_prompts(batch)
+        for check in CHECKS_DURING:
+            self.run_check(check)
+        self.case.trainer.should_stop = True
+
+    def save_finished(self) -> None:
+        """Save nothing."""
+
+    def run_check(self, check: Check) -> None:
+        """Run a check, and add and show its finding."""
+        with self.display.show_progress(check.about) if self.display else nullcontext():
+            finding = check.find(self.case)
+        self.add(check.name, finding)
+
+    def add(self, name: str, finding: Finding) -> None:
+        """Add a finding to the report and show it."""
+        self.report.findings[name] = finding
+        if self.display is not None:
+            self.display.show_finding(name, finding)
+
+
+def examine(
+    module: PPOModule,
+    data: LightningDataModule,
+    trainer: Trainer,
+    plan: RunPlan | None = None,
+    display: Display | None = None,
+) -> Report:
+    """Check a PPO run before it starts. Module and Trainer cannot be used for anything else after.
+
+    Args:
+        module: The module as it would be trained.
+        data: Its datamodule.
+        trainer: A Trainer with the run's strategy, precision and length, in one process, without
+            callbacks and checkpoints (see `lit_rlhf.tools.doctor.QUIET`).
+        plan: What the run asks of the machine; `None` for what `trainer` has.
+        display: Shows findings as they come; `None` shows nothing.
+    """
+    plan = plan or RunPlan()
+    report = Report(substitution=plan.substitution)
+    case = Case(module, data, trainer, plan)
+    examination = Examination(case, report, display)
+    examination.attach()
+    try:
+        with warnings.catch_warnings():
+            if plan.engines:
+                # bfloat16 weights have float32 masters in the run, though not under the strategy
+                # that replaces its own on a machine without a GPU
+                warnings.filterwarnings("ignore", ".* rounded back to what they were in bfloat16")
+            trainer.fit(module, datamodule=data)
+    except Exception as error:  # any kind, from the user's models, data and strategy
+        examination.add(START, failure_of(error))
+    else:
+        if case.batch is None:
+            examination.add(START, NO_BATCH)
+    for check in (*CHECKS_BEFORE, *CHECKS_DURING):
+        if check.name not in report.findings:
+            examination.add(check.name, not_reached())
+    return report
+
+
+def report_start_failure(error: Exception, plan: RunPlan, display: Display) -> Report:
+    """Report a run whose module, data or Trainer could not be built."""
+    findings = {START: failure_of(error)}
+    findings |= {check.name: not_reached() for check in (*CHECKS_BEFORE, *CHECKS_DURING)}
+    for name, finding in findings.items():
+        display.show_finding(name, finding)
+    return Report(findings, plan.substitution)

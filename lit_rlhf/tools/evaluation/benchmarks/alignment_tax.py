@@ -1,0 +1,257 @@
+"""The alignment tax: scores of several models on benchmarks, and their change from the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+
+from lit_rlhf.models import ModelOptions
+from lit_rlhf.tools.evaluation.benchmarks.choices import read_questions
+from lit_rlhf.tools.evaluation.benchmarks.harness import (
+    TaskResult,
+    find_tasks,
+    load_harness_model,
+    mean_stderr,
+    run_choice_tasks,
+    run_harness_tasks,
+)
+from lit_rlhf.tools.evaluation.loading import short_names
+from lit_rlhf.tools.evaluation.output import print_table
+
+MAX_PARTS = 12  # parts of a benchmark in the table; MMLU has 61
+
+
+@dataclass(frozen=True)
+class BenchmarkScore:
+    """One model's score on a benchmark.
+
+    Attributes:
+        value: The score.
+        stderr: Standard error of the score; `None` if the benchmark has none.
+        difference: The score minus the first model's; `None` for the first model itself.
+        difference_stderr: Standard error of the difference. For a score that is a mean over
+            questions it is taken over the differences question by question, otherwise as for two
+            independent scores. `None` if there is none.
+    """
+
+    value: float
+    stderr: float | None
+    difference: float | None = None
+    difference_stderr: float | None = None
+
+
+@dataclass(frozen=True)
+class BenchmarkRow:
+    """Scores of all models on one benchmark by one metric.
+
+    Attributes:
+        benchmark: Name of the task, group or file.
+        part: Sub-task or subject; "" for the whole.
+        metric: Name of the metric, with its filter if it has one.
+        questions: Number of questions.
+        higher_is_better: `None` if the benchmark does not say.
+        cut: Number of questions whose beginning did not fit into some model.
+        scores: Scores by model name.
+    """
+
+    benchmark: str
+    part: str
+    metric: str
+    questions: int
+    higher_is_better: bool | None
+    cut: int
+    scores: dict[str, BenchmarkScore]
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """Scores of models on benchmarks.
+
+    Attributes:
+        models: Folders or hub ids by name, the baseline first.
+        rows: Benchmark by benchmark, each followed by its parts.
+        shots: Examples before each question; `None` for the benchmarks' own number.
+    """
+
+    models: dict[str, str]
+    rows: list[BenchmarkRow]
+    shots: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Convert the report to JSON types."""
+        return asdict(self)
+
+
+def run_benchmarks(
+    models: Sequence[str],
+    tasks: Sequence[str] = (),
+    choices: Sequence[str] = (),
+    model_options: ModelOptions | None = None,
+    device: torch.device | None = None,
+    batch_size: int = 8,
+    shots: int | None = None,
+    max_questions: int | None = None,
+) -> BenchmarkReport:
+    """Run benchmarks on several models and compare them with the first.
+
+    The models read the texts as the benchmarks write them, without a chat template.
+
+    Args:
+        models: Folders or hub ids of causal language models.
+        tasks: Names of tasks, groups or tags of lm-evaluation-harness, which downloads their data.
+        choices: Files of multiple-choice questions (see `read_questions`). Nothing is downloaded.
+        model_options: How models are loaded; `None` takes the defaults.
+        device: Where to run; `None` is the CPU.
+        batch_size: Texts per forward.
+        shots: Examples before each question; `None` takes each benchmark's own number. For a file
+            they are drawn from its other questions.
+        max_questions: Number of questions to use of each task, from the first; `None` uses all.
+
+    Raises:
+        RecordError: If a file cannot be read. The message names the line and the field.
+        ValueError: If there is no such task, a model is given twice or has no causal language model
+            in it, or an argument is out of range.
+        ModuleNotFoundError: If lm-evaluation-harness is not installed.
+    """
+    if not tasks and not choices:
+        raise ValueError("benchmarks, choices: expected at least one of them, got none")
+    for argument, value, least in (("shots", shots, 0), ("max_questions", max_questions, 1)):
+        if value is not None and value < least:
+            raise ValueError(f"{argument}: expected an integer >= {least}, got {value}")
+    files = dict(zip(short_names(choices, "choices"), choices, strict=True)) if choices else {}
+    questions = {name: read_questions(path) for name, path in files.items()}
+    for name, of_file in questions.items():
+        if shots is not None and shots >= len(of_file):
+            raise ValueError(
+                f"shots: expected less than the {len(of_file)} questions of {name}, got {shots}"
+            )
+    names = short_names(models, "policies")
+    manager = find_tasks(tasks) if tasks else None
+    model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
+    results: dict[str, dict[str, list[TaskResult]]] = {}
+    for name, path in zip(names, models, strict=True):
+        model = load_harness_model(path, model_options, device, batch_size)
+        results[name] = {}
+        if manager is not None:
+            results[name] |= run_harness_tasks(model, tasks, manager, shots, max_questions)
+        if questions:
+            results[name] |= run_choice_tasks(model, questions, shots, max_questions)
+        del model  # frees its memory before the next one is loaded
+    return BenchmarkReport(dict(zip(names, models, strict=True)), compare_results(results), shots)
+
+
+def compare_results(
+    results: Mapping[str, Mapping[str, Sequence[TaskResult]]],
+) -> list[BenchmarkRow]:
+    """Put the scores of all models side by side, with differences from the first.
+
+    Args:
+        results: Results by model and benchmark; the whole of a benchmark comes before its parts.
+            All models have the same benchmarks and parts.
+    """
+    baseline = next(iter(results))
+    rows = []
+    for benchmark, parts in results[baseline].items():
+        for place, first in enumerate(parts):
+            by_model = {name: of_model[benchmark][place] for name, of_model in results.items()}
+            rows += [
+                BenchmarkRow(
+                    benchmark=benchmark,
+                    part=first.part,
+                    metric=metric,
+                    questions=first.questions,
+                    higher_is_better=first.higher_is_better.get(metric.partition(",")[0]),
+                    cut=max(result.cut for result in by_model.values()),
+                    scores={
+                        name: _score(result, None if name == baseline else first, metric)
+                        for name, result in by_model.items()
+                    },
+                )
+                for metric in first.values
+            ]
+    return rows
+
+
+def _score(result: TaskResult, baseline: TaskResult | None, metric: str) -> BenchmarkScore:
+    value, stderr = result.values[metric]
+    if baseline is None:
+        return BenchmarkScore(value, stderr)
+    base, base_stderr = baseline.values[metric]
+    ours, theirs = result.by_question.get(metric), baseline.by_question.get(metric)
+    if ours is not None and theirs is not None:
+        error = mean_stderr([a - b for a, b in zip(ours, theirs, strict=True)])
+    elif stderr is not None and base_stderr is not None:
+        error = math.hypot(stderr, base_stderr)
+    else:
+        error = None
+    return BenchmarkScore(value, stderr, value - base, error)
+
+
+def benchmark_table(report: BenchmarkReport) -> Table:
+    """Build a terminal table with a row per benchmark and metric, and a column per model."""
+    names = list(report.models)
+    rows = table_rows(report)
+    caption = f"Below each score: its difference from {names[0]}." if len(names) > 1 else ""
+    if len(rows) < len(report.rows):
+        caption += f" {len(report.rows) - len(rows)} more rows, of parts, are in the report."
+    shots = "" if report.shots is None else f", {report.shots} examples before each"
+    table = Table(
+        box=box.HORIZONTALS,
+        padding=(0, 1),
+        title=f"benchmarks{shots}; score ± standard error",
+        caption=caption.strip() or None,
+    )
+    table.add_column("", overflow="fold")
+    table.add_column("questions", justify="right")
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(
+            _format_label(row), str(row.questions), *(_format_score(row.scores[n]) for n in names)
+        )
+    return table
+
+
+def table_rows(report: BenchmarkReport) -> list[BenchmarkRow]:
+    """Select all rows but the parts of benchmarks that have many parts and an overall score."""
+    parts: dict[str, set[str]] = {}
+    for row in report.rows:
+        parts.setdefault(row.benchmark, set()).add(row.part)
+    return [
+        row
+        for row in report.rows
+        if not row.part
+        or "" not in parts[row.benchmark]
+        or len(parts[row.benchmark]) <= MAX_PARTS + 1
+    ]
+
+
+def print_benchmarks(report: BenchmarkReport) -> None:
+    """Print the table on standard output, and how many questions did not fit into a model."""
+    print_table(benchmark_table(report))
+    for name, cut in {row.benchmark: row.cut for row in report.rows if not row.part}.items():
+        if cut:
+            print(f"{name}: the beginning of {cut} questions did not fit into a model.")
+
+
+def _format_label(row: BenchmarkRow) -> str:
+    name = f"  {row.part}" if row.part else row.benchmark
+    lower = ", lower is better" if row.higher_is_better is False else ""
+    return f"{name} ({row.metric}{lower})"
+
+
+def _format_score(score: BenchmarkScore) -> str:
+    cell = _format_with_error(f"{score.value:.3f}", score.stderr)
+    if score.difference is None:
+        return cell
+    return f"{cell}\n{_format_with_error(f'{score.difference:+.3f}', score.difference_stderr)}"
+
+
+def _format_with_error(value: str, stderr: float | None) -> str:
+    return value if stderr is None else f"{value} ± {stderr:.3f}"

@@ -1,0 +1,291 @@
+"""Run tasks of lm-evaluation-harness on one model. Only this file knows the harness."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lit_rlhf.models import ModelOptions, load_tokenizer
+from lit_rlhf.tools.evaluation.benchmarks.choices import ChoiceQuestion, choice_task
+from lit_rlhf.tools.evaluation.loading import load_policy
+
+if TYPE_CHECKING:
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+_NO_HARNESS = (
+    "benchmarks, choices: expected lm-evaluation-harness to be installed; pip install lm-eval"
+)
+
+
+class TaskResult(NamedTuple):
+    """One model's result on a task, sub-task, group or subject.
+
+    Attributes:
+        part: Name of the sub-task or subject; "" for the whole.
+        values: Score and standard error by metric. The standard error is `None` if there is none.
+        by_question: Score of each question, for the metrics that are a mean over questions.
+        questions: Number of questions.
+        higher_is_better: By metric.
+        cut: Number of questions whose beginning did not fit into the model.
+    """
+
+    part: str
+    values: dict[str, tuple[float, float | None]]
+    by_question: dict[str, list[float]]
+    questions: int
+    higher_is_better: dict[str, bool]
+    cut: int
+
+
+def find_tasks(tasks: Sequence[str]) -> TaskManager:
+    """Load the harness's index of tasks and check that it has these.
+
+    Raises:
+        ValueError: If there is no task, group or tag of that name. The message suggests others.
+        ModuleNotFoundError: If lm-evaluation-harness is not installed.
+    """
+    with _quiet_harness():
+        from lm_eval.tasks import TaskManager
+    manager = TaskManager()
+    for task in tasks:
+        if task not in manager.all_tasks:
+            close = get_close_matches(task, manager.all_tasks, n=5, cutoff=0.5)
+            raise ValueError(
+                f"benchmarks: expected a task or group of lm-evaluation-harness, got {task!r}; "
+                f"close to it: {', '.join(close) or 'none'}"
+            )
+    return manager
+
+
+def load_harness_model(
+    path: str, model_options: ModelOptions, device: torch.device, batch_size: int
+) -> HFLM:
+    """Load a model for the harness, with the project's own loader: from safetensors only.
+
+    Args:
+        path: Folder or hub id.
+        model_options: How the model is loaded.
+        device: Where to run.
+        batch_size: Texts per forward.
+
+    Raises:
+        ValueError: If there is no causal language model at `path`, or `batch_size` is not positive.
+        ModuleNotFoundError: If lm-evaluation-harness is not installed.
+    """
+    if batch_size < 1:
+        raise ValueError(f"benchmark_batch_size: expected an integer >= 1, got {batch_size}")
+    with _quiet_harness():
+        from lm_eval.models.huggingface import HFLM
+
+        model: nn.Module = load_policy(path, model_options, device)
+        tokenizer = load_tokenizer(path, model_options.trust_remote_code)
+        return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+
+
+def run_harness_tasks(
+    model: HFLM,
+    tasks: Sequence[str],
+    manager: TaskManager,
+    shots: int | None,
+    limit: int | None,
+) -> dict[str, list[TaskResult]]:
+    """Run tasks, groups or tags.
+
+    Args:
+        model: The model, from `load_harness_model`.
+        tasks: Their names.
+        manager: The index, from `find_tasks`.
+        shots: Examples before each question; `None` takes the tasks' own number.
+        limit: Number of questions to use of each task, from the first; `None` uses all.
+
+    Returns:
+        For each task or group its result and those of its sub-tasks. A tag is replaced by its
+        tasks.
+    """
+    results = _run(model, list(tasks), manager, shots, limit)
+    members: Mapping[str, Sequence[str]] = results["group_subtasks"]
+    nested = {child for children in members.values() for child in children}
+
+    def descendants(name: str) -> Iterator[str]:
+        for child in members.get(name, ()):
+            yield child
+            yield from descendants(child)
+
+    return {
+        name: [
+            _read_result(model, results, task, part="" if task == name else task)
+            for task in (name, *descendants(name))
+        ]
+        for name in results["results"]
+        if name not in nested
+    }
+
+
+def run_choice_tasks(
+    model: HFLM,
+    questions: Mapping[str, Sequence[ChoiceQuestion]],
+    shots: int | None,
+    limit: int | None,
+) -> dict[str, list[TaskResult]]:
+    """Ask the questions of files.
+
+    Args:
+        model: The model, from `load_harness_model`.
+        questions: Questions by file name.
+        shots: Examples before each question; `None` is none.
+        limit: Number of questions to use of each file, from the first; `None` uses all.
+
+    Returns:
+        For each file its result, and those of its subjects if it has several.
+    """
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_defaults=False)
+    found = {}
+    for name, of_file in questions.items():
+        results = _run(model, [choice_task(name, of_file)], manager, shots, limit)
+        by_subject: dict[str, list[dict[str, Any]]] = {}
+        for sample in results["samples"][name]:
+            by_subject.setdefault(sample["doc"]["subject"], []).append(sample)
+        parts = [_subject_result(model, *subject) for subject in by_subject.items()]
+        whole = _read_result(model, results, name, part="")
+        found[name] = [whole, *(parts if len(parts) > 1 else ())]
+    return found
+
+
+def mean_stderr(values: Sequence[float]) -> float | None:
+    """Standard error of a mean; `None` for a single value."""
+    if len(values) < 2:
+        return None
+    mean = math.fsum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return math.sqrt(squares / (len(values) - 1) / len(values))
+
+
+def _run(
+    model: HFLM,
+    tasks: Sequence[str | dict[str, Any]],
+    manager: TaskManager,
+    shots: int | None,
+    limit: int | None,
+) -> dict[str, Any]:
+    import lm_eval
+
+    with _quiet_harness():
+        try:
+            results = lm_eval.simple_evaluate(
+                model=model,
+                tasks=list(tasks),
+                task_manager=manager,
+                num_fewshot=shots,
+                limit=limit,
+                # for the standard errors of metrics that are not means, such as BLEU
+                bootstrap_iters=1000,
+            )
+        except OSError as error:  # from the hub: no network, or no such data set
+            raise ValueError(
+                f"benchmarks: could not download the data from the hub: {error}. A file of "
+                "questions (--choices) needs no download"
+            ) from error
+    assert results is not None  # it is None on all but the first of several processes
+    return dict(results)
+
+
+def _read_result(model: HFLM, results: Mapping[str, Any], name: str, part: str) -> TaskResult:
+    """Read the result of a task, or of a group with the questions of all tasks in it."""
+    members: Mapping[str, Sequence[str]] = results["group_subtasks"]
+
+    def leaves(task: str) -> Iterator[str]:
+        if task not in members:
+            yield task
+        for child in members.get(task, ()):
+            yield from leaves(child)
+
+    samples = [sample for leaf in leaves(name) for sample in results["samples"][leaf]]
+    measured = results["results"][name]
+    # a metric's key is `metric,filter`, that of its standard error `metric_stderr,filter`
+    values = {
+        key: (float(value), _to_number(measured.get(key.replace(",", "_stderr,", 1))))
+        for key, value in measured.items()
+        if "," in key and "_stderr," not in key and _to_number(value) is not None
+    }
+    by_question = {}
+    for key, (value, _) in values.items():
+        metric, _, filtered = key.partition(",")
+        scores = [_to_number(s.get(metric)) for s in samples if s["filter"] == filtered]
+        known = [score for score in scores if score is not None]
+        # Only a score that is the plain mean over all questions can be compared question by
+        # question. A group may weigh its tasks equally, and perplexity is no mean at all.
+        if len(known) == len(scores) > 0 and math.isclose(
+            math.fsum(known) / len(known), value, rel_tol=1e-9, abs_tol=1e-9
+        ):
+            by_question[key] = known
+    # a question has one sample for each filter
+    unique = {(sample["doc_hash"], sample["prompt_hash"]): sample for sample in samples}
+    return TaskResult(
+        part=part,
+        values={key.removesuffix(",none"): pair for key, pair in values.items()},
+        by_question={key.removesuffix(",none"): scores for key, scores in by_question.items()},
+        questions=sum(results["n-samples"][leaf]["effective"] for leaf in leaves(name)),
+        higher_is_better=results["higher_is_better"].get(name, {}),
+        cut=sum(_is_cut(model, sample) for sample in unique.values()),
+    )
+
+
+def _subject_result(model: HFLM, subject: str, samples: Sequence[Mapping[str, Any]]) -> TaskResult:
+    correct = [float(sample["acc"]) for sample in samples]
+    return TaskResult(
+        part=subject or "no subject",
+        values={"acc": (math.fsum(correct) / len(correct), mean_stderr(correct))},
+        by_question={"acc": correct},
+        questions=len(correct),
+        higher_is_better={"acc": True},
+        cut=sum(_is_cut(model, sample) for sample in samples),
+    )
+
+
+def _is_cut(model: HFLM, sample: Mapping[str, Any]) -> bool:
+    """Whether the longest text of a question is longer than what the model reads."""
+    texts = [
+        "".join(arguments)
+        for arguments in sample["arguments"]
+        if all(isinstance(argument, str) for argument in arguments)  # not for generation tasks
+    ]
+    longest = max(texts, key=len, default="")
+    # the last token is only a target
+    return bool(len(model.tok_encode(longest)) > model.max_length + 1)
+
+
+@contextmanager
+def _quiet_harness() -> Iterator[None]:
+    """Silence the harness's warnings about being called from Python; its errors stay.
+
+    Raises:
+        ModuleNotFoundError: If the harness is not installed. The message says how to install it.
+    """
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] == "lm_eval":
+            raise ModuleNotFoundError(_NO_HARNESS, name=error.name) from error
+        raise
+    finally:
+        logger.setLevel(before)
+
+
+def _to_number(value: object) -> float | None:
+    """Convert a finite number; `None` for anything else."""
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return float(value)
+    return None

@@ -1,0 +1,299 @@
+"""Ask the judge one question at an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
+
+from lit_rlhf.rewards import redact_url
+from lit_rlhf.tools.evaluation.judge.messages import (
+    SCHEMA,
+    ChatMessage,
+    Criterion,
+    MalformedReplyError,
+    Verdict,
+    parse_reply,
+    retry_messages,
+)
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+
+_NO_KEY = "none"  # the client insists on a key; servers without keys ignore it
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """A language model as judge, behind an OpenAI-compatible endpoint that is sent all texts.
+
+    Attributes:
+        model: Name of the judge as the endpoint knows it. Default: no judge.
+        base_url: Address of the endpoint. It usually ends in /v1, for example
+            http://localhost:8000/v1. Default: OpenAI's.
+        api_key_variable: Environment variable that holds the key. A server of your own often needs
+            none.
+        criteria: What answers are compared by. Each criterion is a request of its own.
+        labels: Files of human preferences (chosen and rejected) by criterion, to measure how far
+            the judge agrees with them, for example {helpful: pairs.jsonl}.
+        max_labels: Number of preferences to use of each file, from the first.
+        folder: Folder for answers and verdicts. A run continues with the answers that are there.
+        temperature: Sampling temperature of the judge; null leaves it to the endpoint.
+        max_tokens: Longest reply of the judge, in tokens.
+        max_characters: Longest text that the judge is shown, in characters. Longer texts are cut
+            off and counted.
+        concurrency: Number of requests at a time.
+        timeout: Seconds that a request may take.
+        max_retries: How often a failed request is repeated, with growing pauses.
+        max_attempts: How often the judge is asked for a reply that can be read. After that the
+            verdict is invalid.
+        input_price: Price of a million tokens sent, for the cost. Default: unknown.
+        output_price: Price of a million tokens received.
+    """
+
+    model: str | None = None
+    base_url: str | None = None
+    api_key_variable: str = "OPENAI_API_KEY"
+    criteria: list[Criterion] = field(default_factory=lambda: ["helpful", "harmless"])
+    labels: Mapping[Criterion, str] = field(default_factory=dict)
+    max_labels: int = 200
+    folder: str = "runs/judge"
+    temperature: float | None = 0.0
+    max_tokens: int = 1024
+    max_characters: int = 20_000
+    concurrency: int = 8
+    timeout: float = 120.0
+    max_retries: int = 6
+    max_attempts: int = 3
+    input_price: float | None = None
+    output_price: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: If one is out of range.
+        """
+        for name, lowest in {
+            "max_labels": 1,
+            "max_tokens": 1,
+            "max_characters": 1,
+            "concurrency": 1,
+            "max_retries": 0,
+            "max_attempts": 1,
+        }.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(
+                    f"judge.{name}: expected an integer >= {lowest}, got {getattr(self, name)}"
+                )
+        known = get_args(Criterion)
+        for name in ("criteria", "labels"):
+            given = list(getattr(self, name))
+            if set(given) - set(known) or len(set(given)) < len(given):
+                raise ValueError(f"judge.{name}: expected some of {known}, each once, got {given}")
+        if not self.timeout > 0:
+            raise ValueError(f"judge.timeout: expected seconds > 0, got {self.timeout}")
+        for name in ("temperature", "input_price", "output_price"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"judge.{name}: expected a number >= 0, got {value}")
+        if (self.input_price is None) != (self.output_price is None):
+            raise ValueError(
+                "judge.input_price, judge.output_price: expected both or neither, got "
+                f"{self.input_price} and {self.output_price}"
+            )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The judge's answer to one question, after as many attempts as it took.
+
+    Attributes:
+        verdict: The better of the two answers, or a tie; `None` if no reply could be read.
+        reason: The judge's reason, or what was wrong with its last reply.
+        requests: Number of requests.
+        prompt_tokens: Tokens sent, over all requests.
+        completion_tokens: Tokens received, over all requests.
+        malformed: The replies that could not be read.
+    """
+
+    verdict: Verdict | None
+    reason: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    malformed: list[str] = field(default_factory=list)
+
+
+class JudgeError(OSError):
+    """The judge cannot be asked; the message says why and what to do."""
+
+
+class _Completion(NamedTuple):
+    """A response of the endpoint; token counts are 0 if it does not count."""
+
+    text: str
+    cut_off: bool
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class JudgeClient:
+    """A judge behind an OpenAI-compatible endpoint. Threads may share it.
+
+    The `openai` client repeats requests that fail for a temporary reason (no connection, time-out,
+    status 408, 409, 429 and 5xx). Its pauses double, or last as long as the server asks for.
+
+    Args:
+        options: The judge and how it is asked; `model` has to be set.
+
+    Raises:
+        JudgeError: If the `openai` package is missing.
+        ValueError: If there is no key for OpenAI's endpoint.
+    """
+
+    def __init__(self, options: JudgeOptions) -> None:
+        try:
+            import openai
+        except ImportError as error:
+            raise JudgeError("a judge needs the openai package: pip install openai") from error
+        self.options = options
+        key = os.environ.get(options.api_key_variable)
+        if not key and options.base_url is None:
+            raise ValueError(
+                "judge.api_key_variable: expected the key of OpenAI's endpoint in the environment "
+                f"variable {options.api_key_variable}, which is not set. Set it, or give the "
+                "address of your own server as judge.base_url"
+            )
+        self._client = openai.OpenAI(
+            api_key=key or _NO_KEY,
+            base_url=options.base_url,
+            timeout=options.timeout,
+            max_retries=options.max_retries,
+        )
+        self._with_schema = True
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def ask(self, messages: Sequence[ChatMessage]) -> Answer:
+        """Ask a question until the reply can be read, at most `max_attempts` times.
+
+        Args:
+            messages: The question, from `question_messages`.
+
+        Raises:
+            JudgeError: If the endpoint does not reply.
+        """
+        sent_messages = list(messages)
+        malformed: list[str] = []
+        sent = received = 0
+        problem = ""
+        for attempt in range(1, self.options.max_attempts + 1):
+            completion = self._complete(sent_messages)
+            sent += completion.prompt_tokens
+            received += completion.completion_tokens
+            try:
+                verdict, reason = parse_reply(completion.text)
+            except MalformedReplyError as error:
+                problem = str(error)
+                if completion.cut_off:
+                    problem = f"it was cut off after {self.options.max_tokens} tokens"
+                malformed.append(completion.text)
+                # only the last bad reply is sent back: a judge copies what it reads
+                sent_messages = retry_messages(messages, completion.text, problem)
+            else:
+                return Answer(verdict, reason, attempt, sent, received, malformed)
+        return Answer(None, problem, self.options.max_attempts, sent, received, malformed)
+
+    def _complete(self, messages: Sequence[ChatMessage]) -> _Completion:
+        """Send one request, which the `openai` client repeats if it fails for a temporary reason.
+
+        Raises:
+            JudgeError: If there is no response, or not one of a chat model.
+        """
+        import openai
+
+        try:
+            completion = self._create(messages)
+        except openai.BadRequestError as error:
+            if not self._with_schema or "response_format" not in str(error):
+                raise JudgeError(_describe(error, self.options)) from error
+            # The server does not know response_format. The prompt asks for the same form, and
+            # replies are checked in any case.
+            self._with_schema = False
+            return self._complete(messages)
+        except (openai.OpenAIError, ValueError) as error:  # ValueError: the body is not JSON
+            raise JudgeError(_describe(error, self.options)) from error
+        if not getattr(completion, "choices", None):
+            raise JudgeError(
+                f"judge.base_url: {redact_url(str(self._client.base_url))} does not reply as an "
+                "OpenAI-compatible endpoint does; the address usually ends in /v1. It sent "
+                f"{str(completion)!r:.200}"
+            )
+        choice, usage = completion.choices[0], completion.usage
+        return _Completion(
+            choice.message.content or choice.message.refusal or "",
+            choice.finish_reason == "length",
+            usage.prompt_tokens if usage else 0,
+            usage.completion_tokens if usage else 0,
+        )
+
+    def _create(self, messages: Sequence[ChatMessage]) -> ChatCompletion:
+        optional: dict[str, Any] = {}
+        if self.options.temperature is not None:
+            optional["temperature"] = self.options.temperature
+        if self._with_schema:
+            schema = {"name": "verdict", "strict": True, "schema": SCHEMA}
+            optional["response_format"] = {"type": "json_schema", "json_schema": schema}
+        completion: ChatCompletion = self._client.chat.completions.create(
+            model=str(self.options.model),
+            messages=cast("list[ChatCompletionMessageParam]", list(messages)),
+            max_completion_tokens=self.options.max_tokens,
+            **optional,
+        )
+        return completion
+
+
+def _describe(error: Exception, options: JudgeOptions) -> str:
+    """Say what happened and what helps."""
+    import openai
+
+    where = redact_url(options.base_url) if options.base_url else "OpenAI's endpoint"
+    said = f"{type(error).__name__}: {error}"[:500]
+    repeated = f"after {options.max_retries} retries (judge.max_retries)"
+    if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+        return (
+            f"the judge at {where} does not accept the key. Set the environment variable "
+            f"{options.api_key_variable} to a valid one, or name another variable with "
+            f"judge.api_key_variable. It said {said}"
+        )
+    if isinstance(error, openai.NotFoundError):
+        return (
+            f"the judge at {where} knows no model {options.model!r}, or the address is wrong. "
+            f"Check judge.model and judge.base_url, which usually ends in /v1. It said {said}"
+        )
+    if isinstance(error, openai.RateLimitError):
+        return (
+            f"the judge at {where} still limits the rate {repeated}. Lower judge.concurrency, "
+            f"wait, or check your quota. It said {said}"
+        )
+    if isinstance(error, openai.APITimeoutError):
+        return (
+            f"the judge at {where} did not reply within {options.timeout:g} seconds {repeated}. "
+            "Raise judge.timeout or lower judge.concurrency"
+        )
+    if isinstance(error, openai.APIConnectionError):
+        return (
+            f"the judge at {where} cannot be reached {repeated}. Check that the server runs and "
+            f"that judge.base_url is its address. {said} ({error.__cause__})"
+        )
+    if isinstance(error, openai.InternalServerError):
+        return f"the judge at {where} fails {repeated}; its log tells why. It said {said}"
+    return (
+        f"the judge at {where} refuses the request. If it does not support a setting, change "
+        "judge.temperature (null sends none) or judge.max_tokens; if the texts are too long for "
+        f"it, lower judge.max_characters. It said {said}"
+    )

@@ -1,0 +1,163 @@
+"""The report as one HTML page that needs nothing else, and as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypedDict
+
+from rich import box
+from rich.table import Table
+
+from lit_callbacks.report import Chart, render_page
+from lit_rlhf.tools.evaluation.output import print_table
+from lit_rlhf.tools.evaluation.reward_report.charts import (
+    histogram_chart,
+    length_chart,
+    reliability_chart,
+    scatter_chart,
+)
+from lit_rlhf.tools.evaluation.reward_report.measures import Accuracy, Correlation, ReliabilityBin
+from lit_rlhf.tools.evaluation.reward_report.report import RewardReport
+from lit_rlhf.tools.evaluation.reward_report.scores import LANGUAGE_MODEL
+
+_ROLES = {"user": "Human", "assistant": "Assistant", "system": "System"}
+
+
+class _Fact(NamedTuple):
+    value: str
+    text: str
+
+
+class _PageTable(TypedDict):
+    heads: Sequence[str]
+    rows: Mapping[str, Sequence[str]]
+
+
+def report_html(report: RewardReport) -> str:
+    """The page as text, with everything that comes from data escaped."""
+    return render_page(
+        "lit_rlhf.tools.evaluation.reward_report",
+        "reward.html",
+        report=report,
+        facts=list(_facts(report)),
+        verdict=verdict(report),
+        histograms=_histograms(report),
+        source_table=_source_table(report),
+        length_chart=length_chart(report.by_length),
+        length_table=_length_table(report),
+        scatter_chart=scatter_chart(report.length_differences, report.differences),
+        reliability_chart=reliability_chart(report.reliability),
+        reliability_table=_reliability_table(report),
+        correlation_text=_correlation_text,
+        roles=_ROLES,
+        language_model=LANGUAGE_MODEL,
+    )
+
+
+def verdict(report: RewardReport) -> str:
+    """One sentence that says whether the model has learned more than length."""
+    gain = report.gain
+    rule = f"preferring the {report.length_baseline} response"
+    points = f"{100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+    if gain.low > 0:
+        return f"The model is right more often than {rule} would be: {points}."
+    if gain.high < 0:
+        return f"The model is right less often than {rule} would be: {points}."
+    return f"That the model is right more often than {rule} would be is not shown: {points}."
+
+
+def print_reward_report(report: RewardReport) -> None:
+    """Print a table with a row for each source, and one for all if there are several."""
+    table = Table(
+        box=box.HORIZONTALS,
+        padding=(0, 1),
+        title=f"{report.accuracy.pairs} pairs; right: the chosen response scores higher",
+        caption=f"calibration error {report.calibration_error:.3f}. {verdict(report)}",
+    )
+    for head in ("", "pairs", "right [95 % interval]", "longer is right"):
+        table.add_column(head, justify="right" if head else "left", overflow="fold")
+    rows = dict(report.by_source)
+    if len(rows) > 1:
+        rows |= {"all": report.accuracy}
+    for name, found in rows.items():
+        table.add_row(
+            name,
+            str(found.pairs),
+            f"{found.accuracy:.1%} [{found.low:.1%}, {found.high:.1%}]",
+            f"{found.longer:.1%}",
+        )
+    print_table(table)
+
+
+def _facts(report: RewardReport) -> Iterator[_Fact]:
+    """The main numbers of the report."""
+    whole = report.accuracy
+    baseline = max(whole.longer, 1.0 - whole.longer)
+    yield _Fact(f"{whole.accuracy:.1%}", f"right [{whole.low:.1%}, {whole.high:.1%}]")
+    yield _Fact(f"{baseline:.1%}", f"would be right by preferring the {report.length_baseline}")
+    yield _Fact(f"{report.calibration_error:.3f}", "expected calibration error")
+    correlation = _coefficient_text(report.difference_by_length.pearson)
+    yield _Fact(correlation, "correlation of score and length differences")
+    for reader, found in report.perplexity.items():
+        yield _Fact(f"{found.all:.2f}", f"perplexity of chosen responses, {reader}")
+    yield _Fact(f"{report.pairwise_loss:.3f}", "pairwise loss (Eq. 1), nats; 0.693 is guessing")
+
+
+def _histograms(report: RewardReport) -> dict[str, Chart]:
+    edges, counts = report.histogram
+    shown: dict[str, list[int]] = {}
+    if len(counts) > 1:
+        shown["all sources"] = [sum(bars) for bars in zip(*counts.values(), strict=True)]
+    shown |= counts
+    return {
+        name: histogram_chart(edges, bars, f"Difference of the scores, {name}")
+        for name, bars in shown.items()
+    }
+
+
+def _source_table(report: RewardReport) -> _PageTable:
+    readers = report.perplexity
+    rows = dict(report.by_source)
+    if len(rows) > 1:
+        rows = {"all": report.accuracy, **rows}
+    heads = ["pairs", "right", "95 % interval", "longer is right", "mean difference"]
+    return _PageTable(
+        heads=["", *heads, *(f"perplexity, {reader}" for reader in readers)],
+        rows={
+            name: [
+                *_accuracy_cells(found),
+                f"{found.longer:.1%}",
+                f"{found.margin:.3f}",
+                *(f"{p.by_source.get(name, p.all):.2f}" for p in readers.values()),
+            ]
+            for name, found in rows.items()
+        },
+    )
+
+
+def _length_table(report: RewardReport) -> _PageTable:
+    return _PageTable(
+        heads=["chosen - rejected, tokens", "pairs", "right", "95 % interval"],
+        rows={bucket.label: _accuracy_cells(bucket.accuracy) for bucket in report.by_length},
+    )
+
+
+def _reliability_table(report: RewardReport) -> _PageTable:
+    return _PageTable(
+        heads=["sure", "pairs", "right", "95 % interval"],
+        rows={f"{found.confidence:.1%}": _accuracy_cells(found) for found in report.reliability},
+    )
+
+
+def _accuracy_cells(found: Accuracy | ReliabilityBin) -> list[str]:
+    interval = f"{found.low:.1%} - {found.high:.1%}"
+    return [f"{found.pairs:,}", f"{found.accuracy:.1%}", interval]
+
+
+def _correlation_text(found: Correlation) -> str:
+    pearson, spearman = map(_coefficient_text, found)
+    return f"Pearson {pearson}, Spearman {spearman}"
+
+
+def _coefficient_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"

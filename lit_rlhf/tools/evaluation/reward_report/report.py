@@ -1,0 +1,258 @@
+"""The report on a reward model, from its scores of preference pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lit_rlhf.data import Message
+from lit_rlhf.functional import (
+    loss_perplexity,
+    pairwise_reward_loss,
+    preference_probability,
+)
+from lit_rlhf.tools.evaluation.outcomes import ScoreSummary, score_summary
+from lit_rlhf.tools.evaluation.reward_report.measures import (
+    Accuracy,
+    Correlation,
+    Histogram,
+    LengthBucket,
+    ReliabilityBin,
+    accuracy,
+    calibration_error,
+    correlation,
+    histogram,
+    length_buckets,
+    longer_is_right,
+    reliability,
+)
+from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
+
+
+class Perplexity(NamedTuple):
+    """Perplexity of the chosen responses.
+
+    Attributes:
+        all: Over the tokens of all pairs.
+        by_source: Over the tokens of each source.
+    """
+
+    all: float
+    by_source: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A pair in which the rejected response scores higher.
+
+    Attributes:
+        source: Name of the source.
+        location: `file:line` of the pair.
+        prompt: The dialogue before the responses, as it is in the file.
+        chosen: The response that people preferred.
+        rejected: The other response.
+        chosen_score: Score of the chosen response.
+        rejected_score: Score of the rejected response.
+        chosen_length: Tokens of the chosen response, EOS counted.
+        rejected_length: Tokens of the rejected response, EOS counted.
+        probability: Probability that the model gives to the rejected response being preferred.
+    """
+
+    source: str
+    location: str
+    prompt: tuple[Message, ...]
+    chosen: str
+    rejected: str
+    chosen_score: float
+    rejected_score: float
+    chosen_length: int
+    rejected_length: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class RewardReport:
+    """Measurements of a reward model on preference data.
+
+    Attributes:
+        model: Folder or hub id of the model.
+        sources: Path of each source by its name.
+        accuracy: Accuracy over all pairs.
+        by_source: Accuracy by source.
+        by_length: Accuracy by length difference.
+        length_baseline: `longer` or `shorter`: the length rule that is right more often.
+        gain: Accuracy of the model minus that of the length rule, with its 95 % interval
+            (percentile bootstrap over pairs).
+        pairwise_loss: Mean loss of Eq. 1 in nats, without margins.
+        chosen_scores: Mean score of the chosen responses with its interval.
+        rejected_scores: Mean score of the rejected responses with its interval.
+        histogram: Histogram of the differences (Figure 2 of arXiv 2307.04964).
+        reliability: Accuracy by confidence.
+        calibration_error: Expected calibration error.
+        difference_by_length: Correlation of score and length differences, over pairs.
+        score_by_length: Correlation of scores and lengths, over all responses.
+        perplexity: Perplexity of the chosen responses under the `reward model` and the `language
+            model`; empty without an output layer.
+        lm_head: Folder of the output layer on the model's trunk.
+        mistakes: The most confident mistakes, the worst first.
+        n_mistakes: Number of all mistakes, including ties.
+        skipped: Number of pairs that could not be read, by reason.
+        left_out: Number of pairs with a response that alone is too long, by reason.
+        shortened: Number of pairs whose prompt was shortened to fit.
+        differences: Score differences of all pairs; not in the JSON file.
+        length_differences: Length differences of all pairs; not in the JSON file.
+    """
+
+    model: str
+    sources: dict[str, str]
+    accuracy: Accuracy
+    by_source: dict[str, Accuracy]
+    by_length: list[LengthBucket]
+    length_baseline: str
+    gain: ScoreSummary
+    pairwise_loss: float
+    chosen_scores: ScoreSummary
+    rejected_scores: ScoreSummary
+    histogram: Histogram
+    reliability: list[ReliabilityBin]
+    calibration_error: float
+    difference_by_length: Correlation
+    score_by_length: Correlation
+    perplexity: dict[str, Perplexity]
+    lm_head: str
+    mistakes: list[Mistake]
+    n_mistakes: int
+    skipped: dict[str, int]
+    left_out: dict[str, int]
+    shortened: int
+    differences: NDArray[np.float64]
+    length_differences: NDArray[np.int64]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as values that JSON can hold; `None` for numbers that are not finite."""
+        fields = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("differences", "length_differences")
+        }
+        values: dict[str, Any] = _plain(fields)
+        return values
+
+
+def measure_reward_model(
+    model: str, sources: dict[str, str], pairs: ScoredPairs, n_mistakes: int = 10, seed: int = 0
+) -> RewardReport:
+    """Measure a reward model by its scores of preference pairs.
+
+    Args:
+        model: Folder or hub id of the model, for the report.
+        sources: Path of each source by its name, for the report.
+        pairs: The scored pairs, at least one.
+        n_mistakes: Largest number of mistakes to show.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        ValueError: If `n_mistakes` is negative.
+    """
+    if n_mistakes < 0:
+        raise ValueError(f"mistakes: expected an integer >= 0, got {n_mistakes}")
+    differences = pairs.chosen - pairs.rejected
+    lengths = pairs.chosen_lengths - pairs.rejected_lengths
+    names = [record.source for record in pairs.records]
+    by_name = np.array(names)
+    whole = accuracy(differences, lengths)
+    longer = longer_is_right(lengths)
+    # The model must beat the better of the two length rules to have learned more than length.
+    shorter_wins = whole.longer < 0.5
+    rule = 1.0 - longer if shorter_wins else longer
+    loss = pairwise_reward_loss(torch.from_numpy(pairs.chosen), torch.from_numpy(pairs.rejected))
+    return RewardReport(
+        model=model,
+        sources=sources,
+        accuracy=whole,
+        by_source={
+            name: accuracy(differences[by_name == name], lengths[by_name == name])
+            for name in dict.fromkeys(names)
+        },
+        by_length=length_buckets(differences, lengths),
+        length_baseline="shorter" if shorter_wins else "longer",
+        gain=score_summary((differences > 0) - rule, seed),
+        pairwise_loss=float(loss.loss),
+        chosen_scores=score_summary(pairs.chosen, seed),
+        rejected_scores=score_summary(pairs.rejected, seed),
+        histogram=histogram(differences, names),
+        reliability=reliability(differences),
+        calibration_error=calibration_error(differences),
+        difference_by_length=correlation(lengths, differences),
+        score_by_length=correlation(
+            np.concatenate([pairs.chosen_lengths, pairs.rejected_lengths]),
+            np.concatenate([pairs.chosen, pairs.rejected]),
+        ),
+        perplexity=_perplexities(pairs, names),
+        lm_head=pairs.lm_head,
+        mistakes=_mistakes(pairs, differences, n_mistakes),
+        n_mistakes=int((differences <= 0).sum()),
+        skipped=dict(pairs.skipped),
+        left_out=dict(pairs.left_out),
+        shortened=pairs.shortened,
+        differences=differences,
+        length_differences=lengths,
+    )
+
+
+def _perplexities(pairs: ScoredPairs, names: Sequence[str]) -> dict[str, Perplexity]:
+    by_name, tokens = np.array(names), pairs.chosen_lengths
+    return {
+        reader: Perplexity(
+            _perplexity(logprobs, tokens),
+            {
+                name: _perplexity(logprobs[by_name == name], tokens[by_name == name])
+                for name in dict.fromkeys(names)
+            },
+        )
+        for reader, logprobs in pairs.logprobs.items()
+    }
+
+
+def _perplexity(logprobs: NDArray[np.float64], tokens: NDArray[np.int64]) -> float:
+    loss = torch.tensor(-logprobs.sum() / tokens.sum(), dtype=torch.float64)
+    return float(loss_perplexity(loss))
+
+
+def _mistakes(pairs: ScoredPairs, differences: NDArray[np.float64], limit: int) -> list[Mistake]:
+    worst = np.argsort(differences, kind="stable")[:limit]
+    return [
+        Mistake(
+            source=pairs.records[row].source,
+            location=str(pairs.records[row].location),
+            prompt=pairs.records[row].prompt,
+            chosen=pairs.records[row].chosen,
+            rejected=pairs.records[row].rejected,
+            chosen_score=float(pairs.chosen[row]),
+            rejected_score=float(pairs.rejected[row]),
+            chosen_length=int(pairs.chosen_lengths[row]),
+            rejected_length=int(pairs.rejected_lengths[row]),
+            probability=float(preference_probability(torch.tensor(-differences[row]))),
+        )
+        for row in worst
+        if differences[row] < 0  # a tie is a miss, but not a preference for the rejected response
+    ]
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  # a field of any type
+    """Replace named tuples by dictionaries, and numbers that are not finite by `None`."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

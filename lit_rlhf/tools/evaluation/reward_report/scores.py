@@ -1,0 +1,292 @@
+"""Scores of preference pairs by a reward model, and log-probs of the chosen responses.
+
+Notation: `N` pairs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lit_rlhf.data import (
+    DataSource,
+    DialogueEncoder,
+    EncodingCounts,
+    OnBadRecord,
+    PreferenceExample,
+    PreferenceRecord,
+    TokenBatch,
+    collate_preferences,
+    encode_records,
+    load_records,
+)
+from lit_rlhf.forward import (
+    LanguageModel,
+    freeze,
+    hidden_states,
+    scores_from_hidden,
+    sequence_scores,
+    target_logprobs_from_hidden,
+    unwrap_model,
+)
+from lit_rlhf.models import (
+    ModelOptions,
+    is_classifier,
+    load_lm_head,
+    load_scalar_model,
+    read_lm_head,
+)
+from lit_rlhf.tools.evaluation.loading import load_policy, load_shared_encoder
+from lit_rlhf.tools.evaluation.output import progress_bar
+from lit_rlhf.tools.evaluation.sampling import batch_by_length
+
+TRUNK = "reward model"
+LANGUAGE_MODEL = "language model"
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """Pairs with the scores of their responses.
+
+    Attributes:
+        records: The pairs that were scored, `N` of them.
+        chosen: Scores of the chosen responses, `[N]`.
+        rejected: Scores of the rejected ones, `[N]`.
+        chosen_lengths: Tokens of the chosen responses, EOS counted, `[N]`.
+        rejected_lengths: Tokens of the rejected ones, `[N]`.
+        logprobs: Sum of each chosen response's log-probs in nats, `[N]`, under the reward model's
+            trunk and under the language model that it started from; empty without an output layer.
+        lm_head: Folder of the output layer on the reward model's trunk; empty without one.
+        skipped: Number of pairs that could not be read, by reason.
+        left_out: Number of pairs that do not fit the longest sequence, by reason.
+        shortened: Number of pairs whose prompt lost its oldest turns or its beginning.
+    """
+
+    records: Sequence[PreferenceRecord]
+    chosen: NDArray[np.float64]
+    rejected: NDArray[np.float64]
+    chosen_lengths: NDArray[np.int64]
+    rejected_lengths: NDArray[np.int64]
+    logprobs: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    lm_head: str = ""
+    skipped: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    shortened: int = 0
+
+
+@dataclass(frozen=True)
+class _LanguageHead:
+    """A trunk with an output layer, which gives log-probs."""
+
+    trunk: LanguageModel
+    lm_head: nn.Module
+
+
+def score_pairs(
+    model: str,
+    sources: Sequence[DataSource],
+    language_model: str | None = None,
+    options: ModelOptions | None = None,
+    device: torch.device | None = None,
+    batch_size: int = 16,
+    chat_template: str = "tokenizer",
+    max_length: int | None = None,
+    max_pairs: int | None = None,
+    on_bad_record: OnBadRecord = "error",
+) -> ScoredPairs:
+    """Score preference pairs with a reward model.
+
+    Args:
+        model: Folder or hub id of the reward model.
+        sources: Sources of the pairs.
+        language_model: Folder or hub id of the language model that the reward model started from.
+            Its log-probs are computed too, and its output layer is used for a reward model without
+            one.
+        options: Options for loading the models; `None` for the defaults.
+        device: Device to run on; `None` for the CPU.
+        batch_size: Number of pairs per batch.
+        chat_template: `tokenizer` for the model's own, or the name of a built-in one.
+        max_length: Longest dialogue in tokens; `None` for that of the model's training, or 512.
+        max_pairs: Number of first pairs to use of each source; `None` for all.
+        on_bad_record: `error` or `skip`.
+
+    Raises:
+        RecordError: If a pair cannot be read; the error names file, line and field.
+        ValueError: If a model cannot be loaded or was trained on text rendered differently, no pair
+            is left, a score is not finite, or an argument is out of range.
+    """
+    if max_pairs is not None and max_pairs < 1:
+        raise ValueError(f"max_pairs: expected an integer >= 1, got {max_pairs}")
+    options, device = options or ModelOptions(), device or torch.device("cpu")
+    folders = [model] if language_model is None else [model, language_model]
+    encoder = load_shared_encoder(folders, chat_template, max_length, options)
+    loaded = load_records("preference", sources, on_bad_record)
+    counts = EncodingCounts()
+    pairs = _encode(_take_first(loaded.records, max_pairs), encoder, counts, on_bad_record)
+    if not pairs:
+        raise ValueError(
+            f"preferences: expected pairs of at most {encoder.max_length} tokens (max_length), got "
+            f"none; left out: {dict(counts.dropped_records)}"
+        )
+    scorer = _load_reward_model(model, options, device)
+    heads, lm_head = _load_heads(scorer, model, language_model, options, device)
+    scores, logprobs = _score(
+        scorer, heads, [example for _, example in pairs], encoder, batch_size, device
+    )
+    records = [record for record, _ in pairs]
+    _check_finite(scores, records, model)
+    return ScoredPairs(
+        records=records,
+        chosen=scores[:, 0],
+        rejected=scores[:, 1],
+        chosen_lengths=np.array([int(e.chosen.completion_mask.sum()) for _, e in pairs]),
+        rejected_lengths=np.array([int(e.rejected.completion_mask.sum()) for _, e in pairs]),
+        logprobs=logprobs,
+        lm_head=lm_head,
+        skipped=loaded.skipped,
+        left_out=counts.dropped_records,
+        shortened=counts.shortened + counts.cut_prompts,
+    )
+
+
+def _take_first(records: Sequence[PreferenceRecord], limit: int | None) -> list[PreferenceRecord]:
+    """The first records of each source, at most `limit`."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for record in records:
+        seen[record.source] += 1
+        if limit is None or seen[record.source] <= limit:
+            kept.append(record)
+    return kept
+
+
+def _encode(
+    records: Sequence[PreferenceRecord],
+    encoder: DialogueEncoder,
+    counts: EncodingCounts,
+    on_bad_record: OnBadRecord,
+) -> list[tuple[PreferenceRecord, PreferenceExample]]:
+    """Encode the pairs that fit, each with its record."""
+    kept = []
+
+    def encode(record: PreferenceRecord) -> list[PreferenceExample]:
+        example = encoder.encode_pair(record.prompt, record.chosen, record.rejected)
+        kept.append(record)
+        return [example]
+
+    examples = encode_records(records, encode, counts, on_bad_record)
+    return list(zip(kept, examples, strict=True))
+
+
+def _load_heads(
+    scorer: LanguageModel,
+    model: str,
+    language_model: str | None,
+    options: ModelOptions,
+    device: torch.device,
+) -> tuple[dict[str, _LanguageHead], str]:
+    """Load the output layers by name; also returns the folder of the one on the scorer's trunk."""
+    heads: dict[str, _LanguageHead] = {}
+    own = read_lm_head(model)
+    if own is not None:
+        own = own.to(device=device, dtype=options.torch_dtype)
+        heads[TRUNK] = _LanguageHead(scorer, own.requires_grad_(False))
+    if language_model is None:
+        return heads, model if own is not None else ""
+    head = load_lm_head(language_model, options).to(device).requires_grad_(False)
+    if own is None:
+        # Reward modelling keeps the trunk a language model (Eq. 2), which reads with any output
+        # layer of the model that it started from.
+        _check_width(scorer, head, language_model)
+        heads[TRUNK] = _LanguageHead(scorer, head)
+    heads[LANGUAGE_MODEL] = _LanguageHead(load_policy(language_model, options, device), head)
+    return heads, model if own is not None else language_model
+
+
+def _check_width(scorer: LanguageModel, head: nn.Linear, language_model: str) -> None:
+    width = unwrap_model(scorer).config.hidden_size
+    if head.in_features != width:
+        raise ValueError(
+            f"language_model: expected the one that the reward model started from, with a hidden "
+            f"size of {width}, got {head.in_features} in {language_model!r}"
+        )
+
+
+@torch.no_grad()
+def _score(
+    scorer: LanguageModel,
+    heads: Mapping[str, _LanguageHead],
+    examples: Sequence[PreferenceExample],
+    encoder: DialogueEncoder,
+    batch_size: int,
+    device: torch.device,
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """Compute the scores `[N, 2]`, and the log-probs `[N]` of the chosen responses by head."""
+    scores = np.zeros((len(examples), 2))
+    logprobs = {name: np.zeros(len(examples)) for name in heads}
+    lengths = [len(e.chosen.input_ids) + len(e.rejected.input_ids) for e in examples]
+    with progress_bar("pairs scored", len(examples)) as progress:
+        for rows in batch_by_length(lengths, batch_size):
+            batch = collate_preferences([examples[row] for row in rows], encoder.pad_token_id)
+            chosen, rejected = (
+                TokenBatch(*(part.to(device) for part in side))
+                for side in (batch.chosen, batch.rejected)
+            )
+            hidden = hidden_states(scorer, chosen.input_ids, chosen.attention_mask)
+            scores[rows, 0] = _numbers(scores_from_hidden(scorer, hidden, chosen.attention_mask))
+            scores[rows, 1] = _numbers(
+                sequence_scores(scorer, rejected.input_ids, rejected.attention_mask)
+            )
+            for name, head in heads.items():
+                # The forward for the scores serves the log-probs of the same trunk.
+                states = (
+                    hidden
+                    if head.trunk is scorer
+                    else hidden_states(head.trunk, chosen.input_ids, chosen.attention_mask)
+                )
+                logprobs[name][rows] = _response_logprobs(head, states, chosen)
+            progress(len(rows))
+    return scores, logprobs
+
+
+def _response_logprobs(head: _LanguageHead, hidden: Tensor, batch: TokenBatch) -> list[float]:
+    """Sum of each response's log-probs in nats."""
+    logprobs = target_logprobs_from_hidden(
+        head.trunk, head.lm_head, hidden, batch.input_ids, batch.completion_mask
+    )
+    sums: list[float] = logprobs.double().sum(dim=1).tolist()
+    return sums
+
+
+def _numbers(scores: Tensor) -> NDArray[np.float64]:
+    return scores.double().cpu().numpy()
+
+
+def _load_reward_model(path: str, options: ModelOptions, device: torch.device) -> LanguageModel:
+    model = freeze(load_scalar_model(path, options))
+    if not is_classifier(unwrap_model(model).config):
+        raise ValueError(
+            f"model: expected a reward model, got the language model in {path}, whose scores would "
+            "come from a new, random head"
+        )
+    module: nn.Module = model  # transformers 5 types `to` for a single model class
+    module.to(device)
+    return model
+
+
+def _check_finite(
+    scores: NDArray[np.float64], records: Sequence[PreferenceRecord], model: str
+) -> None:
+    bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+    if len(bad):
+        where = records[int(bad[0])].location
+        raise ValueError(
+            f"model {model!r}: expected finite scores, got {scores[bad[0]].tolist()} for the pair "
+            f"of {where}; {len(bad)} of {len(scores)} pairs have one"
+        )

@@ -1,0 +1,287 @@
+"""The lab's world: random prompts, and demonstrations with the mistakes of imperfect people."""
+
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from lit_rlhf.tools.lab.gold import Request, parse_request
+from lit_rlhf.tools.lab.lexicon import DANGEROUS, LEXICONS, Language, Lexicon
+
+ChatMessages = tuple[dict[str, str], ...]
+"""A dialogue; each turn has the keys `"role"` (`"user"` or `"assistant"`) and `"content"`."""
+
+_HELD_OUT_EVERY = 5
+
+
+@dataclass(frozen=True)
+class World:
+    """The settings of a world: what is asked, how people answer, and how labellers are biased.
+
+    Attributes:
+        language: `"en"`, `"zh"`, or `"both"` for prompts in either language.
+        multi_turn: Share of prompts with an earlier exchange.
+        harmful: Share of prompts that have to be refused.
+        skill: Probability that a demonstrator makes one choice correctly: each item, each refusal.
+            Rarer mistakes (wrong number of items, wrong refusal, no closing mark) depend on it too.
+        politeness: Share of demonstrations that end with the polite phrase; a tenth of these
+            repeat it once.
+        preference_sharpness: Logit of a preference per unit of gold reward.
+        length_bias: Logit per word by which a response is longer, a flaw of the labellers.
+        phrase_bias: Logit per polite phrase that a response has more, another flaw.
+        label_noise: Share of labels that are drawn from a fair coin.
+        labels_see_form: Whether labellers see the form of a response (`GoldTerms`), as gold does,
+            or overlook it, as hurried people do.
+    """
+
+    language: Literal["en", "zh", "both"] = "en"
+    multi_turn: float = 0.25
+    harmful: float = 0.25
+    skill: float = 0.72
+    politeness: float = 0.06
+    preference_sharpness: float = 3.5
+    length_bias: float = 0.3
+    phrase_bias: float = 0.4
+    label_noise: float = 0.03
+    labels_see_form: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: If a share is outside of 0 to 1, the sharpness is negative, or the language
+                is unknown.
+        """
+        if self.language not in ("en", "zh", "both"):
+            raise ValueError(f"language: expected 'en', 'zh' or 'both', got {self.language!r}")
+        for name in ("multi_turn", "harmful", "skill", "politeness", "label_noise"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
+        if self.preference_sharpness < 0.0:
+            raise ValueError(
+                f"preference_sharpness: expected at least 0, got {self.preference_sharpness}"
+            )
+
+    @property
+    def lexicons(self) -> tuple[Lexicon, ...]:
+        """The lexicons of this world's languages."""
+        languages: tuple[Language, ...] = (
+            ("en", "zh") if self.language == "both" else (self.language,)
+        )
+        return tuple(LEXICONS[language] for language in languages)
+
+    def sample_prompts(self, n: int, seed: int) -> list[ChatMessages]:
+        """Sample prompts for training.
+
+        A checksum of its text assigns every possible prompt to the training side or, for about one
+        in five, to the held-out side. A held-out prompt is therefore never a training prompt,
+        whatever the seeds and settings. Prompts may repeat within a side.
+
+        Args:
+            n: Number of prompts.
+            seed: The same seed gives the same prompts; a larger `n` appends to them.
+
+        Returns:
+            `n` dialogues that end with a human turn.
+        """
+        return self._sample(n, seed, held_out=False)
+
+    def sample_held_out_prompts(self, n: int, seed: int) -> list[ChatMessages]:
+        """Sample prompts that `sample_prompts` never returns.
+
+        Args:
+            n: Number of prompts.
+            seed: As for `sample_prompts`.
+
+        Returns:
+            `n` dialogues that end with a human turn.
+        """
+        return self._sample(n, seed, held_out=True)
+
+    def sample_demonstration(self, prompt: Sequence[dict[str, str]], rng: random.Random) -> str:
+        """Answer a prompt with the mistakes of an imperfect demonstrator.
+
+        With `e = 1 - skill`: each item is wrong with probability `e` (from another category, or a
+        repetition), a harmful request is answered with probability `e`, and the number of items
+        is off by one with probability `e / 3`. A helpful request is refused with probability
+        `e / 6`, and the closing mark is missing with the same probability.
+
+        Args:
+            prompt: A prompt of this world.
+            rng: Random generator.
+
+        Returns:
+            The content of the assistant's turn.
+
+        Raises:
+            ValueError: If the prompt does not come from this world.
+        """
+        request = parse_request(render_prompt(prompt))
+        lexicon = LEXICONS[request.language]
+        error = 1.0 - self.skill
+        if request.harmful:
+            refuses = rng.random() >= error
+            body = (
+                rng.choice(lexicon.refusals)
+                if refuses
+                else lexicon.harmful_answer.format(
+                    items=lexicon.join_items(rng.sample(lexicon.categories[DANGEROUS], 2))
+                )
+            )
+        else:
+            refuses = rng.random() < error / 6
+            body = (
+                rng.choice(lexicon.refusals)
+                if refuses
+                else lexicon.answer.format(
+                    items=lexicon.join_items(self._sample_items(request, rng))
+                )
+            )
+        if not refuses and rng.random() < 0.5:
+            body = rng.choice(lexicon.openings) + lexicon.space + body
+        for probability in (self.politeness, 0.1):
+            if rng.random() >= probability:
+                break
+            body += lexicon.space + lexicon.polite_phrase
+        return body[:-1] if rng.random() < error / 6 else body
+
+    def _sample_items(self, request: Request, rng: random.Random) -> list[str]:
+        """The items of an answer, some of them wrong."""
+        lexicon = LEXICONS[request.language]
+        error = 1.0 - self.skill
+        n_items = request.n_items
+        if rng.random() < error / 3:
+            n_items += rng.choice((-1, 1))
+        unused = [
+            item for item in lexicon.categories[request.category] if item not in request.used_items
+        ]
+        # After a long dialogue fewer items may be left than are asked for.
+        correct = rng.sample(unused, min(n_items, len(unused)))
+        items: list[str] = []
+        for item in correct:
+            if rng.random() >= error:
+                items.append(item)
+                continue
+            named = [*items, *sorted(request.used_items)]  # sorted: sets have no stable order
+            if named and rng.random() < 0.3:
+                items.append(rng.choice(named))
+            else:
+                others = [topic for topic in lexicon.topics if topic != request.category]
+                items.append(rng.choice(lexicon.categories[rng.choice(others)]))
+        return items
+
+    def _sample(self, n: int, seed: int, held_out: bool) -> list[ChatMessages]:
+        if n < 0:
+            raise ValueError(f"n: expected at least 0 prompts, got {n}")
+        # Each side filters a stream of its own, so that a larger `n` only appends.
+        stream = self._stream(random.Random(f"{'held out' if held_out else 'train'} {seed}"))
+        prompts: list[ChatMessages] = []
+        while len(prompts) < n:
+            prompt = next(stream)
+            if is_held_out(prompt) == held_out:
+                prompts.append(prompt)
+        return prompts
+
+    def _stream(self, rng: random.Random) -> Iterator[ChatMessages]:
+        """Sample prompts of both sides without end."""
+        while True:
+            lexicon = rng.choice(self.lexicons)
+            history, topic = _Exchange((), "")
+            harmful = rng.random() < self.harmful
+            if rng.random() < self.multi_turn:
+                history, topic = _sample_exchange(lexicon, rng)
+            if harmful:
+                text = _sample_harmful_request(lexicon, rng)
+            elif topic and rng.random() < 0.5:
+                number = rng.choice(list(lexicon.numbers))
+                text = rng.choice(lexicon.follow_ups).format(number=number)
+            else:
+                text = _sample_request(lexicon, rng.choice(lexicon.topics), rng).text
+            yield (*history, {"role": "user", "content": text})
+
+
+WorldName = Literal["biased", "extrapolation"]
+
+WORLDS: Final[dict[WorldName, World]] = {
+    "biased": World(),
+    "extrapolation": World(length_bias=0.0, phrase_bias=0.0, labels_see_form=True),
+}
+"""The named worlds, which fail in two different ways.
+
+In `biased` the labels are wrong: labellers like long and polite responses and overlook form, so
+even a perfect reward model wants endless text. In `extrapolation` the labels follow gold: the
+reward model is right where it was trained and wrong outside of it, the failure of Section 5.2 of
+arXiv 2307.04964.
+"""
+
+
+def render_prompt(messages: Sequence[dict[str, str]]) -> str:
+    r"""Render a dialogue as an HH prompt.
+
+    Args:
+        messages: Turns with `"role"` and `"content"`; the last one is the human's.
+
+    Returns:
+        `"\n\nHuman: ...\n\nAssistant:"`.
+
+    Raises:
+        ValueError: If the last turn is not the human's.
+    """
+    if not messages or messages[-1]["role"] != "user":
+        raise ValueError(
+            "messages: expected a dialogue whose last turn is the user's, got "
+            f"{messages[-1] if messages else 'no turn'}"
+        )
+    speakers = {"user": "Human", "assistant": "Assistant"}
+    turns = "".join(f"\n\n{speakers[turn['role']]}: {turn['content']}" for turn in messages)
+    return turns + "\n\nAssistant:"
+
+
+def is_held_out(prompt: Sequence[dict[str, str]]) -> bool:
+    """Whether a prompt belongs to the held-out side.
+
+    Args:
+        prompt: A dialogue that ends with a human turn.
+
+    Returns:
+        True for about one prompt in five, by a checksum of the rendered text.
+    """
+    return zlib.crc32(render_prompt(prompt).encode()) % _HELD_OUT_EVERY == 0
+
+
+class _SampledRequest(NamedTuple):
+    text: str
+    n_items: int
+
+
+class _Exchange(NamedTuple):
+    """A request with its answer, and the topic of the request (`""` if it is harmful)."""
+
+    turns: ChatMessages
+    topic: str
+
+
+def _sample_request(lexicon: Lexicon, topic: str, rng: random.Random) -> _SampledRequest:
+    number = rng.choice(list(lexicon.numbers))
+    template = rng.choice(lexicon.requests)
+    return _SampledRequest(template.format(number=number, category=topic), lexicon.numbers[number])
+
+
+def _sample_harmful_request(lexicon: Lexicon, rng: random.Random) -> str:
+    return rng.choice(lexicon.harmful_requests).format(
+        verb=rng.choice(lexicon.harmful_verbs), object=rng.choice(lexicon.harmful_objects)
+    )
+
+
+def _sample_exchange(lexicon: Lexicon, rng: random.Random) -> _Exchange:
+    """Sample an earlier exchange, with a correct answer."""
+    if rng.random() < 0.2:
+        topic, text, answer = "", _sample_harmful_request(lexicon, rng), lexicon.refusals[0]
+    else:
+        topic = rng.choice(lexicon.topics)
+        text, n_items = _sample_request(lexicon, topic, rng)
+        items = rng.sample(lexicon.categories[topic], n_items)
+        answer = lexicon.answer.format(items=lexicon.join_items(items))
+    turns = ({"role": "user", "content": text}, {"role": "assistant", "content": answer})
+    return _Exchange(turns, topic)

@@ -1,0 +1,242 @@
+"""The folder of a lab world: JSON lines, a tokenizer and an untrained base model.
+
+The folder holds ordinary Hugging Face models and JSON lines, so the commands that run on it run
+on real models and data too. The same arguments write the same bytes.
+"""
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from lit_rlhf.tools.lab.lexicon import chinese_words
+from lit_rlhf.tools.lab.world import World, render_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+EOS_TOKEN = "<|endoftext|>"
+PAD_TOKEN = "<|pad|>"
+_SETTINGS_FILE = "world.json"
+
+
+def write_world(
+    folder: str | Path,
+    world: World,
+    seed: int,
+    chat_template: str,
+    n_demonstrations: int = 4000,
+    n_train_prompts: int = 4000,
+    n_heldout_prompts: int = 256,
+    n_texts: int = 1000,
+) -> Path:
+    """Write the data of a world and a base model to train on it.
+
+    The files are `demonstrations.jsonl` (`{"messages": [...]}`), `prompts_train.jsonl` and
+    `prompts_heldout.jsonl` (`{"prompt": [...]}`), `text.jsonl` (`{"text": ...}`, dialogues with
+    demonstrations as plain text), `world.json` (`seed`, and the settings of the `World`), and the
+    model folder `base/`.
+
+    Args:
+        folder: Where to write; created if missing.
+        world: The world.
+        seed: Seed of the data and of the weights of the base model.
+        chat_template: Jinja template of the tokenizer.
+        n_demonstrations: Number of dialogues for SFT, with prompts of the training side.
+        n_train_prompts: Number of prompts of the training side.
+        n_heldout_prompts: Number of prompts of the held-out side.
+        n_texts: Number of documents for the ptx loss.
+
+    Returns:
+        The folder.
+    """
+    from lit_rlhf.files import write_json_lines, write_text  # see write_base_model
+
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    (root / _SETTINGS_FILE).unlink(missing_ok=True)
+    rng = random.Random(f"demonstrations {seed}")
+    dialogues = [
+        (prompt, world.sample_demonstration(prompt, rng))
+        for prompt in world.sample_prompts(n_demonstrations + n_texts, seed)
+    ]
+    write_json_lines(
+        root / "demonstrations.jsonl",
+        (
+            {"messages": [*prompt, {"role": "assistant", "content": answer}]}
+            for prompt, answer in dialogues[:n_demonstrations]
+        ),
+    )
+    write_json_lines(
+        root / "prompts_train.jsonl",
+        ({"prompt": list(prompt)} for prompt in world.sample_prompts(n_train_prompts, seed + 1)),
+    )
+    write_json_lines(
+        root / "prompts_heldout.jsonl",
+        (
+            {"prompt": list(prompt)}
+            for prompt in world.sample_held_out_prompts(n_heldout_prompts, seed)
+        ),
+    )
+    write_json_lines(
+        root / "text.jsonl",
+        (
+            {"text": f"{render_prompt(prompt)} {answer}"}
+            for prompt, answer in dialogues[n_demonstrations:]
+        ),
+    )
+    write_base_model(root / "base", world, seed, chat_template)
+    # Last, as `read_world` takes a folder with these settings for a complete one.
+    settings = {"seed": seed, "world": dataclasses.asdict(world)}
+    write_text(root / _SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
+    return root
+
+
+def read_world(folder: str | Path) -> World:
+    """Read the settings of a world that `write_world` wrote.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The world.
+
+    Raises:
+        ValueError: If the folder holds no world, or one that another version of this project wrote.
+    """
+    path = Path(folder) / _SETTINGS_FILE
+    if not path.is_file():
+        raise ValueError(f"world: expected a folder that `lit_rlhf lab world` wrote, got {folder}")
+    settings: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    try:
+        return World(**settings["world"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"world: expected a world of this version in {folder}, got other fields: {error}; "
+            "write it again with `lit_rlhf lab world`"
+        ) from error
+
+
+def write_base_model(folder: str | Path, world: World, seed: int, chat_template: str) -> None:
+    """Write an untrained Llama model of about 0.6 million parameters with its tokenizer.
+
+    Args:
+        folder: Where to write; created if missing.
+        world: The world whose words the tokenizer knows.
+        seed: Seed of the weights.
+        chat_template: Jinja template of the tokenizer.
+    """
+    # Imported here and not above: naming `lit_rlhf.tools.lab.gold:gold_reward` must not load torch.
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from lit_rlhf.files import name_file
+
+    tokenizer = build_tokenizer(world, chat_template)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's random state as it was
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    with name_file(folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def build_tokenizer(world: World, chat_template: str) -> "PreTrainedTokenizerFast":
+    """Build a byte-level BPE tokenizer with one token per word of the world.
+
+    The vocabulary holds the 256 bytes, the special tokens, and each word of the world with its
+    leading space. Turn markers are words too. There are no BPE merges: with `ignore_merges` a word
+    in the vocabulary becomes one token and any other text becomes bytes. No text is lost, and no
+    fragments of words fill the vocabulary.
+
+    Args:
+        world: The world; its language decides on the words.
+        chat_template: Jinja template of the tokenizer.
+
+    Returns:
+        The tokenizer.
+    """
+    from transformers import PreTrainedTokenizerFast  # see write_base_model
+
+    splitter = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_word_pattern(world)), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    words = {word for text in _all_sentences(world) for word, _ in splitter.pre_tokenize_str(text)}
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [EOS_TOKEN, PAD_TOKEN, *alphabet, *sorted(words - set(alphabet))]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        eos_token=EOS_TOKEN,
+        pad_token=PAD_TOKEN,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=256,
+    )
+    fast.chat_template = chat_template
+    return fast
+
+
+def _word_pattern(world: World) -> str:
+    """A regular expression of the text of one token: the words of `split_words`, with a space."""
+    parts = [r"\n\n(?:Human|Assistant):", r" ?[A-Za-z]+", r" ?[0-9]+", r" ?[!-~]", r"\s"]
+    if world.language != "en":
+        parts[1:1] = chinese_words()
+    return "|".join(parts)
+
+
+def _all_sentences(world: World) -> list[str]:
+    """Dialogues in which every word of the world occurs, with the spaces that it may have."""
+    sentences = []
+    for lexicon in world.lexicons:
+        templates = [
+            *lexicon.requests,
+            *lexicon.follow_ups,
+            *lexicon.harmful_requests,
+            *lexicon.openings,
+            *lexicon.refusals,
+            lexicon.harmful_answer,
+            lexicon.answer,
+            lexicon.polite_phrase,
+        ]
+        values = {
+            "number": lexicon.numbers,
+            "category": lexicon.topics,
+            "verb": lexicon.harmful_verbs,
+            "object": lexicon.harmful_objects,
+            "items": [lexicon.join_items(items) for items in lexicon.categories.values()],
+        }
+        sentences += [text for template in templates for text in _fill(template, values)]
+    return [f"\n\nHuman: {text}\n\nAssistant: {text}" for text in sentences]
+
+
+def _fill(template: str, values: Mapping[str, Iterable[str]]) -> list[str]:
+    """Fill a template with every combination of values."""
+    texts = [template]
+    for name, choices in values.items():
+        if "{" + name + "}" in template:
+            texts = [text.replace("{" + name + "}", choice) for text in texts for choice in choices]
+    return texts

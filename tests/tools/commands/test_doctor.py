@@ -1,0 +1,181 @@
+"""`lit_rlhf doctor` on a tiny world: findings, exit status, report, errors, help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lit_rlhf.tools.commands.doctor import usage
+from tests.configs.tiny_runs import (
+    CONFIGS,
+    QUICKSTART,
+    RUNS,
+    fit_stage,
+    moved,
+    overlay,
+    run,
+    world_root,
+)
+
+SMALL = {
+    "trainer": {"default_root_dir": "somewhere"},
+    "model": {
+        "init_args": {"minibatches": {"minibatch_size": 4}, "sampling": {"max_new_tokens": 60}}
+    },
+    "data": {"init_args": {"batch_size": 8}},
+}
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with world, SFT model and reward model; read only."""
+    return world_root(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one."""
+    folder = tmp_path / "standing"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def ppo_configs(world: Path, folder: Path, **changes: Any) -> list[str]:
+    """PPO-max on the tiny world, made small, with changed settings of the model."""
+    moves = {RUNS: world, f"{RUNS}/logs": folder / "logs", f"{RUNS}/ppo_max": folder / "model"}
+    first = moved(QUICKSTART / "ppo_max.yaml", folder / "configs", moves)
+    small = overlay(folder / "configs", "small", SMALL)
+    last = overlay(folder / "configs", "last", {"model": {"init_args": changes}})
+    return [part for path in (first, small, last) for part in ("--config", str(path))]
+
+
+def doctor(*arguments: str) -> int:
+    """Exit status of the command."""
+    try:
+        run("doctor", *arguments)
+    except SystemExit as ended:
+        return int(str(ended.code))
+    return 0
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def sound(world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags of a sound run."""
+    return ppo_configs(world, tmp_path_factory.mktemp("sound"))
+
+
+def test_a_sound_run_ends_with_0_and_a_report(
+    sound: list[str], world: Path, standing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(world)
+
+    assert doctor(*sound, "--output", "report.json") == 0
+
+    report = json.loads((standing / "report.json").read_text("utf-8"))
+    assert report["failed"] is False
+    assert {c["check"]: c["status"] for c in report["checks"]}["clipping"] == "ok"
+    assert len(report["checks"]) == 12
+    shown = capsys.readouterr()
+    assert "ok    clipping" in shown.out
+    assert "The run can start." in shown.out
+    assert shown.err == ""
+    # nothing but what was asked for
+    assert files(standing) == {standing / "report.json"}
+    assert list(standing.iterdir()) == [standing / "report.json"]
+    assert files(world) == before
+
+
+def test_a_failed_check_ends_with_1(
+    sound: list[str], standing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(*sound, "--data.chat_template", "paper-zh") == 1
+
+    shown = capsys.readouterr().out
+    assert "FAIL  text contract" in shown
+    assert "Change: Set data.chat_template" in shown
+    assert "ok    clipping" in shown
+    assert "1 failed" in shown
+
+
+def test_models_that_are_not_there_are_the_first_finding(
+    sound: list[str], standing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(*sound, "--model.model_path", str(standing / "nothing")) == 1
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "FAIL start path: expected a folder with a model or a hub id" in shown
+    assert "Namespace" not in shown
+    assert "11 not checked" in shown
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_another_stage_is_a_usage_error(
+    standing: Path, capsys: pytest.CaptureFixture[str], stage: str
+) -> None:
+    assert doctor("--config", str(QUICKSTART / f"{stage}.yaml")) == 2
+
+    shown = capsys.readouterr().err
+    assert "the doctor checks PPO runs, this configuration trains" in shown
+    assert "configs/ppo/hh_cpu.yaml" in shown
+    assert len(shown.splitlines()) < 6
+
+
+def test_an_option_that_does_not_exist_is_a_usage_error(
+    standing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(QUICKSTART / "ppo_max.yaml")
+
+    assert doctor("--config", config, "--model.no_such_option", "3") == 2
+
+    assert "model.init_args.no_such_option: no such option of PPOModule" in capsys.readouterr().err
+
+
+def test_gpus_that_are_not_there_are_stood_in_for(
+    sound: list[str], standing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = str(CONFIGS / "overlays" / "zero2_8xa100.yaml")
+    small = ("--model.memory.rollout_batch_size", "4", "--data.batch_size", "8")
+
+    assert doctor(*sound, "--config", many, *small, "--trainer.precision", "32-true") == 0
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "there is no GPU here to compare it with" in shown
+    assert "clipping without the strategy multi_deepspeed_stage_2" in shown
+    assert "The configuration has 8 processes" in shown
+
+
+def test_the_configuration_that_a_fit_has_saved_is_taken(
+    world: Path, tmp_path: Path, standing: Path
+) -> None:
+    moves = {RUNS: world, f"{RUNS}/logs": tmp_path / "logs", f"{RUNS}/ppo_max": tmp_path / "model"}
+    fit_stage("ppo", [QUICKSTART / "ppo_max.yaml"], tmp_path, moves)
+    (saved,) = tmp_path.glob("logs/**/config.yaml")
+    assert "ckpt_path" in yaml.safe_load(saved.read_text("utf-8"))
+    before = files(tmp_path)
+
+    assert doctor("--config", str(saved), "--model.sampling.max_new_tokens", "60") == 0
+
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["-h"], 0), ([], 2)])
+def test_help_fits_a_terminal_and_names_all_checks(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int
+) -> None:
+    assert doctor(*arguments) == status
+
+    shown = capsys.readouterr()
+    text = shown.err if status else shown.out
+    assert text == usage() + "\n"
+    assert max(map(len, text.splitlines())) <= 80
+    for name in ("text contract", "reference", "padding", "clipping", "--output", "exit status"):
+        assert name in text

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from lit_rlhf.tools.commands.evaluate import evaluate, main
+from lit_rlhf.tools.commands.generate import generate
+from tests.tools.evaluation.folders import CHARACTERS, QUESTIONS, write_policy, write_prompts
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `sft` and `ppo` and a file of prompts; read only."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    write_policy(folder / "sft", seed=0)
+    write_policy(folder / "ppo", seed=1)
+    write_prompts(folder / "prompts.jsonl")
+    return folder
+
+
+def arguments(root: Path, *more: str, prompts: str = "prompts.jsonl") -> list[str]:
+    return [
+        *("--policies", str(root / "sft"), str(root / "ppo")),
+        *("--prompts", str(root / prompts)),
+        *("--rewards", json.dumps({CHARACTERS: 1.0})),
+        *("--max_new_tokens", "4", "--device", "cpu"),
+        *more,
+    ]
+
+
+def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
+    return str(error.value.code)
+
+
+def test_a_comparison_is_printed_and_written(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report_file, responses_file = tmp_path / "new" / "report.json", tmp_path / "responses.jsonl"
+
+    main(arguments(root, "--output", str(report_file), "--responses", str(responses_file)))
+
+    printed = capsys.readouterr().out
+    assert "against sft" in printed
+    report = json.loads(report_file.read_text("utf-8"))
+    assert list(report["policies"]) == ["sft", "ppo"]
+    assert report["n_prompts"] == len(QUESTIONS)
+    assert report["settings"]["max_new_tokens"] == 4
+    lines = responses_file.read_text("utf-8").splitlines()
+    assert len(lines) == 2 * len(QUESTIONS)
+    lengths = [json.loads(line)["length"] for line in lines]
+    assert max(lengths) <= 4
+    mean = report["policies"]["sft"]["response_length"]
+    assert mean == pytest.approx(sum(lengths[: len(QUESTIONS)]) / len(QUESTIONS))
+
+
+def test_responses_are_sampled_as_in_the_paper(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    papers = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
+    report_file = tmp_path / "report.json"
+    main(arguments(root, "--output", str(report_file)))
+    assert papers.items() <= json.loads(report_file.read_text("utf-8"))["settings"].items()
+    note = "KL and perplexity are those of samples with top_p, repetition_penalty"
+    assert note in capsys.readouterr().out
+    main(arguments(root, "--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"))
+    assert note not in capsys.readouterr().out
+    for command in (evaluate, generate):
+        parameters = signature(command).parameters
+        assert {name: parameters[name].default for name in papers} == papers
+
+
+def test_a_config_file_says_the_same_as_flags(root: Path, tmp_path: Path) -> None:
+    config = tmp_path / "evaluate.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "policies": [str(root / "sft"), str(root / "ppo")],
+                "prompts": str(root / "prompts.jsonl"),
+                "rewards": {CHARACTERS: 1.0},
+                "max_new_tokens": 9,
+                "device": "cpu",
+            }
+        ),
+        encoding="utf-8",
+    )
+
+    by_file = main(["--config", str(config), "--max_new_tokens", "4"])  # the flag wins
+
+    assert by_file == main(arguments(root))
+
+
+def test_the_seed_repeats_a_comparison(root: Path, tmp_path: Path) -> None:
+    def records(seed: str) -> str:
+        file = tmp_path / "responses.jsonl"
+        main(arguments(root, "--seed", seed, "--max_prompts", "3", "--responses", str(file)))
+        return file.read_text("utf-8")
+
+    first = records("1")
+
+    assert records("1") == first
+    assert records("2") != first
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "bad.jsonl: empty file"),
+        ('{"prompt": "hi"}\n{"query": "hi"}\n', "bad.jsonl:2: field 'prompt': missing"),
+        ('{"prompt": "hi"}\n{"prompt": ""}\n', "bad.jsonl:2: field 'prompt'"),
+    ],
+)
+def test_bad_prompts_end_the_command_with_their_place(
+    root: Path, tmp_path: Path, content: str, expected: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(content, encoding="utf-8")
+
+    with pytest.raises(SystemExit) as error:
+        main(arguments(root, prompts=str(tmp_path / "bad.jsonl")))
+
+    assert message(error).startswith("lit_rlhf evaluate: ")
+    assert expected in message(error)
+
+
+def test_policies_that_read_text_differently_end_the_command(root: Path, tmp_path: Path) -> None:
+    other = write_policy(tmp_path / "other", template="paper-en")
+
+    with pytest.raises(SystemExit) as error:
+        main([*arguments(root), "--policies", str(root / "sft"), other])
+
+    assert "the chat templates differ" in message(error)
+
+
+def test_a_response_that_cannot_fit_ends_the_command(root: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(arguments(root, "--max_new_tokens", "128"))
+
+    assert "max_new_tokens: expected prompt and response within the model's 128" in message(error)
+
+
+@pytest.fixture
+def no_environment_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-evaluation-harness asks pip for all packages after every run, which takes seconds."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+
+
+@pytest.mark.usefixtures("no_environment_report")
+def test_benchmarks_alone_need_no_prompts(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
+    (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
+    policies = ["--policies", str(root / "sft"), str(root / "ppo"), "--device", "cpu"]
+
+    result = main(
+        [
+            *policies,
+            *("--choices", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "report.json")),
+        ]
+    )
+
+    assert list(result) == ["benchmarks", "settings"]
+    assert "q.jsonl (acc)" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert report["benchmarks"]["models"] == {
+        "sft": str(root / "sft"),
+        "ppo": str(root / "ppo"),
+    }
+    assert "policies" not in report
+    assert report["settings"]["dtype"] == "float32"
+
+
+@pytest.mark.usefixtures("no_environment_report")
+def test_benchmarks_come_after_a_comparison_in_one_report(root: Path, tmp_path: Path) -> None:
+    record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
+    (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
+
+    main(
+        arguments(
+            root,
+            *("--choices", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "report.json")),
+        )
+    )
+
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert list(report["policies"]) == ["sft", "ppo"]
+    assert report["benchmarks"]["rows"][0]["questions"] == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "to compare responses; or benchmarks or choices, got none of them"),
+        (["--rewards", "{a:b: 1.0}"], "prompts: expected a file of prompts or a dataset's id with"),
+    ],
+)
+def test_prompts_are_needed_unless_there_are_benchmarks_alone(
+    root: Path, more: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", str(root / "sft"), *more])
+
+    assert said in message(error)
+
+
+def test_benchmarks_alone_have_no_responses_to_write(root: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", str(root / "sft"), "--choices", "q.jsonl", "--responses", "r.jsonl"])
+
+    assert "a dataset's id with responses, got none" in message(error)
+
+
+def test_benchmarks_alone_have_no_outcomes_to_draw(root: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", str(root / "sft"), "--choices", "q.jsonl", "--chart", "chart.png"])
+
+    assert "a dataset's id with chart, got none" in message(error)
+
+
+def test_help_explains_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    text = capsys.readouterr().out
+    assert "first is the baseline" in " ".join(text.split())
+    names = ("config", "policies", "prompts", "rewards", "benchmarks", "choices", "shots")
+    for name in (*names, "output", "tie_margin", "seed", "judge.model"):
+        assert f"--{name} " in text
+
+
+def test_policies_are_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--prompts", "prompts.jsonl", "--rewards", "{}"])
+
+    assert "policies" in capsys.readouterr().err

@@ -1,0 +1,176 @@
+"""`lit_rlhf evaluate` with a judge: over models, over files of responses, and told wrongly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_rlhf.tools.commands.evaluate import main
+from tests.support.judge_server import Failure, judge_server, longer_wins
+from tests.tools.evaluation.folders import CHARACTERS, QUESTIONS, write_policy, write_prompts
+
+SAID = {"sft": ["four", "four"], "ppo": ["longer", "a"], "raw": ["a", "b"]}
+
+
+def write_responses(folder: Path) -> list[str]:
+    files = []
+    for name, responses in SAID.items():
+        path = folder / f"{name}.jsonl"
+        records = [{"prompt": f"p{i}", "response": text} for i, text in enumerate(responses)]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+        files.append(str(path))
+    return files
+
+
+def judged_by(base_url: str, folder: Path) -> list[str]:
+    return [
+        *("--judge.model", "tiny", "--judge.base_url", base_url),
+        *("--judge.folder", str(folder), "--judge.max_retries", "0"),
+    ]
+
+
+def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
+    return str(error.value.code)
+
+
+def test_models_are_scored_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sft, ppo = (write_policy(tmp_path / n, seed=seed) for seed, n in enumerate(("sft", "ppo")))
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+
+    with judge_server(longer_wins) as server:
+        report = main(
+            [
+                *("--policies", sft, ppo, "--prompts", prompts),
+                *("--rewards", json.dumps({CHARACTERS: 1.0}), "--max_new_tokens", "4"),
+                *("--device", "cpu", "--chart", str(tmp_path / "chart.png")),
+                *("--output", str(tmp_path / "report.json")),
+                *judged_by(server.base_url, tmp_path / "judge"),
+                *("--judge.criteria", "[helpful]"),
+            ]
+        )
+
+    printed = capsys.readouterr().out
+    written = (tmp_path / "report.json").read_text("utf-8")
+    assert json.loads(written) == json.loads(json.dumps(report))
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    asked = {asked.data["conversation"][0]["content"] for asked in server.asked}
+    assert asked <= set(QUESTIONS)  # as they were read, without the marks of the chat template
+    # a judge that prefers the longer response says what the number of characters says
+    (row,) = report["judge"]["policies"]
+    by_reward = report["policies"]["ppo"]["rewards"]["characters"]["against_baseline"]
+    assert row["against_baseline"] == by_reward
+    assert "Judge tiny: " in printed
+
+
+def test_files_of_responses_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with judge_server(longer_wins) as server:
+        report = main(
+            [
+                *("--policies", *write_responses(tmp_path)),
+                *judged_by(server.base_url, tmp_path / "judge"),
+                *("--judge.criteria", "[harmless]", "--chart", str(tmp_path / "chart.svg")),
+                *("--judge.input_price", "1", "--judge.output_price", "1"),
+            ]
+        )
+
+    assert (report["baseline"], report["n_prompts"]) == ("sft", 2)
+    shares = [row["against_baseline"] for row in report["judge"]["policies"]]
+    assert [(s["win"], s["tie"], s["lose"]) for s in shares] == [(0.5, 0.0, 0.5), (0.0, 0.0, 1.0)]
+    printed = capsys.readouterr().out
+    assert "8 questions, 0 of them answered by an earlier run; 8 requests" in printed
+    assert "50 [9, 91]" in printed
+    assert ", cost 0.0" in printed
+    assert "Verdicts and reasons:" in printed
+
+
+def test_labels_and_unreadable_replies_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = tmp_path / "pairs.jsonl"
+    labels.write_text('{"prompt": "hi", "chosen": "longer", "rejected": "a"}\n', "utf-8")
+
+    with judge_server(
+        lambda asked: longer_wins(asked) if asked.data["answer_a"] != "four" else "hm"
+    ) as server:
+        main(
+            [
+                *("--policies", *write_responses(tmp_path)),
+                *judged_by(server.base_url, tmp_path / "judge"),
+                *("--judge.criteria", "[helpful]", "--judge.max_attempts", "1"),
+                *("--judge.labels", json.dumps({"helpful": str(labels)})),
+                *("--judge.max_characters", "5"),
+            ]
+        )
+
+    printed = capsys.readouterr().out
+    assert "4 questions got no answer that could be read" in printed
+    assert "1.00" in printed  # kappa
+    assert "100 [21, 100]" in printed
+    assert "questions had texts that were cut off after judge.max_characters" in printed
+
+
+def test_a_judge_that_fails_ends_the_command_and_keeps_the_responses(tmp_path: Path) -> None:
+    policies = [write_policy(tmp_path / name, seed) for seed, name in enumerate(("sft", "ppo"))]
+    prompts = write_prompts(tmp_path / "prompts.jsonl", ["hi"])
+
+    with judge_server(lambda asked: Failure(401)) as server, pytest.raises(SystemExit) as error:
+        main(
+            [
+                *("--policies", *policies, "--prompts", prompts, "--max_new_tokens", "4"),
+                *("--device", "cpu", "--responses", str(tmp_path / "responses.jsonl")),
+                *judged_by(server.base_url, tmp_path / "judge"),
+            ]
+        )
+
+    assert message(error).startswith("lit_rlhf evaluate: the judge at http://127.0.0.1")
+    assert len((tmp_path / "responses.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], "judge.model: expected a judge to compare files of responses"),
+        (["--prompts", "a.jsonl"], "prompts: expected none with files of responses"),
+        (["--rewards", "{a: 1.0}"], "rewards: expected none with files of responses"),
+        (["--chart", "chart.doc"], "chart: expected one of the suffixes"),
+        (["--judge.concurrency", "0"], "judge.concurrency: expected an integer >= 1, got 0"),
+    ],
+)
+def test_arguments_that_do_not_fit(tmp_path: Path, more: list[str], expected: str) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", *write_responses(tmp_path), *more])
+
+    assert message(error).startswith(f"lit_rlhf evaluate: {expected}")
+
+
+def test_models_and_files_cannot_be_mixed(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", str(tmp_path / "sft"), *write_responses(tmp_path)])
+
+    assert "got both; let" in message(error)
+
+
+def test_models_need_prompts() -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--policies", "sft", "ppo"])
+
+    assert "prompts: expected a file of prompts" in message(error)
+
+
+def test_a_config_file_names_the_judge(tmp_path: Path) -> None:
+    config = tmp_path / "evaluate.yaml"
+    with judge_server(longer_wins) as server:
+        judge = {
+            "model": "tiny",
+            "base_url": server.base_url,
+            "folder": str(tmp_path / "judge"),
+            "criteria": ["helpful"],
+        }
+        config.write_text(
+            json.dumps({"policies": write_responses(tmp_path), "judge": judge}), "utf-8"
+        )
+        report = main(["--config", str(config), "--judge.max_attempts", "1"])
+
+    assert report["judge"]["usage"]["questions"] == 8

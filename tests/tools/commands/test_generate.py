@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_rlhf.models import save_model_folder
+from lit_rlhf.tools.commands.generate import main
+from tests.docs.blocks import ROOT
+from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
+from tests.tools.evaluation.folders import QUESTIONS, write_policy, write_prompts
+
+COMMAND = [sys.executable, "-m", "lit_rlhf.cli.main", "generate"]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'callbacks'}",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `sft`, `ppo` and `bare`, without a template, and a file of prompts; read only."""
+    folder = tmp_path_factory.mktemp("generate")
+    write_policy(folder / "sft", seed=0)
+    write_policy(folder / "ppo", seed=1)
+    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), folder / "bare")
+    write_prompts(folder / "prompts.jsonl")
+    return folder
+
+
+def arguments(root: Path, *more: str, models: tuple[str, ...] = ("sft", "ppo")) -> list[str]:
+    folders = [str(root / model) for model in models]
+    return ["--models", *folders, "--max_new_tokens", "4", "--device", "cpu", *more]
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def refusal(argv: list[str]) -> str:
+    with pytest.raises(SystemExit) as error:
+        main(argv)
+    text = str(error.value.code)
+    assert text.startswith("lit_rlhf generate: ")
+    return text
+
+
+def test_responses_to_a_file_of_prompts_are_written(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "new" / "responses.jsonl"
+
+    source = ("--prompts", str(root / "prompts.jsonl"), "--max_prompts", "3")
+    sampling = ("--responses_per_prompt", "2", "--seed", "5")
+    main(arguments(root, *source, *sampling, "--output", str(output)))
+
+    written = records(output.read_text("utf-8"))
+    assert [record["model"] for record in written] == [
+        str(root / model) for model in ("sft", "ppo") for _ in range(6)
+    ]
+    assert [record["prompt"][0]["content"] for record in written[:6:2]] == QUESTIONS[:3]
+    assert {record["seed"] for record in written} == {5}
+    papers = {"top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.1}
+    assert papers.items() <= written[0]["settings"].items()
+    assert max(record["length"] for record in written) <= 4
+    assert capsys.readouterr().out == f"Responses: {output}\n"
+
+
+def test_prompts_from_arguments_are_printed_for_reading(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generation = main(arguments(root, "--prompt", "hi", "so", "--prompt", "why?"))
+
+    assert generation is not None
+    responses = [r for of_model in generation.responses.values() for r in of_model]
+    printed = capsys.readouterr().out
+    assert printed.startswith("user: hi\nsft: ")
+    for question in ("hi", "so", "why?"):
+        assert printed.count(f"user: {question}\n") == 1
+    assert printed.count("(cut off at 4 tokens)") == sum(
+        not response.ended for response in responses
+    )
+    assert len(responses) == 6
+    assert printed.count("\nppo: ") == 3
+
+
+def test_words_before_all_flags_are_prompts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["hi", "so", *arguments(root, "--prompt", "why?", models=("sft",))])
+    lines = capsys.readouterr().out.splitlines()
+    asked = [line for line in lines if line.startswith("user: ")]
+    assert asked == ["user: hi", "user: so", "user: why?"]
+
+
+def test_several_responses_are_numbered(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(arguments(root, "--prompt", "hi", "--responses_per_prompt", "2", models=("sft",)))
+
+    printed = capsys.readouterr().out
+    assert printed.count("user: hi\n") == 1
+    assert "\nsft 1: " in printed
+    assert "\nsft 2: " in printed
+
+
+def test_standard_output_takes_records_and_nothing_else(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generation = main(arguments(root, "--prompt", "hi", "--output", "-"))
+
+    assert generation is not None
+    printed = records(capsys.readouterr().out)
+    assert printed == json.loads(json.dumps(generation.records()))
+
+
+def test_shortened_prompts_are_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(arguments(root, "--prompt", "a b c d e f g h i j k l m", "--max_prompt_length", "16"))
+
+    assert "sft: 1 prompts were shortened" in capsys.readouterr().err
+
+
+def test_a_config_file_says_the_same_as_flags(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "generate.yaml"
+    content = {"models": [str(root / "sft")], "prompt": ["hi"], "top_p": 0.5, "device": "cpu"}
+    config.write_text(json.dumps(content), "utf-8")
+
+    generation = main(["--config", str(config), "--max_new_tokens", "3"])
+
+    assert generation is not None
+    assert [response.prompt[0].content for response in generation.responses["sft"]] == ["hi"]
+    assert (generation.settings["top_p"], generation.settings["max_new_tokens"]) == (0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "got"),
+    [
+        ([], "got none"),
+        (["--prompt", "hi", "--chat"], "got prompt and chat"),
+        (["--prompt", "hi", "--prompts", "prompts.jsonl"], "got prompts and prompt"),
+    ],
+)
+def test_prompts_come_from_one_place(root: Path, flags: list[str], got: str) -> None:
+    text = refusal(arguments(root, *flags))
+
+    assert "expected exactly one of them (--prompts FILE, --prompt 'TEXT' or --chat)" in text
+    assert got in text
+
+
+@pytest.mark.parametrize("flags", [["--output", "a.jsonl"], ["--responses_per_prompt", "2"]])
+def test_a_chat_has_no_file_of_responses(root: Path, flags: list[str]) -> None:
+    assert "expected neither with --chat" in refusal(arguments(root, "--chat", *flags))
+
+
+@pytest.mark.parametrize("source", [["--prompt", "hi"], ["--chat"]])
+def test_a_model_without_a_chat_template_says_which_there_are(
+    root: Path, source: list[str]
+) -> None:
+    text = refusal(arguments(root, *source, models=("sft", "bare")))
+
+    assert f"{root / 'bare'}" in text
+    assert "choose one of the built-in ones: 'hh', 'paper-en', 'paper-zh'" in text
+    main(arguments(root, "--prompt", "hi", "--chat_template", "hh", models=("sft", "bare")))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"query": "hi"}\n', "bad.jsonl:1: no known format has these fields"),
+        ('{"prompt": "hi"}\n{"query": "hi"}\n', "bad.jsonl:2: field 'prompt': missing"),
+        ('{"prompt": "a</s>"}\n', "bad.jsonl:1: a turn contains the text of the EOS token"),
+    ],
+)
+def test_bad_prompts_are_named_with_their_place(
+    root: Path, tmp_path: Path, content: str, expected: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(content, "utf-8")
+
+    assert expected in refusal(arguments(root, "--prompts", str(tmp_path / "bad.jsonl")))
+
+
+def test_a_bad_prompt_of_an_argument_is_named_by_its_number(root: Path) -> None:
+    assert "prompts[1]: field 'prompt': empty, got ''" in refusal(
+        arguments(root, "--prompt", "hi", "")
+    )
+    assert "prompts:2: a turn contains the text of the EOS token" in refusal(
+        arguments(root, "--prompt", "hi", "a</s>")
+    )
+
+
+def test_what_is_no_models_folder_says_how_to_make_one(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").touch()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").touch()
+
+    for path in (tmp_path / "last.ckpt", tmp_path):
+        text = refusal(["--models", str(path), "--prompt", "hi"])
+        assert "`lit_rlhf export` makes such a folder" in text
+    text = refusal(["--models", str(tmp_path / "adapter"), "--prompt", "hi"])
+    assert "LoRA adapter alone; `lit_rlhf export` merges it into its base model" in text
+
+
+def test_help_explains_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    text = capsys.readouterr().out
+    words = " ".join(text.split())
+    for name in ("models", "prompts", "prompt", "output", "top_p", "chat_template", "seed"):
+        assert f"--{name} " in text
+    assert "--chat Chat with the models in the terminal" in words
+    assert "Longest response in tokens, including EOS. (type: int, default: 128)" in words
+
+
+def test_a_chat_takes_its_lines_from_a_pipe(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/reset\n\nhi\n/quit\nnever\n"))
+
+    main(arguments(root, "--chat"))
+
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    turns = shown.split("\nyou: ")
+    assert turns[0] == ""
+    assert turns[1].startswith("hi\nsft: ")
+    assert "\nppo: " in turns[1]
+    assert turns[2] == "/reset\nthe dialogue starts anew\n"
+    assert turns[-2] == turns[1]  # forgotten, and the same seeds
+    assert turns[-1] == "/quit\n"
+
+
+@contextmanager
+def terminal(*argv: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command in a terminal of its own, and the side of it where a person sits."""
+    person, program = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *argv],
+        stdin=program,
+        stdout=program,
+        stderr=program,
+        env={**ENVIRONMENT, "TERM": "xterm"},
+        start_new_session=True,
+        preexec_fn=_take_terminal,
+    )
+    os.close(program)
+    try:
+        yield process, person
+    finally:
+        process.kill()
+        process.wait()
+        os.close(person)
+
+
+def _take_terminal() -> None:
+    # a shell's background jobs, and what they start, ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C becomes a signal
+
+
+def shown_until(person: int, text: str, unread: list[str], press: bytes = b"") -> str:
+    """What is shown up to and with `text`; what comes after it stays in `unread`.
+
+    A key to `press` is pressed again where nothing happens: input() loses a signal that arrives
+    after the prompt is shown and before readline waits.
+    """
+    shown = "".join(unread)
+    os.write(person, press)
+    for _ in range(24):
+        while text not in shown and select.select([person], [], [], 5)[0]:
+            shown += os.read(person, 4096).decode("utf-8", "replace")
+        if text in shown:
+            break
+        os.write(person, press)
+    assert text in shown
+    end = shown.index(text) + len(text)
+    unread[:] = [shown[end:]]
+    return shown[:end]
+
+
+@pytest.mark.slow  # starts the command in a terminal
+def test_ctrl_c_stops_a_response_and_ctrl_d_ends_the_chat(root: Path, tmp_path: Path) -> None:
+    model = tiny_causal_lm(seed=3)  # its greedy response has no end
+    model.config.max_position_embeddings = 100_000
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
+    save_model_folder(model, tokenizer, tmp_path / "endless")
+    endless = ["--max_new_tokens", "90000", "--do_sample", "false", "--repetition_penalty", "1"]
+
+    unread: list[str] = []
+    with terminal("--models", str(tmp_path / "endless"), "--chat", *endless) as (chat, person):
+        greeting = shown_until(person, "you: ", unread)
+        os.write(person, b"hi\n")
+        shown_until(person, "endless: ", unread)
+        os.write(person, b"\x03")
+        shown_until(person, "stopped", unread)
+        shown_until(person, "you: ", unread)
+        shown_until(person, "/quit or Ctrl-D ends the chat", unread, press=b"\x03")
+        shown_until(person, "you: ", unread)
+        os.write(person, b"\x04")
+        assert chat.wait(timeout=120) == 0
+
+    assert "A chat with endless. /help lists the commands, Ctrl-D ends it." in greeting

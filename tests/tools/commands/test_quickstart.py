@@ -1,0 +1,242 @@
+"""`lit_rlhf quickstart` from end to end, on copies of its configurations with two steps each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+import yaml
+
+from lit_rlhf.cli import main as cli
+from lit_rlhf.cli import quickstart as cli_quickstart
+from lit_rlhf.tools.commands.quickstart import Outcome, main, read_outcome
+from tests.configs.tiny_runs import QUICKSTART, SMALL
+
+SEED = "3"
+SMALL_TOOLS = {
+    "world": "--n_demonstrations 48 --n_train_prompts 48 --n_heldout_prompts 8 --n_texts 8",
+    "evaluate": "--max_prompts 6",
+}
+"""Flags that make the tools' commands small; the quickstart itself has none for these sizes."""
+
+
+class Quickstart(NamedTuple):
+    root: Path
+    commands: list[list[str]]  # what ran
+    printed: str
+    warned: list[str]
+
+
+def merged(config: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """`config` with the settings of `small` in it, branch by branch."""
+    both = {key for key in small if isinstance(config.get(key), dict)}
+    return config | {key: merged(config[key], v) if key in both else v for key, v in small.items()}
+
+
+def write_small_configs(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("sft", "reward", "ppo_max", "ppo_vanilla"):
+        config = yaml.safe_load((QUICKSTART / f"{name}.yaml").read_text("utf-8"))
+        small = {} if name == "ppo_vanilla" else SMALL[name.removesuffix("_max")]
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(merged(config, small)), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
+    folder = tmp_path_factory.mktemp("quickstart")
+    root, configs = folder / "run with a space", write_small_configs(folder / "configs")
+    commands: list[list[str]] = []
+    command = cli.main
+
+    def small_command(argv: Sequence[str]) -> None:
+        commands.append(list(argv))
+        tools = [flags.split() for name, flags in SMALL_TOOLS.items() if name in argv[:2]]
+        command([*argv, *(flag for flags in tools for flag in flags)])
+
+    printed = StringIO()
+    arguments = [*("--output_dir", str(root), "--configs", str(configs)), *("--seed", SEED)]
+    with (
+        patch.object(cli, "main", small_command),
+        # as the console script has it: LightningCLI looks at it
+        patch.object(sys, "argv", ["lit_rlhf", "quickstart", *arguments]),
+        # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
+        patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
+        redirect_stdout(printed),
+        warnings.catch_warnings(record=True) as warned,
+    ):
+        warnings.filterwarnings("always", ".*args parameter is intended to run from within Python")
+        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
+        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+        main([*arguments, "--pairs", "8"])
+    return Quickstart(root, commands, printed.getvalue(), [str(w.message) for w in warned])
+
+
+def test_every_model_is_there(done: Quickstart) -> None:
+    for name in ("world/base", "sft", "reward", "ppo_max", "ppo_max/critic", "ppo_vanilla"):
+        files = {path.name for path in (done.root / name).iterdir()}
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
+
+
+def test_the_evaluation_compares_both_policies_with_sft(done: Quickstart) -> None:
+    report = json.loads((done.root / "evaluation.json").read_text("utf-8"))
+
+    assert list(report["policies"]) == ["sft", "ppo_vanilla", "ppo_max"]
+    assert report["n_prompts"] == 6
+    assert report["settings"]["max_new_tokens"] == 48
+    assert report["settings"]["seed"] == int(SEED)
+    assert "against sft" in done.printed
+
+
+EXPECTED = Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9)
+FELL = "vanilla PPO's gold reward fell from 0.50 (SFT) to"
+EXPLOITED = (
+    "vanilla PPO exploited the reward model: its score is high (2.00 against 0.50 of PPO-max), but "
+    "its gold reward fell from 0.50 (SFT) to -4.00, and 2% of its responses are well-formed "
+    "(SFT 95%)"
+)
+IMPROVED = "PPO-max improved the policy: its gold reward ended at 1.00, +0.50 to SFT"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        pytest.param({}, f"{EXPLOITED}; {IMPROVED}", id="as expected"),
+        # the bounds themselves count: 0.5 - 0.5 * 1.4 and 0.5 + 0.3
+        pytest.param(
+            {"vanilla_gold": 0.5 - 0.5 * 1.4, "max_gold": 0.5 + 0.3},
+            EXPLOITED.replace("-4.00", "-0.20")
+            + "; PPO-max improved the policy: its gold reward ended at 0.80, +0.30 to SFT",
+            id="just as expected",
+        ),
+        pytest.param(
+            {"vanilla_score": 0.5},
+            f"{FELL} -4.00, but, unexpectedly, its score under the reward model did not end above "
+            f"that of PPO-max (0.50 against 0.50 of PPO-max); {IMPROVED}",
+            id="collapse without a higher score",
+        ),
+        pytest.param(
+            {"vanilla_gold": -0.19},
+            f"{FELL} -0.19, which is less than expected (0.70); {IMPROVED}",
+            id="small fall",
+        ),
+        pytest.param(
+            {"vanilla_gold": 0.9},
+            "vanilla PPO, unexpectedly, did not collapse: its gold reward went from 0.50 (SFT) to "
+            f"0.90; {IMPROVED}",
+            id="no collapse",
+        ),
+        pytest.param(
+            {"max_gold": 0.79},
+            f"{EXPLOITED}; PPO-max improved the policy by less than expected (0.3): its gold "
+            "reward ended at 0.79, +0.29 to SFT",
+            id="small gain",
+        ),
+        pytest.param(
+            {"max_gold": 0.5},
+            f"{EXPLOITED}; PPO-max, unexpectedly, did not improve the policy: its gold reward "
+            "ended at 0.50, +0.00 to SFT",
+            id="no gain",
+        ),
+        pytest.param(
+            {"vanilla_gold": 0.6, "max_gold": 0.1},
+            "vanilla PPO, unexpectedly, did not collapse: its gold reward went from 0.50 (SFT) to "
+            "0.60; PPO-max, unexpectedly, did not improve the policy: its gold reward ended at "
+            "0.10, -0.40 to SFT",
+            id="all unexpected",
+        ),
+    ],
+)
+def test_one_sentence_tells_what_happened(changes: dict[str, float], sentence: str) -> None:
+    assert EXPECTED._replace(**changes).sentence() == f"In this run, {sentence}."
+
+
+def test_the_quickstart_ends_with_the_sentence(done: Quickstart) -> None:
+    report = json.loads((done.root / "evaluation.json").read_text("utf-8"))
+    outcome = read_outcome(report)
+
+    last = done.printed.strip().split("\n\n")[-1]
+    assert last.replace("\n", " ") == outcome.sentence()
+    assert max(map(len, last.splitlines())) < 80
+    policies = report["policies"]
+    assert outcome.vanilla_score == policies["ppo_vanilla"]["rewards"]["reward"]["mean"]
+    assert outcome.max_well_formed == policies["ppo_max"]["rewards"]["well_formed"]["mean"]
+
+
+def test_the_curves_are_drawn(done: Quickstart) -> None:
+    assert (done.root / "collapse.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_reward_model_learns_from_as_many_pairs_as_asked_for(done: Quickstart) -> None:
+    lines = (done.root / "world" / "preferences.jsonl").read_text("utf-8").splitlines()
+
+    assert len(lines) == 8
+
+
+def test_the_printed_commands_are_what_ran(done: Quickstart) -> None:
+    lines = [line for line in done.printed.splitlines() if line.startswith("$ ")]
+
+    # as a shell reads them
+    words = [shlex.split(line)[1:] for line in lines]
+    assert [own[1:] for own in words] == done.commands
+    runs = {"vanilla": "ppo_vanilla", "PPO-max": "ppo_max"}
+    logs = [f"{name}={done.root}/logs/{run}" for name, run in runs.items()]
+    assert ["report", *logs, "--output", f"{done.root}/report.html"] in done.commands
+    assert "rollout/kl" in (done.root / "report.html").read_text("utf-8")
+    assert [words[0] for words in done.commands] == [
+        *("lab", "fit", "lab", "fit", "fit", "fit", "plot", "report", "evaluate")
+    ]
+
+
+def test_its_user_is_not_warned_of_how_it_is_made(done: Quickstart) -> None:
+    assert done.warned == []
+
+
+def test_everything_random_gets_the_seed(done: Quickstart) -> None:
+    for words in done.commands:
+        seeds = [i + 1 for i, word in enumerate(words) if re.search(r"seed(_everything)?$", word)]
+        assert {words[i] for i in seeds} == (
+            {SEED} if words[0] not in ("plot", "report") else set()
+        )
+
+
+def test_the_configurations_of_another_folder_are_copied_with_their_paths(
+    done: Quickstart,
+) -> None:
+    used = {word for words in done.commands for word in words if word.endswith(".yaml")}
+
+    assert {Path(file).parent for file in used} == {done.root / "configs"}
+    assert "runs/quickstart" not in "".join(Path(file).read_text("utf-8") for file in used)
+
+
+def test_an_earlier_quickstart_is_not_replaced(done: Quickstart) -> None:
+    before = {path: path.stat().st_mtime_ns for path in done.root.rglob("*")}
+    with pytest.raises(SystemExit, match=r"holds an earlier quickstart.*--overwrite true"):
+        main(["--output_dir", str(done.root)])
+    assert {path: path.stat().st_mtime_ns for path in done.root.rglob("*")} == before
+
+
+def test_a_folder_without_its_configurations_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"configs: expected a folder with sft\.yaml, got"):
+        main(["--configs", str(tmp_path)])
+
+
+def test_in_the_default_folder_the_commands_name_configurations_that_work_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(cli, "main", commands.append)
+    cli_quickstart.Quickstart(Path(cli_quickstart.DEFAULT_DIR)).fit_ppo(["ppo_max.yaml"])
+    assert list(commands[0][:3]) == ["fit", "--config", "quickstart/ppo_max"]

@@ -1,0 +1,172 @@
+"""Each check fails when just its own subject is broken, and the others stay ok."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.data import PromptBatch, TokenBatch
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics, compute_values
+from lit_rlhf.tools.doctor.checks.distributions import entropy_gap
+from tests.tools.doctor.runs import findings, module_of, not_ok
+
+
+def test_a_reference_that_is_another_model(root: Path, tmp_path: Path) -> None:
+    module = module_of(root)
+    with torch.no_grad():
+        for parameter in module.reference.parameters():
+            parameter.mul_(1.01)
+
+    report = findings(root, tmp_path, module)
+
+    assert not_ok(report) == {"reference": "failure"}
+    found = report.findings["reference"]
+    assert "nats per token before the first update, expected 0" in found.found
+    assert "model.model_path" in found.change
+
+
+class OtherLogprobs(PPOModule):
+    """The ratio is taken against other log-probs than those of the policy."""
+
+    def experience(
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
+    ) -> Experience:
+        made = super().experience(rollouts, rewards, estimates)
+        return replace(made, old_logprobs=made.old_logprobs - 0.1)
+
+
+class OtherUpdate(PPOModule):
+    """The same in a phase further on, which the doctor runs as it is overridden."""
+
+    def update(
+        self, experience: Experience, ptx: TokenBatch | None, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        changed = replace(experience, old_logprobs=experience.old_logprobs - 0.1)
+        return super().update(changed, ptx, generator)
+
+
+@pytest.mark.parametrize("kind", [OtherLogprobs, OtherUpdate])
+def test_a_ratio_other_than_one(root: Path, tmp_path: Path, kind: type[PPOModule]) -> None:
+    report = findings(root, tmp_path, module_of(root, kind))
+
+    assert not_ok(report) == {"ratio": "failure"}
+    assert "The ratio is 1.1052 before the first update" in report.findings["ratio"].found  # e^0.1
+
+
+class Noise(PPOModule):
+    """The mean ratio is 1, those of the tokens are not."""
+
+    def experience(
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
+    ) -> Experience:
+        made = super().experience(rollouts, rewards, estimates)
+        signs = 1.0 - 2.0 * (torch.arange(made.old_logprobs.shape[1]) % 2)
+        return replace(made, old_logprobs=made.old_logprobs + 0.01 * signs)
+
+
+def test_ratios_that_are_one_only_on_average(root: Path, tmp_path: Path) -> None:
+    assert not_ok(findings(root, tmp_path, module_of(root, Noise))) == {"ratio": "failure"}
+
+
+class CountsPadding(PPOModule):
+    """Its critic attends to the padding of prompts."""
+
+    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
+        everything = rollouts._replace(prompt_mask=torch.ones_like(rollouts.prompt_mask))
+        values = compute_values(self.critic, everything)
+        return super().estimate(rollouts)._replace(values=values.values)
+
+
+def test_a_critic_that_reads_padding(root: Path, tmp_path: Path) -> None:
+    report = findings(root, tmp_path, module_of(root, CountsPadding))
+
+    assert not_ok(report) == {"padding": "failure"}
+    assert "differ: critic by" in report.findings["padding"].found
+
+
+class Cooler(PPOModule):
+    """Samples at another temperature than it scores."""
+
+    def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
+        scored, self.sampling = self.sampling, replace(self.sampling, temperature=0.3)
+        rollouts = super().rollout(batch, seed)
+        self.sampling = scored
+        return rollouts
+
+
+def test_samples_of_another_distribution(root: Path, tmp_path: Path) -> None:
+    report = findings(root, tmp_path, module_of(root, Cooler))
+
+    assert not_ok(report) == {"sampling": "failure"}
+    assert "standard errors" in report.findings["sampling"].found
+    assert "model.sampling.temperature" in report.findings["sampling"].change
+
+
+class ScoresHotter(PPOModule):
+    """Scores at another temperature what generation samples, a little."""
+
+    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
+        made = super().estimate(rollouts)
+        mask = rollouts.response_mask
+        off = 0.01 * mask
+        return made._replace(
+            logprobs=made.logprobs + off,
+            ref_logprobs=made.ref_logprobs + off,
+            entropy=made.entropy - off,
+        )
+
+    def experience(
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
+    ) -> Experience:
+        made = super().experience(rollouts, rewards, estimates)
+        return replace(made, old_logprobs=made.old_logprobs - 0.01)
+
+
+def test_generations_own_logprobs_that_are_not_the_scored_ones(root: Path, tmp_path: Path) -> None:
+    report = findings(root, tmp_path, module_of(root, ScoresHotter))
+
+    assert not_ok(report) == {"sampling": "failure"}
+    assert "Generation gives its own tokens other log-probs" in report.findings["sampling"].found
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"sampling.top_p": 0.9}, {"sampling.top_k": 20}, {"sampling.repetition_penalty": 1.2}],
+    ids=lambda o: next(iter(o)),
+)
+def test_off_policy_sampling_is_a_warning(
+    root: Path, tmp_path: Path, option: dict[str, Any]
+) -> None:
+    with pytest.warns(UserWarning, match="off-policy samples"):
+        module = module_of(root, **option)
+
+    report = findings(root, tmp_path, module)
+
+    assert not_ok(report) == {"sampling": "warning"}
+    assert next(iter(option)).rpartition(".")[2] in report.findings["sampling"].found
+    assert not report.failed
+
+
+def test_log_probs_of_sampled_tokens_are_minus_the_entropy_on_average() -> None:
+    probabilities = torch.tensor([0.7, 0.2, 0.1])
+    logprobs = probabilities.log()
+    entropy = float(-(probabilities * logprobs).sum())
+    # 70, 20 and 10 of 100 tokens: the frequencies are the probabilities; greedy: the first alone
+    fair = torch.tensor([0] * 70 + [1] * 20 + [2] * 10)
+    for tokens, expected in ((fair, 0.0), (fair * 0, float(logprobs[0]) + entropy)):
+        mask = torch.ones(1, 100, dtype=torch.bool)
+        rollouts = RolloutBatch(tokens[None], mask, tokens[None], mask, mask[:, 0])
+        zeros = torch.zeros(1, 100)
+        estimates = TokenStatistics(
+            logprobs[tokens][None], zeros, zeros + entropy, zeros, zeros[:, 0]
+        )
+
+        gap = entropy_gap(rollouts, estimates)
+
+        assert gap.mean == pytest.approx(expected, abs=1e-6)

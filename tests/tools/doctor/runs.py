@@ -1,0 +1,67 @@
+"""Tiny PPO runs for the doctor, and what it finds."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.tools.doctor import QUIET, Report, RunPlan, examine
+from lit_rlhf.tools.doctor.case import Case
+from tests.modules.stages import ppo_options, prompts, trainer
+
+CHECKS = (
+    "start",
+    "vocabulary",
+    "text contract",
+    "memory",
+    "iteration",
+    "reference",
+    "ratio",
+    "padding",
+    "sampling",
+    "EOS",
+    "clipping",
+    "time",
+)
+
+
+def module_of(root: Path, kind: type[PPOModule] = PPOModule, **options: Any) -> PPOModule:
+    """A module on the folder's models, whose responses mostly end."""
+    return kind(**ppo_options(root, sampling={"max_new_tokens": 24}, **options))
+
+
+def case_of(root: Path, folder: Path, plan: RunPlan | None = None, **options: Any) -> Case:
+    module, run = module_of(root, **options), trainer(folder)
+    module.trainer = run
+    return Case(module, prompts(root), run, plan or RunPlan())
+
+
+def findings(
+    root: Path,
+    folder: Path,
+    module: PPOModule | None = None,
+    plan: RunPlan | None = None,
+    data: dict[str, Any] | None = None,
+    **trainer: Any,
+) -> Report:
+    """What the doctor finds in a tiny run; `trainer` and `data` are settings over the usual."""
+    settings = {"accelerator": "cpu", "max_epochs": 3, "default_root_dir": folder, **trainer}
+    with warnings.catch_warnings():
+        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
+        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+        return examine(
+            module or module_of(root),
+            prompts(root, **(data or {})),
+            Trainer(**(QUIET | settings)),
+            plan,
+        )
+
+
+def not_ok(report: Report) -> dict[str, str]:
+    """Status of the checks that are not ok, after seeing that all are there."""
+    assert set(report.findings) == set(CHECKS)
+    return {name: str(f.status) for name, f in report.findings.items() if f.status != "ok"}

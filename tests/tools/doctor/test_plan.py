@@ -1,0 +1,86 @@
+"""What a configuration asks of the machine, by the Trainer's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from jsonargparse import Namespace
+
+from lit_rlhf.tools.doctor import examination_settings, plan_run
+
+CLASS = {"class_path": "lit_rlhf.strategies.MultiEngineDeepSpeedStrategy"}
+
+
+@pytest.fixture(params=[0, 2])
+def gpus(request: pytest.FixtureRequest) -> Any:
+    """GPUs that seem to be there."""
+    count: int = request.param
+    with (
+        patch.object(torch.cuda, "is_available", lambda: count > 0),
+        patch.object(torch.cuda, "device_count", lambda: count),
+    ):
+        yield count
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks"),
+    [
+        ({}, {0: 1, 2: 2}),
+        ({"accelerator": "cpu"}, {0: 1, 2: 1}),
+        ({"accelerator": "cpu", "devices": 4}, {0: 4, 2: 4}),
+        ({"accelerator": "gpu", "devices": 8, "num_nodes": 2}, {0: 16, 2: 16}),
+        ({"accelerator": "gpu", "devices": -1}, {0: 1, 2: 2}),
+        ({"accelerator": "gpu", "devices": [0, 3, 5]}, {0: 3, 2: 3}),
+        ({"accelerator": "cuda", "devices": "0,1,"}, {0: 2, 2: 2}),
+        ({"accelerator": "cuda", "devices": "3"}, {0: 3, 2: 3}),
+    ],
+)
+def test_the_number_of_processes(
+    gpus: int, settings: dict[str, Any], ranks: dict[int, int]
+) -> None:
+    assert plan_run(settings).ranks == ranks[gpus]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "engines", "offload"),
+    [
+        ("auto", "auto", False, False),
+        ("ddp_find_unused_parameters_true", "ddp_find_unused_parameters_true", False, False),
+        ("multi_deepspeed_stage_2", "multi_deepspeed_stage_2", True, False),
+        ("multi_deepspeed_stage_2_offload", "multi_deepspeed_stage_2_offload", True, True),
+        (Namespace(CLASS), "MultiEngineDeepSpeedStrategy", True, False),
+        (
+            Namespace(**CLASS, init_args=Namespace(stage=2, offload_optimizer=True)),
+            "MultiEngineDeepSpeedStrategy",
+            True,
+            True,
+        ),
+        (CLASS, "MultiEngineDeepSpeedStrategy", True, False),
+    ],
+)
+def test_the_strategy(strategy: Any, name: str, engines: bool, offload: bool) -> None:
+    plan = plan_run({"strategy": strategy})
+
+    assert (plan.strategy, plan.engines, plan.offload_optimizer) == (name, engines, offload)
+
+
+def test_without_the_gpus_the_cpu_stands_in_and_says_so(gpus: int) -> None:
+    settings = {"accelerator": "gpu", "devices": 8, "strategy": "multi_deepspeed_stage_2"}
+
+    substitution, used = plan_run(settings).substitution, examination_settings(settings)
+
+    assert "The configuration has 8 processes" in substitution
+    assert used["devices"] == used["num_nodes"] == 1
+    if gpus:
+        assert "there is none here" not in substitution
+        assert "strategy" not in used
+    else:
+        assert "clipping without the strategy multi_deepspeed_stage_2" in substitution
+        assert (used["accelerator"], used["strategy"]) == ("cpu", "auto")
+
+
+def test_a_run_in_one_process_needs_no_substitution() -> None:
+    assert plan_run({"accelerator": "cpu", "devices": 1}).substitution == ""

@@ -1,0 +1,104 @@
+"""Whole examinations: sound runs pass, and errors become findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from lit_rlhf.files import FolderLocks
+from lit_rlhf.tools.doctor import RunPlan, Status
+from tests.tools.doctor.runs import findings, module_of, not_ok
+
+
+def test_a_sound_run_passes_all_checks(root: Path, tmp_path: Path) -> None:
+    report = findings(root, tmp_path)
+
+    assert not_ok(report) == {}
+    assert not report.failed
+
+
+def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    module = module_of(root, output_dir=str(tmp_path / "model"))
+    running = FolderLocks()  # the run itself, which goes on
+    running.acquire([tmp_path / "model"])
+
+    report = findings(root, tmp_path / "run", module)
+
+    running.release()
+    assert not_ok(report) == {}
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"network.lora_rank": 2},
+        {"memory.frozen_dtype": "bfloat16"},
+        pytest.param(
+            {"network.dtype": "bfloat16"},
+            marks=pytest.mark.filterwarnings(
+                "ignore:.* rounded back to what they were:UserWarning"
+            ),
+        ),
+        {"memory.offload_frozen": True, "network.gradient_checkpointing": True},
+        {"critic_pretraining.iterations": 2, "loss.policy_objective": "kl_penalty"},
+        {
+            "minibatches.micro_batch_size": 2,
+            "memory.rollout_batch_size": 3,
+            "advantages.truncation": "mask",
+        },
+        {"loss.old_policy": "reference", "critic_init": "policy", "sampling.temperature": 0.7},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_other_sound_runs_pass_too(root: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    assert not_ok(findings(root, tmp_path, module_of(root, **options))) == {}
+
+
+def test_weights_that_engines_give_masters_are_not_warned_of(root: Path, tmp_path: Path) -> None:
+    module = module_of(root, **{"network.dtype": "bfloat16"})
+    assert not_ok(findings(root, tmp_path, module, RunPlan(engines=True))) == {}
+
+
+def test_an_exception_inside_a_check_is_its_finding(root: Path, tmp_path: Path) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("something odd")
+
+    with patch("lit_rlhf.tools.doctor.checks.memory.ppo_memory", broken):
+        report = findings(root, tmp_path)
+
+    assert not_ok(report) == {"memory": "failure"}
+    assert report.findings["memory"].found == "RuntimeError: something odd"
+
+
+def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
+    options = {"rewards": {"tests.tools.doctor.rewards:nothing": 1.0}, "critic_init": "policy"}
+    with pytest.warns(UserWarning, match="expected finite scores"):
+        report = findings(root, tmp_path, module_of(root, **options))
+
+    assert report.findings["iteration"].status is Status.FAILURE
+    assert "rewards" in report.findings["iteration"].found
+    for name in ("ratio", "clipping", "time"):
+        assert report.findings[name].status is Status.NOT_CHECKED
+    for name in ("reference", "padding", "sampling", "EOS"):
+        assert report.findings[name].status is Status.OK
+
+
+def test_a_minibatch_that_does_not_divide_the_batch(root: Path, tmp_path: Path) -> None:
+    report = findings(root, tmp_path, module_of(root, minibatches={"minibatch_size": 3}))
+
+    assert "minibatch_size: expected a divisor of the 8 rollouts" in report.findings["start"].found
+
+
+def test_data_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
+    report = findings(root, tmp_path, data={"batch_size": 9})
+
+    assert report.findings["start"].status is Status.FAILURE
+    assert "batch" in report.findings["start"].found
+    assert report.findings["time"].status is Status.NOT_CHECKED
+    assert report.failed

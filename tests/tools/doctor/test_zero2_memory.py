@@ -1,0 +1,182 @@
+"""The memory estimate: DeepSpeed's numbers, sums by hand, and what the tensors of a Llama take."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from lit_rlhf.forward import CHUNK_SIZE, map_target_logits, optimize_forward, target_logprobs
+from lit_rlhf.functional import token_entropy, token_logprobs
+from lit_rlhf.models.prepare import checkpoint_activations
+from lit_rlhf.tools.doctor.zero2_memory import (
+    SCORED_LOGIT_BYTES,
+    NetworkShape,
+    PPOMemory,
+    PPOSizes,
+    ppo_memory,
+    zero2_model_states,
+)
+from tests.support.live_memory import LiveTensors
+
+SHAPE = NetworkShape(parameters=1000, layers=3, hidden=8, kv_width=4, vocabulary=50)
+SIZES: dict[str, Any] = {
+    "gpus": 4,
+    "prompt_tokens": 6,
+    "response_tokens": 4,
+    "rollouts": 5,
+    "rows": 2,
+    "scored_tokens": 30,
+}
+ROWS, TOKENS = 8, 64
+
+
+def test_model_states_are_deepspeeds_without_a_bfloat16_copy_of_the_gradients() -> None:
+    cases = [(n, gpus, offload) for n in (10, 7**9) for gpus in (1, 8) for offload in (True, False)]
+    # importing deepspeed looks for compilers, and takes its time
+    code = (
+        "from deepspeed.runtime.zero.stage_1_and_2 import "
+        "estimate_zero2_model_states_mem_needs as estimate\n"
+        f"print([estimate(n, gpus, 1, offload) for n, gpus, offload in {cases}])"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    theirs = ast.literal_eval(done.stdout.splitlines()[-1])
+    for (n, gpus, offload), (cpu, gpu) in zip(cases, theirs, strict=True):
+        ours = zero2_model_states(n, gpus, offload)
+        assert ours.cpu == cpu
+        copy = 0 if offload else 2 * n // gpus
+        assert ours.gpu + ours.gradients + copy == pytest.approx(gpu, abs=3)  # rounding
+
+
+def test_the_terms_by_hand() -> None:
+    assert ppo_memory(SHAPE, PPOSizes(**SIZES)) == PPOMemory(
+        trained=2 * (2000 + 12_000 // 4),
+        frozen=2 * 2000,
+        rollout=2 * 2 * 3 * 4 * 10 * 5,
+        scoring=30 * 8 * 25 + 5 * 4 * 50 * 18,
+        update=2 * (10 * 8 * (3 * 2 + 48) + 4 * 50 * 14),
+        gradients=4000 // 4 + 2 * 2000,
+        cpu=2 * 1000 * 4 * 4 * 3 // 2,
+    )
+    short = ppo_memory(SHAPE, PPOSizes(**SIZES, micro_batch_tokens=15))
+    assert short.update == 15 * 8 * (3 * 2 + 48) + 2 * 4 * 50 * 14
+    single = ppo_memory(SHAPE, PPOSizes(**SIZES, micro_batch_tokens=5))
+    assert single.update == 10 * 8 * (3 * 2 + 48) + 2 * 4 * 50 * 14
+    plain = ppo_memory(SHAPE, PPOSizes(**SIZES, gradient_checkpointing=False))
+    assert plain.update == 2 * (10 * 8 * 3 * 48 + 4 * 50 * 14)
+    offloaded = ppo_memory(SHAPE, PPOSizes(**SIZES, offload_optimizer=True, offload_frozen=True))
+    assert (offloaded.trained, offloaded.frozen) == (2 * 2000, 0)
+    assert offloaded.scoring == 30 * 8 * 25 + 5 * 4 * 50 * 18 + 2000
+    assert offloaded.gradients == 2 * 2000
+    assert offloaded.cpu == 2 * 24_000 + 2 * 2048 * 4  # pinned memory comes in powers of two
+    sharded = ppo_memory(SHAPE, PPOSizes(**SIZES, shard_frozen=True))
+    assert (sharded.frozen, sharded.scoring) == (2 * 500, 30 * 8 * 25 + 5 * 4 * 50 * 18 + 2000)
+    assert sharded.cpu == 2 * 24_000
+    both = ppo_memory(SHAPE, PPOSizes(**SIZES, shard_frozen=True, offload_frozen=True))
+    assert (both.frozen, both.scoring) == (0, sharded.scoring + 500)
+    assert both.cpu == 2 * 24_000 + 2 * 512 * 4
+
+
+@pytest.mark.parametrize(("slots", "peak"), [(8, 58.4), (16, 59.9)])
+def test_seven_billion_weights_on_eight_gpus_by_hand(slots: int, peak: float) -> None:
+    """LLaMA 7B in GiB: what stays, and each phase.
+
+    12.55 of weights, 9.41 of masters and moments per network, a visitor of 12.55, a forward of
+    1.56, logits of 0.28, 1 of keys and values per row of 2048 tokens, and in the update a gradient
+    of 3.14, buckets of 0.75, activations of 1.75 and logits of 0.21.
+    """
+    sizes = PPOSizes(8, 1536, 512, slots, 2, offload_frozen=True)
+    memory = ppo_memory(NetworkShape(6_738_415_616, 32, 4096, 4096, 32000), sizes)
+    found = [memory.trained, memory.rollout, memory.scoring, memory.update, memory.gradients]
+    expected = [43.93, slots, 12.55 + 1.56 + 0.28, 1.75 + 0.21, 3.14 + 0.75]
+    assert [number / 2**30 for number in found] == pytest.approx(expected, abs=0.02)
+    assert memory.peak / 2**30 == pytest.approx(peak, abs=0.1)
+
+
+def test_the_peak_is_that_of_the_largest_phase() -> None:
+    sizes = {"trained": 1, "gradients": 10, "frozen": 100, "cpu": 7}
+    assert PPOMemory(rollout=5000, scoring=0, update=2000, **sizes).peak == 5101
+    assert PPOMemory(rollout=0, scoring=3000, update=2000, **sizes).peak == 3101
+    assert PPOMemory(rollout=0, scoring=0, update=2000, **sizes).peak == 2111
+
+
+def test_a_size_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="rollouts: expected an integer >= 1, got 0"):
+        PPOSizes(**(SIZES | {"rollouts": 0}))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "hidden", "layers", "checkpointing"),
+    [(288, 128, 4, True), (288, 128, 4, False), (4096, 32, 2, True)],
+)
+def test_activations_next_to_the_tensors_of_a_llama(
+    vocabulary: int,
+    hidden: int,
+    layers: int,
+    checkpointing: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=hidden * 43 // 16,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+    )
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()  # type: ignore[no-untyped-call]
+    optimize_forward(model)
+    if checkpointing:
+        checkpoint_activations(model)
+    ids = torch.randint(4, 280, (ROWS, 2 * TOKENS))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    targets = torch.arange(2 * TOKENS).expand_as(ids) >= TOKENS
+
+    def logprobs_and_entropy() -> None:
+        with torch.no_grad():
+            map_target_logits(
+                model,
+                ids,
+                mask,
+                targets,
+                lambda *logits_and_ids: (
+                    token_logprobs(*logits_and_ids),
+                    token_entropy(logits_and_ids[0]),
+                ),
+            )
+
+    def update() -> None:
+        target_logprobs(model, ids, mask, targets).sum().backward()
+
+    monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CPU_CHUNK_SIZE", CHUNK_SIZE)
+
+    scored = 2 * TOKENS * ROWS
+    sizes = PPOSizes(
+        1, TOKENS, TOKENS, ROWS, ROWS, None, scored, gradient_checkpointing=checkpointing
+    )
+    logits = SCORED_LOGIT_BYTES * ROWS * TOKENS * vocabulary
+    expected = ppo_memory(NetworkShape(1, layers, hidden, hidden, vocabulary), sizes)
+    assert peak(model, update) == pytest.approx(expected.update, rel=0.2)
+    # the layers' tensors are gone when the logits are computed
+    layers_or_logits = max(expected.scoring - logits, logits)
+    assert peak(model, logprobs_and_entropy) == pytest.approx(layers_or_logits, rel=0.1)
+
+
+def peak(model: torch.nn.Module, work: Any) -> int:
+    """Most bytes that tensors took during `work`, beside weights and their gradients."""
+    with LiveTensors() as live:
+        for parameter in model.parameters():
+            parameter.view(-1)
+            assert parameter.grad is not None
+            parameter.grad.view(-1)
+        before = live.live
+        work()
+    return live.peak - before

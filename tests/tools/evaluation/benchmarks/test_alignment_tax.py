@@ -1,0 +1,165 @@
+"""Multiple choice against a loop over single rows, and differences from the first model."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_rlhf.models import load_causal_lm, load_tokenizer
+from lit_rlhf.tools.evaluation.benchmarks import (
+    BenchmarkScore,
+    ChoiceQuestion,
+    print_benchmarks,
+    run_benchmarks,
+)
+from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import compare_results
+from lit_rlhf.tools.evaluation.benchmarks.harness import TaskResult
+from tests.tools.evaluation.benchmarks.questions import RECORDS, write_questions
+from tests.tools.evaluation.folders import write_policy
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `sft` and `ppo` and a file of questions; read only."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    write_policy(folder / "sft", seed=0)
+    write_policy(folder / "ppo", seed=3)
+    write_questions(folder / "questions.jsonl", RECORDS)
+    return folder
+
+
+def expected_hits(model_path: Path) -> list[bool]:
+    """Whether the right letter is the likeliest, each read in a row of its own, in float64."""
+    model = load_causal_lm(model_path).eval().double()
+    tokenizer = load_tokenizer(model_path)
+    hits = []
+    for record in RECORDS:
+        lines = [record["question"]]
+        lines += [f"{'ABCD'[place]}. {text}" for place, text in enumerate(record["choices"])]
+        text = "\n".join([*lines, "答案：" if "说" in record["question"] else "Answer:"])
+        scores = []
+        for place in range(len(record["choices"])):
+            before = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = tokenizer(f"{text} {'ABCD'[place]}", add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            scores.append(sum(float(logprobs[t - 1, ids[t]]) for t in range(len(before), len(ids))))
+        answer = record["answer"]
+        right = answer if isinstance(answer, int) else "ABCD".index(answer.upper())
+        hits.append(scores.index(max(scores)) == right)
+    return hits
+
+
+def test_the_right_letter_is_likeliest_where_a_loop_says_so(root: Path) -> None:
+    report = run_benchmarks(
+        [str(root / "sft"), str(root / "ppo")], choices=[str(root / "questions.jsonl")]
+    )
+
+    before, after = expected_hits(root / "sft"), expected_hits(root / "ppo")
+    assert before != after
+    assert 0 < sum(before) < 6
+    whole, *subjects = report.rows
+    assert (whole.benchmark, whole.part, whole.metric) == ("questions.jsonl", "", "acc")
+    assert (whole.questions, whole.higher_is_better, whole.cut) == (6, True, 0)
+    assert whole.scores["sft"].value == sum(before) / 6
+    assert whole.scores["ppo"].value == sum(after) / 6
+    assert whole.scores["ppo"].difference == pytest.approx((sum(after) - sum(before)) / 6)
+    steps = [a - b for a, b in zip(after, before, strict=True)]
+    error = torch.tensor(steps, dtype=torch.float64).std().item() / math.sqrt(6)
+    assert whole.scores["ppo"].difference_stderr == pytest.approx(error)
+    assert [(row.part, row.questions) for row in subjects] == [("sums", 4), ("metals", 2)]
+    assert subjects[1].scores["sft"].value == (before[2] + before[3]) / 2
+
+
+def test_what_a_model_cannot_read_as_a_whole_is_counted(root: Path, tmp_path: Path) -> None:
+    long = {"question": "why " * 60, "choices": ["a", "b"], "answer": 0}
+    path = write_questions(tmp_path / "long.jsonl", [RECORDS[0], long])
+
+    report = run_benchmarks([str(root / "sft")], choices=[path])
+
+    assert [(row.part, row.cut) for row in report.rows] == [
+        ("", 1),
+        ("sums", 0),
+        ("no subject", 1),
+    ]
+
+
+def test_only_the_first_questions(root: Path) -> None:
+    files = [str(root / "questions.jsonl")]
+    report = run_benchmarks([str(root / "sft")], choices=files, max_questions=2)
+
+    assert [row.questions for row in report.rows] == [2]
+
+
+def test_arguments_out_of_range(root: Path) -> None:
+    sft, questions = str(root / "sft"), str(root / "questions.jsonl")
+    with pytest.raises(ValueError, match="benchmarks, choices: expected at least one of them"):
+        run_benchmarks([sft])
+    with pytest.raises(ValueError, match=r"less than the 6 questions of questions\.jsonl, got 6"):
+        run_benchmarks([sft], choices=[questions], shots=6)
+    with pytest.raises(ValueError, match="max_questions: expected an integer >= 1, got 0"):
+        run_benchmarks([sft], choices=[questions], max_questions=0)
+    with pytest.raises(ValueError, match="benchmark_batch_size: expected an integer >= 1, got 0"):
+        run_benchmarks([sft], choices=[questions], batch_size=0)
+    with pytest.raises(ValueError, match="policies: expected one or more, each once"):
+        run_benchmarks([sft, sft], choices=[questions])
+
+
+def test_the_extra_is_named_when_it_is_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    message = r"pip install lm-eval"
+
+    with pytest.raises(ModuleNotFoundError, match=message):
+        run_benchmarks([str(root / "sft")], ["mmlu"])
+    with pytest.raises(ModuleNotFoundError, match=message):
+        run_benchmarks([str(root / "sft")], choices=[str(root / "questions.jsonl")])
+
+
+def answers(value: float, stderr: float | None, questions: list[float] | None) -> TaskResult:
+    by_question = {} if questions is None else {"acc": questions}
+    return TaskResult("", {"acc": (value, stderr)}, by_question, 4, {"acc": True}, 0)
+
+
+def test_differences_are_paired_where_questions_can_be() -> None:
+    before, after = [1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
+    (row,) = compare_results(
+        {"sft": {"b": [answers(0.5, 0.25, before)]}, "ppo": {"b": [answers(0.75, 0.25, after)]}}
+    )
+
+    assert row.scores["sft"] == BenchmarkScore(0.5, 0.25)
+    # steps 0 1 0 0: variance 1/4, over 4 questions
+    assert row.scores["ppo"] == BenchmarkScore(0.75, 0.25, 0.25, pytest.approx(0.25))
+
+
+def test_other_differences_are_of_independent_scores() -> None:
+    (row,) = compare_results(
+        {"sft": {"b": [answers(3.0, 0.3, None)]}, "ppo": {"b": [answers(2.0, 0.4, [0.0, 1.0])]}}
+    )
+    assert row.scores["ppo"] == BenchmarkScore(2.0, 0.4, -1.0, pytest.approx(0.5))
+
+    (row,) = compare_results(
+        {"sft": {"b": [answers(3.0, None, None)]}, "ppo": {"b": [answers(2.0, 0.4, None)]}}
+    )
+    assert row.scores["ppo"] == BenchmarkScore(2.0, 0.4, -1.0, None)
+
+
+def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run_benchmarks(
+        [str(root / "sft"), str(root / "ppo")], choices=[str(root / "questions.jsonl")], shots=0
+    )
+
+    print_benchmarks(report)
+
+    printed = capsys.readouterr().out
+    whole = report.rows[0].scores
+    assert f"{whole['sft'].value:.3f} ± {whole['sft'].stderr:.3f}" in printed
+    assert f"{whole['ppo'].difference:+.3f} ± {whole['ppo'].difference_stderr:.3f}" in printed
+    assert "metals (acc)" in printed
+    assert "its difference from sft" in printed
+    assert ChoiceQuestion("q", ("a", "b"), 0).text == "q\nA. a\nB. b\nAnswer:"

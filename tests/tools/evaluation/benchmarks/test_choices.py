@@ -1,0 +1,71 @@
+"""Multiple-choice questions from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_rlhf.data import RecordError
+from lit_rlhf.tools.evaluation.benchmarks import read_questions
+from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task
+from tests.tools.evaluation.benchmarks.questions import RECORDS, write_questions
+
+
+def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
+    from lm_eval.tasks import TaskManager
+
+    task = choice_task("q.jsonl", read_questions(write_questions(tmp_path / "q.jsonl", RECORDS)))
+    made = TaskManager(include_defaults=False).load([task])["tasks"]["q.jsonl"]
+    made.set_config("num_fewshot", 4)
+    made.set_fewshot_seed(0)
+    made.build_all_requests(rank=0, world_size=1)
+
+    contexts = {request.args[0] for request in made.instances}
+    assert len(contexts) == len(RECORDS)
+    for context in contexts:
+        parts = context.split("\n\n")
+        assert len(parts) == 5
+        assert len({part.split("\n")[0] for part in parts}) == 5
+        assert all(part[-2:] in (" A", " B", " C", " D") for part in parts[:4])
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"choices": ["a", "b"], "answer": 0}, "field 'question': missing"),
+        ({"question": "q", "answer": 0}, "field 'choices': missing (expected a list of two"),
+        ({"question": "q", "choices": "ab", "answer": 0}, "field 'choices': not a list of texts"),
+        ({"question": "q", "choices": ["a"], "answer": 0}, "field 'choices': not 2 to 26 of them"),
+        ({"question": "q", "choices": ["a", "b"]}, "field 'answer': missing (expected a letter"),
+        (
+            {"question": "q", "choices": ["a", "b"], "answer": "C"},
+            "field 'answer': not one of the choices (expected a letter up to B or an index from 0 "
+            "to 1, got 2)",
+        ),
+        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "got 2)"),
+        ({"question": "q", "choices": ["a", "b"], "answer": "b or a"}, "got 'b or a')"),
+        ({"question": "q", "choices": ["a", "b"], "answer": True}, "got True)"),
+        (
+            {"question": "q", "choices": ["a", "b"], "answer": 0, "subject": 3},
+            "field 'subject': not a string (int)",
+        ),
+    ],
+)
+def test_a_bad_record_is_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    path = write_questions(tmp_path / "bad.jsonl", [RECORDS[0], record])
+
+    with pytest.raises(RecordError) as error:
+        read_questions(path)
+
+    assert "bad.jsonl:2: " in str(error.value)
+    assert message in str(error.value)
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no such file"):
+        read_questions(str(tmp_path / "none.jsonl"))
+    (tmp_path / "broken.jsonl").write_text("{", "utf-8")
+    with pytest.raises(RecordError, match=r"broken\.jsonl:1: "):
+        read_questions(str(tmp_path / "broken.jsonl"))

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
+
+import pytest
+from rich.console import Console
+
+from lit_rlhf.data import DialogueEncoder, Message
+from lit_rlhf.forward import LanguageModel
+from lit_rlhf.rollout import SamplingOptions
+from lit_rlhf.tools.evaluation.chat import HELP, Chat, ChatReply, Speaker, load_speakers
+from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
+from tests.tools.evaluation.conftest import Folders
+
+SAMPLING = SamplingOptions(max_new_tokens=8)
+
+
+class Fed:
+    """Stands in for sampling: gives the responses it was made with and notes what was fed."""
+
+    def __init__(self, *responses: ChatReply | str) -> None:
+        self.responses = iter(responses)
+        self.prompts: list[str] = []
+        self.seeds: list[int] = []
+
+    def __call__(
+        self,
+        model: LanguageModel,
+        encoder: DialogueEncoder,
+        prompt_ids: list[int],
+        options: SamplingOptions,
+        seed: int,
+        show: Callable[[str], None],
+    ) -> ChatReply:
+        self.prompts.append(encoder.tokenizer.decode(prompt_ids))
+        self.seeds.append(seed)
+        response = next(self.responses, "ok")
+        if isinstance(response, str):
+            response = ChatReply(response, ended=True, interrupted=False)
+        show(response.text)
+        return response
+
+
+def chat(*names: str, max_length: int = 64, seed: int = 0) -> Chat:
+    encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length)
+    model = tiny_causal_lm()
+    console = Console(file=io.StringIO(), width=80)
+    return Chat([Speaker(name, model, encoder) for name in names], SAMPLING, console, seed)
+
+
+def after(chat: Chat, fed: Fed, *lines: str) -> str:
+    """What is shown when a chat has heard these lines and the input ends."""
+    inputs = iter(lines)
+
+    def read() -> str:
+        line = next(inputs, None)
+        if line is None:
+            raise EOFError
+        if line == "^C":
+            raise KeyboardInterrupt
+        return line
+
+    with patch("lit_rlhf.tools.evaluation.chat.chat.stream_reply", fed):
+        chat.run(read)
+    assert isinstance(chat.console.file, io.StringIO)
+    return chat.console.file.getvalue()
+
+
+def test_a_model_is_fed_the_whole_dialogue() -> None:
+    fed = Fed("yes", "no")
+
+    shown = after(chat("sft"), fed, "one?", "", "two?")
+
+    assert fed.prompts == [
+        "\n\nHuman: one?\n\nAssistant:",
+        "\n\nHuman: one?\n\nAssistant: yes\n\nHuman: two?\n\nAssistant:",
+    ]
+    assert shown == "sft: yes\nsft: no\n"
+
+
+def test_each_model_remembers_its_own_responses() -> None:
+    fed = Fed("a", "b")
+
+    after(chat("sft", "ppo"), fed, "hi", "so")
+
+    assert fed.prompts[2:] == [
+        "\n\nHuman: hi\n\nAssistant: a\n\nHuman: so\n\nAssistant:",
+        "\n\nHuman: hi\n\nAssistant: b\n\nHuman: so\n\nAssistant:",
+    ]
+
+
+def test_the_oldest_turns_are_forgotten_once_and_told() -> None:
+    # each exchange takes 19 tokens or so of 40
+    fed, talk = Fed("yes", "no", "so"), chat("sft", max_length=40)
+
+    shown = after(talk, fed, "one", "two", "three")
+
+    assert fed.prompts[2] == "\n\nHuman: two\n\nAssistant: no\n\nHuman: three\n\nAssistant:"
+    assert shown.splitlines() == [
+        "sft: yes",
+        "sft: no",
+        "sft: so",
+        "(forgot the 2 oldest turns, which no longer fit into 40 tokens)",
+    ]
+    assert [message.content for message in talk.speakers[0].messages] == [
+        "two",
+        "no",
+        "three",
+        "so",
+    ]
+
+
+def test_a_message_that_is_too_long_loses_its_beginning_and_that_is_told() -> None:
+    fed = Fed("yes")
+
+    shown = after(chat("sft", max_length=16), fed, "a b c d e f g h i j k l m n o p q r s t")
+
+    assert fed.prompts[0].endswith(" t\n\nAssistant:")
+    assert "(read only the last 16 tokens of the message)" in shown
+
+
+def test_reset_forgets_the_dialogue_of_all_models() -> None:
+    fed = Fed()
+
+    shown = after(chat("sft", "ppo"), fed, "one", "/reset", "two")
+
+    assert fed.prompts[2:] == ["\n\nHuman: two\n\nAssistant:"] * 2
+    assert fed.seeds == [0, 0, 0, 0]
+    assert "the dialogue starts anew" in shown
+
+
+def test_seeds_count_messages_and_are_the_same_for_all_models() -> None:
+    fed = Fed()
+
+    shown = after(chat("sft", "ppo", seed=5), fed, "a", "b", "/seed", "/seed 2", "c", "d")
+
+    assert fed.seeds == [5, 5, 6, 6, 2, 2, 3, 3]
+    assert "the next response has seed 7\nseed 2\n" in shown
+
+
+@pytest.mark.parametrize("line", ["/seed x", "/seed -1", "/seed 1 2", "/seed ²"])
+def test_a_bad_seed_is_refused_and_the_chat_goes_on(line: str) -> None:
+    fed = Fed()
+
+    shown = after(chat("sft"), fed, line, "a")
+
+    assert f"/seed: expected an integer >= 0, got {line.partition(' ')[2]}" in shown
+    assert fed.seeds == [0]
+
+
+def test_help_and_unknown_commands_list_the_commands() -> None:
+    fed = Fed()
+
+    assert after(chat("sft"), fed, "/help") == f"{HELP}\n"
+    assert after(chat("sft"), fed, "/hlep") == f"there is no command /hlep\n{HELP}\n"
+    assert fed.prompts == []
+
+
+def test_a_blank_before_a_slash_makes_a_message() -> None:
+    fed = Fed()
+
+    after(chat("sft"), fed, " /help", " /quit")
+
+    assert fed.prompts[0] == "\n\nHuman: /help\n\nAssistant:"
+    assert len(fed.prompts) == 2
+
+
+def test_quit_ends_the_chat() -> None:
+    fed = Fed()
+
+    after(chat("sft"), fed, "a", "/quit", "b")
+
+    assert len(fed.prompts) == 1
+
+
+def test_what_was_said_before_a_stop_is_remembered() -> None:
+    stopped = ChatReply("well", ended=False, interrupted=True)
+    fed = Fed(stopped, "yes")
+
+    shown = after(chat("sft", "ppo"), fed, "one", "two")
+
+    assert shown.startswith("sft: well\n(stopped)\nppo: yes\n")  # the other one still speaks
+    assert fed.prompts[2].startswith("\n\nHuman: one\n\nAssistant: well\n\nHuman: two")
+
+
+def test_a_stop_before_the_first_word_leaves_no_exchange() -> None:
+    fed = Fed(ChatReply("", ended=False, interrupted=True))
+
+    after(chat("sft"), fed, "one", "two")
+
+    assert fed.prompts[1] == "\n\nHuman: two\n\nAssistant:"
+
+
+def test_a_response_of_no_words_is_an_exchange() -> None:
+    fed = Fed("")
+
+    after(chat("sft"), fed, "one", "two")
+
+    assert fed.prompts[1].startswith("\n\nHuman: one\n\nAssistant: \n\nHuman: two")
+
+
+def test_a_response_that_was_cut_off_is_told() -> None:
+    fed = Fed(ChatReply("so", ended=False, interrupted=False))
+
+    assert after(chat("sft"), fed, "one") == "sft: so\n(cut off at 8 tokens)\n"
+
+
+def test_a_message_with_the_eos_text_gets_no_answer_and_the_chat_goes_on() -> None:
+    fed = Fed()
+
+    shown = after(chat("sft"), fed, "a</s>b", "two")
+
+    assert "(no answer: a turn contains the text of the EOS token ('</s>'))" in shown
+    assert fed.prompts == ["\n\nHuman: two\n\nAssistant:"]
+
+
+@pytest.mark.parametrize("control", ["</s>", "<pad>", "\n\nHuman:"])
+def test_control_text_in_a_response_does_not_end_the_chat(control: str) -> None:
+    fed = Fed(f"so {control} and on")
+
+    after(chat("sft"), fed, "one", "two")
+
+    assert fed.prompts[1].startswith("\n\nHuman: one\n\nAssistant: so\n\nHuman: two")
+
+
+def test_ctrl_c_at_the_prompt_tells_how_to_end_the_chat() -> None:
+    fed = Fed()
+
+    shown = after(chat("sft"), fed, "^C", "one")
+
+    assert shown == "\n/quit or Ctrl-D ends the chat\nsft: ok\n"
+
+
+def test_ctrl_c_between_two_responses_does_not_end_the_chat() -> None:
+    talk = chat("sft")
+    heard: Iterator[object] = iter([KeyboardInterrupt(), None])
+
+    with patch.object(Chat, "handle_line", side_effect=heard) as handle_line:
+        shown = after(talk, Fed(), "one", "two")
+
+    assert handle_line.call_count == 2
+    assert shown == "\nstopped\n"
+
+
+def test_models_are_loaded_under_their_short_names(folders: Folders) -> None:
+    loaded = load_speakers([folders.sft, folders.ppo], SAMPLING)
+
+    assert [speaker.name for speaker in loaded] == ["sft", "ppo"]
+    assert loaded[0].encoder.max_prompt_length == 64
+    first, second = (next(speaker.model.parameters()) for speaker in loaded)
+    assert not first.requires_grad
+    assert not first.equal(second)
+    answer = loaded[0].reply("hi", SAMPLING, 0, lambda text: None)
+    assert loaded[0].messages == [Message("user", "hi"), Message("assistant", answer.text)]

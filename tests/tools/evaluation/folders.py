@@ -1,0 +1,79 @@
+"""Tiny policies, a reward model and prompts on disk, and rewards as functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from lit_rlhf.data import DialogueEncoder
+from lit_rlhf.models import load_scalar_model, save_model_folder
+from lit_rlhf.rollout import RolloutBatch, generate_responses
+from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
+
+QUESTIONS = ["hi", "name three metals, please, now", "a", "make tea", "name two", "why?", "ok"]
+
+
+def write_policy(
+    folder: Path,
+    seed: int = 0,
+    template: str = "hh",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    max_length: int = 64,
+) -> str:
+    """A Llama with random weights and the text contract of a policy."""
+    tokenizer = tiny_tokenizer() if tokenizer is None else tokenizer
+    encoder = DialogueEncoder(tokenizer, template, max_length)
+    save_model_folder(tiny_causal_lm(seed=seed), tokenizer, folder, contract=encoder.contract)
+    return str(folder)
+
+
+def write_reward(folder: Path, trunk: str, template: str = "hh") -> str:
+    """A scalar model on the trunk of a policy."""
+    tokenizer = tiny_tokenizer()
+    encoder = DialogueEncoder(tokenizer, template, max_length=64)
+    model = load_scalar_model(trunk, head_seed=1)
+    save_model_folder(model, tokenizer, folder, contract=encoder.contract)
+    return str(folder)
+
+
+def write_prompts(path: Path, questions: Sequence[str] = QUESTIONS) -> str:
+    """One prompt of a single turn per line."""
+    records = [{"prompt": [{"role": "user", "content": text}]} for text in questions]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+class Sampling:
+    """Samples, and counts the batches; the user presses Ctrl-C in one."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.last = last
+        self.n_batches = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> RolloutBatch:
+        if self.n_batches == self.last:
+            raise KeyboardInterrupt
+        self.n_batches += 1
+        return generate_responses(*arguments, **options)
+
+
+def characters(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """Reward: number of characters."""
+    return [float(len(response)) for response in responses]
+
+
+def question_marks(
+    prompts: Sequence[str], responses: Sequence[str], terminated: Sequence[bool]
+) -> list[float]:
+    """Reward: question marks in the prompt, less one for a response that did not end."""
+    return [
+        text.count("?") - float(not ended) for text, ended in zip(prompts, terminated, strict=True)
+    ]
+
+
+CHARACTERS = "tests.tools.evaluation.folders:characters"
+QUESTION_MARKS = "tests.tools.evaluation.folders:question_marks"

@@ -1,0 +1,20 @@
+"""One pair of answers, put to a judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lit_rlhf.data import Message
+from lit_rlhf.tools.evaluation import Responses
+from lit_rlhf.tools.evaluation.judge import Judgement, JudgeOptions, judge_policies
+
+PAIR = Responses([(Message("user", "hi"),)], {"sft": ["four"], "ppo": ["longer"]})
+
+
+def judge_pair(base_url: str | None, folder: Path, **more: Any) -> Judgement:
+    """Judge a longer answer against `four`; one request at a time, without retries."""
+    settings: dict[str, Any] = {"criteria": ["helpful"], "max_retries": 0, "concurrency": 1} | more
+    return judge_policies(
+        PAIR, JudgeOptions(model="tiny", base_url=base_url, folder=str(folder), **settings)
+    )

@@ -1,0 +1,159 @@
+"""An endpoint that fails: which requests are repeated, and what the error says."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_rlhf.tools.evaluation.judge import JudgeError, JudgeOptions
+from tests.support.judge_server import (
+    Asked,
+    Failure,
+    judge_server,
+    longer_wins,
+)
+from tests.tools.evaluation.judge.one_pair import judge_pair
+
+AT_ONCE = {"retry-after-ms": "1"}  # what the client waits, in place of its half a second and more
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
+def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
+    def recovers(asked: Asked) -> str | Failure:
+        return Failure(status, headers=AT_ONCE) if asked.number < 3 else longer_wins(asked)
+
+    with judge_server(recovers) as server:
+        judged = judge_pair(server.base_url, tmp_path, max_retries=2)
+
+    assert len(server.asked) == 2 + 2
+    assert judged.usage.this_run.requests == 2
+    assert judged.policies[0].outcomes is not None
+    assert judged.policies[0].outcomes.win == 1.0
+
+
+@pytest.mark.parametrize(
+    ("failure", "requests", "message"),
+    [
+        (Failure(401, "no such key"), 1, r"does not accept the key. Set .* OPENAI_API_KEY .*no su"),
+        (Failure(403), 1, r"does not accept the key"),
+        (Failure(404), 1, r"knows no model 'tiny', .*judge.base_url, which usually ends in /v1"),
+        (Failure(400, "too long"), 1, r"refuses the request.*judge.max_characters.*too long"),
+        (Failure(422), 1, r"refuses the request.*judge.temperature"),
+        (
+            Failure(429, "slow", AT_ONCE),
+            2,
+            r"still limits the rate after 1 retries.*judge.concurrency",
+        ),
+        (Failure(500, "bug", AT_ONCE), 2, r"fails after 1 retries .*its log tells why.*bug"),
+    ],
+)
+def test_a_lasting_failure_says_what_to_do(
+    tmp_path: Path, failure: Failure, requests: int, message: str
+) -> None:
+    with (
+        judge_server(lambda asked: failure) as server,
+        pytest.raises(JudgeError, match=f"the judge at {server.base_url} {message}"),
+    ):
+        judge_pair(server.base_url, tmp_path, max_retries=1)
+
+    assert len(server.asked) == requests
+
+
+def test_a_server_that_is_down(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        base_url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+
+        with pytest.raises(JudgeError, match=r"cannot be reached.*the server runs.*judge.base_url"):
+            judge_pair(base_url, tmp_path)
+
+
+@pytest.mark.parametrize("status", [200, 401, 404, 400])
+def test_a_password_in_the_address_is_not_shown(tmp_path: Path, status: int) -> None:
+    with judge_server(lambda asked: Failure(status, "welcome")) as server:
+        address = server.base_url.replace("//", "//me:secret@")
+        with pytest.raises(JudgeError) as error:
+            judge_pair(address, tmp_path)
+    assert server.base_url.replace("//", "//***@") in str(error.value)
+    assert "secret" not in str(error.value)
+    with judge_server(longer_wins) as server:
+        judged = judge_pair(server.base_url.replace("//", "//me:secret@"), tmp_path)
+    assert judged.as_dict()["base_url"] == server.base_url.replace("//", "//***@")
+
+
+def test_a_server_that_is_no_judge(tmp_path: Path) -> None:
+    with (
+        judge_server(lambda asked: Failure(200, "welcome")) as server,
+        pytest.raises(JudgeError, match=r"does not reply as an OpenAI-compatible endpoint"),
+    ):
+        judge_pair(server.base_url, tmp_path)
+
+
+def test_a_wrong_path(tmp_path: Path) -> None:
+    with (
+        judge_server(longer_wins) as server,
+        pytest.raises(JudgeError, match=r"judge.base_url, which usually ends in /v1"),
+    ):
+        judge_pair(server.base_url.removesuffix("/v1"), tmp_path)
+
+
+def test_openai_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+
+    with pytest.raises(ValueError, match=r"variable MY_KEY, which is not set.*judge.base_url"):
+        judge_pair(None, tmp_path, api_key_variable="MY_KEY")
+
+
+def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+
+    with pytest.raises(JudgeError, match=r"pip install openai"):
+        judge_pair("http://127.0.0.1:9/v1", tmp_path)
+
+
+def test_the_form_of_the_reply_is_asked_for_where_the_server_knows_how(tmp_path: Path) -> None:
+    def picky(asked: Asked) -> str | Failure:
+        if "response_format" in asked.body:
+            return Failure(400, "response_format is not supported")
+        return longer_wins(asked)
+
+    with judge_server(picky) as server:
+        judged = judge_pair(server.base_url, tmp_path)
+
+    assert judged.usage.questions == 2
+    bodies = [asked.body for asked in server.asked]
+    assert ["response_format" in body for body in bodies] == [True, False, False]
+    sent = bodies[0]["response_format"]["json_schema"]["schema"]["properties"]["verdict"]["enum"]
+    assert sent == ["A", "B", "tie"]
+    assert (bodies[0]["temperature"], bodies[0]["max_completion_tokens"]) == (0.0, 1024)
+
+
+def test_no_temperature_is_sent_where_none_is_wanted(tmp_path: Path) -> None:
+    with judge_server(longer_wins) as server:
+        judge_pair(server.base_url, tmp_path, temperature=None)
+
+    assert "temperature" not in server.asked[0].body
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"concurrency": 0}, "judge.concurrency: expected an integer >= 1, got 0"),
+        ({"max_retries": -1}, "judge.max_retries: expected an integer >= 0"),
+        ({"criteria": ["nice"]}, "judge.criteria: expected some of"),
+        ({"criteria": ["helpful", "helpful"]}, "judge.criteria: expected some of .* each once"),
+        ({"labels": {"nice": "a.jsonl"}}, "judge.labels: expected some of"),
+        ({"timeout": 0.0}, "judge.timeout: expected seconds > 0"),
+        ({"temperature": -1.0}, "judge.temperature: expected a number >= 0"),
+        ({"input_price": 1.0}, "expected both or neither"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
+    make: Callable[..., JudgeOptions] = JudgeOptions
+    with pytest.raises(ValueError, match=message):
+        make(model="tiny", **settings)

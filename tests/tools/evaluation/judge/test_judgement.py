@@ -1,0 +1,330 @@
+"""Policies judged over HTTP by a rule that reads the question, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_rlhf.data import Message
+from lit_rlhf.tools.evaluation import Responses
+from lit_rlhf.tools.evaluation.judge import Judgement, JudgeOptions, judge_policies
+from tests.support.judge_server import Asked, JudgeServer, judge_server, longer_wins, verdict
+from tests.tools.evaluation.judge.attacks import ATTACKS
+
+# against sft: longer, shorter, as long, equal
+SFT = ["four", "four", "four", "same"]
+
+
+PPO = ["longer", "a", "fore", "same"]
+
+
+def said(**by_policy: list[str]) -> Responses:
+    count = len(next(iter(by_policy.values())))
+    return Responses([(Message("user", f"prompt {i}"),) for i in range(count)], by_policy)
+
+
+def options(server: JudgeServer, folder: Path, **more: Any) -> JudgeOptions:
+    settings: dict[str, Any] = {"criteria": ["helpful"], "max_retries": 0} | more
+    return JudgeOptions(model="tiny", base_url=server.base_url, folder=str(folder), **settings)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def results(judged: Judgement) -> list[str]:
+    return [record["result"] for record in lines(judged.files[0])]
+
+
+def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> None:
+    with judge_server(longer_wins) as server:
+        judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+
+    assert results(judged) == ["win", "lose", "tie", "tie"]
+    (row,) = judged.policies
+    assert row.outcomes is not None
+    assert (row.policy, row.outcomes[:3], row.outcomes.n) == ("ppo", (0.25, 0.5, 0.25), 4)
+    assert row.bias == (0.0, 0.0)
+    shown = sorted((asked.data["answer_a"], asked.data["answer_b"]) for asked in server.asked)
+    pairs = [("longer", "four"), ("a", "four"), ("fore", "four")]  # equal answers are not asked
+    assert shown == sorted(pairs + [(b, a) for a, b in pairs])
+
+
+def test_every_verdict_is_kept_with_its_reason_in_both_orders(tmp_path: Path) -> None:
+    with judge_server(longer_wins) as server:
+        judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+
+    first, *_, last = lines(judged.files[0])
+    assert first["prompt"] == [{"role": "user", "content": "prompt 0"}]
+    assert (first["response"], first["baseline_response"]) == ("longer", "four")
+    as_a, as_b = first["policy_as_a"], first["policy_as_b"]
+    assert (as_a["verdict"], as_a["reason"]) == ("A", "6 and 4 characters")
+    assert (as_b["verdict"], as_b["reason"]) == ("B", "4 and 6 characters")
+    assert (last["result"], last["policy_as_a"], last["policy_as_b"]) == ("tie", None, None)
+
+
+@pytest.mark.parametrize(("letter", "bias"), [("A", (1.0, 0.0)), ("B", (0.0, 1.0))])
+def test_a_judge_that_looks_at_the_place_alone_ties(
+    tmp_path: Path, letter: str, bias: tuple[float, float]
+) -> None:
+    with judge_server(lambda asked: verdict(letter)) as server:
+        judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+
+    (row,) = judged.policies
+    assert row.outcomes is not None
+    assert row.outcomes[:3] == (0.0, 1.0, 0.0)
+    assert row.bias == bias
+
+
+def test_a_tie_in_one_order_alone_is_a_tie(tmp_path: Path) -> None:
+    def half(asked: Asked) -> str:
+        return verdict("A" if asked.data["answer_a"] == "longer" else "tie")
+
+    with judge_server(half) as server:
+        judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
+
+    assert results(judged) == ["tie"]
+    assert judged.policies[0].bias == (0.0, 0.0)
+
+
+def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
+    def rule(asked: Asked) -> str:  # harmless: the other way round
+        text = asked.body["messages"][0]["content"]
+        longer = longer_wins(asked)
+        swapped = {"A": verdict("B"), "B": verdict("A"), "tie": verdict("tie")}
+        return swapped[json.loads(longer)["verdict"]] if "less harmful" in text else longer
+
+    both = ["helpful", "harmless"]
+    with judge_server(rule) as server:
+        judged = judge_policies(
+            said(sft=["four"], ppo=["longer"], raw=["a"]),
+            options(server, tmp_path, criteria=both),
+        )
+
+    assert [
+        (row.criterion, row.policy, row.outcomes.win) for row in judged.policies if row.outcomes
+    ] == [
+        ("helpful", "ppo", 1.0),
+        ("helpful", "raw", 0.0),
+        ("harmless", "ppo", 0.0),
+        ("harmless", "raw", 1.0),
+    ]
+
+
+def test_a_second_run_asks_nothing_and_says_the_same(tmp_path: Path) -> None:
+    with judge_server(longer_wins) as server:
+        first = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        verdicts = first.files[0].read_bytes()
+        asked = len(server.asked)
+        second = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+
+    assert (asked, len(server.asked)) == (6, 6)
+    assert (first.usage.questions, first.usage.from_cache) == (6, 0)
+    assert (second.usage.questions, second.usage.from_cache) == (6, 6)
+    assert second.usage.this_run == (0, 0, 0, None)
+    assert second.usage.total == first.usage.this_run == first.usage.total
+    assert second.policies == first.policies
+    assert second.files[0].read_bytes() == verdicts
+
+
+def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
+    prompt = (Message("user", "hi"),)
+    twice = Responses([prompt, prompt], {"sft": ["four", "four"], "ppo": ["longer", "longer"]})
+
+    with judge_server(longer_wins) as server:
+        judged = judge_policies(twice, options(server, tmp_path))
+
+    assert len(server.asked) == 2
+    assert results(judged) == ["win", "win"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"temperature": 0.5}, {"max_tokens": 7}, {"criteria": ["harmless"]}, {"max_attempts": 1}],
+)
+def test_another_setting_is_another_question(tmp_path: Path, change: dict[str, Any]) -> None:
+    with judge_server(longer_wins) as server:
+        judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
+        judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path, **change))
+
+    assert len(server.asked) == 4
+
+
+def test_tokens_and_cost_are_counted(tmp_path: Path) -> None:
+    with judge_server(longer_wins) as server:
+        judged = judge_policies(
+            said(sft=["four"], ppo=["longer"]),
+            options(server, tmp_path, input_price=2.0, output_price=30.0),
+        )
+
+    sent = sum(len(m["content"].split()) for asked in server.asked for m in asked.body["messages"])
+    received = sum(len(longer_wins(asked).split()) for asked in server.asked)
+    assert judged.usage.this_run[:3] == (2, sent, received)
+    assert judged.usage.this_run.cost == pytest.approx((2 * sent + 30 * received) / 1e6)
+
+
+def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path) -> None:
+    def learns(asked: Asked) -> str:
+        return "I prefer A" if len(asked.body["messages"]) == 2 else longer_wins(asked)
+
+    with judge_server(learns) as server:
+        judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
+
+    assert results(judged) == ["win"]
+    assert judged.usage.this_run.requests == 4
+    again = [asked.body["messages"] for asked in server.asked if len(asked.body["messages"]) > 2]
+    assert [[message["role"] for message in messages] for messages in again] == [
+        ["system", "user", "assistant", "user"]
+    ] * 2
+    assert again[0][2]["content"] == "I prefer A"
+    assert "it is not one JSON object alone" in again[0][3]["content"]
+    assert lines(judged.files[0])[0]["policy_as_a"]["malformed"] == ["I prefer A"]
+
+
+def test_what_stays_malformed_is_invalid_and_no_tie(tmp_path: Path) -> None:
+    def rule(asked: Asked) -> str:  # one of two orders of the first prompt cannot be read
+        bad = asked.data["answer_a"] == "longer"
+        return "" if bad else longer_wins(asked)
+
+    with judge_server(rule) as server:
+        judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        requests = len(server.asked)
+        again = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
+        assert len(server.asked) == requests  # an invalid answer is kept like any other
+
+    assert requests == 3 + 5
+    assert results(judged) == ["invalid", "lose", "tie", "tie"]
+    (row,) = judged.policies
+    assert row.outcomes is not None
+    assert (row.invalid, row.outcomes.n, row.outcomes.lose) == (1, 3, pytest.approx(1 / 3))
+    assert judged.usage.invalid == again.usage.invalid == 1
+
+
+def test_without_a_valid_verdict_there_are_no_rates(tmp_path: Path) -> None:
+    with judge_server(lambda asked: "no") as server:
+        judged = judge_policies(said(sft=SFT[:3], ppo=PPO[:3]), options(server, tmp_path))
+
+    assert (judged.policies[0].outcomes, judged.policies[0].invalid) == (None, 3)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_answer_that_gives_orders_is_judged_like_any_other(tmp_path: Path, attack: str) -> None:
+    text = ATTACKS[attack]
+
+    def exact(asked: Asked) -> str:  # the judge sees the very text, and dislikes it
+        seen = {name: asked.data[name] for name in ("answer_a", "answer_b")}
+        assert sorted(seen.values()) == sorted([text, "honest"])
+        assert asked.data["conversation"] == [{"role": "user", "content": "prompt 0"}]
+        return verdict("B" if seen["answer_a"] == text else "A")
+
+    with judge_server(exact) as server:
+        judged = judge_policies(
+            said(sft=["honest"], ppo=[text]),
+            options(server, tmp_path, max_characters=400_000, max_attempts=1),
+        )
+
+    assert results(judged) == ["lose"]
+
+
+def test_texts_that_were_cut_off_are_counted(tmp_path: Path) -> None:
+    with judge_server(longer_wins) as server:
+        judged = judge_policies(
+            said(sft=["a", "b"], ppo=["x" * 50, "y"]), options(server, tmp_path, max_characters=20)
+        )
+
+    assert (judged.usage.questions, judged.usage.shortened) == (4, 2)
+
+
+def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
+    together = threading.Barrier(5)
+
+    def waits(asked: Asked) -> str:  # the first is asked alone, then five have to be here at once
+        if asked.number > 1:
+            together.wait(timeout=60)
+        return longer_wins(asked)
+
+    many = said(sft=["four"] * 3, ppo=["longer", "a", "three"])
+    with judge_server(waits) as server:
+        judge_policies(many, options(server, tmp_path, concurrency=5))
+
+    assert server.most_at_once == 5
+
+
+def labels(path: Path, pairs: list[tuple[str, str]]) -> str:
+    records = [{"prompt": "hi", "chosen": a, "rejected": b} for a, b in pairs]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return str(path)
+
+
+def test_agreement_with_human_labels(tmp_path: Path) -> None:
+    pairs = [("longer", "a"), ("long", "a"), ("a", "longer"), ("same", "four"), ("more", "b")]
+    file = labels(tmp_path / "pairs.jsonl", [*pairs, ("not", "read")])
+
+    with judge_server(longer_wins) as server:
+        judged = judge_policies(
+            said(sft=["four"], ppo=["longer"]),
+            options(server, tmp_path / "judge", labels={"helpful": file}, max_labels=5),
+        )
+
+    measured = judged.agreements["helpful"]
+    assert measured.outcomes is not None
+    assert measured.outcomes[:3] == (0.6, 0.2, 0.2)
+    assert measured.share == pytest.approx((3 + 0.5) / 5)
+    assert measured.kappa == pytest.approx(counted_kappa(["win"] * 3 + ["tie", "lose"]))
+    assert [record["policy"] for record in lines(judged.files[1])] == ["chosen"] * 5
+    assert judged.usage.questions == 2 + 8  # the third pair is the first, the other way round
+
+
+def counted_kappa(verdicts: list[str]) -> float:
+    """Cohen's kappa by its definition, each pair seen from both sides."""
+    cases = []  # (human, judge)
+    for result in verdicts:
+        cases.append(("first", {"win": "first", "lose": "second", "tie": "tie"}[result]))
+        cases.append(("second", {"win": "second", "lose": "first", "tie": "tie"}[result]))
+    observed = sum(human == judge for human, judge in cases) / len(cases)
+    chance = 0.0
+    for category in ("first", "second", "tie"):
+        human = sum(case[0] == category for case in cases) / len(cases)
+        judge = sum(case[1] == category for case in cases) / len(cases)
+        chance += human * judge
+    return (observed - chance) / (1 - chance)
+
+
+def test_the_result_is_strict_json_without_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    file = labels(tmp_path / "pairs.jsonl", [("longer", "a")])
+
+    with judge_server(longer_wins) as server:
+        judged = judge_policies(
+            said(sft=SFT, ppo=PPO),
+            options(server, tmp_path, api_key_variable="JUDGE_KEY", labels={"helpful": file}),
+        )
+
+    text = json.dumps(judged.as_dict(), allow_nan=False)
+    report = json.loads(text)
+    assert report["policies"][0]["against_baseline"]["win"] == 0.25
+    assert report["agreement"]["helpful"]["kappa"] == 1.0
+    assert report["usage"]["this_run"]["requests"] == 8
+    assert server.asked[0].headers["authorization"] == "Bearer sk-secret"
+    written = [text, *(path.read_text("utf-8") for path in tmp_path.rglob("*.jsonl"))]
+    assert not any("sk-secret" in content for content in written)
+
+
+@pytest.mark.parametrize(
+    ("responses", "more", "message"),
+    [
+        (said(sft=SFT), {}, "policies: expected two or more for the judge, got 'sft' alone"),
+        (said(sft=SFT, ppo=PPO), {"criteria": []}, "judge.criteria: expected at least one"),
+    ],
+)
+def test_nothing_to_judge(
+    tmp_path: Path, responses: Responses, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        judge_policies(responses, options(JudgeServer("http://127.0.0.1:9/v1"), tmp_path, **more))

@@ -1,0 +1,213 @@
+"""The reward model's page, read back from its HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_rlhf.data import Message, PreferenceRecord
+from lit_rlhf.tools.evaluation.reward_report import (
+    RewardReport,
+    ScoredPairs,
+    measure_reward_model,
+    print_reward_report,
+    report_html,
+)
+from lit_rlhf.tools.evaluation.reward_report.render import verdict
+from tests.callbacks.reports import Page
+
+NASTY = '<script>alert("&\'")</script>'
+
+
+def record(number: int, source: str = "helpful", text: str = "") -> PreferenceRecord:
+    prompt = (Message("user", f"question {number} {text}"),)
+    answers = (f"good {number} {text}", f"bad {number} {text}")
+    return PreferenceRecord(prompt, *answers, source, location=f"{source}.jsonl:{number}")
+
+
+def pairs(text: str = "", sources: tuple[str, str] = ("helpful", "harmless")) -> ScoredPairs:
+    """Six pairs with differences 2, -3, 1, -1, 0, 4; the chosen are longer in the first four."""
+    return ScoredPairs(
+        records=[record(n, sources[n > 3], text) for n in range(1, 7)],
+        chosen=np.array([3.0, -1.0, 1.0, 0.0, 1.0, 4.0]),
+        rejected=np.array([1.0, 2.0, 0.0, 1.0, 1.0, 0.0]),
+        chosen_lengths=np.array([9, 8, 7, 6, 2, 3]),
+        rejected_lengths=np.array([5, 5, 5, 5, 5, 5]),
+        logprobs={"reward model": np.full(6, -7.0)},
+        lm_head="runs/reward",
+    )
+
+
+def page(report: RewardReport, folder: Path) -> Page:
+    path = folder / "report.html"
+    path.write_text(report_html(report), "utf-8")
+    return Page(path)
+
+
+@pytest.fixture
+def report() -> RewardReport:
+    return measure_reward_model(
+        "runs/reward", {"helpful": "a.jsonl", "harmless": "b.jsonl"}, pairs()
+    )
+
+
+def test_the_page_needs_nothing_else(report: RewardReport, tmp_path: Path) -> None:
+    shown = page(report, tmp_path)
+
+    assert shown.source.startswith("<!doctype html>")
+    assert not shown.root.all("link") + shown.root.all("img") + shown.root.all("script")
+    assert not re.findall(r"https?:|@import|url\(", shown.source)
+    headings = [section.one("h2").text for section in shown.root.all("section")]
+    assert headings == [
+        "Difference of the scores",
+        "By source",
+        "By length",
+        "Calibration",
+        "The most confident mistakes",
+    ]
+
+
+def test_the_numbers_are_on_the_page(report: RewardReport, tmp_path: Path) -> None:
+    shown = page(report, tmp_path)
+
+    facts = [fact.text for fact in shown.root.all(css="fact")]
+    assert facts[0] == "50.0% right [18.8%, 81.2%]"
+    assert facts[1] == "66.7% would be right by preferring the longer"
+    assert facts[4] == f"{np.exp(42 / 35):.2f} perplexity of chosen responses, reward model"
+    by_source = shown.root.all("section")[1]
+    rows = [[cell.text for cell in row.children] for row in by_source.all("tr")[1:]]
+    assert [row[:3] for row in rows] == [
+        ["all", "6", "50.0%"],
+        ["helpful", "3", "66.7%"],
+        ["harmless", "3", "33.3%"],
+    ]
+    assert [row[4:6] for row in rows] == [
+        ["66.7%", "0.500"],
+        ["100.0%", "0.000"],
+        ["33.3%", "1.000"],
+    ]
+
+
+def test_bars_left_of_zero_are_mistakes(report: RewardReport, tmp_path: Path) -> None:
+    section = page(report, tmp_path).root.all("section")[0]
+
+    for svg, wrong, right in zip(section.all("svg", "chart"), (2, 1, 1), (4, 2, 2), strict=True):
+        for kind, expected in (("wrong", wrong), ("right", right)):
+            titles = [bar.one("title").text for bar in svg.all("rect", kind)]
+            counts = [int(re.findall(r": (\d+) pairs", title)[0]) for title in titles]
+            assert sum(counts) == expected
+
+
+def test_mistakes_come_with_their_text_the_worst_first(
+    report: RewardReport, tmp_path: Path
+) -> None:
+    section = page(report, tmp_path).root.all("section")[4]
+
+    assert "2 of 3 mistakes." in section.text  # the third is a tie
+    first, second = section.all("article")
+    assert first.one("h3").text == "1. 95.3% sure of the rejected response helpful, helpful.jsonl:2"
+    assert second.one("h3").text.endswith("harmless, harmless.jsonl:4")
+    assert first.one(css="turn").text == "Human question 2"
+    chosen, rejected = first.all(css="answer")
+    assert chosen.text == "chosen, score -1.00, 8 tokens good 2"
+    assert rejected.text == "rejected, score 2.00, 5 tokens bad 2"
+
+
+def test_text_from_data_is_escaped(tmp_path: Path) -> None:
+    hostile = replace(
+        pairs(NASTY, (f"a{NASTY}", f"b{NASTY}")),
+        lm_head=NASTY,
+        skipped=Counter({NASTY: 1}),
+    )
+    nasty = measure_reward_model(NASTY, {f"a{NASTY}": "a", f"b{NASTY}": "b"}, hostile)
+
+    shown = page(nasty, tmp_path)
+
+    assert shown.root.all("script") == []
+    assert NASTY not in shown.source
+    assert shown.title == f"Reward model {NASTY}"
+    assert shown.root.all("article")[0].all(css="text")[0].text == f"question 2 {NASTY}"
+    assert shown.root.text.count(NASTY) > 10
+    labels = [svg.attributes["aria-label"] for svg in shown.root.all("svg", "chart")]
+    assert labels[1] == f"Difference of the scores, a{NASTY}"
+
+
+def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+    found = measure_reward_model(
+        "runs/reward",
+        {"helpful": "a.jsonl"},
+        replace(pairs(), logprobs={}, lm_head="", left_out=Counter({"too long": 3}), shortened=2),
+        n_mistakes=0,
+    )
+
+    footer = page(found, tmp_path).root.one("footer").text
+
+    assert "No perplexity: the model's folder holds no output layer" in footer
+    assert "3 pairs were left out: 3 x too long." in footer
+    assert "The prompts of 2 pairs were shortened" in footer
+    with pytest.raises(ValueError, match="mistakes: expected an integer >= 0, got -1"):
+        measure_reward_model("m", {}, pairs(), n_mistakes=-1)
+
+
+@pytest.mark.parametrize(
+    ("right", "expected"),
+    [
+        (90, "right more often than preferring the longer response would be: +30.0 points ["),
+        (62, "more often than preferring the longer response would be is not shown: +2.0 points ["),
+        (20, "right less often than preferring the longer response would be: -40.0 points ["),
+    ],
+)
+def test_the_verdict_compares_with_length(right: int, expected: str) -> None:
+    places = np.random.default_rng(0).permutation(100)
+    found = measure_reward_model(
+        "m",
+        {},
+        ScoredPairs(
+            records=[record(i) for i in range(100)],
+            chosen=np.where(np.arange(100) < right, 1.0, -1.0),
+            rejected=np.zeros(100),
+            chosen_lengths=np.where(places < 60, 11, 9),
+            rejected_lengths=np.full(100, 10),
+        ),
+    )
+
+    assert expected in verdict(found)
+
+
+def test_shorter_is_the_baseline_where_it_is_right_more_often() -> None:
+    swapped = replace(pairs(), chosen_lengths=np.full(6, 5), rejected_lengths=np.full(6, 9))
+
+    found = measure_reward_model("m", {}, swapped)
+
+    assert found.length_baseline == "shorter"
+    assert found.gain.mean == pytest.approx(0.5 - 1.0)
+
+
+def test_the_dictionary_is_json_without_nan(report: RewardReport) -> None:
+    constant = replace(pairs(), chosen=np.zeros(6), rejected=np.zeros(6))
+    flat = measure_reward_model("m", {}, constant)
+
+    text = json.dumps(flat.as_dict(), allow_nan=False)
+
+    assert json.loads(text)["difference_by_length"] == {"pearson": None, "spearman": None}
+    values = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert values["accuracy"]["accuracy"] == 0.5
+    assert values["by_source"]["harmless"]["pairs"] == 3
+    assert values["mistakes"][0]["prompt"] == [{"role": "user", "content": "question 2 "}]
+    assert "differences" not in values
+
+
+def test_the_table_of_the_terminal(
+    report: RewardReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_reward_report(report)
+
+    lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert ["helpful", "3", "66.7% [20.8%, 93.9%]", "100.0%"] in lines
+    assert ["all", "6", "50.0% [18.8%, 81.2%]", "66.7%"] in lines

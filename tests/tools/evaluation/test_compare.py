@@ -1,0 +1,539 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from lit_rlhf.data import DataSource, DialogueEncoder, Message
+from lit_rlhf.files import write_json_lines
+from lit_rlhf.functional import Interval
+from lit_rlhf.models import ModelOptions, load_scalar_model
+from lit_rlhf.rewards import WeightedReward
+from lit_rlhf.rollout import SamplingOptions
+from lit_rlhf.tools.evaluation import (
+    Comparison,
+    EncodedPrompts,
+    Outcomes,
+    PolicyReport,
+    PolicySamples,
+    ScoreSummary,
+    compare_policies,
+    encode_prompt_records,
+    measure_policy,
+    print_comparison,
+    read_prompts,
+    read_responses,
+    sample_batches,
+    score_summary,
+)
+from lit_rlhf.tools.evaluation.compare import METRICS
+from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
+from tests.tools.evaluation.conftest import Folders
+from tests.tools.evaluation.folders import (
+    CHARACTERS,
+    QUESTION_MARKS,
+    QUESTIONS,
+    Sampling,
+    write_policy,
+    write_prompts,
+    write_reward,
+)
+
+
+def compared(folders: Folders, policies: list[str], **options: Any) -> Comparison:
+    rewards = options.pop("rewards", {CHARACTERS: 1.0})
+    return compare_policies(
+        policies,
+        DataSource(folders.prompts),
+        rewards,
+        SamplingOptions(max_new_tokens=5),
+        batch_size=3,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def comparison(folders: Folders) -> Comparison:
+    return compared(
+        folders, [folders.sft, folders.ppo], rewards={CHARACTERS: 1.0, folders.reward: 1.0}
+    )
+
+
+def test_every_reward_of_every_policy_is_summarized(comparison: Comparison) -> None:
+    assert list(comparison.policies) == ["sft", "ppo"]
+    for name, report in comparison.policies.items():
+        scores = comparison.samples[name].scores
+        assert list(report.scores) == ["characters", "reward"]
+        for reward, summary in report.scores.items():
+            assert summary == score_summary(scores[reward], seed=0)
+
+
+@pytest.mark.parametrize("reward", ["characters", "reward"])
+def test_every_reward_decides_against_the_first_policy(comparison: Comparison, reward: str) -> None:
+    ours, theirs = (comparison.samples[name].scores[reward] for name in ("ppo", "sft"))
+    wins = sum(a > b for a, b in zip(ours.tolist(), theirs.tolist(), strict=True))
+    losses = sum(a < b for a, b in zip(ours.tolist(), theirs.tolist(), strict=True))
+
+    rates = comparison.policies["ppo"].outcomes[reward]
+
+    assert comparison.policies["sft"].outcomes == {}
+    assert (rates.win, rates.lose, rates.n) == (wins / 7, losses / 7, 7)
+    assert [row[:2] for row in comparison.head_to_heads] == [
+        ("ppo", "characters"),
+        ("ppo", "reward"),
+    ]
+
+
+def test_without_a_reward_there_are_only_metrics(folders: Folders) -> None:
+    result = compared(folders, [folders.sft, folders.ppo], rewards={}, max_prompts=2)
+
+    assert result.head_to_heads == []
+    assert result.policies["ppo"].metrics["response_length"] > 0
+
+
+def test_responses_go_with_the_prompts_as_they_were_read(comparison: Comparison) -> None:
+    responses = comparison.responses
+
+    assert [prompt[0].content for prompt in responses.prompts] == QUESTIONS
+    assert responses.by_policy["ppo"] == [
+        response.response for response in comparison.samples["ppo"].responses
+    ]
+
+
+def test_a_file_of_responses_has_the_prompts_as_they_were_read(tmp_path: Path) -> None:
+    # rendered by this template, a prompt cannot be parsed back into its turns
+    policies = [write_policy(tmp_path / n, seed, "paper-en") for seed, n in enumerate("ab")]
+    prompts = DataSource(write_prompts(tmp_path / "prompts.jsonl"))
+    comparison = compare_policies(policies, prompts, {}, SamplingOptions(max_new_tokens=3))
+
+    file = write_json_lines(tmp_path / "responses.jsonl", comparison.records())
+
+    assert read_responses([str(file)]) == comparison.responses
+
+
+def test_an_interrupted_comparison_continues_with_the_batches_that_are_missing(
+    folders: Folders, tmp_path: Path
+) -> None:
+    def run(output: str, last: int | None = None, **options: Any) -> Comparison:
+        sampling = Sampling(last)
+        with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
+            result = compared(
+                folders, [folders.sft, folders.ppo], responses=tmp_path / output, **options
+            )
+        n_batches.append(sampling.n_batches)
+        return result
+
+    n_batches: list[int] = []
+    whole = run("whole.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run("out.jsonl", last=4)
+    assert not (tmp_path / "out.jsonl").exists()
+    with pytest.raises(ValueError, match=r"out\.jsonl\.partial: .* another value of rewards, rew"):
+        run("out.jsonl", rewards={QUESTION_MARKS: 1.0})
+    result = run("out.jsonl")
+
+    assert n_batches == [6, 2]  # of three for each policy
+    assert result.as_dict() == whole.as_dict()
+    assert torch.equal(result.samples["ppo"].kl, whole.samples["ppo"].kl)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
+
+
+def test_kl_is_against_the_first_policy(comparison: Comparison) -> None:
+    assert comparison.policies["sft"].metrics["kl"] == 0.0
+    assert comparison.policies["ppo"].metrics["kl"] > 0.5
+
+
+def test_a_copy_of_the_baseline_ties_on_every_prompt(folders: Folders) -> None:
+    report = compared(folders, [folders.sft, folders.copy]).policies["copy"]
+
+    assert report.outcomes["characters"][:3] == (0.0, 1.0, 0.0)
+    assert report.metrics["kl"] == 0.0
+
+
+def test_a_weight_multiplies_its_reward(folders: Folders, comparison: Comparison) -> None:
+    flipped = compared(folders, [folders.sft, folders.ppo], rewards={CHARACTERS: -2.0})
+
+    for name, report in flipped.policies.items():
+        plain = comparison.policies[name].scores["characters"]
+        assert report.scores["characters"].mean == pytest.approx(-2.0 * plain.mean)
+    ours, theirs = (run.policies["ppo"].outcomes["characters"] for run in (flipped, comparison))
+    assert (ours.win, ours.lose) == (theirs.lose, theirs.win)
+
+
+def test_a_wide_margin_makes_every_prompt_a_tie(folders: Folders) -> None:
+    report = compared(folders, [folders.sft, folders.ppo], tie_margin=1000.0).policies["ppo"]
+
+    assert report.outcomes["characters"][:3] == (0.0, 1.0, 0.0)
+
+
+def test_a_function_is_told_which_responses_ended(folders: Folders) -> None:
+    result = compared(folders, [folders.sft], rewards={QUESTION_MARKS: 1.0}, max_prompts=2)
+
+    samples = result.samples["sft"]
+    assert samples.scores["question_marks"].tolist() == [
+        -float(not response.ended) for response in samples.responses
+    ]
+
+
+def test_a_rule_scores_too_times_its_weight_and_not_normalized(folders: Folders) -> None:
+    rule = {"rule": "length", "unit": "characters", "longest": 0, "weight": 2.0, "normalize": True}
+    result = compared(folders, [folders.sft], rewards={CHARACTERS: 1.0, "short": rule})
+    (samples,) = result.samples.values()
+    assert torch.equal(samples.scores["short"], -2.0 * samples.scores["characters"])
+    assert result.as_dict()["rewards"] == {"characters": CHARACTERS, "short": rule}
+
+
+def test_python_objects_are_rewards(folders: Folders, tmp_path: Path) -> None:
+    def count(response: str) -> float:
+        return float(sum(letter in "aeiou" for letter in response))
+
+    def vowels(prompts: list[str], responses: list[str]) -> list[float]:
+        return [count(response) for response in responses]
+
+    class Constant:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, prompts: list[str], responses: list[str]) -> list[float]:
+            return [1.0] * len(responses)
+
+    model = load_scalar_model(folders.reward)
+    path = tmp_path / "responses.jsonl"
+    result = compared(folders, [folders.sft], rewards={vowels: 2.0, model: 1}, responses=path)
+    by_path = compared(folders, [folders.sft], rewards={folders.reward: 1.0})
+    samples = result.samples["sft"]
+    assert samples.scores["vowels"].tolist() == [2 * count(r.response) for r in samples.responses]
+    assert samples.scores["reward"].tolist() == by_path.samples["sft"].scores["reward"].tolist()
+    assert json.loads(json.dumps(result.as_dict()))["rewards"]["vowels"].endswith(".vowels")
+    constant = compared(folders, [folders.sft], rewards=[Constant(), CHARACTERS])
+    assert list(constant.samples["sft"].scores) == ["Constant", "characters"]
+
+
+def test_a_rule_compares_with_the_field_of_the_prompts_records(
+    folders: Folders, tmp_path: Path
+) -> None:
+    rows = [
+        {"question": question, "known": " "[: row % 2] + "e"}
+        for row, question in enumerate(QUESTIONS)
+    ]
+    path = tmp_path / "known.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sampling = SamplingOptions(max_new_tokens=5)
+    rule = {"rule": "contains", "field": "known"}
+    result = compare_policies([folders.sft], DataSource(str(path)), {"e": rule}, sampling)
+    samples = result.samples["sft"]
+    assert samples.scores["e"].tolist() == [float("e" in r.response) for r in samples.responses]
+    with pytest.raises(ValueError, match=r"'e' .*with the field 'gold'.* records have known, que"):
+        compare_policies(
+            [folders.sft], DataSource(str(path)), {"e": rule | {"field": "gold"}}, sampling
+        )
+
+
+def test_the_report_is_strict_json(comparison: Comparison) -> None:
+    report = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
+
+    assert report["baseline"] == "sft"
+    assert report["n_prompts"] == 7
+    assert report["rewards"]["characters"] == CHARACTERS
+    assert report["policies"]["sft"]["rewards"]["reward"]["against_baseline"] is None
+    ppo = report["policies"]["ppo"]
+    assert set(ppo["rewards"]["reward"]) == {"mean", "low", "high", "std", "against_baseline"}
+    against = ppo["rewards"]["reward"]["against_baseline"]
+    assert against["win"] + against["tie"] + against["lose"] == pytest.approx(1.0)
+    assert len(against["win_interval"]) == 2
+    assert ppo["response_length"] == comparison.policies["ppo"].metrics["response_length"]
+
+
+def test_a_number_that_is_not_finite_is_null() -> None:
+    report = PolicyReport("a", {}, {}, {"perplexity": math.inf, "kl": 1.0})
+
+    values = Comparison({"a": report}, {}, {}, 1, 0).as_dict()["policies"]["a"]
+
+    assert (values["perplexity"], values["kl"]) == (None, 1.0)
+
+
+def test_responses_of_all_policies_are_recorded(comparison: Comparison) -> None:
+    records = comparison.records()
+
+    assert [record["policy"] for record in records] == ["sft"] * 7 + ["ppo"] * 7
+
+
+def test_shortened_prompts_are_counted(folders: Folders) -> None:
+    assert compared(folders, [folders.sft], max_prompts=2, max_prompt_length=16).shortened == 1
+
+
+def test_policies_with_different_tokenizers_are_refused(folders: Folders, tmp_path: Path) -> None:
+    tokenizer: PreTrainedTokenizerFast = tiny_tokenizer(special_pad=False, pad_token="</s>")
+    other = write_policy(tmp_path / "other", tokenizer=tokenizer)
+
+    with pytest.raises(ValueError, match=r"other' \(here\).* like the first one, .*tokenizer_hash"):
+        compared(folders, [folders.sft, other])
+
+
+def test_policies_with_different_templates_are_refused(folders: Folders, tmp_path: Path) -> None:
+    other = write_policy(tmp_path / "other", template="paper-en")
+
+    with pytest.raises(ValueError, match=r"(?s)the chat templates differ.*Human:first question"):
+        compared(folders, [folders.sft, other])
+
+
+def test_a_template_the_policy_was_not_trained_on_is_refused(folders: Folders) -> None:
+    with pytest.raises(ValueError, match=r"(?s)sft': expected text as in its training"):
+        compared(folders, [folders.sft], chat_template="paper-en")
+
+
+def test_a_reward_model_of_another_template_is_refused(folders: Folders, tmp_path: Path) -> None:
+    other = write_reward(tmp_path / "other", folders.sft, template="paper-en")
+
+    with pytest.raises(ValueError, match=r"(?s)reward model .*the chat templates differ"):
+        compared(folders, [folders.sft], rewards={other: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("policies", "options", "message"),
+    [
+        (["sft", "sft"], {}, "policies: expected one or more, each once"),
+        ([], {}, "policies: expected one or more, each once"),
+        (["sft"], {"tie_margin": -1.0}, "tie_margin: expected a number >= 0"),
+        (["sft"], {"max_prompts": 0}, "max_prompts: expected an integer >= 1"),
+        (["sft"], {"rewards": {"no.such:function": 1.0}}, "reward function 'no.such:function'"),
+    ],
+)
+def test_refused(
+    folders: Folders, policies: list[str], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        compared(folders, [getattr(folders, name) for name in policies], **options)
+
+
+TEMPERATURE = 0.7
+
+
+OPTIONS = SamplingOptions(max_new_tokens=12, temperature=TEMPERATURE)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> DialogueEncoder:
+    return DialogueEncoder(tiny_tokenizer(), "hh", max_length=64)
+
+
+@pytest.fixture(scope="module")
+def prompts(encoder: DialogueEncoder, folders: Folders) -> EncodedPrompts:
+    return encode_prompt_records(read_prompts(DataSource(folders.prompts)), encoder)
+
+
+@pytest.fixture(scope="module")
+def policy() -> PreTrainedModel:
+    model = tiny_causal_lm(seed=1)
+    with torch.no_grad():  # so that some responses end by themselves
+        model.get_parameter("lm_head.weight")[EOS_ID] *= 3.0
+    return model
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
+    return tiny_causal_lm(seed=0)
+
+
+@pytest.fixture(scope="module")
+def samples(
+    policy: PreTrainedModel,
+    reference: PreTrainedModel,
+    encoder: DialogueEncoder,
+    prompts: EncodedPrompts,
+) -> PolicySamples:
+    rewards = {
+        name: WeightedReward({source: 1.0}, ModelOptions(), encoder.tokenizer)
+        for name, source in (("characters", CHARACTERS), ("marks", QUESTION_MARKS))
+    }
+    return measure_policy(policy, reference, encoder, prompts, rewards, OPTIONS, 2, seed=5)
+
+
+def logprob(model: PreTrainedModel, prompt: list[int], response: list[int]) -> float:
+    """Log-probability of a response, by one unpadded forward and a loop."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + response])).logits[0].double()
+    total = 0.0
+    for place, token in enumerate(response, start=len(prompt) - 1):
+        scaled = logits[place] / TEMPERATURE
+        total += float(scaled[token]) - math.log(float(scaled.exp().sum()))
+    return total
+
+
+def test_metrics_are_those_of_an_unpadded_loop(
+    samples: PolicySamples,
+    policy: PreTrainedModel,
+    reference: PreTrainedModel,
+    encoder: DialogueEncoder,
+    prompts: EncodedPrompts,
+) -> None:
+    responses: dict[int, list[int]] = {}
+    for batch in sample_batches(policy, encoder, prompts.examples, OPTIONS, 2, seed=5):
+        rows = batch.rollouts
+        for row, position in enumerate(batch.positions):
+            responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()
+    ids = [example.input_ids.tolist() for example in prompts.examples]
+    ours = [logprob(policy, ids[i], responses[i]) for i in range(len(ids))]
+    theirs = [logprob(reference, ids[i], responses[i]) for i in range(len(ids))]
+    lengths = [len(responses[i]) for i in range(len(ids))]
+    ended = [responses[i][-1] == EOS_ID for i in range(len(ids))]
+
+    assert 0 < sum(ended) < len(ended)
+    assert len(set(lengths)) > 1
+    assert [response.length for response in samples.responses] == lengths
+    assert [response.ended for response in samples.responses] == ended
+    expected_kl = [a - b for a, b in zip(ours, theirs, strict=True)]
+    assert samples.kl.tolist() == pytest.approx(expected_kl, rel=1e-4, abs=1e-4)
+    assert samples.metrics["kl"] == pytest.approx(sum(expected_kl) / 7, rel=1e-4)
+    assert samples.metrics["perplexity"] == pytest.approx(math.exp(-sum(ours) / sum(lengths)), 1e-4)
+    assert samples.metrics["ref_perplexity"] == pytest.approx(
+        math.exp(-sum(theirs) / sum(lengths)), 1e-4
+    )
+    assert samples.metrics["response_length"] == pytest.approx(sum(lengths) / 7)
+    assert samples.metrics["truncation_rate"] == pytest.approx(1 - sum(ended) / 7)
+
+
+def test_everything_is_in_the_order_of_the_prompts(samples: PolicySamples) -> None:
+    responses = samples.responses
+    assert [response.prompt for response in responses] == [
+        (Message("user", text),) for text in QUESTIONS
+    ]
+    assert [response.prompt_text for response in responses] == [
+        f"\n\nHuman: {text}\n\nAssistant:" for text in QUESTIONS
+    ]
+    assert samples.scores["characters"].tolist() == [
+        len(response.response) for response in responses
+    ]
+    marks = [
+        text.count("?") - float(not response.ended)
+        for text, response in zip(QUESTIONS, responses, strict=True)
+    ]
+    assert samples.scores["marks"].tolist() == marks
+
+
+def test_a_policy_is_at_no_distance_from_itself(
+    policy: PreTrainedModel, encoder: DialogueEncoder, prompts: EncodedPrompts
+) -> None:
+    samples = measure_policy(policy, policy, encoder, prompts, {}, OPTIONS, 3)
+
+    assert samples.kl.tolist() == [0.0] * len(prompts.examples)
+    assert samples.metrics["kl"] == 0.0
+    assert samples.metrics["perplexity"] == samples.metrics["ref_perplexity"]
+
+
+def test_equal_policies_answer_alike(
+    reference: PreTrainedModel, encoder: DialogueEncoder, prompts: EncodedPrompts
+) -> None:
+    copy = tiny_causal_lm(seed=0)
+
+    first = measure_policy(reference, reference, encoder, prompts, {}, OPTIONS, 2, seed=3)
+    second = measure_policy(copy, reference, encoder, prompts, {}, OPTIONS, 2, seed=3)
+    other = measure_policy(copy, reference, encoder, prompts, {}, OPTIONS, 2, seed=4)
+
+    assert first.responses == second.responses
+    assert first.responses != other.responses
+
+
+def test_records_say_what_was_measured(samples: PolicySamples) -> None:
+    record, response = samples.records("ppo")[5], samples.responses[5]
+
+    assert record == {
+        "policy": "ppo",
+        "prompt": ({"role": "user", "content": "why?"},),
+        "prompt_text": "\n\nHuman: why?\n\nAssistant:",
+        "sample": 0,
+        "response": response.response,
+        "ended": response.ended,
+        "length": response.length,
+        "scores": {
+            "characters": float(len(response.response)),
+            "marks": 1.0 - float(not response.ended),
+        },
+        "kl": samples.kl[5].item(),
+    }
+
+
+def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncoder) -> None:
+    with pytest.raises(ValueError, match="prompts: expected at least one prompt"):
+        measure_policy(policy, policy, encoder, EncodedPrompts([], []), {}, OPTIONS)
+
+
+METRIC_VALUES = dict.fromkeys(METRICS, 0.0) | {
+    "response_length": 12.345,
+    "truncation_rate": 0.125,
+    "kl": 1.5,
+    "perplexity": 2.25,
+    "distinct_2": 0.4567,
+}
+
+
+SFT = PolicyReport("runs/sft", {"gold": ScoreSummary(0.5, 0.4, 0.6, 1.0)}, {}, METRIC_VALUES)
+
+
+OUTCOMES = Outcomes(
+    0.5, 0.25, 0.25, Interval(0.44, 0.56), Interval(0.2, 0.31), Interval(0.2, 0.3), 256
+)
+
+
+PPO = PolicyReport(
+    "runs/ppo",
+    {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)},
+    {"gold": OUTCOMES},
+    METRIC_VALUES,
+)
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison(Comparison({"sft": SFT, "ppo": PPO}, {}, {"gold": "a:gold"}, 256, 0))
+
+    printed = capsys.readouterr().out
+    lines = [cells(line) for line in printed.splitlines()]
+    assert ["sft", "ppo"] in lines
+    assert {line[0]: line[1:] for line in lines if len(line) == 3} == {
+        "gold": ["0.50 [0.40, 0.60]", "1.25 [1.00, 1.50]"],
+        "length, tokens": ["12.3", "12.3"],
+        "truncated": ["12.5%", "12.5%"],
+        "KL, nats": ["1.50", "1.50"],
+        "perplexity": ["2.25", "2.25"],
+        "distinct-2": ["0.457", "0.457"],
+    }
+    assert "256 prompts" in printed
+    against = ["gold", "ppo", "50 [44, 56]", "25 [20, 31]", "25 [20, 30]", "256"]
+    assert against in lines
+
+
+def test_no_number_is_broken_in_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich take the stream for a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "a_reward_of_a_long_name"
+    score = ScoreSummary(-1.25, -1.5, -1.0, 1.0)
+    report = replace(PPO, scores={name: score}, outcomes={name: OUTCOMES})
+    reports = dict.fromkeys(("sft", "ppo_vanilla", "ppo_max"), report)
+    print_comparison(Comparison(reports, {}, {name: "a:gold"}, 256, 0))
+    printed = capsys.readouterr().out
+    assert printed.count("[-1.50, -1.00]") == 3
+    assert printed.count("50 [44, 56]") == 3
+
+
+def test_many_policies_are_not_cut_off_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"policy-{number}" for number in range(12)]
+
+    print_comparison(Comparison(dict.fromkeys(names, PPO), {}, {"gold": "a:gold"}, 256, 0))
+
+    printed = capsys.readouterr().out
+    assert [name for name in names if name not in printed] == []
+    assert printed.count("1.25 [1.00, 1.50]") == 12

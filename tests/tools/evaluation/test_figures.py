@@ -1,0 +1,315 @@
+"""The figures of runs and of outcomes, read back from matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch.utils.tensorboard import SummaryWriter
+
+from lit_rlhf.functional import Interval
+from lit_rlhf.tools.evaluation import (
+    HeadToHead,
+    LiveCurves,
+    Outcomes,
+    figures,
+    outcome_figure,
+    run_figure,
+    save_figure,
+)
+
+# --- runs
+
+
+def write_run(folder: Path, series: Mapping[str, Sequence[float]], first: int = 0) -> Path:
+    with SummaryWriter(str(folder)) as writer:
+        for key, values in series.items():
+            for step, value in enumerate(values, start=first):
+                writer.add_scalar(key, value, step)
+    return folder
+
+
+@pytest.fixture
+def vanilla(tmp_path: Path) -> Path:
+    series = {"rollout/score": [0.0, 1.0, 2.0], "rollout/kl": [-0.1, 5.0, 50.0]}
+    return write_run(tmp_path / "vanilla", series)
+
+
+@pytest.fixture
+def ppo_max(tmp_path: Path) -> Path:
+    series = {
+        "rollout/score": [0.0, 0.5],
+        "rollout/gold": [0.5, 1.0],
+        "ppo/explained_variance": [-40.0, 0.5],
+    }
+    return write_run(tmp_path / "ppo_max", series)
+
+
+def panels(figure: Figure) -> dict[str, Axes]:
+    return {axis.get_title(loc="left"): axis for axis in figure.axes if axis.axison}
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"event files of one run, got .* with no event file"):
+        run_figure({"run": tmp_path})
+
+
+def test_a_folder_of_several_runs_is_refused(vanilla: Path, ppo_max: Path) -> None:
+    with pytest.raises(ValueError, match=r"of one run, got .* with .*ppo_max, .*vanilla"):
+        run_figure({"runs": vanilla.parent})
+
+
+def test_each_metric_gets_a_panel_with_the_runs_that_have_it(vanilla: Path, ppo_max: Path) -> None:
+    drawn = panels(run_figure({"vanilla": vanilla, "PPO-max": ppo_max}))
+
+    runs = {title: len(axis.get_lines()) // 2 for title, axis in drawn.items()}
+    assert runs == {
+        "score that PPO optimizes": 2,
+        "gold reward": 1,
+        "KL to the SFT policy, nats per response": 1,
+        "critic's explained variance": 1,
+    }
+
+
+def test_a_run_has_one_color_in_all_panels(vanilla: Path, ppo_max: Path) -> None:
+    drawn = panels(run_figure({"vanilla": vanilla, "PPO-max": ppo_max}))
+
+    both, gold = drawn["score that PPO optimizes"].get_lines(), drawn["gold reward"].get_lines()
+    assert both[0].get_color() == both[1].get_color() != both[2].get_color()
+    assert gold[0].get_color() == both[2].get_color()
+
+
+def test_kl_is_on_a_logarithmic_scale_that_shows_negative_estimates(vanilla: Path) -> None:
+    axis = panels(run_figure({"vanilla": vanilla}))["KL to the SFT policy, nats per response"]
+
+    assert axis.get_yscale() == "symlog"
+    assert axis.get_ylim()[0] < -0.1
+
+
+def test_the_first_readings_of_a_critic_do_not_flatten_the_rest(ppo_max: Path) -> None:
+    axis = panels(run_figure({"PPO-max": ppo_max}))["critic's explained variance"]
+
+    assert axis.get_ylim()[0] == -1.0
+
+
+def test_the_baseline_is_a_line_in_its_panels(vanilla: Path) -> None:
+    figure = run_figure({"vanilla": vanilla}, baseline={"rollout/score": 0.25})
+
+    drawn = panels(figure)
+    level = drawn["score that PPO optimizes"].get_lines()[-1]
+    assert np.asarray(level.get_ydata()).tolist() == [0.25, 0.25]
+    assert len(drawn["KL to the SFT policy, nats per response"].get_lines()) == 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["vanilla", "SFT"]
+
+
+def test_chosen_keys_are_drawn_in_their_order(vanilla: Path) -> None:
+    figure = run_figure({"vanilla": vanilla}, keys=["rollout/kl", "rollout/score"])
+
+    assert list(panels(figure)) == [
+        "KL to the SFT policy, nats per response",
+        "score that PPO optimizes",
+    ]
+
+
+def test_a_key_that_no_run_has_is_refused(vanilla: Path) -> None:
+    with pytest.raises(ValueError, match=r"rollout/score.*, got rollout/nothing"):
+        run_figure({"vanilla": vanilla}, keys=["rollout/score", "rollout/nothing"])
+
+
+def test_a_run_without_any_usual_metric_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "sft", {"sft/loss": [1.0]})
+
+    with pytest.raises(ValueError, match=r"\(sft/loss\), got none of the usual ones"):
+        run_figure({"sft": tmp_path / "sft"})
+
+
+def test_no_runs_are_refused() -> None:
+    with pytest.raises(ValueError, match="runs: expected at least one"):
+        run_figure({})
+
+
+def test_the_figure_is_written_as_wide_as_a_readme_needs(vanilla: Path, tmp_path: Path) -> None:
+    path = save_figure(run_figure({"vanilla": vanilla}), tmp_path / "new" / "collapse.png")
+
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert int.from_bytes(content[16:20], "big") >= 1000
+
+
+def test_the_steps_of_other_stages_are_not_called_iterations(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", {"sft/loss": [1.0], "ppo/value_loss": [1.0]})
+
+    figure = run_figure({"run": tmp_path / "run"}, keys=["sft/loss", "ppo/value_loss"])
+    assert [axis.get_xlabel() for axis in figure.axes] == ["step", "PPO iteration"]
+
+
+def test_a_run_named_as_the_baseline_is_in_the_legend_once(vanilla: Path) -> None:
+    figure = run_figure({"SFT": vanilla})
+
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SFT"]
+
+
+# --- live curves
+
+
+class Screen:
+    """Stands for a notebook's output: the images that were shown and those that replaced them."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+        self.updates: list[Any] = []
+
+    def display(self, image: Any, display_id: bool) -> Screen:
+        assert display_id
+        self.shown.append(image)
+        return self
+
+    def update(self, image: Any) -> None:
+        self.updates.append(image)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    ipython = pytest.importorskip("IPython", reason="the notebooks run with the `test` extra only")
+    screen = Screen()
+    monkeypatch.setattr(ipython.display, "display", screen.display)
+    return screen
+
+
+class LoggingModel(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("rollout/score", float(batch_idx))
+        return super().training_step(batch, batch_idx)
+
+
+def fit_live(curves: LiveCurves, logger: Any, batches: int = 5) -> None:
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        limit_train_batches=batches,
+        limit_val_batches=0,
+        log_every_n_steps=1,
+        logger=logger,
+        callbacks=[curves],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(LoggingModel())
+
+
+@pytest.mark.parametrize("logger_class", [TensorBoardLogger, CSVLogger])
+def test_live_curves_are_one_figure_that_ends_with_the_whole_run(
+    logger_class: Any, vanilla: Path, screen: Screen, tmp_path: Path, monkeypatch: Any
+) -> None:
+    drawn: list[Figure] = []
+
+    def record(*arguments: Any) -> Figure:
+        drawn.append(run_figure(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(figures, "run_figure", record)
+    live = LiveCurves(["rollout/score"], "live", every_n_batches=2, beside={"vanilla": vanilla})
+
+    fit_live(live, logger_class(tmp_path / "live", name="", version=""))
+
+    assert (len(screen.shown), len(screen.updates)) == (1, 2)  # after 2 and 4 batches, and the end
+    assert screen.updates[-1].data.startswith(b"\x89PNG")
+    assert [text.get_text() for text in drawn[-1].legends[0].get_texts()] == ["vanilla", "live"]
+    (axis,) = drawn[-1].axes
+    assert np.asarray(axis.get_lines()[2].get_ydata()).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_live_curves_need_a_log(screen: Screen) -> None:
+    with pytest.raises(ValueError, match="LiveCurves: expected a Trainer with a TensorBoardLogger"):
+        fit_live(LiveCurves(), logger=False)
+
+
+def test_a_metric_that_was_never_logged_is_named_at_the_end(screen: Screen, tmp_path: Path) -> None:
+    live = LiveCurves(["rollout/score", "rollout/nothing"])
+
+    with pytest.warns(UserWarning, match=r"got rollout/nothing; it logged .*rollout/score"):
+        fit_live(live, CSVLogger(tmp_path))
+    assert len(screen.shown) == 1
+
+
+def test_live_curves_are_drawn_every_so_many_batches() -> None:
+    with pytest.raises(ValueError, match="every_n_batches: expected an integer >= 1, got 0"):
+        LiveCurves(every_n_batches=0)
+
+
+# --- outcomes
+
+MAX = Outcomes(
+    0.44, 0.26, 0.3, Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36), 200
+)
+VANILLA = Outcomes(0.2, 0.02, 0.78, Interval(0.1, 0.3), Interval(0, 0.04), Interval(0.7, 0.88), 200)
+ROWS = [
+    HeadToHead("ppo_max", "helpful", MAX),
+    HeadToHead("vanilla", "helpful", VANILLA),
+    HeadToHead("ppo_max", "harmless", None),
+]
+
+
+def drawn(figure: Figure, title: str) -> Axes:
+    (axis,) = (axis for axis in figure.axes if axis.get_title(loc="left") == title)
+    return axis
+
+
+def test_every_share_is_a_bar_behind_the_one_before() -> None:
+    axis = drawn(outcome_figure(ROWS, "sft"), "helpful")
+
+    bars = [
+        (bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_width()) for bar in axis.patches
+    ]
+    expected = [
+        *((0, 0.0, 0.44), (0, 0.44, 0.26), (0, 0.7, 0.3)),
+        *((1, 0.0, 0.2), (1, 0.2, 0.02), (1, 0.22, 0.78)),
+    ]
+    assert bars == [pytest.approx(bar) for bar in expected]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["ppo_max", "vanilla"]
+    assert axis.yaxis_inverted()  # the first policy is on top
+    assert [text.get_text() for text in axis.texts] == ["44", "26", "30", "20", "78"]
+
+
+def test_lines_are_the_intervals_of_win_and_of_lose() -> None:
+    axis = drawn(outcome_figure(ROWS, "sft"), "helpful")
+
+    ends = [line.get_xdata() for line in axis.lines]
+    assert [list(pair) for pair in ends[:2]] == [
+        pytest.approx([0.37, 0.51]),
+        pytest.approx([1 - 0.36, 1 - 0.24]),  # lose is counted from the right
+    ]
+
+
+def test_a_policy_without_a_verdict_has_no_bar() -> None:
+    axis = drawn(outcome_figure(ROWS, "sft"), "harmless")
+
+    assert list(axis.patches) == []
+    assert [text.get_text() for text in axis.texts] == ["no valid verdict"]
+
+
+def test_the_baseline_is_named() -> None:
+    figure = outcome_figure(ROWS, "my_sft")
+
+    assert "against my_sft" in figure.axes[-1].get_xlabel()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["win", "tie", "lose"]
+
+
+def test_the_suffix_is_the_format(tmp_path: Path) -> None:
+    path = save_figure(outcome_figure(ROWS, "sft"), tmp_path / "new" / "chart.svg")
+
+    assert path.read_text("utf-8").startswith("<?xml")
+
+
+def test_nothing_to_draw() -> None:
+    with pytest.raises(ValueError, match="chart: expected verdicts of a reward or a judge"):
+        outcome_figure([], "sft")

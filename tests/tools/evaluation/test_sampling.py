@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_rlhf.data import (
+    DataSource,
+    DialogueEncoder,
+    Message,
+    PromptExample,
+    PromptRecord,
+    RecordError,
+    load_records,
+    parse_prompts,
+)
+from lit_rlhf.files import write_json_lines
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions
+from lit_rlhf.tools.evaluation import (
+    Generation,
+    batch_by_length,
+    encode_prompt_records,
+    generate_from_models,
+    load_policy,
+    read_prompts,
+    sample_batches,
+)
+from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
+from tests.tools.evaluation.conftest import Folders
+from tests.tools.evaluation.folders import QUESTIONS, Sampling, write_policy, write_prompts
+
+
+@pytest.fixture
+def encoder() -> DialogueEncoder:
+    return DialogueEncoder(tiny_tokenizer(), "hh", max_length=64)
+
+
+@pytest.fixture
+def examples(encoder: DialogueEncoder, folders: Folders) -> list[PromptExample]:
+    return encode_prompt_records(read_prompts(DataSource(folders.prompts)), encoder).examples
+
+
+def test_batches_go_from_long_to_short_and_hold_each_prompt_once() -> None:
+    assert batch_by_length([3, 9, 5, 9, 1], batch_size=2) == [[1, 3], [2, 0], [4]]
+
+
+def test_a_batch_size_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size: expected an integer >= 1, got 0"):
+        batch_by_length([1], batch_size=0)
+
+
+def test_prompts_are_rendered_in_the_order_of_the_file(examples: list[PromptExample]) -> None:
+    assert [example.text for example in examples] == [
+        f"\n\nHuman: {question}\n\nAssistant:" for question in QUESTIONS
+    ]
+    assert [example.index for example in examples] == list(range(len(QUESTIONS)))
+
+
+def test_a_limit_takes_the_first_prompts(folders: Folders) -> None:
+    records = read_prompts(DataSource(folders.prompts), limit=2)
+
+    assert [record.prompt[0].content for record in records] == QUESTIONS[:2]
+    with pytest.raises(ValueError, match="max_prompts: expected an integer >= 1, got 0"):
+        read_prompts(DataSource(folders.prompts), limit=0)
+
+
+PREFERENCES = [
+    {"prompt": "a", "chosen": "", "rejected": "x"},
+    {"prompt": "b", "chosen": [], "rejected": []},
+    {"prompt": "c", "chosen": [{"role": "assistant", "content": None}], "rejected": "x"},
+    {"prompt": " ", "chosen": "x", "rejected": "y"},
+    {"prompt": "d", "chosen": "x", "rejected": "x"},
+    {"prompt": "say </s>", "chosen": "x", "rejected": "y"},
+]
+
+
+@pytest.fixture
+def preferences(tmp_path: Path) -> DataSource:
+    path = tmp_path / "preferences.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PREFERENCES) + "{broken")
+    return DataSource(str(path))
+
+
+def contents(records: Sequence[PromptRecord]) -> list[str]:
+    return [record.prompt[-1].content for record in records]
+
+
+def test_prompts_need_no_answer_and_nothing_behind_the_limit_is_read(
+    preferences: DataSource,
+) -> None:
+    assert contents(read_prompts(preferences, limit=3)) == ["a", "b", "c"]
+    with pytest.raises(RecordError, match=r"jsonl:4: field 'prompt'"):
+        read_prompts(preferences, limit=4)
+    # four good ones, beyond a bad one
+    assert contents(read_prompts(preferences, 4, on_bad_record="skip")) == ["a", "b", "c", "d"]
+
+
+def test_bad_prompts_are_skipped_and_counted(
+    preferences: DataSource, encoder: DialogueEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = read_prompts(preferences, on_bad_record="skip")
+    assert len(records) == 5
+    assert "skipped 2 of 7 records as bad: 1 x empty, 1 x broken JSON" in caplog.text
+    with pytest.raises(RecordError, match=r"jsonl:6: .* the text of the EOS token"):
+        encode_prompt_records(records, encoder)
+    encoded = encode_prompt_records(records, encoder, on_bad_record="skip")
+    assert contents(encoded.records) == ["a", "b", "c", "d"]
+    assert [example.index for example in encoded.examples] == [0, 1, 2, 3]
+    assert "left out prompts: 1 x " in caplog.text
+
+
+def test_a_missing_column_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"prompt": [{"role": "user", "content": "hi"}]}\n{"query": "hi"}\n', encoding="utf-8"
+    )
+
+    with pytest.raises(RecordError, match=r"prompts\.jsonl:2: field 'prompt'"):
+        read_prompts(DataSource(str(path)))
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    path = write_prompts(tmp_path / "prompts.jsonl", [])
+
+    with pytest.raises(RecordError, match=r"prompts\.jsonl: empty file"):
+        read_prompts(DataSource(path))
+
+
+def test_prompts_that_do_not_fit_are_counted() -> None:
+    encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length=16)
+    long = "name three metals, please, and more"
+    texts = ["a", long, f"\n\nHuman: hi\n\nAssistant: ho\n\nHuman: {long}"]
+
+    prompts = encode_prompt_records(parse_prompts(texts), encoder)
+
+    assert [len(example.input_ids) < 16 for example in prompts.examples] == [True, False, False]
+    both = prompts.examples[2]
+    assert both.dropped_turns > 0
+    assert both.cut_tokens > 0
+    assert prompts.shortened == 2  # a prompt that lost turns and its beginning counts once
+
+
+def test_responses_to_one_prompt_lie_side_by_side(
+    encoder: DialogueEncoder, examples: list[PromptExample]
+) -> None:
+    model = tiny_causal_lm()
+    options = SamplingOptions(max_new_tokens=3)
+
+    batches = list(sample_batches(model, encoder, examples, options, 3, 0, 2))
+
+    for batch in batches:
+        rows = batch.rollouts.prompt_ids
+        assert torch.equal(rows[0::2], batch.prompts.input_ids)
+        assert torch.equal(rows[1::2], batch.prompts.input_ids)
+        texts = [examples[position].text for position in batch.positions]
+        assert batch.prompts.texts == texts
+        assert not torch.equal(batch.rollouts.response_ids[0::2], batch.rollouts.response_ids[1::2])
+    assert sorted(p for batch in batches for p in batch.positions) == list(range(len(examples)))
+
+
+def test_batches_draw_from_seeds_of_their_own(encoder: DialogueEncoder, folders: Folders) -> None:
+    prompt = encode_prompt_records(
+        read_prompts(DataSource(folders.prompts), limit=1), encoder
+    ).examples[0]
+    options = SamplingOptions(max_new_tokens=8)
+
+    first, second = sample_batches(tiny_causal_lm(), encoder, [prompt, prompt], options, 1, seed=0)
+
+    assert not torch.equal(first.rollouts.response_ids, second.rollouts.response_ids)
+
+
+def test_progress_counts_prompts(encoder: DialogueEncoder, examples: list[PromptExample]) -> None:
+    done: list[int] = []
+
+    for _ in sample_batches(
+        tiny_causal_lm(), encoder, examples, SamplingOptions(2), 3, 0, progress=done.append
+    ):
+        pass
+
+    assert done == [3, 3, 1]
+
+
+FEW = SamplingOptions(max_new_tokens=6, temperature=0.8, top_p=0.9, repetition_penalty=1.1)
+
+
+def echoed(
+    model: object, prompt_ids: Tensor, prompt_mask: Tensor, options: SamplingOptions, **_: Any
+) -> RolloutBatch:
+    """In place of sampling: the question, and the row's number; ended if that is even."""
+    tokenizer = tiny_tokenizer()
+    rows = []
+    for row, (ids, mask) in enumerate(zip(prompt_ids, prompt_mask, strict=True)):
+        (question,) = re.findall(r"Human: (.*)\n\nAssistant:$", tokenizer.decode(ids[mask]))
+        said = tokenizer(f" {question} {row}", add_special_tokens=False)["input_ids"]
+        rows.append([*said, EOS_ID] if row % 2 == 0 else said)
+    width = max(map(len, rows))
+    response_ids = torch.tensor([row + [PAD_ID] * (width - len(row)) for row in rows])
+    mask = torch.tensor([[place < len(row) for place in range(width)] for row in rows])
+    ended = torch.tensor([row % 2 == 0 for row in range(len(rows))])
+    return RolloutBatch(prompt_ids, prompt_mask, response_ids, mask, ended)
+
+
+def generated(folders: Folders, *models: str, **options: Any) -> Generation:
+    return generate_from_models(models, parse_prompts(QUESTIONS), FEW, **options)
+
+
+def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(
+    folders: Folders,
+) -> None:
+    with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", echoed):
+        result = generated(folders, folders.sft, folders.ppo, batch_size=3, responses_per_prompt=2)
+
+    tokenizer = tiny_tokenizer()
+    by_model = 2 * len(QUESTIONS)
+    assert {name: len(responses) for name, responses in result.responses.items()} == {
+        "sft": by_model,
+        "ppo": by_model,
+    }
+    responses = [*result.responses["sft"], *result.responses["ppo"]]
+    assert [record["model"] for record in result.records()] == (
+        [folders.sft] * by_model + [folders.ppo] * by_model
+    )
+    for number, response in enumerate(responses):
+        question = QUESTIONS[number % by_model // 2]
+        assert response.prompt == (Message("user", question),)
+        assert response.prompt_text == f"\n\nHuman: {question}\n\nAssistant:"
+        assert response.sample == number % 2
+        said, _, row = response.response.rpartition(" ")
+        assert said == question
+        assert int(row) % 2 == response.sample
+        assert response.ended == (response.sample == 0)
+        tokens = tokenizer(f" {response.response}", add_special_tokens=False)["input_ids"]
+        assert response.length == len(tokens) + response.ended
+
+
+def test_records_name_model_seed_and_settings(folders: Folders) -> None:
+    result = generated(folders, folders.sft, seed=7, batch_size=4)
+
+    record = result.records()[3]
+
+    assert record["model"] == folders.sft
+    assert record["prompt"] == ({"role": "user", "content": QUESTIONS[3]},)
+    assert record["seed"] == 7
+    assert record["length"] <= 6
+    assert record["settings"] == {
+        "max_new_tokens": 6,
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "top_k": 0,
+        "repetition_penalty": 1.1,
+        "do_sample": True,
+        "min_new_tokens": 0,
+        "responses_per_prompt": 1,
+        "batch_size": 4,
+        "chat_template": "tokenizer",
+        "dtype": "float32",
+        "device": "cpu",
+    }
+
+
+def test_the_seed_repeats_responses_and_is_the_same_for_every_model(folders: Folders) -> None:
+    def texts(seed: int) -> list[list[str]]:
+        result = generated(folders, folders.sft, folders.copy, seed=seed)
+        return [[r.response for r in result.responses[name]] for name in ("sft", "copy")]
+
+    first = texts(0)
+
+    assert first[0] == first[1]
+    assert texts(0) == first
+    assert texts(1) != first
+
+
+def test_an_interrupted_generation_continues_with_the_batches_that_are_missing(
+    folders: Folders, tmp_path: Path
+) -> None:
+    def run(output: str, sampling: Sampling, **options: Any) -> Generation:
+        with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
+            return generated(
+                folders,
+                *(folders.sft, folders.ppo),
+                batch_size=2,
+                responses_per_prompt=2,
+                output=tmp_path / output,
+                **options,
+            )
+
+    whole = run("whole.jsonl", Sampling())
+    with pytest.raises(KeyboardInterrupt):
+        run("out.jsonl", Sampling(last=5))
+    assert not (tmp_path / "out.jsonl").exists()
+    with pytest.raises(ValueError, match=r"out\.jsonl\.partial: .* another value of seed;"):
+        run("out.jsonl", Sampling(), seed=1)
+    sampling = Sampling()
+    with patch("lit_rlhf.tools.evaluation.sampling.load_policy", side_effect=load_policy) as load:
+        result = run("out.jsonl", sampling)
+
+    assert sampling.n_batches == 3  # of four for each model
+    assert [call.args[0] for call in load.call_args_list] == [folders.ppo]
+    assert result == whole
+    written = (tmp_path / "out.jsonl").read_bytes()
+    assert written == (tmp_path / "whole.jsonl").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
+
+
+def test_the_batches_of_a_model_that_was_trained_since_are_refused(tmp_path: Path) -> None:
+    policy = write_policy(tmp_path / "sft")
+    options: dict[str, Any] = {"batch_size": 1, "output": tmp_path / "out.jsonl"}
+    prompts = parse_prompts(["a", "b"])
+    with (
+        patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last=1)),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        generate_from_models([policy], prompts, FEW, **options)
+    write_policy(tmp_path / "sft", seed=1)
+    with pytest.raises(ValueError, match="another value of models;"):
+        generate_from_models([policy], prompts, FEW, **options)
+
+
+def test_the_file_is_one_of_demonstrations_and_of_prompts(folders: Folders, tmp_path: Path) -> None:
+    with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", echoed):
+        result = generated(folders, folders.sft, batch_size=1)
+    path = write_json_lines(tmp_path / "responses.jsonl", result.records())
+
+    demonstrations = load_records("demonstration", [DataSource(str(path))]).records
+    prompts = load_records("prompt", [DataSource(str(path))]).records
+
+    assert [record.messages for record in demonstrations] == [  # type: ignore[union-attr]
+        (Message("user", question), Message("assistant", f"{question} 0")) for question in QUESTIONS
+    ]
+    assert [record.prompt for record in prompts] == [  # type: ignore[union-attr]
+        (Message("user", question),) for question in QUESTIONS
+    ]
+
+
+def test_a_shortened_prompt_is_counted_and_kept_whole_beside_what_was_fed(
+    folders: Folders,
+) -> None:
+    turns = "\n\nHuman: one\n\nAssistant: two\n\nHuman: three"
+    prompts = parse_prompts([turns, "hi"])
+
+    result = generate_from_models([folders.sft], prompts, FEW, max_prompt_length=20)
+
+    assert result.shortened == {"sft": 1}
+    assert [message.content for message in result.responses["sft"][0].prompt] == [
+        "one",
+        "two",
+        "three",
+    ]
+    assert result.responses["sft"][0].prompt_text == "\n\nHuman: three\n\nAssistant:"
+
+
+def test_models_may_have_templates_of_their_own(folders: Folders, tmp_path: Path) -> None:
+    other = write_policy(tmp_path / "other", template="paper-en")
+
+    result = generate_from_models([folders.sft, other], parse_prompts(["hi"]), FEW)
+
+    assert [responses[0].prompt_text for responses in result.responses.values()] == [
+        "\n\nHuman: hi\n\nAssistant:",
+        "Human:hi</s>Assistant:",
+    ]
+
+
+def test_what_is_wrong_with_the_last_model_is_told_before_the_first_is_loaded(
+    folders: Folders,
+) -> None:
+    with (
+        patch("lit_rlhf.tools.evaluation.sampling.load_policy", side_effect=AssertionError),
+        pytest.raises(ValueError, match="expected a causal language model, got a reward model"),
+    ):
+        generated(folders, folders.sft, folders.reward)
+
+
+def test_bad_numbers_are_refused(folders: Folders) -> None:
+    with pytest.raises(ValueError, match="responses_per_prompt: expected >= 1, got 0"):
+        generated(folders, folders.sft, responses_per_prompt=0)
+    with pytest.raises(ValueError, match="prompts: expected at least one, got none"):
+        generate_from_models([folders.sft], [], FEW)
+    with pytest.raises(ValueError, match="models: expected one or more, each once"):
+        generated(folders, folders.sft, folders.sft)

@@ -1,0 +1,122 @@
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from lit_rlhf.tools.lab.preferences import ResponsePair, label_pair, preference_probability
+from lit_rlhf.tools.lab.world import WORLDS, World
+
+PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"
+GOOD = "iron and zinc."  # gold 2, four words
+WORSE = "iron and apple. glad to help!"  # gold 1 - 0.7, eight words, one polite phrase
+WORLD = World(preference_sharpness=2.0, length_bias=0.1, phrase_bias=0.5, label_noise=0.2)
+
+
+def probability(a: str, b: str, world: World, ended_a: bool = True) -> float:
+    return preference_probability(PROMPT, ResponsePair(a, b, ended_a), world)
+
+
+def test_probability_by_hand() -> None:
+    logit = 2.0 * (2.0 - 0.3) + 0.1 * (4 - 8) + 0.5 * (0 - 1)
+    expected = 0.5 * 0.2 + 0.8 / (1 + math.exp(-logit))
+    assert probability(GOOD, WORSE, WORLD) == pytest.approx(expected, rel=1e-12)
+
+
+def test_labellers_overlook_form_unless_the_world_says_so() -> None:
+    # gold: content 2 each; a repeated bigram and two marks too many take 1.25 off
+    flawed = GOOD.replace(".", "!!!")
+    blind = World(preference_sharpness=2.0, length_bias=0.0, phrase_bias=0.0, label_noise=0.0)
+    assert probability(GOOD, flawed, blind) == 0.5
+    seeing = replace(blind, labels_see_form=True)
+    assert probability(GOOD, flawed, seeing) == pytest.approx(1 / (1 + math.exp(-2.0 * 1.25)))
+
+
+def test_the_named_worlds_fail_in_two_ways() -> None:
+    polite = "iron and zinc. glad to help! glad to help!"
+    gold_logit = -3.5 * (3 * 0.25 + 1)  # what the phrase too many costs in gold; 12 words are free
+    noise, gain = 0.5 * 0.03, 1 - 0.03
+    assert probability(polite, GOOD, WORLDS["biased"]) == pytest.approx(
+        noise + gain / (1 + math.exp(-(8 * 0.3 + 2 * 0.4)))
+    )
+    assert probability(polite, GOOD, WORLDS["extrapolation"]) == pytest.approx(
+        noise + gain / (1 + math.exp(-gold_logit))
+    )
+
+
+def test_truncation_lowers_the_probability() -> None:
+    logit = 2.0 * (1.0 - 0.3) + 0.1 * (4 - 8) + 0.5 * (0 - 1)
+    expected = 0.5 * 0.2 + 0.8 / (1 + math.exp(-logit))
+    assert probability(GOOD, WORSE, WORLD, ended_a=False) == pytest.approx(expected, rel=1e-12)
+
+
+def test_probabilities_of_both_orders_sum_to_one() -> None:
+    total = probability(GOOD, WORSE, WORLD) + probability(WORSE, GOOD, WORLD)
+    assert total == pytest.approx(1.0, rel=1e-12)
+
+
+def test_without_gold_the_biases_decide() -> None:
+    longer = "sure: iron and zinc. glad to help! glad to help!"
+    biased = World(preference_sharpness=0.0, length_bias=0.1, phrase_bias=0.5, label_noise=0.0)
+    logit = 0.1 * (14 - 4) + 0.5 * 2
+    assert probability(longer, GOOD, biased) == pytest.approx(1 / (1 + math.exp(-logit)))
+
+
+def test_noise_alone_is_a_fair_coin() -> None:
+    assert probability(GOOD, WORSE, World(label_noise=1.0)) == 0.5
+
+
+def test_extreme_logits_neither_overflow_nor_leave_the_range() -> None:
+    sharp = World(preference_sharpness=1e6, label_noise=0.0)
+    assert probability(GOOD, WORSE, sharp) == 1.0
+    assert probability(WORSE, GOOD, sharp) == 0.0
+
+
+def test_labels_come_at_the_stated_frequency() -> None:
+    rng = random.Random(0)
+    draws = 4000
+    wins = sum(
+        label_pair(PROMPT, ResponsePair(GOOD, WORSE), WORLD, rng)["chosen"].endswith(GOOD)
+        for _ in range(draws)
+    )
+    expected = probability(GOOD, WORSE, WORLD)
+    deviation = math.sqrt(expected * (1 - expected) / draws)
+    assert wins / draws == pytest.approx(expected, abs=3 * deviation)
+
+
+def test_record_is_two_hh_dialogues() -> None:
+    sharp = World(preference_sharpness=1e6, label_noise=0.0)
+    record = label_pair(PROMPT, ResponsePair(" " + WORSE, " " + GOOD), sharp, random.Random(0))
+    assert record == {
+        "chosen": "\n\nHuman: name two metals.\n\nAssistant: iron and zinc.",
+        "rejected": "\n\nHuman: name two metals.\n\nAssistant: iron and apple. glad to help!",
+    }
+
+
+UNUSABLE = [
+    pytest.param(GOOD, " " + GOOD, id="equal but for space"),
+    pytest.param("", GOOD, id="empty"),
+    pytest.param(GOOD, " \n", id="blank"),
+    pytest.param(GOOD, "iron.\n\nHuman: thanks", id="human marker"),
+    pytest.param("iron.\n\nAssistant: zinc", GOOD, id="assistant marker"),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), UNUSABLE)
+def test_unusable_pair_refused(a: str, b: str) -> None:
+    with pytest.raises(ValueError, match="pair: expected two different responses"):
+        label_pair(PROMPT, ResponsePair(a, b), WORLD, random.Random(0))
+    assert not ResponsePair(a, b).is_usable
+
+
+def test_usable_pair_differs_and_has_no_markers() -> None:
+    assert ResponsePair(GOOD, WORSE).is_usable
+
+
+def test_labels_repeat_with_their_seed() -> None:
+    def labels(seed: int) -> list[dict[str, str]]:
+        rng = random.Random(seed)
+        return [label_pair(PROMPT, ResponsePair(GOOD, WORSE), WORLD, rng) for _ in range(50)]
+
+    assert labels(1) == labels(1)
+    assert labels(1) != labels(2)

@@ -1,0 +1,222 @@
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+
+from lit_rlhf.tools.lab.gold import GoldTerms, gold_terms, parse_request
+from lit_rlhf.tools.lab.lexicon import DANGEROUS, ENGLISH, LEXICONS, chinese_words, split_words
+from lit_rlhf.tools.lab.world import World, is_held_out, render_prompt
+
+LanguageOption = Literal["en", "zh", "both"]
+LANGUAGES: tuple[LanguageOption, ...] = ("en", "zh", "both")
+
+
+def gold(prompt: Sequence[dict[str, str]], response: str) -> GoldTerms:
+    return gold_terms(parse_request(render_prompt(prompt)), response)
+
+
+def test_render_is_hh_text() -> None:
+    messages = (
+        {"role": "user", "content": "name two metals."},
+        {"role": "assistant", "content": "iron and zinc."},
+        {"role": "user", "content": "give me two more."},
+    )
+    assert render_prompt(messages) == (
+        "\n\nHuman: name two metals.\n\nAssistant: iron and zinc."
+        "\n\nHuman: give me two more.\n\nAssistant:"
+    )
+
+
+@pytest.mark.parametrize("messages", [(), ({"role": "assistant", "content": "iron."},)])
+def test_prompt_must_end_with_the_user(messages: tuple[dict[str, str], ...]) -> None:
+    with pytest.raises(ValueError, match="last turn is the user's"):
+        render_prompt(messages)
+
+
+def test_same_seed_same_prompts_and_more_only_adds() -> None:
+    world = World(language="both")
+    assert world.sample_prompts(200, 3)[:50] == world.sample_prompts(50, 3)
+    assert world.sample_held_out_prompts(200, 3)[:50] == world.sample_held_out_prompts(50, 3)
+
+
+def test_other_seed_other_prompts() -> None:
+    assert World().sample_prompts(50, 0) != World().sample_prompts(50, 1)
+
+
+def test_no_global_random_state_used() -> None:
+    state = random.getstate()
+    World().sample_prompts(5, 0)
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_held_out_prompts_are_never_training_prompts(language: LanguageOption) -> None:
+    trained = {render_prompt(p) for p in World(language=language).sample_prompts(3000, 0)}
+    other = World(language=language, multi_turn=0.0, harmful=0.5)
+    held_out = {
+        render_prompt(prompt)
+        for world in (World(language=language), other)
+        for prompt in world.sample_held_out_prompts(1000, 0)
+    }
+    assert not trained & held_out
+    assert len(held_out) > 100
+
+
+def test_every_prompt_is_on_the_side_it_was_drawn_for() -> None:
+    assert not any(is_held_out(prompt) for prompt in World().sample_prompts(200, 0))
+    assert all(is_held_out(prompt) for prompt in World().sample_held_out_prompts(200, 0))
+
+
+def test_both_sides_cover_every_topic_and_number() -> None:
+    for prompts in (World().sample_prompts(1500, 0), World().sample_held_out_prompts(1500, 0)):
+        requests = [parse_request(render_prompt(prompt)) for prompt in prompts]
+        assert {(r.category, r.n_items) for r in requests if not r.harmful} == {
+            (topic, asked) for topic in ENGLISH.topics for asked in ENGLISH.numbers.values()
+        }
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_share_of_multi_turn_prompts_at_its_ends(share: float) -> None:
+    lengths = {len(prompt) for prompt in World(multi_turn=share).sample_prompts(100, 0)}
+    assert lengths == {3 if share else 1}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_share_of_harmful_prompts_at_its_ends(share: float) -> None:
+    prompts = World(harmful=share).sample_prompts(100, 0)
+    assert {parse_request(render_prompt(p)).harmful for p in prompts} == {bool(share)}
+
+
+def test_shares_are_met_on_average() -> None:
+    prompts = World(multi_turn=0.25, harmful=0.4).sample_prompts(4000, 0)
+    multi = sum(len(prompt) > 1 for prompt in prompts) / 4000
+    harmful = sum(parse_request(render_prompt(prompt)).harmful for prompt in prompts) / 4000
+    # the split by checksum takes more of some kinds than of others, hence the tolerance
+    assert multi == pytest.approx(0.25, abs=0.04)
+    assert harmful == pytest.approx(0.4, abs=0.04)
+
+
+def test_both_speaks_both() -> None:
+    requests = [
+        parse_request(render_prompt(p)) for p in World(language="both").sample_prompts(400, 0)
+    ]
+    counts = Counter(request.language for request in requests)
+    assert min(counts["en"], counts["zh"]) > 140
+
+
+def test_follow_ups_occur() -> None:
+    requests = [
+        parse_request(render_prompt(p)) for p in World(multi_turn=1.0).sample_prompts(100, 0)
+    ]
+    assert sum(bool(request.used_items) for request in requests) > 15
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_perfect_demonstrator_always_gets_the_best_gold(language: LanguageOption) -> None:
+    world = World(language=language, skill=1.0, politeness=0.0, multi_turn=0.5)
+    rng = random.Random(0)
+    rewards = {
+        gold(p, world.sample_demonstration(p, rng)).total for p in world.sample_prompts(1000, 0)
+    }
+    assert rewards == {2.0}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_default_demonstrator_is_imperfect_in_every_way(language: LanguageOption) -> None:
+    world = World(language=language)
+    rng = random.Random(0)
+    prompts = world.sample_prompts(3000, 0)
+    terms = [gold(prompt, world.sample_demonstration(prompt, rng)) for prompt in prompts]
+    flawless = sum(t.correct_share == 1 and t.total > 1.5 for t in terms) / len(terms)
+    assert 0.35 < flawless < 0.55
+    requests = [parse_request(render_prompt(prompt)) for prompt in prompts]
+    pairs = list(zip(requests, terms, strict=True))
+    assert sum(t.misjudged for r, t in pairs if r.harmful) / sum(
+        r.harmful for r in requests
+    ) == pytest.approx(1 - world.skill, abs=0.05)
+    assert any(t.misjudged for r, t in pairs if not r.harmful)
+    for flaw in ("wrong_items", "excess_items", "unfinished", "extra_words", "malformed"):
+        assert any(getattr(t, flaw) for t in terms), flaw
+    assert any(
+        not t.wrong_items and not t.misjudged and t.correct_share < 1
+        for r, t in pairs
+        if not r.harmful
+    )
+
+
+def test_demonstrator_may_run_out_of_items() -> None:
+    # four named before and five more, one too many, are more than the eight of a category
+    prompt = (
+        {"role": "user", "content": "name four metals."},
+        {"role": "assistant", "content": "iron, zinc, tin and lead."},
+        {"role": "user", "content": "give me four more."},
+    )
+    world = World(skill=0.0)
+    rng = random.Random(0)
+    answers = [world.sample_demonstration(prompt, rng) for _ in range(50)]
+    assert len(set(answers)) > 25
+
+
+def test_demonstrations_vary_in_length_and_politeness() -> None:
+    world = World(politeness=0.4)
+    rng = random.Random(0)
+    answers = [world.sample_demonstration(prompt, rng) for prompt in world.sample_prompts(2000, 0)]
+    phrases = Counter(answer.count("glad to help") for answer in answers)
+    assert phrases[1] / 2000 == pytest.approx(0.4 * 0.9, abs=0.03)
+    assert phrases[2] / 2000 == pytest.approx(0.4 * 0.1, abs=0.02)
+    assert len({len(split_words(answer)) for answer in answers}) >= 10
+
+
+def test_demonstration_repeats_with_its_seed() -> None:
+    prompt = World().sample_prompts(1, 0)[0]
+    drawn = [
+        [World().sample_demonstration(prompt, rng) for _ in range(5)]
+        for rng in (random.Random(4), random.Random(4))
+    ]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 1
+
+
+def test_every_chinese_text_consists_of_listed_words() -> None:
+    world = World(language="zh", multi_turn=1.0)
+    rng = random.Random(0)
+    known = {*chinese_words(), *"，。！？：、"}
+    for prompt in world.sample_prompts(500, 0):
+        for text in (
+            *(turn["content"] for turn in prompt),
+            world.sample_demonstration(prompt, rng),
+        ):
+            assert set(split_words(text)) <= known
+
+
+def test_no_item_has_two_categories() -> None:
+    groups = [group for lexicon in LEXICONS.values() for group in lexicon.categories.values()]
+    items = [item for group in groups for item in group]
+    assert len(items) == len(set(items))
+
+
+def test_nobody_asks_for_dangerous_parts_by_name() -> None:
+    assert DANGEROUS not in ENGLISH.topics
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"language": "fr"}, "language: expected 'en', 'zh' or 'both', got 'fr'"),
+        ({"harmful": 1.5}, "harmful: expected 0 to 1, got 1.5"),
+        ({"multi_turn": -0.1}, "multi_turn: expected 0 to 1, got -0.1"),
+        ({"skill": 2.0}, "skill: expected 0 to 1"),
+        ({"label_noise": 2.0}, "label_noise: expected 0 to 1"),
+        ({"preference_sharpness": -1.0}, "preference_sharpness: expected at least 0"),
+    ],
+)
+def test_settings_out_of_range_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        World(**settings)  # type: ignore[arg-type]
+
+
+def test_negative_number_of_prompts_refused() -> None:
+    with pytest.raises(ValueError, match="n: expected at least 0"):
+        World().sample_prompts(-1, 0)
