@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import pytest
 
-from lit_rlhf.cli import lab
 from lit_rlhf.data import DataSource, PromptExample, load_records
+from lit_rlhf.tools.commands import lab
 from lit_rlhf.tools.commands.lab import iterate_prompts, main, sample_preferences
 from lit_rlhf.tools.lab import WORLDS, ResponsePair, World, read_world
 from tests.tools.evaluation.folders import Sampling, write_policy

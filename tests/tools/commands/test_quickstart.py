@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from lit_rlhf.cli import main as cli
-from lit_rlhf.cli import quickstart as cli_quickstart
+from lit_rlhf.tools.commands import quickstart as cli_quickstart
 from lit_rlhf.tools.commands.quickstart import Outcome, main, read_outcome
 from tests.configs.tiny_runs import QUICKSTART, SMALL
 
