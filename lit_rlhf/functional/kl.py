@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lit_rlhf.functional.checks import (
+from lit_rlhf.checks import (
     check_floating,
     check_not_negative,
     check_positive,

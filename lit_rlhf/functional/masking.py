@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.functional.checks import (
+from lit_rlhf.checks import (
     check_dims,
     check_floating,
     check_integer,

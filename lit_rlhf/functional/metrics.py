@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.functional.checks import check_dims, check_integer, check_mask
+from lit_rlhf.checks import check_dims, check_integer, check_mask
 
 
 class Interval(NamedTuple):

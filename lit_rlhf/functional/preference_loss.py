@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from lit_rlhf.functional.checks import check_dims, check_not_negative, check_same, check_shape
+from lit_rlhf.checks import check_dims, check_not_negative, check_same, check_shape
 
 
 class PairwiseLoss(NamedTuple):

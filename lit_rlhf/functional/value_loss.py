@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.functional.checks import check_dims, check_mask, check_positive, check_same
+from lit_rlhf.checks import check_dims, check_mask, check_positive, check_same
 from lit_rlhf.functional.masking import Moments, masked_average, masked_mean, masked_moments
 
 

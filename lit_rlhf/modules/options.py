@@ -11,12 +11,20 @@ Each default stands once: here, or in the signature of a module where stages dif
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from transformers import SchedulerType
 
+from lit_rlhf.checks import (
+    check_choice,
+    check_count,
+    check_fields,
+    check_not_negative,
+    check_number,
+    check_positive,
+    check_unit_interval,
+)
 from lit_rlhf.functional import KLEstimator
 from lit_rlhf.models import DTYPES, DType
 
@@ -31,37 +39,6 @@ SCHEDULES = tuple(
     for schedule in SchedulerType
     if schedule.value not in ("reduce_lr_on_plateau", "greedy", "warmup_stable_decay")
 )
-
-
-def check_positive(options: object, *names: str) -> None:
-    """Raise a ValueError for a field that is neither `None` nor a number above 0."""
-    _check_numbers(options, names, "a value > 0", lambda value: value > 0)
-
-
-def check_not_negative(options: object, *names: str) -> None:
-    """Raise a ValueError for a field that is neither `None` nor a number of at least 0."""
-    _check_numbers(options, names, "a value >= 0", lambda value: value >= 0)
-
-
-def check_share(options: object, *names: str) -> None:
-    """Raise a ValueError for a field that is not in [0, 1]."""
-    _check_numbers(options, names, "a value in [0, 1]", lambda value: 0 <= value <= 1)
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise a ValueError for a value that is none of `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
-
-
-def _check_numbers(
-    options: object, names: tuple[str, ...], expected: str, holds: Callable[[float], bool]
-) -> None:
-    for name in names:
-        value = getattr(options, name)
-        # PyYAML reads 1e-5, without a point, as text
-        if value is not None and not (isinstance(value, int | float) and holds(value)):
-            raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -98,10 +75,11 @@ class OptimizerOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_positive(self, "learning_rate", "eps", "grad_clip")
-        check_not_negative(self, "weight_decay")
-        _check_numbers(self, ("beta1", "beta2"), "a value in [0, 1)", lambda value: 0 <= value < 1)
-        check_share(self, "warmup_ratio", "min_lr_ratio")
+        check_fields(check_positive, self, "learning_rate", "eps", "grad_clip")
+        check_fields(check_not_negative, self, "weight_decay")
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            check_number(name, beta, "a number in [0, 1)", lambda value: 0 <= value < 1)
+        check_fields(check_unit_interval, self, "warmup_ratio", "min_lr_ratio")
         check_choice("lr_scheduler", self.lr_scheduler, SCHEDULES)
 
 
@@ -137,8 +115,8 @@ class RewardShapingOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_positive(self, "clip", "kl_target", "kl_horizon")
-        check_not_negative(self, "kl_coef", "missing_eos_penalty")
+        check_fields(check_positive, self, "clip", "kl_target", "kl_horizon")
+        check_fields(check_not_negative, self, "kl_coef", "missing_eos_penalty")
         check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
         if self.scaling and self.normalization:
             raise ValueError(
@@ -177,8 +155,8 @@ class AdvantageOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_share(self, "gamma", "lam")
-        check_positive(self, "clip")
+        check_fields(check_unit_interval, self, "gamma", "lam")
+        check_fields(check_positive, self, "clip")
         check_choice("truncation", self.truncation, get_args(Truncation))
 
 
@@ -224,9 +202,12 @@ class PPOLossOptions:
         """Check the ranges."""
         check_choice("policy_objective", self.policy_objective, get_args(PolicyObjective))
         check_choice("old_policy", self.old_policy, get_args(OldPolicy))
-        check_positive(self, "ratio_clip", "ratio_clip_high", "value_clip", "entropy_clip")
-        _check_numbers(self, ("dual_clip",), "a value > 1", lambda value: value > 1)
-        check_not_negative(self, "kl_penalty_coef", "entropy_coef", "ptx_coef")
+        check_fields(
+            check_positive, self, "ratio_clip", "ratio_clip_high", "value_clip", "entropy_clip"
+        )
+        if self.dual_clip is not None:
+            check_number("dual_clip", self.dual_clip, "a number > 1", lambda value: value > 1)
+        check_fields(check_not_negative, self, "kl_penalty_coef", "entropy_coef", "ptx_coef")
         if self.old_policy == "reference" and self.policy_objective == "kl_penalty":
             raise ValueError(
                 "old_policy, policy_objective: expected old_policy: rollout with kl_penalty, got "
@@ -264,8 +245,14 @@ class MinibatchOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_positive(self, "ppo_epochs", "minibatch_size")
-        check_positive(self, "micro_batch_size", "micro_batch_tokens")
+        check_fields(
+            check_count,
+            self,
+            "ppo_epochs",
+            "minibatch_size",
+            "micro_batch_size",
+            "micro_batch_tokens",
+        )
 
 
 @dataclass(frozen=True)
@@ -291,7 +278,7 @@ class CriticPretrainingOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_not_negative(self, "iterations")
+        check_count("iterations", self.iterations, 0)
 
 
 @dataclass(frozen=True)
@@ -323,4 +310,4 @@ class MemoryOptions:
         """Check the ranges."""
         if self.frozen_dtype is not None:
             check_choice("frozen_dtype", self.frozen_dtype, DTYPES)
-        check_positive(self, "rollout_batch_size", "max_tokens_per_forward")
+        check_fields(check_count, self, "rollout_batch_size", "max_tokens_per_forward")

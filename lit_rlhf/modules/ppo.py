@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from lit_callbacks import write_text
+from lit_rlhf.checks import check_choice, check_count, check_positive
 from lit_rlhf.data import PromptBatch, PromptDataModule, TokenBatch, encode_prompts
 from lit_rlhf.forward import (
     LanguageModel,
@@ -72,7 +73,6 @@ from lit_rlhf.modules.options import (
     OptimizerOptions,
     PPOLossOptions,
     RewardShapingOptions,
-    check_choice,
 )
 from lit_rlhf.modules.resuming import weights_checksum
 from lit_rlhf.modules.schedules import build_schedule
@@ -229,16 +229,12 @@ class PPOModule(StageModule):
         seed: int = 0,
         max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
     ) -> None:
-        if sampled_texts < 0:
-            raise ValueError(f"sampled_texts: expected a value >= 0, got {sampled_texts}")
-        if reward_timeout is not None and not reward_timeout > 0:
-            raise ValueError(f"reward_timeout: expected a value > 0, got {reward_timeout}")
-        if max_iterations is not None and max_iterations < 1:
-            raise ValueError(f"max_iterations: expected an integer >= 1, got {max_iterations}")
-        if not isinstance(responses_per_prompt, int) or responses_per_prompt < 1:
-            raise ValueError(
-                f"responses_per_prompt: expected an integer >= 1, got {responses_per_prompt}"
-            )
+        check_count("sampled_texts", sampled_texts, 0)
+        check_count("responses_per_prompt", responses_per_prompt)
+        if reward_timeout is not None:
+            check_positive("reward_timeout", reward_timeout)
+        if max_iterations is not None:
+            check_count("max_iterations", max_iterations)
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
         cls = type(self)
         gold_key = None if gold_reward is None else reward_key(gold_reward)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchmetrics.functional.classification import binary_calibration_error
 
+from lit_rlhf.checks import check_count, check_fields
 from lit_rlhf.data import PreferenceBatch
 from lit_rlhf.forward import (
     LanguageModel,
@@ -28,7 +29,7 @@ from lit_rlhf.functional import (
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
 from lit_rlhf.modules.micro_batches import accumulate, scaled, slice_batch
 from lit_rlhf.modules.option_names import merge_options
-from lit_rlhf.modules.options import OptimizerOptions, check_positive
+from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
 from lit_rlhf.stats import gather_rows, global_sum
 from lit_rlhf.strategies import backward
@@ -94,7 +95,7 @@ class RewardModule(StageModule):
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
         self.micro_batch_tokens = micro_batch_tokens
-        check_positive(self, "micro_batch_size", "micro_batch_tokens")
+        check_fields(check_count, self, "micro_batch_size", "micro_batch_tokens")
         # One child holds all that is trained: a DeepSpeed engine wraps one child of the module.
         self.networks = nn.ModuleDict(
             {"model": load_scalar_model(model_path, self.network, head_seed=head_seed)}

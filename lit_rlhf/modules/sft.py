@@ -8,13 +8,14 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
+from lit_rlhf.checks import check_count, check_fields
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.modules.micro_batches import accumulate, scaled, slice_batch
 from lit_rlhf.modules.option_names import merge_options
-from lit_rlhf.modules.options import OptimizerOptions, check_positive
+from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
 from lit_rlhf.stats import global_sum
 from lit_rlhf.strategies import backward
@@ -60,7 +61,7 @@ class SFTModule(StageModule):
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
         self.micro_batch_tokens = micro_batch_tokens
-        check_positive(self, "micro_batch_size", "micro_batch_tokens")
+        check_fields(check_count, self, "micro_batch_size", "micro_batch_tokens")
         self.model = load_causal_lm(model_path, self.network)
         self._evaluation: list[Tensor] = []
 

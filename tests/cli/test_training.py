@@ -349,7 +349,7 @@ def test_an_option_out_of_its_range_is_named_with_its_group(
     with pytest.raises(SystemExit) as refused:
         command("fit", *flags)
     assert refused.value.code == 2
-    told = "model.init_args.critic_optimizer.grad_clip: expected a value > 0, got -1.0"
+    told = "model.init_args.critic_optimizer.grad_clip: expected a finite number > 0, got -1.0"
     assert f"error: {told}\n" in capsys.readouterr().err
 
 

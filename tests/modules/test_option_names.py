@@ -48,12 +48,14 @@ def test_a_group_is_a_dataclass_or_a_mapping_over_the_modules_defaults(root: Pat
         ValueError, match="optimizer: expected OptimizerOptions or a mapping of its"
     ):
         SFTModule(path, optimizer=1e-3)
-    with pytest.raises(ValueError, match=r"optimizer\.grad_clip: expected a value > 0, got -1"):
+    with pytest.raises(
+        ValueError, match=r"optimizer\.grad_clip: expected a finite number > 0, got -1"
+    ):
         SFTModule(path, optimizer={"grad_clip": -1})
 
 
 def test_a_number_that_yaml_reads_as_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="learning_rate: expected a value > 0, got '1e-5'"):
+    with pytest.raises(ValueError, match="learning_rate: expected a finite number > 0, got '1e-5'"):
         OptimizerOptions(**yaml.safe_load("learning_rate: 1e-5"))
 
 

@@ -19,13 +19,16 @@ from tests.modules.stages import fitted, ppo_options, prompts
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy_optimizer.learning_rate": 0.0}, "learning_rate: expected a value > 0, got 0.0"),
-        ({"reward_shaping.clip": -1.0}, "clip: expected a value > 0, got -1.0"),
-        ({"reward_shaping.kl_coef": -0.1}, "kl_coef: expected a value >= 0, got -0.1"),
-        ({"loss.ptx_coef": -0.1}, "ptx_coef: expected a value >= 0, got -0.1"),
-        ({"advantages.gamma": 1.1}, r"gamma: expected a value in \[0, 1\], got 1.1"),
-        ({"advantages.lam": -0.1}, r"lam: expected a value in \[0, 1\], got -0.1"),
-        ({"minibatches.minibatch_size": 0}, "minibatch_size: expected a value > 0, got 0"),
+        (
+            {"policy_optimizer.learning_rate": 0.0},
+            "learning_rate: expected a finite number > 0, got 0.0",
+        ),
+        ({"reward_shaping.clip": -1.0}, "clip: expected a finite number > 0, got -1.0"),
+        ({"reward_shaping.kl_coef": -0.1}, "kl_coef: expected a finite number >= 0, got -0.1"),
+        ({"loss.ptx_coef": -0.1}, "ptx_coef: expected a finite number >= 0, got -0.1"),
+        ({"advantages.gamma": 1.1}, r"gamma: expected a number in \[0, 1\], got 1.1"),
+        ({"advantages.lam": -0.1}, r"lam: expected a number in \[0, 1\], got -0.1"),
+        ({"minibatches.minibatch_size": 0}, "minibatch_size: expected an integer >= 1, got 0"),
         (
             {"network.dtype": "int8"},
             "dtype: expected one of float32, bfloat16, float16, got 'int8'",
@@ -155,8 +158,8 @@ def test_defaults_are_ppo_max_of_the_paper(root: Path) -> None:
             {"loss.dual_clip": 3.0, "loss.policy_objective": "unclipped"},
             "ratio_clip_high, dual_clip: expected neither with policy_objective: unclipped",
         ),
-        ({"loss.dual_clip": 1.0}, "loss.dual_clip: expected a value > 1, got 1.0"),
-        ({"policy_optimizer.beta2": 1.0}, r"beta2: expected a value in \[0, 1\), got 1.0"),
+        ({"loss.dual_clip": 1.0}, "loss.dual_clip: expected a number > 1, got 1.0"),
+        ({"policy_optimizer.beta2": 1.0}, r"beta2: expected a number in \[0, 1\), got 1.0"),
         ({"max_iterations": 0}, "max_iterations: expected an integer >= 1, got 0"),
     ],
 )

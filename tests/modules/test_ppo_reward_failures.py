@@ -86,5 +86,5 @@ def test_the_time_limit_holds_for_every_function(root: Path, tmp_path: Path, sou
 
 
 def test_a_time_limit_is_positive(root: Path) -> None:
-    with pytest.raises(ValueError, match="reward_timeout: expected a value > 0, got 0"):
+    with pytest.raises(ValueError, match="reward_timeout: expected a finite number > 0, got 0"):
         module(root, "length", reward_timeout=0)

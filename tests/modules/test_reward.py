@@ -121,7 +121,7 @@ def test_imitation_can_be_left_out(root: Path, tmp_path: Path) -> None:
     assert float(logged["reward/loss"]) == float(logged["reward/pairwise_loss"])
     assert not any("lm_loss" in key for key in logged)
     assert read_lm_head(tmp_path / "model") is None
-    with pytest.raises(ValueError, match="lm_coef: expected a value >= 0, got -1"):
+    with pytest.raises(ValueError, match="lm_coef: expected a finite number >= 0, got -1"):
         module(root, lm_coef=-1.0)
 
 

@@ -181,5 +181,5 @@ def test_predictions_are_logprobs_of_completion_tokens(root: Path) -> None:
 def test_an_endless_run_cannot_have_a_schedule_with_an_end(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lr_scheduler: 'cosine_with_min_lr' needs the length"):
         fitted(module(root), demonstrations(root), tmp_path, max_epochs=-1)
-    with pytest.raises(ValueError, match=r"warmup_ratio: expected a value in \[0, 1\], got 2"):
+    with pytest.raises(ValueError, match=r"warmup_ratio: expected a number in \[0, 1\], got 2"):
         fitted(module(root, optimizer={"warmup_ratio": 2.0}), demonstrations(root), tmp_path)

@@ -7,6 +7,8 @@ wait for the device.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,17 +54,41 @@ def check_same(shape: tuple[int, ...], **tensors: Tensor) -> None:
 
 def check_positive(name: str, value: float) -> None:
     """Raise ValueError unless `value` is finite and above 0."""
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name}: expected a finite number > 0, got {value}")
+    check_number(name, value, "a finite number > 0", lambda number: 0 < number < math.inf)
 
 
 def check_not_negative(name: str, value: float) -> None:
     """Raise ValueError unless `value` is finite and at least 0."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}: expected a finite number >= 0, got {value}")
+    check_number(name, value, "a finite number >= 0", lambda number: 0 <= number < math.inf)
 
 
 def check_unit_interval(name: str, value: float) -> None:
     """Raise ValueError unless `value` lies in [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name}: expected a number in [0, 1], got {value}")
+    check_number(name, value, "a number in [0, 1]", lambda number: 0 <= number <= 1)
+
+
+def check_count(name: str, value: int, minimum: int = 1) -> None:
+    """Raise ValueError unless `value` is an integer of at least `minimum`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"{name}: expected an integer >= {minimum}, got {value!r}")
+
+
+def check_number(name: str, value: float, expected: str, holds: Callable[[float], bool]) -> None:
+    """Raise ValueError unless `value` is a number for which `holds` returns True."""
+    # PyYAML reads 1e-5, without a point, as text
+    if not isinstance(value, int | float) or not holds(value):
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def check_fields(check: Callable[[str, Any], None], options: object, *names: str) -> None:
+    """Run a check on fields of a group of options, and pass over those that are `None`."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None:
+            check(name, value)
