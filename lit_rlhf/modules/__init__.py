@@ -17,31 +17,34 @@ from lit_rlhf.modules.option_names import (
     option_groups,
 )
 from lit_rlhf.modules.options import (
-    AdvantageOptions,
     CriticPretrainingOptions,
-    MemoryOptions,
     MinibatchOptions,
     OptimizerOptions,
-    PPOLossOptions,
-    RewardShapingOptions,
 )
 from lit_rlhf.modules.out_of_memory import suggest_change
 from lit_rlhf.modules.ppo import (
     ROLLOUT_MEMORY,
     SCORING_MEMORY,
     UPDATE_MEMORY,
-    LossShare,
     PPOModule,
     ScoredResponses,
-    critic_source,
+    draw_seed,
     generation_settings,
 )
-from lit_rlhf.modules.resuming import ChangedRunError
+from lit_rlhf.modules.resuming import CONTRACT_KEY, ChangedRunError
 from lit_rlhf.modules.reward import PreferenceShare, RewardModule
 from lit_rlhf.modules.run_folders import folders_during
 from lit_rlhf.modules.sft import SFTModule
-from lit_rlhf.modules.stage import CONTRACT_KEY, StageModule
+from lit_rlhf.modules.stage import StageModule
 from lit_rlhf.modules.timing import PhaseTimer
+from lit_rlhf.ppo import (
+    AdvantageOptions,
+    LossShare,
+    MemoryOptions,
+    PPOLossOptions,
+    RewardShapingOptions,
+    critic_source,
+)
 
 __all__ = [
     "CONTRACT_KEY",
@@ -69,6 +72,7 @@ __all__ = [
     "check_names",
     "critic_source",
     "dotted_arguments",
+    "draw_seed",
     "explain_unknown_option",
     "folders_during",
     "generation_settings",

@@ -7,7 +7,8 @@ run that skips too many steps in a row ends with an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.stats import global_sum, world_size
 from lit_rlhf.strategies import OptimizerStep, clipped_step
 
@@ -29,6 +31,34 @@ class TooManySkippedUpdates(RuntimeError):
     This is an exception and not a quiet end of training, since the run has not done its work: no
     finished model is saved, and whatever follows the run does not start.
     """
+
+
+class NotFiniteError(Exception):
+    """Numbers that an iteration needs are not finite; only `UpdateGuard.iteration` sees it."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+class Iteration:
+    """An iteration under an `UpdateGuard`.
+
+    Attributes:
+        skipped: Whether a number was not finite, so that the iteration ended early.
+    """
+
+    def __init__(self) -> None:
+        self.skipped = False
+
+    def require_finite(self, quantities: Mapping[str, Tensor]) -> None:
+        """End the iteration unless all numbers of all ranks are finite.
+
+        Args:
+            quantities: Tensors by their names in the warning.
+        """
+        if found := find_non_finite(quantities):
+            raise NotFiniteError(found)
 
 
 class UpdateGuard:
@@ -44,8 +74,7 @@ class UpdateGuard:
     """
 
     def __init__(self, max_in_a_row: int) -> None:
-        if max_in_a_row < 1:
-            raise ValueError(f"max_skipped_in_a_row: expected an integer >= 1, got {max_in_a_row}")
+        check_count("max_skipped_in_a_row", max_in_a_row)
         self.max_in_a_row = max_in_a_row
         self.in_a_row: dict[str, int] = {}
         self._count = 0
@@ -88,26 +117,24 @@ class UpdateGuard:
         self._count_update(trainer, network, found, place)
         return step
 
-    def check(
-        self, trainer: Trainer, network: str, quantities: Mapping[str, Tensor], place: str
-    ) -> bool:
-        """Check what an update would be made from, and count a skipped update if it is not finite.
+    @contextmanager
+    def iteration(self, trainer: Trainer, networks: str, place: str) -> Iterator[Iteration]:
+        """Run an iteration, and leave the block where `Iteration.require_finite` finds NaN.
 
         Args:
             trainer: The trainer of the run.
-            network: What is not updated then, for instance `policy and critic`.
-            quantities: Tensors by their names in a warning.
-            place: Where in the run the update is.
-
-        Returns:
-            Whether all numbers are finite on all ranks.
+            networks: Networks that are not updated then, for instance `policy and critic`.
+            place: Where in the run the iteration is.
 
         Raises:
-            TooManySkippedUpdates: If too many updates in a row were skipped.
+            TooManySkippedUpdates: If too many iterations in a row were skipped.
         """
-        found = find_non_finite(quantities)
-        self._count_update(trainer, network, found, place)
-        return not found
+        iteration, found = Iteration(), []
+        try:
+            yield iteration
+        except NotFiniteError as error:
+            iteration.skipped, found = True, error.names
+        self._count_update(trainer, networks, found, place)
 
     def pop_count(self) -> Tensor:
         """Number of skipped updates since the last call, 0-dim float32, as metrics are."""
@@ -122,9 +149,7 @@ class UpdateGuard:
             return
         row = self.in_a_row[network] = self.in_a_row.get(network, 0) + 1
         self._count += 1
-        skipped = (
-            f"update of {network} skipped at {place}: not finite were {join_names(not_finite)}"
-        )
+        skipped = f"update of {network} skipped at {place}: non-finite: {join_names(not_finite)}"
         if row < self.max_in_a_row:
             rank_zero_warn(
                 f"{skipped}. Weights and moments are as before; {row} in a row, and training stops "
@@ -142,6 +167,15 @@ class UpdateGuard:
             f"{skipped}. It was number {row} in a row (max_skipped_in_a_row). {resume}. What "
             "helps: a lower learning rate or clip norm, float32 weights, or a look at the data."
         )
+
+
+def weight_sums(network: nn.Module, name: str) -> dict[str, Tensor]:
+    """Sum of each weight of a network; it is finite only if all numbers of the weight are."""
+    # Unlike `isfinite`, a sum takes no memory.
+    return {
+        f"weights of {name} ({key})": weight.detach().sum(dtype=torch.float32)
+        for key, weight in network.named_parameters()
+    }
 
 
 def find_non_finite(quantities: Mapping[str, Tensor]) -> list[str]:

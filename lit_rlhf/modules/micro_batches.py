@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lit_rlhf.forward import LanguageModel, trunk_of, unwrap_model
 from lit_rlhf.rollout import split_by_tokens
+from lit_rlhf.stats import global_max
 
 ACTIVATION_BYTES = 2**30
 """What the activations of a micro-batch may take on a CPU where no size is set: 1 GiB."""
@@ -61,6 +62,31 @@ def split_rows(lengths: Tensor, max_rows: int | None, max_tokens: int | None) ->
         size = max_rows or part.stop - part.start
         for start in range(part.start, part.stop, size):
             yield slice(start, min(start + size, part.stop))
+
+
+def split_batch(
+    model: LanguageModel, lengths: Tensor, max_rows: int | None, max_tokens: int | None
+) -> list[MicroBatch]:
+    """Split this rank's batch into micro-batches. Every rank gets the same number.
+
+    Every backward may wait for the other ranks, but ranks differ in tokens, and in the dynamic
+    batches of Section 4.2 in rows. A rank that has no rows left takes its first part again,
+    with weight 0.
+
+    Args:
+        model: The network that is trained.
+        lengths: Real tokens of each row of this rank's batch, `[B]`, on the module's device.
+        max_rows: Most rows of a part; `None`: no limit.
+        max_tokens: Most tokens of a part; a longer row is a part by itself. `None`: no limit, or on
+            a CPU without `max_rows` as many as fit into `ACTIVATION_BYTES`.
+    """
+    if max_rows is None and max_tokens is None and lengths.device.type == "cpu":
+        max_tokens = tokens_within_memory(model)
+    parts = [MicroBatch(rows, 1.0) for rows in split_rows(lengths, max_rows, max_tokens)]
+    if max_rows is not None or max_tokens is not None:
+        most = global_max(len(parts), lengths.device)
+        parts += [MicroBatch(parts[0].rows, 0.0)] * (most - len(parts))
+    return parts
 
 
 def tokens_within_memory(model: LanguageModel) -> int:

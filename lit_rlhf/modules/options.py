@@ -3,16 +3,15 @@
 A group is a frozen dataclass that checks its ranges. It is the type of one parameter of a module,
 so YAML nests it (`init_args: {sampling: {temperature: 0.7}}`), the command line takes it by dotted
 names (`--model.sampling.temperature 0.7`), and Python passes the dataclass or a mapping of some of
-its fields. Two groups stand elsewhere: `lit_rlhf.models.ModelOptions`, how networks are loaded, and
-`lit_rlhf.rollout.SamplingOptions`, how responses are sampled.
+its fields. Other groups: `lit_rlhf.models.ModelOptions`, how networks are loaded,
+`lit_rlhf.rollout.SamplingOptions`, how responses are sampled, and those of `lit_rlhf.ppo`.
 
-Each default stands once: here, or in the signature of a module where stages differ.
+Each default is in one place: here, or in the signature of a module where stages differ.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from transformers import SchedulerType
 
@@ -25,13 +24,6 @@ from lit_rlhf.checks import (
     check_positive,
     check_unit_interval,
 )
-from lit_rlhf.functional import KLEstimator
-from lit_rlhf.models import DTYPES, DType
-
-CriticInit = Literal["reward", "policy", "random"]
-OldPolicy = Literal["rollout", "reference"]
-PolicyObjective = Literal["clip", "kl_penalty", "unclipped", "policy_gradient"]
-Truncation = Literal["terminal", "bootstrap", "mask"]
 
 # all of transformers but those that need a metric or settings of their own
 SCHEDULES = tuple(
@@ -84,144 +76,6 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True)
-class RewardShapingOptions:
-    """From a response's raw score to the rewards of its tokens (Eqs. 18, 19).
-
-    Attributes:
-        normalization: Subtract the running mean of all scores so far, and divide by their running
-            standard deviation (Eq. 18).
-        scaling: Divide by the running standard deviation only, instead of `normalization`.
-        clip: Bound on the size of the score after that; `None`: no clipping.
-        kl_coef: Weight of the per-token KL penalty (Eqs. 3, 19), in reward per nat.
-        kl_estimator: How a token's KL is estimated. Only the gradient of `k1` is that of KL, see
-            `lit_rlhf.functional.kl_estimate`.
-        kl_target: KL that an adaptive coefficient aims at, in nats per response; `None`: the
-            coefficient is fixed.
-        kl_horizon: Rollouts over which the adaptive coefficient adapts.
-        missing_eos_penalty: Subtracted from the score of a response that was cut off.
-
-    Raises:
-        ValueError: If an option is out of its range, or two contradict each other.
-    """
-
-    normalization: bool = True
-    scaling: bool = False
-    clip: float | None = 0.8
-    kl_coef: float = 0.05
-    kl_estimator: KLEstimator = "k1"
-    kl_target: float | None = None
-    kl_horizon: int = 10000
-    missing_eos_penalty: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check_fields(check_positive, self, "clip", "kl_target", "kl_horizon")
-        check_fields(check_not_negative, self, "kl_coef", "missing_eos_penalty")
-        check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
-        if self.scaling and self.normalization:
-            raise ValueError(
-                "scaling, normalization: expected one of them, got both: normalization divides by "
-                "the standard deviation, too; set normalization: false to scale only"
-            )
-        if self.kl_target is not None and self.kl_coef == 0:
-            raise ValueError(
-                f"kl_target, kl_coef: expected kl_coef > 0 with a kl_target, got {self.kl_target} "
-                "and 0: the coefficient is adapted by factors, so that it would stay 0"
-            )
-
-
-@dataclass(frozen=True)
-class AdvantageOptions:
-    """Generalized advantage estimation (Eqs. 7-12).
-
-    Attributes:
-        gamma: Discount of a token.
-        lam: lambda of GAE (0.9 in the paper, Appendix C.3); 1 gives Monte-Carlo advantages.
-        normalization: Whiten the advantages of each minibatch over its response tokens on all
-            ranks. Not part of PPO-max, which constrains rewards instead (Section 5.3.1).
-        clip: Bound on the size of an advantage after that; `None`: no clipping.
-        truncation: Value after the last token of a response that was cut off: zero (`terminal`) or
-            the critic's (`bootstrap`). `mask` does not learn from such a response.
-
-    Raises:
-        ValueError: If an option is out of its range.
-    """
-
-    gamma: float = 1.0
-    lam: float = 0.9
-    normalization: bool = False
-    clip: float | None = None
-    truncation: Truncation = "terminal"
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check_fields(check_unit_interval, self, "gamma", "lam")
-        check_fields(check_positive, self, "clip")
-        check_choice("truncation", self.truncation, get_args(Truncation))
-
-
-@dataclass(frozen=True)
-class PPOLossOptions:
-    """The losses of policy and critic.
-
-    Attributes:
-        policy_objective: Clipped surrogate (`clip`, Eq. 15), PPO-penalty (`kl_penalty`, Eq. 14),
-            surrogate without clipping (`unclipped`, Eq. 13), or the plain policy gradient without
-            importance sampling (`policy_gradient`).
-        ratio_clip: epsilon of the clipped surrogate.
-        ratio_clip_high: epsilon of its upper end, for an interval that is wider above; `None`:
-            `ratio_clip`.
-        dual_clip: Bound c > 1 on the ratio at negative advantages, where the clipped surrogate has
-            none (arXiv 1912.09729); `None`: no bound.
-        kl_penalty_coef: beta of PPO-penalty (Eq. 14).
-        old_policy: What the ratio is taken against: the policy that sampled (`rollout`), or the
-            reference (Section 5.3.2).
-        value_clip: epsilon of the clipped value loss (Eq. 16); `None`: no clipping.
-        entropy_coef: Weight of the entropy bonus.
-        entropy_clip: Entropy of a token above which it gets no bonus (Appendix B.3), in nats;
-            `None`: no bound. The entropy is at most the log of the vocabulary's size.
-        ptx_coef: Weight of the language-model loss (Eq. 17), which there is as soon as
-            `data.ptx_sources` are given.
-
-    Raises:
-        ValueError: If an option is out of its range, or two contradict each other.
-    """
-
-    policy_objective: PolicyObjective = "clip"
-    ratio_clip: float = 0.2
-    ratio_clip_high: float | None = None
-    dual_clip: float | None = None
-    kl_penalty_coef: float = 0.1
-    old_policy: OldPolicy = "rollout"
-    value_clip: float | None = 0.2
-    entropy_coef: float = 0.0
-    entropy_clip: float | None = None
-    ptx_coef: float = 0.1
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check_choice("policy_objective", self.policy_objective, get_args(PolicyObjective))
-        check_choice("old_policy", self.old_policy, get_args(OldPolicy))
-        check_fields(
-            check_positive, self, "ratio_clip", "ratio_clip_high", "value_clip", "entropy_clip"
-        )
-        if self.dual_clip is not None:
-            check_number("dual_clip", self.dual_clip, "a number > 1", lambda value: value > 1)
-        check_fields(check_not_negative, self, "kl_penalty_coef", "entropy_coef", "ptx_coef")
-        if self.old_policy == "reference" and self.policy_objective == "kl_penalty":
-            raise ValueError(
-                "old_policy, policy_objective: expected old_policy: rollout with kl_penalty, got "
-                "reference: the penalty is KL(old policy || policy), estimated on samples of the "
-                "old policy, and rollouts are no samples of the reference"
-            )
-        if self.policy_objective != "clip" and (self.ratio_clip_high or self.dual_clip):
-            raise ValueError(
-                "ratio_clip_high, dual_clip: expected neither with policy_objective: "
-                f"{self.policy_objective}, which has no clipping"
-            )
-
-
-@dataclass(frozen=True)
 class MinibatchOptions:
     """How an iteration's rollouts become updates.
 
@@ -254,6 +108,10 @@ class MinibatchOptions:
             "micro_batch_tokens",
         )
 
+    def updates_per_iteration(self, n_rollouts: int) -> int:
+        """Updates of a network in an iteration with `n_rollouts` rollouts on this rank."""
+        return self.ppo_epochs * max(n_rollouts // self.minibatch_size, 1)
+
 
 @dataclass(frozen=True)
 class CriticPretrainingOptions:
@@ -279,35 +137,3 @@ class CriticPretrainingOptions:
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_count("iterations", self.iterations, 0)
-
-
-@dataclass(frozen=True)
-class MemoryOptions:
-    """What bounds PPO's memory outside the update. The algorithm does not depend on it.
-
-    Attributes:
-        frozen_dtype: Type of the weights of reference and reward models; `None`: `network.dtype`.
-        offload_frozen: Keep reference and reward models in CPU memory between uses.
-        shard_frozen: Keep an equal share of reference and reward models on each rank between uses,
-            on its device, or with `offload_frozen` in CPU memory. For a use, each rank gathers the
-            whole network.
-        rollout_batch_size: Most responses in progress at a time: when one ends, the next prompt
-            takes its place. `None`: all at once.
-        max_tokens_per_forward: Tokens, without padding, that reference, reward models and critic
-            score in one forward; `None`: 2048 on a CPU and 16384 on a GPU.
-
-    Raises:
-        ValueError: If an option is out of its range.
-    """
-
-    frozen_dtype: DType | None = None
-    offload_frozen: bool = False
-    shard_frozen: bool = False
-    rollout_batch_size: int | None = None
-    max_tokens_per_forward: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        if self.frozen_dtype is not None:
-            check_choice("frozen_dtype", self.frozen_dtype, DTYPES)
-        check_fields(check_count, self, "rollout_batch_size", "max_tokens_per_forward")

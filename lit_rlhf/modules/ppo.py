@@ -1,8 +1,7 @@
-"""PPO-max: proximal policy optimization of a language model (Section 5 of arXiv 2307.04964).
+"""PPO-max under a Trainer: optimizers, logging and checkpoints around `lit_rlhf.ppo.PPO`.
 
-`PPOModule.training_step` is one iteration of Algorithm 1. Its phases are methods in reading order:
-`rollout`, `score`, `estimate`, `shape_rewards`, `experience` and `update`. All but `update`, which
-steps the optimizers of a Trainer, can be called on a module that is not in training.
+`PPOModule.training_step` is one iteration of Algorithm 1 of arXiv 2307.04964. Its phases are the
+methods of `PPO`, and `update`, which steps the optimizers.
 
 Notation: `B` responses, `T` tokens of the longest response.
 """
@@ -10,77 +9,53 @@ Notation: `B` responses, `T` tokens of the longest response.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from lit_callbacks import write_text
-from lit_rlhf.checks import check_choice, check_count, check_positive
+from lit_rlhf.checks import check_count, check_positive
 from lit_rlhf.data import PromptBatch, PromptDataModule, TokenBatch, encode_prompts
-from lit_rlhf.forward import (
-    LanguageModel,
-    Offloaded,
-    disable_dropout,
-    freeze,
-    map_target_logits,
-    response_values,
-    target_logprobs,
-)
-from lit_rlhf.functional import (
-    PolicyLoss,
-    adaptive_kl_coef,
-    clipped_advantages,
-    clipped_scores,
-    entropy_loss,
-    explained_variance,
-    gae,
-    kl_penalty_loss,
-    language_model_loss,
-    masked_whiten,
-    normalized_scores,
-    policy_gradient_loss,
-    scaled_scores,
-    surrogate_loss,
-    token_logprobs,
-    token_logprobs_and_entropy,
-    token_rewards,
-    value_loss,
-)
-from lit_rlhf.models import (
-    ModelOptions,
-    build_random_scalar_model,
-    load_causal_lm,
-    load_scalar_model,
-    separate_weights,
-    stop_token_ids,
-)
-from lit_rlhf.modules.guarded_step import find_non_finite, join_names
-from lit_rlhf.modules.micro_batches import MicroBatch, accumulate, scaled, slice_batch
+from lit_rlhf.forward import disable_dropout
+from lit_rlhf.functional import explained_variance
+from lit_rlhf.models import ModelOptions, load_causal_lm, separate_weights
+from lit_rlhf.modules.finished import is_dry_run, model_card
+from lit_rlhf.modules.guarded_step import find_non_finite, join_names, weight_sums
+from lit_rlhf.modules.micro_batches import MicroBatch, scaled, slice_batch, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import (
-    AdvantageOptions,
-    CriticInit,
     CriticPretrainingOptions,
-    MemoryOptions,
     MinibatchOptions,
     OptimizerOptions,
-    PPOLossOptions,
-    RewardShapingOptions,
 )
-from lit_rlhf.modules.resuming import weights_checksum
-from lit_rlhf.modules.schedules import build_schedule
-from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
+from lit_rlhf.modules.resuming import fill_buffers, weights_checksum
+from lit_rlhf.modules.schedules import build_schedule, step_schedule, training_batch_size
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, LossAndMetrics, StageModule
 from lit_rlhf.modules.timing import PhaseTimer
+from lit_rlhf.ppo import (
+    PPO,
+    AdvantageOptions,
+    CriticInit,
+    MemoryOptions,
+    PPOLossOptions,
+    PPONetworks,
+    PPOOptions,
+    RewardShapingOptions,
+    critic_source,
+    load_critic,
+    load_reference,
+)
 from lit_rlhf.rewards import (
     FunctionReward,
-    ModelReward,
     RewardObject,
     Rewards,
     WeightedReward,
@@ -97,17 +72,15 @@ from lit_rlhf.rollout import (
     build_response_records,
     check_minibatch_size,
     format_sample_table,
-    generate_responses,
     iterate_minibatches,
-    score_rollouts,
 )
 from lit_rlhf.stats import (
-    RunningMoments,
+    global_denominator,
     global_masked_moments,
+    global_means,
     global_sum,
     world_size,
 )
-from lit_rlhf.strategies import backward
 
 # metrics beside those of `RolloutMetrics` that an iteration logs even if it is skipped
 OF_AN_ITERATION = ("rollout/score", "rollout/reward", "ppo/explained_variance")
@@ -136,20 +109,17 @@ class ScoredResponses(NamedTuple):
     scores: Tensor
     estimates: TokenStatistics
 
-
-class LossShare(NamedTuple):
-    """Share of a micro-batch in the loss of a minibatch; shares add up over micro-batches.
-
-    Attributes:
-        loss: What the gradient is taken of, 0-dim.
-        metrics: `ppo/*` metrics, 0-dim.
-    """
-
-    loss: Tensor
-    metrics: dict[str, Tensor]
+    def quantities(self) -> dict[str, Tensor]:
+        """The numbers that an update needs, by their names in messages."""
+        return {
+            "rewards": self.scores,
+            "log-probs of the policy": self.estimates.logprobs,
+            "log-probs of the reference": self.estimates.ref_logprobs,
+            "values of the critic": self.estimates.values,
+        }
 
 
-class PPOModule(StageModule):
+class PPOModule(PPO, StageModule):
     """One iteration of PPO-max per `training_step`: rollout, score, estimate, shape, update.
 
     Each phase is a method of that name; override one to change it. The defaults are PPO-max with
@@ -169,8 +139,8 @@ class PPOModule(StageModule):
         critic_init: The critic's start: the first reward model, the policy, or random weights.
         sampling: How responses are sampled.
         responses_per_prompt: Responses to each prompt of an iteration in training. An iteration has
-            `data.batch_size` prompts and so many times as many rollouts; the ptx example of a
-            prompt goes with each of its responses. In evaluation a prompt gets one response.
+            `data.batch_size * responses_per_prompt` rollouts; the ptx example of a prompt goes
+            with each of its responses. In evaluation a prompt gets one response.
         reward_shaping: From scores to the rewards of tokens.
         advantages: Generalized advantage estimation.
         loss: The losses of policy and critic.
@@ -186,8 +156,8 @@ class PPOModule(StageModule):
         output_dir: Folder for the finished policy, with the critic in `critic/`; `None` means
             `model/` in the run's log folder.
         sampled_texts: Held-out prompts whose responses are logged as text at validation.
-        seed: Of rollouts and minibatches. The draws of an iteration depend on it, the iteration and
-            the rank alone, so a resumed run repeats them.
+        seed: Seed of rollouts and minibatches. The draws of an iteration depend only on it, the
+            iteration and the rank, so a resumed run repeats them.
         max_skipped_in_a_row: Updates of a network in a row that may be skipped, as a number is not
             finite, until training stops.
 
@@ -199,7 +169,6 @@ class PPOModule(StageModule):
     stage = "ppo"
     progress_metrics = ("rollout/score", "rollout/kl", "rollout/response_length")
     object_arguments = ("rewards", "gold_reward")
-    kl_coef: Tensor
     iteration: Tensor
     ppo_step: Tensor
     pretraining_done: Tensor
@@ -235,49 +204,51 @@ class PPOModule(StageModule):
             check_positive("reward_timeout", reward_timeout)
         if max_iterations is not None:
             check_count("max_iterations", max_iterations)
-        super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
+        # Past `PPO`, which takes the networks that are loaded below. It has to be a `super`, by
+        # which Lightning finds the arguments of constructors.
+        super(PPO, self).__init__(model_path, output_dir, network, max_skipped_in_a_row)
         cls = type(self)
         gold_key = None if gold_reward is None else reward_key(gold_reward)
         self.save_hyperparameters({"rewards": plain_rewards(rewards), "gold_reward": gold_key})
         self.max_iterations = max_iterations
-        self.sampling = merge_options(cls, "sampling", sampling)
-        self.responses_per_prompt = responses_per_prompt
-        self.reward_shaping = merge_options(cls, "reward_shaping", reward_shaping)
-        self.advantages = merge_options(cls, "advantages", advantages)
-        self.loss = merge_options(cls, "loss", loss)
         self.minibatches = merge_options(cls, "minibatches", minibatches)
         self.policy_optimizer = merge_options(cls, "policy_optimizer", policy_optimizer)
         self.critic_optimizer = merge_options(cls, "critic_optimizer", critic_optimizer)
         self.critic_pretraining = merge_options(cls, "critic_pretraining", critic_pretraining)
-        self.memory = merge_options(cls, "memory", memory)
-        check_sampling(self.sampling)
-        check_kl_estimator(self.reward_shaping)
         self.sampled_texts = sampled_texts
         self.seed = seed
+        self.critic_init = critic_init
+        options = PPOOptions(
+            merge_options(cls, "sampling", sampling),
+            merge_options(cls, "reward_shaping", reward_shaping),
+            merge_options(cls, "advantages", advantages),
+            merge_options(cls, "loss", loss),
+            merge_options(cls, "memory", memory),
+            responses_per_prompt,
+        )
+        check_sampling(options.sampling)
+        check_kl_estimator(options.reward_shaping)
         # Without dropout the log-probs of rollout, scoring and update are those of one policy, and
         # the first ratio is 1.
-        self.policy = disable_dropout(load_causal_lm(model_path, self.network))
-        check_entropy_clip(self.loss, self.policy.config.vocab_size)
-        offload, shard = self.memory.offload_frozen, self.memory.shard_frozen
+        policy = disable_dropout(load_causal_lm(model_path, self.network))
+        check_entropy_clip(options.loss, policy.config.vocab_size)
+        offload, shard = options.memory.offload_frozen, options.memory.shard_frozen
         frozen = replace(
             self.network,
-            dtype=self.memory.frozen_dtype or self.network.dtype,
+            dtype=options.memory.frozen_dtype or self.network.dtype,
             # the scales of 4-bit weights do not come and go with them
             load_in_4bit=self.network.load_in_4bit and not (offload or shard),
         )
-        self.reference = load_reference(model_path, frozen, offload, shard)
-        self.reward = WeightedReward(
-            rewards, frozen, self.tokenizer, reward_timeout, offload, shard
-        )
-        self.critic_init = critic_init
-        self.critic = disable_dropout(
-            load_critic(
-                critic_init, model_path, self.policy, self.reward.models, self.network, seed
-            )
-        )
-        self.gold = None
+        reference = load_reference(model_path, frozen, offload, shard)
+        reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload, shard)
+        critic = load_critic(critic_init, model_path, policy, reward.models, self.network, seed)
+        gold = None
         if gold_reward is not None:
-            self.gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
+            gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
+        networks = PPONetworks(
+            policy, reference, disable_dropout(critic), reward, self.tokenizer, gold
+        )
+        self.assemble(networks, options)
         self._evaluation: RolloutMetrics | None = None
         # Now, since a strategy may cast the weights later.
         self._input_checksums: dict[str, object] = {
@@ -286,9 +257,6 @@ class PPOModule(StageModule):
         if self.reference is not None:
             self._input_checksums["weights of the reference"] = weights_checksum(self.reference)
         # Buffers, so that checkpoints hold them.
-        self.score_moments = RunningMoments()
-        kl_coef = torch.tensor(self.reward_shaping.kl_coef, dtype=torch.float64)
-        self.register_buffer("kl_coef", kl_coef)
         self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
         self.register_buffer("ppo_step", torch.zeros((), dtype=torch.long))
         no_pretraining = torch.tensor(self.critic_pretraining.iterations == 0)
@@ -326,7 +294,8 @@ class PPOModule(StageModule):
 
         Raises:
             ValueError: If a reward model reads other text than the policy writes, no record has a
-                field that a reward function needs, or `trainer.max_steps` is set.
+                field that a reward function needs, `trainer.max_steps` is set, or the minibatch
+                size does not divide the rollouts of an iteration.
         """
         for source in self.reward.models:
             if self.encoder is not None:
@@ -337,32 +306,18 @@ class PPOModule(StageModule):
                 self.reward.check_fields(available, f"the {part} records")
                 if self.gold is not None:
                     self.gold.check_fields(available, f"the {part} records")
-        if stage == "fit" and self.trainer.max_steps != -1 and not self.is_trial:
+        if stage == "fit" and self.trainer.max_steps != -1 and not is_trial(self.trainer):
             raise ValueError(
                 f"trainer.max_steps: expected -1 (off), got {self.trainer.max_steps}: it would "
                 "count the updates of policy and critic together; set "
                 "model.max_iterations, the number of PPO iterations"
             )
-
-    @property
-    def is_trial(self) -> bool:
-        """Whether this is a trial of `fast_dev_run` or the Tuner, which set `max_steps` for it."""
-        return self.fast_dev_run or isinstance(self.trainer.logger, DummyLogger)
-
-    def on_fit_start(self) -> None:
-        """Refuse sizes that do not divide before the first rollout.
-
-        Raises:
-            ValueError: If the minibatch size does not divide the rollouts of an iteration.
-        """
-        super().on_fit_start()
-        if isinstance(self.datamodule, PromptDataModule):
+        if stage == "fit" and isinstance(self.datamodule, PromptDataModule):
             rollouts = self.datamodule.batch_size * self.responses_per_prompt
             check_minibatch_size(rollouts, self.minibatches.minibatch_size)
 
     def on_train_start(self) -> None:
         """Tell of a missing ptx loss; stop at once if a checkpoint is at the end of the run."""
-        super().on_train_start()
         if self.loss.ptx_coef > 0 and getattr(self.datamodule, "ptx_sources", None) == []:
             rank_zero_info(
                 "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17); "
@@ -372,7 +327,6 @@ class PPOModule(StageModule):
 
     def on_train_batch_end(self, *_: object) -> None:
         """Stop after `max_iterations`."""
-        super().on_train_batch_end()
         self.stop_after_last_iteration()
 
     def stop_after_last_iteration(self) -> None:
@@ -383,89 +337,41 @@ class PPOModule(StageModule):
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
         """One PPO iteration; returns the scores and lengths of the responses for callbacks."""
         batch = self.repeat_prompts(batch)
-        if not self.check_policy():
-            return self.skip_iteration(len(batch.texts))
-        generator = self.generator()
-        seed = int(torch.randint(2**31, (), generator=generator))
-        rollouts, scores, estimates = self.score_responses(batch, seed, self.timer)
-        metrics = self.summarize_rollouts(rollouts, batch, scores, estimates)
+        scores = torch.full((len(batch.texts),), torch.nan, device=self.device)
+        lengths = torch.zeros_like(scores)
+        metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), scores[0])
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
-        metrics = dict.fromkeys(OF_AN_ITERATION, scores.new_tensor(torch.nan)) | metrics
-        if self.check_rollouts(scores, estimates):
+        with self.guard.iteration(self.trainer, "policy and critic", self.place()) as iteration:
+            iteration.require_finite(weight_sums(self.policy, "the policy"))
+            generator = self.generator()
+            scored = self.score_responses(batch, draw_seed(generator), self.timer)
+            rollouts, scores, estimates = scored
+            lengths = rollouts.response_mask.sum(1)
+            metrics |= self.measure(batch, scored)
+            iteration.require_finite(scored.quantities())
             # Only iterations that are learned from count in the running moments of rewards.
             self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
             experience = self.experience(rollouts, rewards, estimates)
-            self.check_loss_mask(experience)
-            metrics["rollout/reward"] = rewards.sum() / self.global_denominator(len(rewards))
-            metrics["ppo/explained_variance"] = explained_variance(
-                estimates.values, experience.returns, rollouts.response_mask, global_masked_moments
-            )
-            self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * world_size())
+            metrics |= self.measure_experience(rewards, experience)
+            if not self.in_critic_pretraining():  # during it, the KL cannot follow the coefficient
+                self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * world_size())
             with self.phase("update", rollouts.sequence_ids, UPDATE_MEMORY):
                 metrics |= self.update(experience, batch.ptx, generator)
-        else:
-            # As after any skipped update, the learning rates go on: see `step_schedule`.
-            self.step_schedules(self.updates_per_iteration(len(scores)))
-        metrics |= self.timer.pop_metrics(int(rollouts.response_mask.sum()))
-        self.end_iteration(metrics, len(scores))
-        return {"scores": scores, "response_lengths": rollouts.response_mask.sum(1)}
+        if iteration.skipped:  # the learning rates follow the plan all the same
+            self.step_schedules(self.minibatches.updates_per_iteration(len(scores)))
+        self.end_iteration(metrics, lengths)
+        return {"scores": scores, "response_lengths": lengths}
 
-    def repeat_prompts(self, batch: PromptBatch) -> PromptBatch:
-        """Each prompt of a batch `responses_per_prompt` times, in adjacent rows."""
-        n = self.responses_per_prompt
-        if n == 1:
-            return batch
-        return batch.select([row for row in range(len(batch.texts)) for _ in range(n)])
-
-    def skip_iteration(self, n_rollouts: int) -> dict[str, Tensor]:
-        """Log an iteration without responses: what cannot be measured is NaN.
-
-        Callbacks so see that something is wrong, and one of them may restore the policy.
-        """
-        unknown = torch.full((n_rollouts,), torch.nan, device=self.device)
-        metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), unknown[0])
-        metrics["ppo/kl_coef"] = self.kl_coef.clone()
-        # As after any skipped update, the learning rates go on: see `step_schedule`.
-        self.step_schedules(self.updates_per_iteration(n_rollouts))
-        self.end_iteration(metrics, n_rollouts)
-        return {"scores": unknown, "response_lengths": torch.zeros_like(unknown)}
-
-    def end_iteration(self, metrics: dict[str, Tensor], n_rollouts: int) -> None:
-        """Count the iteration and log its metrics, averaged over ranks."""
-        metrics["ppo/skipped_updates"] = self.guard.pop_count()
-        self.iteration += 1
-        self.log_dict(self.global_means(metrics), batch_size=n_rollouts)
-        # the x axis of loggers: Lightning's global step counts the steps of both optimizers
-        self.log("step", self.iteration.float())
-
-    def check_policy(self) -> bool:
-        """Whether the policy's weights are finite on all ranks; if not, the iteration is skipped.
-
-        No response can be sampled with a NaN among them.
-
-        Raises:
-            TooManySkippedUpdates: If too many iterations in a row were skipped.
-        """
-        sums = self.policy_sums()
-        # Finite weights alone do not end a row of skipped iterations: `check_rollouts` does.
-        if not find_non_finite(sums):
-            return True
-        place = f"iteration {int(self.iteration) + 1}"
-        return self.guard.check(self.trainer, "policy and critic", sums, place)
-
-    def policy_sums(self) -> dict[str, Tensor]:
-        """Sum of each weight of the policy; it is not finite if a number of the weight is not."""
-        # Unlike `isfinite`, a sum takes no memory.
-        return {
-            f"weights of the policy ({name})": weight.detach().sum(dtype=torch.float32)
-            for name, weight in self.policy.named_parameters()
-        }
+    def place(self, minibatch: int | None = None) -> str:
+        """Where in the run an update is, for messages."""
+        suffix = "" if minibatch is None else f", minibatch {minibatch}"
+        return f"iteration {int(self.iteration) + 1}{suffix}"
 
     def generator(self) -> torch.Generator:
         """Random generator of this iteration on this rank, for rollouts and minibatches.
 
-        It depends on `seed`, the iteration and the rank alone, so that a run that resumes from a
+        It depends only on `seed`, the iteration and the rank, so that a run that resumes from a
         checkpoint draws the same numbers.
         """
         seed = torch.tensor([self.seed, int(self.iteration), self.global_rank])
@@ -492,165 +398,36 @@ class PPOModule(StageModule):
             estimates = self.estimate(rollouts)
         return ScoredResponses(rollouts, scores, estimates)
 
-    def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
-        """Sample one response to each prompt from the policy."""
-        return generate_responses(
-            self.policy,
-            batch.input_ids,
-            batch.attention_mask,
-            self.sampling,
-            eos_token_ids=stop_token_ids(self.policy, self.tokenizer),
-            pad_token_id=self.tokenizer.pad_token_id,
-            seed=seed,
-            batch_size=self.memory.rollout_batch_size,
-        )
-
-    def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Tensor:
-        """Raw scores `[B]`: the weighted sum of reward models and functions."""
-        limit = self.memory.max_tokens_per_forward
-        scores: Tensor = self.reward(rollouts, batch.texts, limit, batch.fields, batch.turns)
-        return scores
-
-    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
-        """Log-probs of policy and reference and values of the critic, before the update."""
-        return score_rollouts(
-            self.policy,
-            self.reference,
-            self.critic,
-            rollouts,
-            temperature=self.sampling.temperature,
-            max_tokens_per_forward=self.memory.max_tokens_per_forward,
-        )
-
-    def summarize_rollouts(
-        self, rollouts: RolloutBatch, batch: PromptBatch, scores: Tensor, estimates: TokenStatistics
-    ) -> dict[str, Tensor]:
+    def measure(self, batch: PromptBatch, scored: ScoredResponses) -> dict[str, Tensor]:
         """The `rollout/*` metrics of all ranks, with each reward's score and the gold reward."""
         metrics = RolloutMetrics()
-        self.add_rollouts(metrics, rollouts, batch, scores, estimates)
+        self.add_rollouts(metrics, scored.rollouts, batch, scored.scores, scored.estimates)
         return metrics.compute()
 
-    def add_rollouts(
-        self,
-        metrics: RolloutMetrics,
-        rollouts: RolloutBatch,
-        batch: PromptBatch,
-        scores: Tensor,
-        estimates: TokenStatistics,
-    ) -> None:
-        """Add the responses that were scored last to `metrics`."""
-        named = {f"score/{name}": raw for name, raw in self.reward.raw_scores.items()}
-        if self.gold is not None:
-            named["gold"] = self.gold(rollouts, batch.texts, None, batch.fields)
-        metrics.update(
-            estimates.logprobs,
-            estimates.ref_logprobs,
-            estimates.entropy,
-            rollouts.response_mask,
-            rollouts.response_ids,
-            rollouts.terminated,
-            {"score": scores, **named},
-        )
-
-    def check_rollouts(self, scores: Tensor, estimates: TokenStatistics) -> bool:
-        """Whether scores and estimates are finite on all ranks; if not, the iteration is skipped.
-
-        A skipped iteration leaves running moments, KL coefficient and weights as they were.
-
-        Raises:
-            TooManySkippedUpdates: If too many iterations in a row were skipped.
-        """
-        quantities = {
-            "rewards": scores,
-            "log-probs of the policy": estimates.logprobs,
-            "log-probs of the reference": estimates.ref_logprobs,
-            "values of the critic": estimates.values,
-        }
-        place = f"iteration {int(self.iteration) + 1}"
-        return self.guard.check(self.trainer, "policy and critic", quantities, place)
-
-    def shape_rewards(
-        self, rollouts: RolloutBatch, scores: Tensor, estimates: TokenStatistics
-    ) -> Tensor:
-        """Rewards `[B, T]`: the score at the last token, minus the KL penalty of each (Eq. 19)."""
-        scores = self.reparameterize(scores)
-        # after Eq. 18, so that the penalty is in the units of the reward that is learned from
-        scores = scores - self.reward_shaping.missing_eos_penalty * (~rollouts.terminated)
-        return token_rewards(
-            scores,
-            estimates.logprobs,
-            estimates.ref_logprobs,
-            rollouts.response_mask,
-            float(self.kl_coef),
-            self.reward_shaping.kl_estimator,
-        ).rewards
-
-    def reparameterize(self, scores: Tensor) -> Tensor:
-        """Normalize or scale raw scores `[B]` by the moments of all scores so far, and clip them.
-
-        The moments include those of `scores` (Eq. 18).
-        """
-        self.score_moments.update(scores)
-        moments, clip = self.score_moments, self.reward_shaping.clip
-        if self.reward_shaping.normalization:
-            return normalized_scores(scores, moments.mean, moments.std, clip)
-        if self.reward_shaping.scaling:
-            scores = scaled_scores(scores, moments.std)
-        return scores if clip is None else clipped_scores(scores, clip)
-
-    def experience(
-        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
-    ) -> Experience:
-        """Advantages and returns of the rollouts (Eqs. 7-12), and the tokens to learn from."""
-        options, mask = self.advantages, rollouts.response_mask
-        bootstrap = None
-        if options.truncation == "bootstrap":
-            # A response that ended has no next state; one that was cut off goes on from V(s_{T+1}).
-            bootstrap = estimates.next_values.masked_fill(rollouts.terminated, 0.0)
-        advantages, returns = gae(
-            estimates.values, rewards, mask, options.gamma, options.lam, bootstrap
-        )
-        if options.truncation == "mask":
-            mask = mask & rollouts.terminated[:, None]
-        from_reference = self.loss.old_policy == "reference"
-        old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
-        return Experience(rollouts, old_logprobs, estimates.values, advantages, returns, mask)
-
-    def check_loss_mask(self, experience: Experience) -> None:
-        """Warn if the truncation rule leaves no token to learn from on any rank."""
-        if self.advantages.truncation != "mask":
-            return
-        if int(global_sum(experience.loss_mask.sum())) == 0:
+    def measure_experience(self, rewards: Tensor, experience: Experience) -> dict[str, Tensor]:
+        """Metrics of rewards and returns; warns if there is no token to learn from on any rank."""
+        if self.advantages.truncation == "mask" and not global_sum(experience.loss_mask.sum()):
             rank_zero_warn(
                 "advantages.truncation: mask leaves nothing to learn from, as all responses of an "
                 f"iteration ran to sampling.max_new_tokens={self.sampling.max_new_tokens}: raise "
                 "it, or use truncation: terminal with a reward_shaping.missing_eos_penalty"
             )
+        mask = experience.rollouts.response_mask
+        return {
+            "rollout/reward": rewards.sum() / global_denominator(len(rewards), self.device),
+            "ppo/explained_variance": explained_variance(
+                experience.old_values, experience.returns, mask, global_masked_moments
+            ),
+        }
 
-    def reparameterize_advantages(self, minibatch: Experience) -> Experience:
-        """Whiten and clip the advantages of a minibatch, over all ranks (Section 5.3.1)."""
-        advantages, mask = minibatch.advantages, minibatch.loss_mask
-        if self.advantages.normalization:
-            # over the tokens to learn from only: padding would change the moments
-            moments = global_masked_moments(advantages, mask)
-            advantages = masked_whiten(advantages, mask, moments=moments)
-        if self.advantages.clip is not None:
-            advantages = clipped_advantages(advantages, self.advantages.clip)
-        return replace(minibatch, advantages=advantages)
-
-    def adapt_kl_coef(self, kl: float, n_rollouts: int) -> None:
-        """Move an adaptive KL coefficient so that the KL approaches its target.
-
-        Args:
-            kl: Mean KL of the iteration to the reference, in nats per response.
-            n_rollouts: Number of rollouts of the iteration, on all ranks.
-        """
-        target, horizon = self.reward_shaping.kl_target, self.reward_shaping.kl_horizon
-        # While the critic alone is trained, the KL cannot follow the coefficient.
-        if target is not None and not self.in_critic_pretraining():
-            self.kl_coef.fill_(
-                adaptive_kl_coef(float(self.kl_coef), kl, target, horizon, n_rollouts)
-            )
+    def end_iteration(self, metrics: dict[str, Tensor], lengths: Tensor) -> None:
+        """Count the iteration and log its metrics, averaged over ranks."""
+        metrics |= self.timer.pop_metrics(int(lengths.sum()))
+        metrics["ppo/skipped_updates"] = self.guard.pop_count()
+        self.iteration += 1
+        self.log_dict(global_means(metrics, self.device), batch_size=len(lengths))
+        # the x axis of loggers: Lightning's global step counts the steps of both optimizers
+        self.log("step", self.iteration.float())
 
     def update(
         self, experience: Experience, ptx: TokenBatch | None, generator: torch.Generator
@@ -673,7 +450,7 @@ class PPOModule(StageModule):
                 index = index.to(self.device)  # once: each field would copy it, and wait
                 minibatch = experience.select(index)
                 texts = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
-                place = f"iteration {int(self.iteration) + 1}, minibatch {len(history) + 1}"
+                place = self.place(len(history) + 1)
                 metrics = self.train_critic(minibatch, place)
                 if not pretraining:
                     metrics |= self.train_policy(minibatch, texts, place)
@@ -683,7 +460,7 @@ class PPOModule(StageModule):
         means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}
         if pretraining:
             # over all ranks: they have to agree on when the phase ends
-            self.watch_critic_pretraining(float(self.global_means(means)["ppo/value_loss"]))
+            self.watch_critic_pretraining(float(global_means(means, self.device)["ppo/value_loss"]))
         else:
             means["ppo/ratio_first"] = history[0]["ppo/ratio"]
         return means
@@ -698,19 +475,19 @@ class PPOModule(StageModule):
         Returns:
             The critic's metrics, all NaN if the update was skipped.
         """
-        _, critic = self.trained_networks()
-        totals: dict[str, Tensor] = {}
         # All micro-batches divide by the tokens of the whole minibatch on all ranks, so that a long
         # response weighs as much as in one large batch.
-        tokens = self.global_denominator(minibatch.loss_mask.sum())
-        for part, weight in self.split_experience(minibatch):
-            loss, metrics = self.critic_loss(part, tokens)
-            backward(self, weight * loss, critic.optimizer)
-            accumulate(totals, scaled(metrics, weight))
-        clip = self.critic_optimizer.grad_clip
-        step = self.guard.step(self.trainer, "the critic", critic.optimizer, clip, totals, place)
-        totals["ppo/critic_grad_norm"] = step.grad_norm
-        return totals if step.applied else dict.fromkeys(totals, torch.full_like(tokens, torch.nan))
+        tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
+
+        def shares() -> Iterator[LossAndMetrics]:
+            for part, weight in self.split_experience(minibatch):
+                loss, metrics = self.critic_loss(part, tokens)
+                yield weight * loss, scaled(metrics, weight)
+
+        _, critic = self.trained_networks()
+        return self.update_network(
+            "critic", critic.optimizer, shares(), self.critic_optimizer, place
+        )
 
     def train_policy(
         self, minibatch: Experience, ptx: TokenBatch | None, place: str
@@ -719,151 +496,66 @@ class PPOModule(StageModule):
 
         Args:
             minibatch: Rollouts of this rank.
-            ptx: Sequences for the language-model loss, as many.
+            ptx: As many sequences for the language-model loss.
             place: Where in the run it is, for warnings.
 
         Returns:
             The policy's metrics, all NaN if the update was skipped.
         """
+        tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
+
+        def shares() -> Iterator[LossAndMetrics]:
+            for part, weight in self.split_experience(self.reparameterize_advantages(minibatch)):
+                loss, metrics = self.policy_loss(part, tokens)
+                yield weight * loss, scaled(metrics, weight)
+            # Its gradient is added to that of PPO before the one step (Eq. 17).
+            if ptx is not None and self.loss.ptx_coef > 0:
+                text_tokens = global_denominator(ptx.completion_mask.sum(), self.device)
+                for rows, weight in self.micro_batches(ptx.attention_mask.sum(1)):
+                    loss = weight * self.ptx_loss(slice_batch(ptx, rows), text_tokens)
+                    yield self.loss.ptx_coef * loss, {"ppo/ptx_loss": loss}
+
         policy, _ = self.trained_networks()
-        totals: dict[str, Tensor] = {}
-        tokens = self.global_denominator(minibatch.loss_mask.sum())
-        for part, weight in self.split_experience(self.reparameterize_advantages(minibatch)):
-            loss, metrics = self.policy_loss(part, tokens)
-            backward(self, weight * loss, policy.optimizer)
-            accumulate(totals, scaled(metrics, weight))
-        # Its gradient is added to that of PPO before the one step (Eq. 17).
-        if ptx is not None and self.loss.ptx_coef > 0:
-            text_tokens = self.global_denominator(ptx.completion_mask.sum())
-            for rows, weight in self.split_update(ptx.attention_mask.sum(1)):
-                ptx_loss = weight * self.ptx_loss(slice_batch(ptx, rows), text_tokens)
-                backward(self, self.loss.ptx_coef * ptx_loss, policy.optimizer)
-                accumulate(totals, {"ppo/ptx_loss": ptx_loss})
-        clip = self.policy_optimizer.grad_clip
-        step = self.guard.step(self.trainer, "the policy", policy.optimizer, clip, totals, place)
-        totals["ppo/policy_grad_norm"] = step.grad_norm
-        self.ppo_step += int(step.applied)
-        return totals if step.applied else dict.fromkeys(totals, torch.full_like(tokens, torch.nan))
+        metrics = self.update_network(
+            "policy", policy.optimizer, shares(), self.policy_optimizer, place
+        )
+        self.ppo_step += int(torch.isfinite(metrics["ppo/policy_grad_norm"]))
+        return metrics
+
+    def update_network(
+        self,
+        name: str,
+        optimizer: LightningOptimizer,
+        shares: Iterator[LossAndMetrics],
+        options: OptimizerOptions,
+        place: str,
+    ) -> dict[str, Tensor]:
+        """Accumulate a network's gradient over micro-batches, and make one step with it."""
+        updated = self.accumulate_and_step(
+            f"the {name}", optimizer, shares, options.grad_clip, place
+        )
+        metrics = {**updated.metrics, f"ppo/{name}_grad_norm": updated.grad_norm}
+        if updated.applied:
+            return metrics
+        return dict.fromkeys(metrics, torch.full_like(updated.grad_norm, torch.nan))
 
     def split_experience(self, minibatch: Experience) -> Iterator[tuple[Experience, float]]:
-        """A minibatch in micro-batches, each cut to its longest prompt and response.
+        """Split a minibatch into micro-batches, each cut to its longest prompt and response.
 
         Yields:
             A micro-batch and the weight of its loss, see `MicroBatch`.
         """
         index = torch.arange(len(minibatch), device=self.device)
-        for rows, weight in self.split_update(minibatch.rollouts.sequence_mask.sum(1)):
+        for rows, weight in self.micro_batches(minibatch.rollouts.sequence_mask.sum(1)):
             yield minibatch.select(index[rows]), weight
 
-    def split_update(self, lengths: Tensor) -> list[MicroBatch]:
+    def micro_batches(self, lengths: Tensor) -> list[MicroBatch]:
         """The micro-batches of rows with `lengths` `[B]` real tokens, by the module's options."""
         options = self.minibatches
-        # the critic may be another network, but its trunk is of the policy's size
-        return self.micro_batches(
+        # the critic may be another network, but its trunk has the policy's size
+        return split_batch(
             self.policy, lengths, options.micro_batch_size, options.micro_batch_tokens
         )
-
-    def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        """Share of a micro-batch in the value loss (Eq. 16).
-
-        Args:
-            experience: Rollouts of the micro-batch.
-            tokens: Tokens of the minibatch that the sums are divided by, see `global_denominator`.
-        """
-        rollouts, mask = experience.rollouts, experience.loss_mask
-        values = response_values(
-            self.critic, rollouts.sequence_ids, rollouts.sequence_mask, mask.shape[1]
-        )
-        loss, clip_fraction = value_loss(
-            values,
-            experience.old_values,
-            experience.returns,
-            mask,
-            self.loss.value_clip,
-            denominator=tokens,
-        )
-        share = mask.sum() / tokens
-        return LossShare(
-            loss,
-            {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share},
-        )
-
-    def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        """Share of a micro-batch in the loss of the policy, with the entropy bonus.
-
-        Args:
-            experience: Rollouts of the micro-batch.
-            tokens: Tokens of the minibatch that the sums are divided by, see `global_denominator`.
-        """
-        rollouts, mask = experience.rollouts, experience.loss_mask
-        entropy_coef, temperature = self.loss.entropy_coef, self.sampling.temperature
-
-        def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-            if entropy_coef:
-                return token_logprobs_and_entropy(logits, ids, temperature)
-            return (token_logprobs(logits, ids, temperature),)
-
-        logprobs, *entropy = map_target_logits(
-            self.policy,
-            rollouts.sequence_ids,
-            rollouts.sequence_mask,
-            rollouts.to_sequence_mask(mask),
-            read,
-        )
-        # The last T columns of a sequence are its response.
-        logprobs = logprobs[:, -mask.shape[1] :]
-        terms = self.policy_objective(logprobs, experience, tokens)
-        share = mask.sum() / tokens
-        metrics = {
-            "ppo/policy_loss": terms.loss,
-            "ppo/clip_fraction": terms.clip_fraction * share,
-            "ppo/approx_kl": terms.approx_kl * share,
-            "ppo/ratio": terms.ratio_mean * share,
-        }
-        loss = terms.loss
-        if entropy:
-            metrics["ppo/entropy_loss"] = entropy_loss(
-                entropy[0][:, -mask.shape[1] :], mask, self.loss.entropy_clip, denominator=tokens
-            )
-            loss = loss + entropy_coef * metrics["ppo/entropy_loss"]
-        return LossShare(loss, metrics)
-
-    def policy_objective(
-        self, logprobs: Tensor, experience: Experience, tokens: Tensor
-    ) -> PolicyLoss:
-        """The objective that `loss.policy_objective` names (Eqs. 13-15).
-
-        Args:
-            logprobs: Log-probs of the policy that is trained, `[B, T]`, nats.
-            experience: Rollouts of the micro-batch.
-            tokens: Tokens of the minibatch that the sums are divided by.
-        """
-        mask = experience.loss_mask
-        surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
-        match self.loss.policy_objective:
-            case "clip":
-                return surrogate_loss(
-                    *surrogate,
-                    self.loss.ratio_clip,
-                    denominator=tokens,
-                    ratio_clip_high=self.loss.ratio_clip_high,
-                    dual_clip=self.loss.dual_clip,
-                )
-            case "unclipped":
-                return surrogate_loss(*surrogate, None, denominator=tokens)
-            case "kl_penalty":
-                return kl_penalty_loss(*surrogate, self.loss.kl_penalty_coef, denominator=tokens)
-            case "policy_gradient":
-                return policy_gradient_loss(
-                    logprobs, experience.advantages, mask, denominator=tokens
-                )
-
-    def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
-        """Share of a micro-batch of text in the language-model loss over `tokens` (Eq. 17)."""
-        logprobs = target_logprobs(
-            self.policy, batch.input_ids, batch.attention_mask, batch.completion_mask
-        )
-        return language_model_loss(logprobs, batch.completion_mask, tokens)
 
     def in_critic_pretraining(self) -> bool:
         """Whether this iteration trains the critic alone."""
@@ -881,123 +573,50 @@ class PPOModule(StageModule):
         """One AdamW and schedule for the policy, one for the critic."""
         policy = self.build_optimizer(self.policy, self.policy_optimizer)
         critic = self.build_optimizer(self.critic, self.critic_optimizer)
-        iterations, pretraining = self.planned_iterations(), self.critic_pretraining
-        if pretraining.iterations >= iterations and not self.is_trial:
+        pretraining = self.critic_pretraining.iterations
+        limit = math.inf if self.max_iterations is None else self.max_iterations
+        # max_steps is refused, so that Lightning counts batches here
+        iterations = min(float(self.trainer.estimated_stepping_batches), limit)
+        if pretraining >= iterations and not is_trial(self.trainer):
             rank_zero_warn(
-                f"critic_pretraining.iterations={pretraining.iterations}: the run has "
-                f"{iterations:.0f} iterations, so that the policy is not trained unless critic "
-                "pre-training ends early; lower it, or make the run longer"
+                f"critic_pretraining.iterations={pretraining}: the run has {iterations:.0f} "
+                "iterations, so that the policy is not trained unless critic pre-training ends "
+                "early; lower it, or make the run longer"
             )
 
-        def policy_updates() -> float:
-            own = max(iterations - self.longest_pretraining(), 1)
-            return own * self.updates_per_iteration(self.rollouts_per_iteration())
+        def critic_updates(iterations: float = iterations) -> float:
+            rollouts = training_batch_size(self.trainer) * self.responses_per_prompt
+            return iterations * self.minibatches.updates_per_iteration(rollouts)
 
-        def critic_updates() -> float:
-            return iterations * self.updates_per_iteration(self.rollouts_per_iteration())
+        def policy_updates() -> float:
+            # those that pre-training took, or may take until it has ended
+            done = bool(self.pretraining_done)
+            phase = int(self.pretraining_length) if done else pretraining
+            return critic_updates(max(iterations - phase, 1))
 
         return [policy, critic], [
             build_schedule(policy, self.policy_optimizer, policy_updates),
             # critic pre-training replaces its warm-up (Section 5.3.3)
             build_schedule(
-                critic,
-                self.critic_optimizer,
-                critic_updates,
-                0.0 if pretraining.iterations else None,
+                critic, self.critic_optimizer, critic_updates, 0.0 if pretraining else None
             ),
         ]
-
-    def planned_iterations(self) -> float:
-        """Iterations of the run by `max_iterations` and the Trainer's limits; inf without any."""
-        limit = math.inf if self.max_iterations is None else self.max_iterations
-        # max_steps is refused, so that Lightning counts batches here
-        return min(float(self.trainer.estimated_stepping_batches), limit)
-
-    def longest_pretraining(self) -> int:
-        """Iterations of critic pre-training: those that it took, or may take until it has ended."""
-        if bool(self.pretraining_done):
-            return int(self.pretraining_length)
-        return self.critic_pretraining.iterations
-
-    def rollouts_per_iteration(self) -> int:
-        """Rollouts of this rank in an iteration, by the batch size of the training loader.
-
-        Raises:
-            ValueError: If the loader does not tell.
-        """
-        if self.trainer.train_dataloader is None:
-            # `estimated_stepping_batches` does so only where it needs the loader's length
-            self.trainer.fit_loop.setup_data()
-        sampler = getattr(self.trainer.train_dataloader, "batch_sampler", None)
-        size = getattr(sampler, "batch_size", None)
-        if size is None:
-            raise ValueError(
-                "lr_scheduler: the number of updates follows from the batch size of the training "
-                "loader, expected it as loader.batch_sampler.batch_size, got none; use "
-                "lr_scheduler: constant for both networks"
-            )
-        return int(size) * self.responses_per_prompt
-
-    def updates_per_iteration(self, n_rollouts: int) -> int:
-        """Updates of a network in an iteration.
-
-        Args:
-            n_rollouts: Rollouts of this rank.
-        """
-        per_epoch = max(n_rollouts // self.minibatches.minibatch_size, 1)
-        return self.minibatches.ppo_epochs * per_epoch
 
     def step_schedules(self, n_updates: int = 1) -> None:
         """Step the learning rates by updates, the policy's after critic pre-training only."""
         policy, critic = self.trained_networks()
         for _ in range(n_updates):
-            self.step_schedule(critic.schedule)
+            step_schedule(critic.schedule)
             if not self.in_critic_pretraining():
-                self.step_schedule(policy.schedule)
+                step_schedule(policy.schedule)
 
-    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
+    def evaluation_step(self, batch: PromptBatch, batch_idx: int, prefix: str) -> None:
         """Generate and score responses to held-out prompts, with the same draws each time."""
-        self._evaluation_step(batch, batch_idx, "val/")
-
-    def on_validation_epoch_start(self) -> None:
-        """Check the weights of the policy."""
-        self._check_evaluation()
-
-    def on_validation_epoch_end(self) -> None:
-        """Log `val/rollout/*` on all responses."""
-        self._log_evaluation("val/")
-
-    def test_step(self, batch: PromptBatch, batch_idx: int) -> None:
-        """Generate and score responses to the test prompts."""
-        self._evaluation_step(batch, batch_idx, "test/")
-
-    def on_test_epoch_start(self) -> None:
-        """Check the weights of the policy."""
-        self._check_evaluation()
-
-    def on_test_epoch_end(self) -> None:
-        """Log `test/rollout/*` on all responses."""
-        self._log_evaluation("test/")
-
-    def _check_evaluation(self) -> None:
-        found = find_non_finite(self.policy_sums())
-        self._evaluation = None if found else RolloutMetrics()
-        if found:
-            rank_zero_warn(f"no responses for evaluation: not finite were {join_names(found)}")
-
-    def _log_evaluation(self, prefix: str) -> None:
-        if self._evaluation is None:
-            # instead of the last known values, by which a checkpoint might be kept
-            nan = torch.tensor(torch.nan, device=self.device)
-            metrics = dict.fromkeys((*RolloutMetrics.KEYS, "rollout/score"), nan)
-        else:
-            metrics = self._evaluation.compute()
-        self.log_evaluation(metrics, prefix)
-        # The logger's x axis; Lightning's own count of batches is one behind at validation. It is
-        # not averaged over ranks, as it would be cut to an integer after rounding.
-        self.log("step", self.iteration.float())
-
-    def _evaluation_step(self, batch: PromptBatch, batch_idx: int, prefix: str) -> None:
+        if batch_idx == 0:
+            found = find_non_finite(weight_sums(self.policy, "the policy"))
+            self._evaluation = None if found else RolloutMetrics()
+            if found:
+                rank_zero_warn(f"no responses for evaluation: non-finite: {join_names(found)}")
         if self._evaluation is None:
             return
         rollouts, scores, estimates = self.score_responses(batch, self.seed + batch_idx)
@@ -1007,6 +626,17 @@ class PPOModule(StageModule):
             n_rows = self.sampled_texts
             table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
             write_text(self.trainer, f"{prefix}samples", table, int(self.iteration))
+
+    def evaluation_metrics(self) -> dict[str, Tensor]:
+        """`rollout/*` of all responses; NaN if the policy could not be sampled from."""
+        # The logger's x axis; Lightning's own count of batches is one behind at validation. It is
+        # not averaged over ranks, as it would be cut to an integer after rounding.
+        self.log("step", self.iteration.float())
+        if self._evaluation is None:
+            # instead of the last known values, by which a checkpoint might be kept
+            nan = torch.tensor(torch.nan, device=self.device)
+            return dict.fromkeys((*RolloutMetrics.KEYS, "rollout/score"), nan)
+        return self._evaluation.compute()
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """Responses to a batch of prompts: the rendered prompt and `build_response_records`."""
@@ -1051,9 +681,8 @@ class PPOModule(StageModule):
         """Checksums of reference and reward models, whose folders may be written anew."""
         return self._input_checksums
 
-    def apply_changes(self, names: set[str]) -> None:
-        """Apply a new KL coefficient as well, which is part of a checkpoint's state."""
-        super().apply_changes(names)
+    def on_settings_changed(self, names: set[str]) -> None:
+        """Apply a new KL coefficient, which is part of a checkpoint's state."""
         if "reward_shaping.kl_coef" in names:
             self.kl_coef.fill_(self.reward_shaping.kl_coef)
 
@@ -1066,16 +695,14 @@ class PPOModule(StageModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the weights of reference and reward models from their folders."""
         super().on_load_checkpoint(checkpoint)
-        # The state dict is loaded strictly, so all keys have to be there.
-        state = self.state_dict()
         taken: tuple[str, ...] = FROZEN
-        saved = checkpoint["state_dict"]
-        if any(change.name == "rewards" for change in self._changes):
-            # Running moments are of a reward: those of other rewards start anew.
+        if "rewards" in self.resume.changed_names():
+            # Running moments belong to a reward: for other rewards they start anew.
             taken = (*FROZEN, "reward.moments.")
-            saved = {k: v for k, v in saved.items() if not k.startswith(taken)}
-        own = {k: v for k, v in state.items() if k.startswith(taken)}
-        checkpoint["state_dict"] = own | saved
+        saved = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(taken)}
+        # The state dict is loaded strictly, so all keys have to be there.
+        own = {k: v for k, v in self.state_dict().items() if k.startswith(taken)}
+        checkpoint["state_dict"] = own | fill_buffers(self, saved)
         separate_weights(self, checkpoint["state_dict"])
 
     def write_finished(self, folder: Path) -> None:
@@ -1083,96 +710,18 @@ class PPOModule(StageModule):
         self.write_network(self.policy, folder, generation_settings(self.sampling.temperature))
         models = [model.path for model in self.reward.models]
         source = critic_source(self.critic_init, self.model_path, models)
-        card = replace(self.card(), stage="critic", base_model=source)
+        card = replace(model_card(self), stage="critic", base_model=source)
         self.write_network(self.critic, folder / "critic", card=card)
 
 
-def load_reference(
-    model_path: str, options: ModelOptions, offload: bool = False, shard: bool = False
-) -> LanguageModel | Offloaded | None:
-    """The frozen SFT model; `None` with LoRA, where the policy without its adapters is that model.
-
-    Args:
-        model_path: Folder or hub id of the SFT model.
-        options: How it is loaded. Gradient checkpointing is left off, as it is not trained.
-        offload: Keep it in CPU memory between uses.
-        shard: Keep an equal share of it on each rank between uses.
-    """
-    if options.lora_rank > 0:
-        return None
-    model = freeze(load_causal_lm(model_path, replace(options, gradient_checkpointing=False)))
-    return Offloaded(model, offload, shard) if offload or shard else model
+def draw_seed(generator: torch.Generator) -> int:
+    """Draw the seed of an iteration's rollouts."""
+    return int(torch.randint(2**31, (), generator=generator))
 
 
-def load_critic(
-    init: CriticInit,
-    model_path: str,
-    policy: LanguageModel,
-    rewards: Sequence[ModelReward],
-    options: ModelOptions,
-    seed: int,
-) -> LanguageModel:
-    """The critic that PPO starts from.
-
-    Args:
-        init: `reward`: the first reward model; `policy`: the SFT model with a new head; `random`:
-            random weights in the shape of the SFT model.
-        model_path: Folder or hub id of the SFT model.
-        policy: The policy, loaded with the same options.
-        rewards: The reward models in their order.
-        options: How the critic is loaded. With LoRA it has its frozen weights in common with the
-            policy or the reward model that it starts from.
-        seed: Seed of new weights.
-
-    Raises:
-        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
-    """
-    source = critic_source(init, model_path, [model.path for model in rewards])
-    if init == "reward" and rewards[0].own_text is not None:
-        raise ValueError(
-            "critic_init: expected 'policy' or 'random', got 'reward': reward model "
-            f"{source!r} has another tokenizer than the policy, whose token ids the critic reads"
-        )
-    if init == "random":
-        if options.load_in_4bit:
-            raise ValueError(
-                "critic_init: expected 'policy' or 'reward' with network.load_in_4bit, got "
-                "'random': 4-bit weights come from a folder"
-            )
-        return build_random_scalar_model(source, options, seed)
-    base: LanguageModel | None = None
-    if options.lora_rank > 0:
-        base = policy if init == "policy" else rewards[0].find_base(options)
-    seed = seed if init == "policy" else 0
-    return load_scalar_model(source, options, head_seed=seed, base=base)
-
-
-def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> str:
-    """Folder or hub id of the model that gives the critic its shape, see `load_critic`.
-
-    Args:
-        init: What the critic starts from.
-        model_path: Folder or hub id of the SFT model.
-        models: Folders or hub ids of the reward models in their order.
-
-    Raises:
-        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
-    """
-    if init in ("random", "policy"):
-        return model_path
-    check_choice("critic_init", init, get_args(CriticInit))
-    if models and models[0].startswith("<"):
-        raise ValueError(
-            "critic_init: 'reward' needs a reward model that was loaded from a folder, got "
-            f"{models[0]}; save it with save_pretrained and load it from there, or use "
-            "critic_init: policy"
-        )
-    if not models:
-        raise ValueError(
-            "critic_init: 'reward' needs a reward model among `rewards`, which holds functions and "
-            "rules only; use critic_init: policy"
-        )
-    return models[0]
+def is_trial(trainer: Trainer) -> bool:
+    """Whether this is a trial of `fast_dev_run` or the Tuner, which set `max_steps` for it."""
+    return is_dry_run(trainer) or isinstance(trainer.logger, DummyLogger)
 
 
 def check_sampling(sampling: SamplingOptions) -> None:

@@ -1,4 +1,4 @@
-"""Settings that change between a checkpoint and the run that resumes from it.
+"""Resuming a run: what a checkpoint holds besides weights, and which settings may change.
 
 A run stores its settings in its checkpoints: its options as hyper-parameters, and those of data and
 Trainer, with checksums of what its files held, under `SETTINGS_KEY`. A run that resumes compares
@@ -8,28 +8,45 @@ its own with them. `RULES` says of each setting what a change means.
 from __future__ import annotations
 
 import json
+import random
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from enum import Enum
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from torch import Tensor
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from lit_callbacks import count_resumed_epoch
+from lit_rlhf import __version__
 from lit_rlhf.data import DataSource, RecordDataModule
 from lit_rlhf.forward import LanguageModel, Offloaded
-from lit_rlhf.modules.option_names import dotted_arguments, option_names
+from lit_rlhf.modules.option_names import dotted_arguments, option_groups, option_names
+from lit_rlhf.modules.options import OptimizerOptions
 
-SETTINGS_KEY = "resume_settings"  # of a checkpoint
+if TYPE_CHECKING:
+    from lit_rlhf.modules.stage import StageModule
+
+# keys of a checkpoint
+SETTINGS_KEY = "resume_settings"
+CONTRACT_KEY = "text_contract"
+METRICS_KEY = "last_metrics"
+VERSION_KEY = "lit_rlhf_version"
+MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
 VALUES_PER_TENSOR = 64  # of a frozen network, for its checksum
 
 
 class Change(Enum):
-    """What happens if a setting is another one than in the checkpoint."""
+    """What to do when a setting differs from the checkpoint's."""
 
     APPLIES = "the configured value applies"
     NEEDS_CONSENT = "needs `--allow_changes`"
@@ -263,12 +280,13 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def check_changes(changes: Iterable[ChangedSetting], allowed: bool) -> None:
+def check_changes(changes: Iterable[ChangedSetting], allowed: bool, writer: str) -> None:
     """Refuse changes that make a run another one.
 
     Args:
         changes: Settings that differ from those of the checkpoint.
         allowed: Whether the user allows changes that need consent.
+        writer: Version of lit_rlhf that wrote the checkpoint.
 
     Raises:
         ChangedRunError: If there is one that is refused, or that needs consent and has none. The
@@ -285,10 +303,163 @@ def check_changes(changes: Iterable[ChangedSetting], allowed: bool) -> None:
     if others and not allowed:
         listed = "".join(f"\n  {change}" for change in others)
         raise ChangedRunError(
-            f"the checkpoint is of another run (setting: there -> here):{listed}\nResume with the "
+            f"the checkpoint (written by {writer}) is of another run (setting: there -> here):"
+            f"{listed}\nResume with the "
             "checkpoint's settings, or allow the changes: --allow_changes on the command line, "
             "module.allow_changes = True in Python"
         )
+
+
+class Resume(Callback):
+    """Keeps in checkpoints what an exact resume needs, and restores it.
+
+    A callback for the hooks of a fit; `state` and `load` are called by the module, whose weights
+    are loaded before a callback sees a checkpoint.
+
+    Attributes:
+        trained: Whether the current fit has begun to train.
+        saved_metrics: The last metrics of the checkpoint that was loaded.
+    """
+
+    def __init__(self) -> None:
+        self.trained = False
+        self.saved_metrics: dict[str, float] = {}
+        self._settings: dict[str, Any] | None = None  # of this run, for its checkpoints
+        self._changes: list[ChangedSetting] = []  # since the checkpoint
+        self._configured: list[OptimizerSettings] = []
+        self._random_state: dict[str, Any] = {}
+        self._loader_states: list[dict[str, Any]] = []
+
+    def changed_names(self) -> set[str]:
+        """Dotted names of the settings that differ from the checkpoint's."""
+        return {change.name for change in self._changes}
+
+    def state(self, module: StageModule) -> dict[str, Any]:
+        """Random generators, text contract, settings and last metrics for a checkpoint."""
+        contract = None if module.encoder is None else asdict(module.encoder.contract)
+        return {
+            "random_state": random_state(module.device),
+            SETTINGS_KEY: self._run_settings(module),
+            METRICS_KEY: last_metrics(module.trainer, self.saved_metrics),
+            VERSION_KEY: __version__,
+            **({} if contract is None else {CONTRACT_KEY: contract}),
+        }
+
+    def load(self, module: StageModule, checkpoint: Mapping[str, Any]) -> None:
+        """Keep the random state and the position in the data until training starts.
+
+        Raises:
+            ChangedRunError: If a run would resume from the checkpoint of another run, and
+                `module.allow_changes` is off.
+        """
+        if self._is_resuming(module):
+            self._changes = find_changes(module, checkpoint, self._run_settings(module))
+            version = checkpoint.get(VERSION_KEY)
+            writer = f"lit_rlhf {version}" if version else "a lit_rlhf before 0.1.0 was released"
+            check_changes(self._changes, module.allow_changes, writer)
+        self.saved_metrics = checkpoint.get(METRICS_KEY, {})
+        self._random_state = checkpoint.get("random_state", {})
+        fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
+        self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
+
+    def _is_resuming(self, module: StageModule) -> bool:
+        """Whether a checkpoint is loaded in order to resume a fit.
+
+        It is also loaded by `load_from_checkpoint`, for evaluation, and by callbacks and the Tuner,
+        which go back to an earlier state of the same run.
+        """
+        try:
+            trainer = module.trainer
+        except RuntimeError:  # there is none
+            return False
+        return trainer.state.fn == TrainerFn.FITTING and not self.trained
+
+    def _run_settings(self, module: StageModule) -> dict[str, Any]:
+        """Settings of data and Trainer that a run which resumes is compared with, as plain data."""
+        trainer = module.trainer
+        settings = self._settings or describe_run(
+            trainer, module.datamodule, module.input_checksums()
+        )
+        # The examples are those of training during a fit only.
+        self._settings = settings if trainer.state.fn == TrainerFn.FITTING else None
+        return settings
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the configured learning rates, which a checkpoint's state replaces later."""
+        self.trained = False  # the trials of a Tuner end before this hook
+        self._settings = None  # of an earlier fit
+        self._configured = [
+            optimizer_settings(optimizer, schedule)
+            for optimizer, schedule in cast("StageModule", pl_module).trained_networks()
+        ]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore random state and position in the data from a checkpoint, and apply changes.
+
+        Lightning (2.6.6) restores the position when it sets up the loader. But a schedule that asks
+        for `trainer.estimated_stepping_batches` has it set up before the checkpoint is read.
+        """
+        loader: Any = trainer.train_dataloader
+        if len(self._loader_states) == 1 and hasattr(loader, "load_state_dict"):
+            loader.load_state_dict(self._loader_states[0])
+        count_resumed_epoch(trainer)
+        for change in self._changes:
+            rank_zero_info(f"resumed with another value, {change}")
+        self._apply_changes(cast("StageModule", pl_module))
+        restore_random_state(self._random_state, pl_module.device)
+        self._loader_states, self._changes, self._random_state = [], [], {}
+        self.trained = True
+
+    def _apply_changes(self, module: StageModule) -> None:
+        """Put configured values in place of those that a checkpoint has restored.
+
+        Options that the module reads from its attributes are the configured ones anyway.
+        """
+        names = self.changed_names()
+        groups = [
+            name
+            for name, default in option_groups(type(module)).items()
+            if isinstance(default, OptimizerOptions)
+        ]
+        networks = zip(groups, module.trained_networks(), self._configured, strict=True)
+        for group, (optimizer, schedule), configured in networks:
+            fields = {name.removeprefix(f"{group}.") for name in names if name.startswith(group)}
+            if fields:
+                apply_optimizer_settings(optimizer, schedule, configured, fields)
+        if names:
+            module.on_settings_changed(names)
+
+
+def last_metrics(trainer: Trainer, saved: Mapping[str, float]) -> dict[str, float]:
+    """The last value of each logged metric.
+
+    Args:
+        trainer: The run's.
+        saved: Those of the checkpoint that it was resumed from.
+    """
+    logged = {
+        key: float(value)
+        for key, value in trainer.callback_metrics.items()
+        if torch.is_tensor(value) and value.numel() == 1 and "/" in key
+        # those of callbacks, and those that a resumed run cannot repeat
+        if not key.startswith(("monitor/", *MACHINE_METRICS))
+    }
+    return {**saved, **logged}
+
+
+def fill_buffers(module: nn.Module, saved: dict[str, Any]) -> dict[str, Any]:
+    """Add the module's buffers that an older version's state dict lacks, with their start values.
+
+    A trick that adds a buffer so leaves older checkpoints usable.
+    """
+    buffers = dict(module.named_buffers())
+    added = {k: v for k, v in module.state_dict().items() if k in buffers and k not in saved}
+    if added:
+        rank_zero_info(
+            f"the checkpoint was written without {', '.join(added)}: starting from "
+            f"{', '.join(str(value.tolist()) for value in added.values())}"
+        )
+    return {**saved, **added}
 
 
 class OptimizerSettings(NamedTuple):
@@ -341,3 +512,34 @@ def apply_optimizer_settings(
     schedule.load_state_dict({**schedule.state_dict(), "base_lrs": [*bases], "_last_lr": lrs})
     for group, lr in zip(optimizer.param_groups, lrs, strict=True):
         group["lr"] = lr
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """States of the global random generators of torch (CPU and `device`), NumPy and Python.
+
+    Dropout draws from torch's; a reward function may draw from any of them.
+    """
+    legacy: Any = np.random.get_state()  # noqa: NPY002
+    name, keys, *rest = legacy
+    state = {
+        "cpu": torch.get_rng_state(),
+        "python": random.getstate(),
+        # a plain tensor: `weights_only` does not allow arrays
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set the random generators that `state`, a result of `random_state`, holds."""
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+    if "python" in state:
+        random.setstate(state["python"])
+    if "numpy" in state:
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -27,12 +28,17 @@ from lit_rlhf.functional import (
     reward_model_loss,
 )
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
-from lit_rlhf.modules.micro_batches import accumulate, scaled, slice_batch
+from lit_rlhf.modules.micro_batches import scaled, slice_batch, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
-from lit_rlhf.stats import gather_rows, global_sum
-from lit_rlhf.strategies import backward
+from lit_rlhf.modules.schedules import step_schedule
+from lit_rlhf.modules.stage import (
+    MAX_SKIPPED_IN_A_ROW,
+    SUPERVISED_MEMORY,
+    LossAndMetrics,
+    StageModule,
+)
+from lit_rlhf.stats import gather_rows, global_denominator, global_means, global_sum
 
 
 class PreferenceShare(NamedTuple):
@@ -169,29 +175,31 @@ class RewardModule(StageModule):
             The loss over all ranks, for callbacks and Lightning's learning-rate finder.
         """
         [(optimizer, schedule)] = self.trained_networks()
-        pairs = self.global_denominator(len(batch.margin))
-        tokens = self.global_denominator(batch.chosen.completion_mask.sum())
+        pairs = global_denominator(len(batch.margin), self.device)
+        tokens = global_denominator(batch.chosen.completion_mask.sum(), self.device)
         lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
-        totals: dict[str, Tensor] = {}
-        with self.phase("update", batch.chosen.input_ids, SUPERVISED_MEMORY):
-            limits = (self.micro_batch_size, self.micro_batch_tokens)
-            for rows, weight in self.micro_batches(self.model, lengths, *limits):
+        limits = (self.micro_batch_size, self.micro_batch_tokens)
+
+        def shares() -> Iterator[LossAndMetrics]:
+            for rows, weight in split_batch(self.model, lengths, *limits):
                 metrics, _ = self(slice_batch(batch, rows), pairs, tokens)
-                shares = scaled(metrics, weight)
-                backward(self, shares["reward/loss"], optimizer)
-                accumulate(totals, shares)
-            clip = self.optimizer.grad_clip
-            place = f"epoch {self.current_epoch}, batch {batch_idx}"
-            step = self.guard.step(self.trainer, "the model", optimizer, clip, totals, place)
-        self.step_schedule(schedule)
-        totals["reward/grad_norm"] = step.grad_norm
+                share = scaled(metrics, weight)
+                yield share["reward/loss"], share
+
+        with self.phase("update", batch.chosen.input_ids, SUPERVISED_MEMORY):
+            clip, place = self.optimizer.grad_clip, f"epoch {self.current_epoch}, batch {batch_idx}"
+            updated = self.accumulate_and_step("the model", optimizer, shares(), clip, place)
+        step_schedule(schedule)
+        totals = updated.metrics
+        totals["reward/grad_norm"] = updated.grad_norm
         totals["reward/skipped_updates"] = self.guard.pop_count()
         totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")
-        means = self.global_means(totals)
+        means = global_means(totals, self.device)
         self.log_dict(means, batch_size=len(batch.margin))
         return means["reward/loss"]
 
-    def _evaluation_step(self, batch: PreferenceBatch) -> None:
+    def evaluation_step(self, batch: PreferenceBatch, batch_idx: int, prefix: str) -> None:
+        """Add a batch to the sums over the pairs of the set."""
         one = torch.ones((), device=self.device)
         tokens = batch.chosen.completion_mask.sum()
         sums, differences = self(batch, one, one)
@@ -202,7 +210,8 @@ class RewardModule(StageModule):
         self._sums.append(torch.stack([value.detach().double() for value in values]))
         self._pairs.append(torch.stack([differences.double(), batch.source.double()], dim=1))
 
-    def _log_evaluation(self, prefix: str) -> None:
+    def evaluation_metrics(self) -> dict[str, Tensor]:
+        """Losses, accuracy (also per source), margin and calibration error."""
         pairwise_loss, lm_loss, tokens = global_sum(torch.stack(self._sums).sum(0)).unbind()
         differences, sources = gather_rows(torch.cat(self._pairs)).unbind(1)
         self._sums, self._pairs = [], []
@@ -225,23 +234,7 @@ class RewardModule(StageModule):
         for index, name in enumerate(names):
             if (sources == index).any():
                 metrics[f"reward/accuracy/{name}"] = hits[sources == index].float().mean()
-        self.log_evaluation(metrics, prefix)
-
-    def validation_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
-        """Add a batch to the results of the validation set."""
-        self._evaluation_step(batch)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log `val/reward/*`: losses, accuracy (also per source), margin and calibration error."""
-        self._log_evaluation("val/")
-
-    def test_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
-        """Add a batch to the results of the test set."""
-        self._evaluation_step(batch)
-
-    def on_test_epoch_end(self) -> None:
-        """Log `test/reward/*`."""
-        self._log_evaluation("test/")
+        return metrics
 
     def predict_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
         """Scores `[B, 2]` of the chosen and the rejected response."""

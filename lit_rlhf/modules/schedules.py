@@ -9,12 +9,14 @@ update its rate is held: it neither rises again nor falls to 0.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 
 import torch
+from lightning.pytorch import Trainer
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
 from lit_rlhf.modules.options import OptimizerOptions
@@ -69,6 +71,37 @@ def build_schedule(
     return LambdaLR(
         optimizer, lambda update: learning_rate_factor(options, update, int(total()), warmup)
     )
+
+
+def step_schedule(schedule: LRScheduler) -> None:
+    """Step a learning-rate schedule, even after an update that was skipped.
+
+    The learning rate of a batch then does not depend on how many updates were skipped.
+    """
+    with warnings.catch_warnings():
+        # torch takes a skipped first update for a schedule that is stepped before its optimizer
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        schedule.step()
+
+
+def training_batch_size(trainer: Trainer) -> int:
+    """Batch size of the training loader.
+
+    Raises:
+        ValueError: If the loader does not tell.
+    """
+    if trainer.train_dataloader is None:
+        # `estimated_stepping_batches` does so only where it needs the loader's length
+        trainer.fit_loop.setup_data()
+    sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
+    size = getattr(sampler, "batch_size", None)
+    if size is None:
+        raise ValueError(
+            "lr_scheduler: the number of updates follows from the batch size of the training "
+            "loader, expected it as loader.batch_sampler.batch_size, got none; use "
+            "lr_scheduler: constant for both networks"
+        )
+    return int(size)
 
 
 @lru_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,12 +14,17 @@ from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
-from lit_rlhf.modules.micro_batches import accumulate, scaled, slice_batch
+from lit_rlhf.modules.micro_batches import scaled, slice_batch, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
-from lit_rlhf.stats import global_sum
-from lit_rlhf.strategies import backward
+from lit_rlhf.modules.schedules import step_schedule
+from lit_rlhf.modules.stage import (
+    MAX_SKIPPED_IN_A_ROW,
+    SUPERVISED_MEMORY,
+    LossAndMetrics,
+    StageModule,
+)
+from lit_rlhf.stats import global_denominator, global_means, global_sum
 
 
 class SFTModule(StageModule):
@@ -96,60 +102,46 @@ class SFTModule(StageModule):
             The loss over all ranks, for callbacks and Lightning's learning-rate finder.
         """
         [(optimizer, schedule)] = self.trained_networks()
-        denominator = self.global_denominator(batch.completion_mask.sum())
-        totals: dict[str, Tensor] = {}
+        denominator = global_denominator(batch.completion_mask.sum(), self.device)
+        lengths = batch.attention_mask.sum(1)
+        limits = (self.micro_batch_size, self.micro_batch_tokens)
+
+        def shares() -> Iterator[LossAndMetrics]:
+            for rows, weight in split_batch(self.model, lengths, *limits):
+                share = scaled(self(slice_batch(batch, rows), denominator), weight)
+                yield share["sft/loss"], share
+
         with self.phase("update", batch.input_ids, SUPERVISED_MEMORY):
-            lengths = batch.attention_mask.sum(1)
-            limits = (self.micro_batch_size, self.micro_batch_tokens)
-            for rows, weight in self.micro_batches(self.model, lengths, *limits):
-                shares = scaled(self(slice_batch(batch, rows), denominator), weight)
-                backward(self, shares["sft/loss"], optimizer)
-                accumulate(totals, shares)
-            clip = self.optimizer.grad_clip
-            place = f"epoch {self.current_epoch}, batch {batch_idx}"
-            step = self.guard.step(self.trainer, "the model", optimizer, clip, totals, place)
-        self.step_schedule(schedule)
-        totals["sft/grad_norm"] = step.grad_norm
+            clip, place = self.optimizer.grad_clip, f"epoch {self.current_epoch}, batch {batch_idx}"
+            updated = self.accumulate_and_step("the model", optimizer, shares(), clip, place)
+        step_schedule(schedule)
+        totals = updated.metrics
+        totals["sft/grad_norm"] = updated.grad_norm
         totals["sft/skipped_updates"] = self.guard.pop_count()
-        totals |= self.timer.pop_metrics(int(batch.attention_mask.sum()), "tokens")
-        means = self.global_means(totals)
+        totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")
+        means = global_means(totals, self.device)
         # exp of the loss over all ranks, which is not the mean of the ranks' perplexities
         means["sft/perplexity"] = loss_perplexity(means["sft/loss"])
         self.log_dict(means, batch_size=len(batch.input_ids))
         return means["sft/loss"]
 
-    def _evaluation_step(self, batch: TokenBatch) -> None:
+    def evaluation_step(self, batch: TokenBatch, batch_idx: int, prefix: str) -> None:
+        """Add a batch to the sums over the tokens of the set."""
         tokens = batch.completion_mask.sum()
         sums = self(batch, torch.ones_like(tokens, dtype=torch.float32))
-        # float64, also in a module of bfloat16 weights: the sums of a set lose no batch
+        # float64, even in a module of bfloat16 weights: the sums of a set lose no batch
         values = [sums["sft/loss"], sums["sft/token_accuracy"], tokens]
         self._evaluation.append(torch.stack([value.detach().double() for value in values]))
 
-    def _log_evaluation(self, prefix: str) -> None:
+    def evaluation_metrics(self) -> dict[str, Tensor]:
+        """Loss, perplexity and accuracy over all completion tokens."""
         loss, hits, tokens = global_sum(torch.stack(self._evaluation).sum(0)).unbind()
         self._evaluation = []
-        metrics = {
+        return {
             "sft/loss": loss / tokens,
             "sft/perplexity": loss_perplexity(loss / tokens),
             "sft/token_accuracy": hits / tokens,
         }
-        self.log_evaluation(metrics, prefix)
-
-    def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Add a batch to the sums over the tokens of the validation set."""
-        self._evaluation_step(batch)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log `val/sft/*`."""
-        self._log_evaluation("val/")
-
-    def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Add a batch to the sums over the tokens of the test set."""
-        self._evaluation_step(batch)
-
-    def on_test_epoch_end(self) -> None:
-        """Log `test/sft/*`."""
-        self._log_evaluation("test/")
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """Log-probs of the completion tokens, `[B, L-1]` in nats, 0 elsewhere."""

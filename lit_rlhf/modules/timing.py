@@ -53,8 +53,10 @@ class PhaseTimer:
 
         Returns:
             `time/<phase>` and `time/iteration` in seconds, `memory/<phase>` in GiB and
-            `throughput/<kind>_per_second`, 0-dim.
+            `throughput/<kind>_per_second`, 0-dim; nothing if there was no phase.
         """
+        if not self.seconds:
+            return {}
         total = sum(self.seconds.values())
         metrics = {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
         metrics["time/iteration"] = total

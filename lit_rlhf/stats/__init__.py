@@ -2,8 +2,10 @@
 
 from lit_rlhf.stats.distributed import (
     gather_rows,
+    global_denominator,
     global_masked_moments,
     global_max,
+    global_means,
     global_sum,
     world_size,
 )
@@ -13,8 +15,10 @@ __all__ = [
     "FixedDtypeBuffers",
     "RunningMoments",
     "gather_rows",
+    "global_denominator",
     "global_masked_moments",
     "global_max",
+    "global_means",
     "global_sum",
     "world_size",
 ]

@@ -5,6 +5,7 @@ All functions are collectives: under `torch.distributed` every rank has to call 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
 
 import torch
@@ -81,6 +82,32 @@ def gather_rows(tensor: Tensor) -> Tensor:
     of_ranks = [torch.empty_like(padded) for _ in range(n_ranks)]
     distributed.all_gather(of_ranks, padded)
     return torch.cat([rows[: int(count)] for rows, count in zip(of_ranks, counts, strict=True)])
+
+
+def global_denominator(count: Tensor | int, device: torch.device) -> Tensor:
+    """Sum of `count` over ranks, divided by the number of ranks, 0-dim float32.
+
+    A rank divides its sum of losses by this. Gradients and logged values are averaged over
+    ranks afterwards, which gives the mean over the samples or tokens of all ranks, however
+    unevenly they are spread. If the sum is 0, it is taken as 1.
+    """
+    total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=device))
+    return torch.maximum(total, torch.ones_like(total)) / world_size()
+
+
+def global_means(metrics: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Means of metrics over ranks, in a single reduction on a device, 0-dim float64.
+
+    A share in a global mean (see `global_denominator`) becomes that mean.
+
+    Args:
+        metrics: 0-dim numbers by key, the same keys on every rank. They may be on the host,
+            as times are: a process group of GPUs does not reduce those.
+        device: Where they are reduced.
+    """
+    values = [value.detach().to(device, torch.float64) for value in metrics.values()]
+    means = global_sum(torch.stack(values)) / world_size()
+    return dict(zip(metrics, means.unbind(), strict=True))
 
 
 def world_size() -> int:

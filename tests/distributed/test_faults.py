@@ -14,14 +14,13 @@ from tests.support.ranks import run_on_ranks
 pytestmark = pytest.mark.slow
 
 STAGES = {
-    "sft": "update of the model skipped at epoch 0, batch 1: not finite were sft/loss",
-    "reward": "update of the model skipped at epoch 0, batch 1: not finite were reward/loss",
+    "sft": "update of the model skipped at epoch 0, batch 1: non-finite: sft/loss",
+    "reward": "update of the model skipped at epoch 0, batch 1: non-finite: reward/loss",
     "critic": (
-        "update of the critic skipped at iteration 2, minibatch 1: not finite were ppo/value_loss"
+        "update of the critic skipped at iteration 2, minibatch 1: non-finite: ppo/value_loss"
     ),
     "log-probs": (
-        "update of policy and critic skipped at iteration 2: not finite were log-probs of the "
-        "policy"
+        "update of policy and critic skipped at iteration 2: non-finite: log-probs of the policy"
     ),
 }
 COUNTERS = ("iteration", "ppo_step")

@@ -247,10 +247,10 @@ def test_an_index_on_the_host_is_found() -> None:
 def test_a_metric_on_the_host_is_found(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def host_means(module: StageModule, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    def host_means(metrics: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         return {key: value.detach().cpu() for key, value in metrics.items()}
 
-    monkeypatch.setattr(StageModule, "global_means", host_means)
+    monkeypatch.setattr("lit_rlhf.modules.sft.global_means", host_means)
     module = stage_module("sft", root, PLAIN)
     audit = audited_fit(module, stage_data("sft", root), tmp_path)
     assert {"sft/loss", "time/update", "sft/skipped_updates"} <= audit.host_metrics

@@ -102,10 +102,10 @@ def test_the_warning_names_quantity_network_and_place(root: Path, tmp_path: Path
         fitted(*faulty_stage("sft", root, at=(0, 1)), tmp_path)
     first, second = [str(w.message) for w in shown if SKIPPED in str(w.message)]
     assert first == (
-        "update of the model skipped at epoch 0, batch 0: not finite were sft/loss. Weights and "
+        "update of the model skipped at epoch 0, batch 0: non-finite: sft/loss. Weights and "
         "moments are as before; 1 in a row, and training stops after 5 (max_skipped_in_a_row)"
     )
-    assert "epoch 0, batch 1: not finite were sft/loss. " in second
+    assert "epoch 0, batch 1: non-finite: sft/loss. " in second
     assert "; 2 in a row" in second
 
 
@@ -137,7 +137,7 @@ def test_a_fault_of_one_of_ppos_networks_leaves_the_other_alone(
     clean = course(ppo(root, (), network, kind), prompts(root, **data), tmp_path / "a", None)
     module = ppo(root, (1,), network, kind)
     module.guard = Watched(5)
-    warning = f"update of the {network} skipped at iteration 1, minibatch 2: not finite were"
+    warning = f"update of the {network} skipped at iteration 1, minibatch 2: non-finite:"
     faulty = course(module, prompts(root, **data), tmp_path / "b", warning)
     assert [step["moved"] > 0 for step in steps] == [True, False] + [True] * 6
     assert steps[1]["place"] == "iteration 1, minibatch 2"
@@ -168,7 +168,7 @@ def test_an_estimate_that_is_not_finite_skips_the_iteration(
         "critic_optimizer.lr_scheduler": "linear",
     }
     module = FaultyEstimates((1,), field, **ppo_options(root, **options))
-    where = "update of policy and critic skipped at iteration 2: not finite were " + named
+    where = "update of policy and critic skipped at iteration 2: non-finite: " + named
     seen = course(module, prompts(root, batch_size=4), tmp_path, where, max_epochs=2)
     assert_skipped_iteration(seen)
 
@@ -192,7 +192,7 @@ def test_a_reward_that_is_not_finite_skips_the_iteration(
             module,
             prompts(root, batch_size=4),
             tmp_path,
-            "policy and critic skipped at iteration 2: not finite were rewards\\.",
+            "policy and critic skipped at iteration 2: non-finite: rewards\\.",
             max_epochs=2,
         )
     assert_skipped_iteration(seen)
@@ -225,7 +225,7 @@ def test_a_weight_of_the_policy_that_is_not_finite_skips_the_iteration_and_is_na
     }
     module = PPOModule(**ppo_options(root, **options))
     recorder = Course()
-    with pytest.warns(UserWarning, match="not finite were weights of the policy") as shown:
+    with pytest.warns(UserWarning, match="non-finite: weights of the policy") as shown:
         fitted(
             module,
             prompts(root, batch_size=2),
@@ -236,7 +236,7 @@ def test_a_weight_of_the_policy_that_is_not_finite_skips_the_iteration_and_is_na
         )
     told = [str(w.message) for w in shown]
     assert [text.partition(". Weights")[0] for text in told if SKIPPED in text] == [
-        f"update of policy and critic skipped at iteration {iteration}: not finite were weights of "
+        f"update of policy and critic skipped at iteration {iteration}: non-finite: weights of "
         "the policy (model.norm.weight)"
         for iteration in (2, 3)
     ]
@@ -303,7 +303,7 @@ def test_training_stops_after_the_set_number_and_names_the_last_checkpoint(
     ):
         fitted(module, data, tmp_path, max_epochs=2, callbacks=[saving], enable_checkpointing=True)
     message = str(error.value)
-    assert "update of the model skipped at epoch 1, batch 2: not finite were sft/loss" in message
+    assert "update of the model skipped at epoch 1, batch 2: non-finite: sft/loss" in message
     assert "It was number 3 in a row (max_skipped_in_a_row)" in message
     assert f"The last checkpoint is {folder / 'epoch=0.ckpt'}: resume" in message
     assert not (tmp_path / "model").exists()

@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import position_ids_from_mask, response_values
 from lit_rlhf.functional import Moments
-from lit_rlhf.modules import LossShare, PPOModule
+from lit_rlhf.modules import LossShare, PPOModule, ScoredResponses
 from lit_rlhf.modules import ppo as ppo_file
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.modules.stages import (
@@ -219,7 +219,7 @@ def test_advantages_are_whitened_by_the_moments_of_all_ranks(
     rewards = torch.randn(4, 4).masked_fill(~rollouts.response_mask, 0.0)
     experience = module.experience(rollouts, rewards, estimates_of(rollouts))
     moments = Moments(torch.tensor(0.5), torch.tensor(4.0), torch.tensor(9))
-    monkeypatch.setattr(ppo_file, "global_masked_moments", lambda values, mask: moments)
+    monkeypatch.setattr("lit_rlhf.ppo.algorithm.global_masked_moments", lambda values, mask: moments)
     mask = experience.loss_mask
     whitened = module.reparameterize_advantages(experience).advantages[mask]
     expected = (experience.advantages[mask] - 0.5) / 2
@@ -343,7 +343,7 @@ def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) ->
     estimates = module.estimate(rollouts)
     four = batch.select(range(4))
     scores = module.score(rollouts, four)
-    metrics = module.summarize_rollouts(rollouts, four, scores, estimates)
+    metrics = module.measure(four, ScoredResponses(rollouts, scores, estimates))
     rewards = module.shape_rewards(rollouts, scores, estimates)
     experience = module.experience(rollouts, rewards, estimates)
     policy, _ = module.policy_loss(experience, torch.tensor(4.0))
@@ -373,16 +373,19 @@ def test_a_normalized_score_misses_the_whole_penalty(root: Path, batch: PromptBa
     assert (totals[0] - totals[1]).tolist() == pytest.approx([0.0, 0.75], abs=1e-6)
 
 
-def test_the_coefficient_waits_for_the_policy_to_be_trained(root: Path) -> None:
-    shaping = {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100}
-    module = PPOModule(
-        **ppo_options(root, reward_shaping=shaping, critic_pretraining={"iterations": 1})
+@pytest.mark.parametrize("pretraining", [0, 1])
+def test_coefficient_waits_for_the_policy_to_be_trained(
+    pretraining: int, root: Path, tmp_path: Path
+) -> None:
+    options = ppo_options(
+        root,
+        reward_shaping={"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100},
+        critic_pretraining={"iterations": pretraining},
+        max_iterations=1,
     )
-    module.adapt_kl_coef(40.0, 10)
-    assert float(module.kl_coef) == 0.2
-    module.pretraining_done.fill_(True)
-    module.adapt_kl_coef(40.0, 10)
-    assert float(module.kl_coef) > 0.2
+    module = PPOModule(**options)
+    fitted(module, prompts(root), tmp_path)
+    assert (float(module.kl_coef) == 0.2) == bool(pretraining)
 
 
 def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_it(

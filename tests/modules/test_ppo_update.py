@@ -372,7 +372,7 @@ def test_updates_of_an_iteration(root: Path) -> None:
     options = ppo_options(root, minibatches={"minibatch_size": 4, "ppo_epochs": 3})
     module = PPOModule(**options)
     # a loader's last batch may be shorter than a minibatch
-    assert [module.updates_per_iteration(n) for n in (8, 4, 3)] == [6, 3, 3]
+    assert [module.minibatches.updates_per_iteration(n) for n in (8, 4, 3)] == [6, 3, 3]
 
 
 def test_minibatches_have_to_divide_the_rollouts(

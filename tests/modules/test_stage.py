@@ -17,7 +17,10 @@ from torch import Tensor, distributed
 from lit_callbacks import CollapseDetector, Monitor
 from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules import OptimizerOptions, PPOModule, RewardModule, SFTModule
-from lit_rlhf.modules.stage import count_movable, random_state, restore_random_state
+from lit_rlhf.modules.finished import model_card
+from lit_rlhf.modules.resuming import random_state, restore_random_state
+from lit_rlhf.modules.stage import count_movable
+from lit_rlhf.stats import global_means
 from tests.modules.stages import (
     StepRecorder,
     demonstrations,
@@ -138,20 +141,19 @@ def test_the_warmup_is_rounded_up_and_the_schedule_falls_to_its_smallest_rate(
 # --- metrics over ranks
 
 
-def test_metrics_of_a_step_take_one_reduction_on_the_modules_device(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_metrics_of_a_step_take_one_reduction_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reduced: list[torch.Tensor] = []
     for name in COLLECTIVES:
         monkeypatch.setattr(distributed, name, lambda tensor: reduced.append(tensor))
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
-    module = SFTModule(str(root / "policy")).to("meta")
     metrics = {
         "time/update": torch.tensor(1.0),  # on the host, as times are
         "sft/loss": torch.ones((), device="meta", dtype=torch.bfloat16),
     }
-    means = module.global_means(metrics)
+    means = global_means(metrics, torch.device("meta"))
     assert list(means) == list(metrics)
     (sums,) = reduced
     for tensor in (sums, *means.values()):
@@ -179,9 +181,9 @@ def test_metrics_of_a_model_are_neither_detectors_nor_the_machines(
     run = fitted(module, demonstrations(root), tmp_path, callbacks=[detector])
     assert float(run.callback_metrics["monitor/level"]) == 0.0
     assert "time/update" in run.callback_metrics
-    assert "sft/loss" in module.card().metrics
+    assert "sft/loss" in model_card(module).metrics
     left_out = ("monitor/", "time/", "memory/", "throughput/")
-    assert [key for key in module.card().metrics if key.startswith(left_out)] == []
+    assert [key for key in model_card(module).metrics if key.startswith(left_out)] == []
 
 
 # --- the dtype of weights

@@ -14,7 +14,13 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from lit_rlhf.data import PromptBatch, TokenBatch
-from lit_rlhf.modules import UPDATE_MEMORY, OptimizerOptions, PhaseTimer, PPOModule
+from lit_rlhf.modules import (
+    UPDATE_MEMORY,
+    OptimizerOptions,
+    PhaseTimer,
+    PPOModule,
+    draw_seed,
+)
 from lit_rlhf.rollout import iterate_minibatches
 from lit_rlhf.tools.doctor.case import NETWORKS, Case, NetworkStep, Update
 from lit_rlhf.tools.doctor.checks import (
@@ -84,8 +90,7 @@ def run_iteration(case: Case) -> Finding:
     assert batch is not None
     # the draws of the run's first iteration, as in PPOModule.training_step
     generator = module.generator()
-    seed = int(torch.randint(2**31, (), generator=generator))
-    rollouts, scores, estimates = module.score_responses(batch, seed, module.timer)
+    rollouts, scores, estimates = module.score_responses(batch, draw_seed(generator), module.timer)
     case.rollouts, case.scores, case.estimates = rollouts, scores, estimates
     if rollouts.statistics is not None:
         case.rescored = module.estimate(rollouts._replace(statistics=None))
@@ -251,7 +256,7 @@ class Examination:
         module.prepare_data = self.prepare_data
         module.setup = self.setup
         module.training_step = self.training_step
-        module.save_finished = self.save_finished
+        module.on_fit_end = self.on_fit_end
         # A finding of the doctor's own, with which the other checks can go on.
         data: Any = self.case.data
         data.check_vocabulary = lambda tokenizer: None
@@ -289,8 +294,8 @@ class Examination:
             self.run_check(check)
         self.case.trainer.should_stop = True
 
-    def save_finished(self) -> None:
-        """Save nothing."""
+    def on_fit_end(self) -> None:
+        """Save no finished model."""
 
     def run_check(self, check: Check) -> None:
         """Run a check, and add and show its finding."""

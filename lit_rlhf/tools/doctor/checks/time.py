@@ -64,7 +64,7 @@ def check_time(case: Case) -> Finding:
 def updates_per_iteration(case: Case) -> int:
     """Optimizer steps of one network in an iteration."""
     assert case.experience is not None
-    return case.module.updates_per_iteration(len(case.experience))
+    return case.module.minibatches.updates_per_iteration(len(case.experience))
 
 
 def iteration_seconds(case: Case) -> dict[str, float]:

@@ -1,0 +1,357 @@
+"""PPO-max: proximal policy optimization of a language model (Section 5 of arXiv 2307.04964).
+
+`PPO` holds the networks, the options and the phases of one iteration of Algorithm 1, in reading
+order: `rollout`, `score`, `estimate`, `shape_rewards`, `experience`, and the losses of an update.
+It needs no Trainer. `lit_rlhf.modules.PPOModule` adds optimizers, logging and checkpoints.
+
+Notation: `B` responses, `T` tokens of the longest response.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from lit_rlhf.data import PromptBatch, TokenBatch
+from lit_rlhf.forward import (
+    LanguageModel,
+    Offloaded,
+    map_target_logits,
+    response_values,
+    target_logprobs,
+)
+from lit_rlhf.functional import (
+    PolicyLoss,
+    adaptive_kl_coef,
+    clipped_advantages,
+    clipped_scores,
+    entropy_loss,
+    gae,
+    kl_penalty_loss,
+    language_model_loss,
+    masked_whiten,
+    normalized_scores,
+    policy_gradient_loss,
+    scaled_scores,
+    surrogate_loss,
+    token_logprobs,
+    token_logprobs_and_entropy,
+    token_rewards,
+    value_loss,
+)
+from lit_rlhf.models import stop_token_ids
+from lit_rlhf.ppo.options import PPOOptions
+from lit_rlhf.rewards import FunctionReward, WeightedReward
+from lit_rlhf.rollout import (
+    Experience,
+    RolloutBatch,
+    RolloutMetrics,
+    TokenStatistics,
+    generate_responses,
+    score_rollouts,
+)
+from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments
+
+
+class PPONetworks(NamedTuple):
+    """The networks of PPO and what scores its responses.
+
+    Attributes:
+        policy: The language model that is trained, without dropout.
+        reference: The frozen SFT model; `None`: the policy without its LoRA adapters.
+        critic: A trunk with a scalar head, without dropout.
+        reward: The weighted sum of reward models and functions.
+        tokenizer: The policy's.
+        gold: Judge whose scores are logged and never trained on.
+    """
+
+    policy: LanguageModel
+    reference: LanguageModel | Offloaded | None
+    critic: LanguageModel
+    reward: WeightedReward
+    tokenizer: PreTrainedTokenizerBase
+    gold: FunctionReward | None = None
+
+
+class LossShare(NamedTuple):
+    """Share of a micro-batch in the loss of a minibatch; shares add up over micro-batches.
+
+    Attributes:
+        loss: The loss to differentiate, 0-dim.
+        metrics: `ppo/*` metrics, 0-dim.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+class PPO(FixedDtypeBuffers):
+    """The algorithm: networks, options and phases, without a Trainer.
+
+    Override a phase to change it. The defaults of the options are PPO-max.
+
+    Args:
+        networks: Policy, reference, critic and rewards.
+        options: All options.
+    """
+
+    kl_coef: Tensor
+
+    def __init__(self, networks: PPONetworks, options: PPOOptions = PPOOptions()) -> None:
+        super().__init__()
+        self.assemble(networks, options)
+
+    def assemble(self, networks: PPONetworks, options: PPOOptions) -> None:
+        """Take networks and options. A class that is also another kind of module calls it."""
+        self.policy = networks.policy
+        self.reference = networks.reference
+        self.reward = networks.reward
+        self.critic = networks.critic
+        self.gold = networks.gold
+        self.tokenizer = networks.tokenizer
+        self.sampling = options.sampling
+        self.reward_shaping = options.reward_shaping
+        self.advantages = options.advantages
+        self.loss = options.loss
+        self.memory = options.memory
+        self.responses_per_prompt = options.responses_per_prompt
+        # State of the algorithm, so that checkpoints hold it.
+        self.score_moments = RunningMoments()
+        kl_coef = torch.tensor(self.reward_shaping.kl_coef, dtype=torch.float64)
+        self.register_buffer("kl_coef", kl_coef)
+
+    def repeat_prompts(self, batch: PromptBatch) -> PromptBatch:
+        """Each prompt of a batch `responses_per_prompt` times, in adjacent rows."""
+        n = self.responses_per_prompt
+        if n == 1:
+            return batch
+        return batch.select([row for row in range(len(batch.texts)) for _ in range(n)])
+
+    def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
+        """Sample one response to each prompt from the policy."""
+        return generate_responses(
+            self.policy,
+            batch.input_ids,
+            batch.attention_mask,
+            self.sampling,
+            eos_token_ids=stop_token_ids(self.policy, self.tokenizer),
+            pad_token_id=self.tokenizer.pad_token_id,
+            seed=seed,
+            batch_size=self.memory.rollout_batch_size,
+        )
+
+    def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Tensor:
+        """Raw scores `[B]`: the weighted sum of reward models and functions."""
+        limit = self.memory.max_tokens_per_forward
+        scores: Tensor = self.reward(rollouts, batch.texts, limit, batch.fields, batch.turns)
+        return scores
+
+    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
+        """Log-probs of policy and reference and values of the critic, before the update."""
+        return score_rollouts(
+            self.policy,
+            self.reference,
+            self.critic,
+            rollouts,
+            temperature=self.sampling.temperature,
+            max_tokens_per_forward=self.memory.max_tokens_per_forward,
+        )
+
+    def add_rollouts(
+        self,
+        metrics: RolloutMetrics,
+        rollouts: RolloutBatch,
+        batch: PromptBatch,
+        scores: Tensor,
+        estimates: TokenStatistics,
+    ) -> None:
+        """Add responses to `metrics`, with each reward's score and the gold reward."""
+        named = {f"score/{name}": raw for name, raw in self.reward.raw_scores.items()}
+        if self.gold is not None:
+            named["gold"] = self.gold(rollouts, batch.texts, None, batch.fields)
+        metrics.update(
+            estimates.logprobs,
+            estimates.ref_logprobs,
+            estimates.entropy,
+            rollouts.response_mask,
+            rollouts.response_ids,
+            rollouts.terminated,
+            {"score": scores, **named},
+        )
+
+    def shape_rewards(
+        self, rollouts: RolloutBatch, scores: Tensor, estimates: TokenStatistics
+    ) -> Tensor:
+        """Rewards `[B, T]`: the score at the last token, minus the KL penalty of each (Eq. 19)."""
+        scores = self.reparameterize(scores)
+        # after Eq. 18, so that the penalty is in the units of the reward that is learned from
+        scores = scores - self.reward_shaping.missing_eos_penalty * (~rollouts.terminated)
+        return token_rewards(
+            scores,
+            estimates.logprobs,
+            estimates.ref_logprobs,
+            rollouts.response_mask,
+            float(self.kl_coef),
+            self.reward_shaping.kl_estimator,
+        ).rewards
+
+    def reparameterize(self, scores: Tensor) -> Tensor:
+        """Normalize or scale raw scores `[B]` by the moments of all scores so far, and clip them.
+
+        The moments include `scores` (Eq. 18).
+        """
+        self.score_moments.update(scores)
+        moments, clip = self.score_moments, self.reward_shaping.clip
+        if self.reward_shaping.normalization:
+            return normalized_scores(scores, moments.mean, moments.std, clip)
+        if self.reward_shaping.scaling:
+            scores = scaled_scores(scores, moments.std)
+        return scores if clip is None else clipped_scores(scores, clip)
+
+    def adapt_kl_coef(self, kl: float, n_rollouts: int) -> None:
+        """Move an adaptive KL coefficient so that the KL approaches its target.
+
+        Args:
+            kl: Mean KL of the iteration to the reference, in nats per response.
+            n_rollouts: Number of rollouts of the iteration, on all ranks.
+        """
+        target, horizon = self.reward_shaping.kl_target, self.reward_shaping.kl_horizon
+        if target is not None:
+            self.kl_coef.fill_(
+                adaptive_kl_coef(float(self.kl_coef), kl, target, horizon, n_rollouts)
+            )
+
+    def experience(
+        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
+    ) -> Experience:
+        """Advantages and returns of the rollouts (Eqs. 7-12), and the tokens to learn from."""
+        options, mask = self.advantages, rollouts.response_mask
+        bootstrap = None
+        if options.truncation == "bootstrap":
+            # A response that ended has no next state; one that was cut off has V(s_{T+1}).
+            bootstrap = estimates.next_values.masked_fill(rollouts.terminated, 0.0)
+        advantages, returns = gae(
+            estimates.values, rewards, mask, options.gamma, options.lam, bootstrap
+        )
+        if options.truncation == "mask":
+            mask = mask & rollouts.terminated[:, None]
+        from_reference = self.loss.old_policy == "reference"
+        old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
+        return Experience(rollouts, old_logprobs, estimates.values, advantages, returns, mask)
+
+    def reparameterize_advantages(self, minibatch: Experience) -> Experience:
+        """Whiten and clip the advantages of a minibatch, over all ranks (Section 5.3.1)."""
+        advantages, mask = minibatch.advantages, minibatch.loss_mask
+        if self.advantages.normalization:
+            # over the tokens to learn from only: padding would change the moments
+            moments = global_masked_moments(advantages, mask)
+            advantages = masked_whiten(advantages, mask, moments=moments)
+        if self.advantages.clip is not None:
+            advantages = clipped_advantages(advantages, self.advantages.clip)
+        return replace(minibatch, advantages=advantages)
+
+    def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+        """Share of a micro-batch in the value loss (Eq. 16).
+
+        Args:
+            experience: Rollouts of the micro-batch.
+            tokens: Tokens of the minibatch that the sums are divided by, see `global_denominator`.
+        """
+        rollouts, mask = experience.rollouts, experience.loss_mask
+        values = response_values(
+            self.critic, rollouts.sequence_ids, rollouts.sequence_mask, mask.shape[1]
+        )
+        loss, clip_fraction = value_loss(
+            values,
+            experience.old_values,
+            experience.returns,
+            mask,
+            self.loss.value_clip,
+            denominator=tokens,
+        )
+        share = mask.sum() / tokens
+        return LossShare(
+            loss,
+            {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share},
+        )
+
+    def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+        """Share of a micro-batch in the loss of the policy, with the entropy bonus.
+
+        Args:
+            experience: Rollouts of the micro-batch.
+            tokens: Tokens of the minibatch that the sums are divided by, see `global_denominator`.
+        """
+        rollouts, mask = experience.rollouts, experience.loss_mask
+        entropy_coef, temperature = self.loss.entropy_coef, self.sampling.temperature
+
+        def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+            if entropy_coef:
+                return token_logprobs_and_entropy(logits, ids, temperature)
+            return (token_logprobs(logits, ids, temperature),)
+
+        logprobs, *entropy = map_target_logits(
+            self.policy,
+            rollouts.sequence_ids,
+            rollouts.sequence_mask,
+            rollouts.to_sequence_mask(mask),
+            read,
+        )
+        # The last T columns of a sequence are its response.
+        logprobs = logprobs[:, -mask.shape[1] :]
+        terms = self.policy_objective(logprobs, experience, tokens)
+        share = mask.sum() / tokens
+        metrics = {
+            "ppo/policy_loss": terms.loss,
+            "ppo/clip_fraction": terms.clip_fraction * share,
+            "ppo/approx_kl": terms.approx_kl * share,
+            "ppo/ratio": terms.ratio_mean * share,
+        }
+        loss = terms.loss
+        if entropy:
+            metrics["ppo/entropy_loss"] = entropy_loss(
+                entropy[0][:, -mask.shape[1] :], mask, self.loss.entropy_clip, denominator=tokens
+            )
+            loss = loss + entropy_coef * metrics["ppo/entropy_loss"]
+        return LossShare(loss, metrics)
+
+    def policy_objective(
+        self, logprobs: Tensor, experience: Experience, tokens: Tensor
+    ) -> PolicyLoss:
+        """The objective that `loss.policy_objective` names (Eqs. 13-15).
+
+        Args:
+            logprobs: Log-probs of the policy that is trained, `[B, T]`, nats.
+            experience: Rollouts of the micro-batch.
+            tokens: Tokens of the minibatch that the sums are divided by.
+        """
+        mask = experience.loss_mask
+        surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
+        match self.loss.policy_objective:
+            case "clip":
+                return surrogate_loss(
+                    *surrogate,
+                    self.loss.ratio_clip,
+                    denominator=tokens,
+                    ratio_clip_high=self.loss.ratio_clip_high,
+                    dual_clip=self.loss.dual_clip,
+                )
+            case "unclipped":
+                return surrogate_loss(*surrogate, None, denominator=tokens)
+            case "kl_penalty":
+                return kl_penalty_loss(*surrogate, self.loss.kl_penalty_coef, denominator=tokens)
+            case "policy_gradient":
+                return policy_gradient_loss(
+                    logprobs, experience.advantages, mask, denominator=tokens
+                )
+
+    def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
+        """Share of a micro-batch of text in the language-model loss over `tokens` (Eq. 17)."""
+        logprobs = target_logprobs(
+            self.policy, batch.input_ids, batch.attention_mask, batch.completion_mask
+        )
+        return language_model_loss(logprobs, batch.completion_mask, tokens)

@@ -1,0 +1,107 @@
+"""The networks beside the policy: the reference, and the critic that PPO starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from lit_rlhf.checks import check_choice
+from lit_rlhf.forward import LanguageModel, Offloaded, freeze
+from lit_rlhf.models import (
+    ModelOptions,
+    build_random_scalar_model,
+    load_causal_lm,
+    load_scalar_model,
+)
+from lit_rlhf.rewards import ModelReward
+
+CriticInit = Literal["reward", "policy", "random"]
+
+
+def load_reference(
+    model_path: str, options: ModelOptions, offload: bool = False, shard: bool = False
+) -> LanguageModel | Offloaded | None:
+    """The frozen SFT model; `None` with LoRA, where the policy without its adapters is that model.
+
+    Args:
+        model_path: Folder or hub id of the SFT model.
+        options: How it is loaded. Gradient checkpointing is left off, as it is not trained.
+        offload: Keep it in CPU memory between uses.
+        shard: Keep an equal share of it on each rank between uses.
+    """
+    if options.lora_rank > 0:
+        return None
+    model = freeze(load_causal_lm(model_path, replace(options, gradient_checkpointing=False)))
+    return Offloaded(model, offload, shard) if offload or shard else model
+
+
+def load_critic(
+    init: CriticInit,
+    model_path: str,
+    policy: LanguageModel,
+    rewards: Sequence[ModelReward],
+    options: ModelOptions,
+    seed: int,
+) -> LanguageModel:
+    """The critic that PPO starts from.
+
+    Args:
+        init: `reward`: the first reward model; `policy`: the SFT model with a new head; `random`:
+            random weights in the shape of the SFT model.
+        model_path: Folder or hub id of the SFT model.
+        policy: The policy, loaded with the same options.
+        rewards: The reward models in their order.
+        options: How the critic is loaded. With LoRA it has its frozen weights in common with the
+            policy or the reward model that it starts from.
+        seed: Seed of new weights.
+
+    Raises:
+        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
+    """
+    source = critic_source(init, model_path, [model.path for model in rewards])
+    if init == "reward" and rewards[0].own_text is not None:
+        raise ValueError(
+            "critic_init: expected 'policy' or 'random', got 'reward': reward model "
+            f"{source!r} has another tokenizer than the policy, whose token ids the critic reads"
+        )
+    if init == "random":
+        if options.load_in_4bit:
+            raise ValueError(
+                "critic_init: expected 'policy' or 'reward' with network.load_in_4bit, got "
+                "'random': 4-bit weights come from a folder"
+            )
+        return build_random_scalar_model(source, options, seed)
+    base: LanguageModel | None = None
+    if options.lora_rank > 0:
+        base = policy if init == "policy" else rewards[0].find_base(options)
+    seed = seed if init == "policy" else 0
+    return load_scalar_model(source, options, head_seed=seed, base=base)
+
+
+def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> str:
+    """Folder or hub id of the model that gives the critic its shape, see `load_critic`.
+
+    Args:
+        init: What the critic starts from.
+        model_path: Folder or hub id of the SFT model.
+        models: Folders or hub ids of the reward models in their order.
+
+    Raises:
+        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
+    """
+    if init in ("random", "policy"):
+        return model_path
+    check_choice("critic_init", init, get_args(CriticInit))
+    if models and models[0].startswith("<"):
+        raise ValueError(
+            "critic_init: 'reward' needs a reward model that was loaded from a folder, got "
+            f"{models[0]}; save it with save_pretrained and load it from there, or use "
+            "critic_init: policy"
+        )
+    if not models:
+        raise ValueError(
+            "critic_init: 'reward' needs a reward model among `rewards`, which holds functions and "
+            "rules only; use critic_init: policy"
+        )
+    return models[0]
