@@ -19,13 +19,7 @@ from lit_rlhf.forward.chunked_logits import (
     target_logprobs,
     target_logprobs_from_hidden,
 )
-from lit_rlhf.forward.cpu import (
-    PadToMultiple,
-    give_back_freed_memory,
-    keep_freed_memory,
-    limit_kept_memory,
-    resident_bytes,
-)
+from lit_rlhf.forward.cpu import resident_bytes
 from lit_rlhf.forward.networks import (
     ForwardPlan,
     LanguageModel,
@@ -66,19 +60,15 @@ __all__ = [
     "ModuleT",
     "Offloaded",
     "PackedLayout",
-    "PadToMultiple",
     "RowOffsets",
     "cached_attention",
     "disable_dropout",
     "eval_mode",
     "forward_plan",
     "freeze",
-    "give_back_freed_memory",
     "head_matches_logits",
     "hidden_states",
-    "keep_freed_memory",
     "layout_arguments",
-    "limit_kept_memory",
     "logits_from_hidden",
     "map_target_logits",
     "on_device",

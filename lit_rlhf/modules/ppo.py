@@ -372,7 +372,6 @@ class PPOModule(StageModule):
 
     def on_train_batch_end(self, *_: object) -> None:
         """Stop after `max_iterations`."""
-        super().on_train_batch_end()
         self.stop_after_last_iteration()
 
     def stop_after_last_iteration(self) -> None:

@@ -28,9 +28,6 @@ from lit_callbacks import Collapse, count_resumed_epoch, find_collapse
 from lit_rlhf.data import DialogueEncoder, PromptDataModule, RecordDataModule
 from lit_rlhf.forward import (
     LanguageModel,
-    give_back_freed_memory,
-    keep_freed_memory,
-    limit_kept_memory,
 )
 from lit_rlhf.models import (
     ModelCardInfo,
@@ -158,8 +155,6 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         self._collapse: Collapse | None = None  # what ended the run
         self._random_state: dict[str, Any] = {}
         self._trained = False
-        # of `limit_kept_memory`; `None` where freed memory is not kept
-        self._resident_floor: int | None = None
         self._loader_states: list[dict[str, Any]] = []
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             model_path, trust_remote_code=self.network.trust_remote_code
@@ -472,8 +467,6 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
     def on_fit_start(self) -> None:
         """Check the dtype of the weights, and keep the configured learning rates.
 
-        On a CPU, freed memory is kept for the next allocations.
-
         Raises:
             ValueError: If weights that are trained are float16.
         """
@@ -488,8 +481,6 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
             for optimizer, schedule in self.trained_networks()
         ]
         self._settings = None  # of an earlier fit
-        keeps_memory = self.device.type == "cpu" and keep_freed_memory()
-        self._resident_floor = 0 if keeps_memory else None
 
     def on_train_start(self) -> None:
         """Restore random state and position in the data from a checkpoint, and apply changes.
@@ -511,11 +502,6 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         self._random_state = {}
         self.timer = PhaseTimer(self.device)
         self._trained = True
-
-    def on_train_batch_end(self, *_: object) -> None:
-        """Return some of the freed memory that is kept on a CPU, if there is much of it."""
-        if self._resident_floor is not None:
-            self._resident_floor = limit_kept_memory(self._resident_floor)
 
     def apply_changes(self, names: set[str]) -> None:
         """Put configured values in place of those that a checkpoint has restored.
@@ -546,8 +532,6 @@ class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
         ended = self._trained or self.trainer.ckpt_path is not None
         if ended and not self.fast_dev_run:
             self.save_finished()
-        if self._resident_floor is not None:
-            give_back_freed_memory()
 
     @property
     def datamodule(self) -> LightningDataModule | None:
