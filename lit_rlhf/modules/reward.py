@@ -31,7 +31,7 @@ from lit_rlhf.modules.micro_batches import accumulate, scaled, slice_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
-from lit_rlhf.stats import gather_rows, global_sum
+from lit_rlhf.stats import all_gather_rows, global_sum
 from lit_rlhf.strategies import backward
 
 
@@ -204,7 +204,7 @@ class RewardModule(StageModule):
 
     def _log_evaluation(self, prefix: str) -> None:
         pairwise_loss, lm_loss, tokens = global_sum(torch.stack(self._sums).sum(0)).unbind()
-        differences, sources = gather_rows(torch.cat(self._pairs)).unbind(1)
+        differences, sources = all_gather_rows(torch.cat(self._pairs)).unbind(1)
         self._sums, self._pairs = [], []
         hits = differences > 0
         metrics = {
