@@ -36,7 +36,7 @@ class OneDNNLinear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # the name that nn.Linear gave it
-        """Same as `nn.Linear.forward`, up to rounding."""
+        """`nn.Linear.forward`, up to rounding."""
         if (
             input.is_cpu
             and input.dim() > 1
@@ -128,14 +128,10 @@ class PadToMultiple:
         return cls(multiple, min_float32_size=-(-MIN_MULTIPLICATIONS // largest))
 
     def n_padding(self, size: int, weight: Tensor) -> int:
-        """Number of rows or tokens to add to `size`.
+        """Number of rows or tokens to add to `size`; `weight` is any weight of the network.
 
         The device, the dtype and autocast are looked at in each forward, as a network may move and
         a DeepSpeed engine casts it after loading.
-
-        Args:
-            size: Number of rows or tokens.
-            weight: Any weight of the network.
         """
         if weight.device.type != "cpu":
             return 0

@@ -93,7 +93,7 @@ UNCHECKED = {"loss_perplexity", "merged_moments", "preference_probability"}
 
 def refusal(function: Callable[..., Any], **arguments: Any) -> str:
     """The argument that the error names."""
-    with pytest.raises(ValueError, match="^[a-z_]+: expected .*, got ") as error:
+    with pytest.raises(ValueError, match=r"^[a-z_]+: expected .*, got ") as error:
         function(**VALID[function] | arguments)
     return str(error.value).partition(":")[0]
 
