@@ -160,7 +160,7 @@ def load_checkpoint_model(
 
 
 def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
-    """Find the stage that wrote a checkpoint by its networks: the class may be a user's subclass."""
+    """Find the stage that wrote a checkpoint by its networks, as the class may be a subclass."""
     for stage, networks in TRAINED_NETWORKS.items():
         if {network.attribute for network in networks.values()} <= set(saved.networks):
             if "model_path" not in hparams:

@@ -183,7 +183,7 @@ def load_plain_tensors(file: Path) -> dict[str, Tensor]:
 
 
 class TRLModel(NamedTuple):
-    """A scalar model under TRL's names: a language model without weights, and the weights to save."""
+    """A scalar model under TRL's names: a language model without weights, and its weights."""
 
     causal_lm: PreTrainedModel
     weights: dict[str, Tensor]

@@ -166,9 +166,10 @@ def folder_problem(path: Path) -> str | None:
 
 
 def content_problem(path: Path, share: int = 0, n_shares: int = 1) -> str | None:
-    """Say what is wrong with a checkpoint folder without `folder_problem`, by the CRC-32 of its files.
+    """Say what is wrong with a checkpoint folder, by the CRC-32 of its files.
 
-    Ranks divide the reading into `n_shares`; this one reads `share`, from 0.
+    `folder_problem` comes first. Ranks divide the reading into `n_shares`; this one reads `share`,
+    from 0.
     """
     files = read_manifest(path)["files"]
     for name in sorted(files)[share::n_shares]:

@@ -76,7 +76,7 @@ class EngineOptimizer(Optimizer):
 
     @property
     def grad_norm(self) -> Tensor:
-        """L2 norm, before clipping, of the last step's gradient, 0-dim; inf if it was not finite."""
+        """L2 norm of the last step's gradient before clipping, 0-dim; inf if it was not finite."""
         # DeepSpeed 0.19.8 stores a number of Python instead of a tensor when it skips a step
         norm = self.engine.get_global_grad_norm()
         return torch.as_tensor(norm, dtype=torch.float32, device=self.engine.device).detach()
@@ -87,7 +87,7 @@ class EngineOptimizer(Optimizer):
         return bool(self.engine.was_step_applied())
 
     def state_dict(self) -> dict[str, Any]:
-        """Each group's settings and the state that is not partitioned (step counts); shards hold the rest."""
+        """The settings of each group and the step counts. Partitions are saved in shards instead."""
         return {
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"}
@@ -193,7 +193,7 @@ class EnginePrecision(DeepSpeedPrecision):
         closure: Callable[[], object],
         **kwargs: object,
     ) -> object:
-        """Run Lightning's hooks and `optimizer.step(closure)`; the base class would step `model`."""
+        """Run Lightning's hooks and `optimizer.step(closure)`, not a step of `model`."""
         return Precision.optimizer_step(self, optimizer, model=model, closure=closure, **kwargs)
 
     def clip_gradients(
@@ -202,7 +202,7 @@ class EnginePrecision(DeepSpeedPrecision):
         clip_val: int | float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        """Have the next step clip by the network's own norm, for `LightningModule.clip_gradients`."""
+        """Have the next step clip by the network's norm, for `LightningModule.clip_gradients`."""
         if gradient_clip_algorithm != GradClipAlgorithmType.NORM:
             raise ValueError(
                 f"gradient_clip_algorithm: expected 'norm', got {gradient_clip_algorithm!r}"
