@@ -87,7 +87,7 @@ class EngineOptimizer(Optimizer):
         return bool(self.engine.was_step_applied())
 
     def state_dict(self) -> dict[str, Any]:
-        """The settings of each group and the step counts. Partitions are saved in shards instead."""
+        """The settings of each group and the step counts. Partitions are saved in shards."""
         return {
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"}
