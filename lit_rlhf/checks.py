@@ -33,7 +33,7 @@ def check_floating(name: str, tensor: Tensor) -> None:
 
 
 def check_integer(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless `tensor` has an integer dtype; bool is none."""
+    """Raise ValueError unless `tensor` has an integer dtype other than bool."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ValueError(f"{name}: expected an integer dtype, got {tensor.dtype}")
 

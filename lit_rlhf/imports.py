@@ -6,14 +6,7 @@ from typing import Any
 
 
 def import_function(path: str, argument: str) -> Callable[..., Any]:
-    """Import the callable that `package.module:name` names.
-
-    Args:
-        path: `package.module:name`.
-        argument: What the callable is for, as errors name it.
-
-    Returns:
-        The callable.
+    """Import the callable that `package.module:name` names; errors call it `argument`.
 
     Raises:
         ValueError: If there is no such module or name, or it is not callable.
@@ -36,7 +29,7 @@ def import_function(path: str, argument: str) -> Callable[..., Any]:
 def function_path(function: Callable[..., Any]) -> str:
     """Name a callable as `module:name`, which need not be importable: a notebook's is `__main__`.
 
-    An object that is no function has the name of its class.
+    Objects that are not functions are named after their class.
     """
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"

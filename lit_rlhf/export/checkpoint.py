@@ -35,7 +35,7 @@ from lit_rlhf.rewards import parse_rewards
 from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 
 
-class TrainedNetwork(NamedTuple):
+class NetworkLocation(NamedTuple):
     """Where a stage keeps a network that it trains.
 
     Attributes:
@@ -49,13 +49,13 @@ class TrainedNetwork(NamedTuple):
     scalar: bool
 
 
-TRAINED_NETWORKS: dict[str, dict[NetworkName, TrainedNetwork]] = {
+TRAINED_NETWORKS: dict[str, dict[NetworkName, NetworkLocation]] = {
     "ppo": {
-        "policy": TrainedNetwork("policy", "", False),
-        "critic": TrainedNetwork("critic", "", True),
+        "policy": NetworkLocation("policy", "", False),
+        "critic": NetworkLocation("critic", "", True),
     },
-    "reward": {"reward": TrainedNetwork("networks", "model.", True)},
-    "sft": {"model": TrainedNetwork("model", "", False)},
+    "reward": {"reward": NetworkLocation("networks", "model.", True)},
+    "sft": {"model": NetworkLocation("model", "", False)},
 }
 """Trained networks by stage. The first of each stage is exported by default."""
 MODULES: dict[str, type[StageModule]] = {
@@ -84,11 +84,6 @@ def load_checkpoint_model(
             that the run started the network from.
         trust_remote_code: Run code that comes with that model.
         command: Command line, for the card.
-
-    Raises:
-        FileNotFoundError: If there is no checkpoint.
-        ValueError: If it is damaged or of another module, has no such network, or its weights do
-            not fit the model of the config.
     """
     saved = read_checkpoint(path)
     hparams = saved.content.get("hyper_parameters", {})
@@ -165,11 +160,7 @@ def load_checkpoint_model(
 
 
 def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
-    """The stage that wrote a checkpoint, by its networks: the class may be a user's subclass.
-
-    Raises:
-        ValueError: If it is none of the stages.
-    """
+    """Find the stage that wrote a checkpoint by its networks, as the class may be a subclass."""
     for stage, networks in TRAINED_NETWORKS.items():
         if {network.attribute for network in networks.values()} <= set(saved.networks):
             if "model_path" not in hparams:
@@ -185,11 +176,7 @@ def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
 def restore_contract(
     saved: SavedCheckpoint, tokenizer: PreTrainedTokenizerBase, source: str
 ) -> TextContract | None:
-    """Give the tokenizer the run's chat template, and return the run's text contract.
-
-    Raises:
-        ValueError: If the run had another tokenizer.
-    """
+    """Give the tokenizer the run's chat template, and return the run's text contract."""
     if CONTRACT_KEY not in saved.content:
         return None
     contract = TextContract(**saved.content[CONTRACT_KEY])

@@ -38,19 +38,16 @@ def load_folder_model(
     base: str | None = None,
     trust_remote_code: bool = False,
 ) -> ExportableModel:
-    """Load the model in a folder of weights or of LoRA adapters.
+    """Load the model in a folder of weights (safetensors, or pickled plain data) or LoRA adapters.
 
     Args:
-        path: The folder. Weights may be in safetensors, or pickled by torch as plain data.
+        path: The folder.
         network: `reward` or `critic` for a scalar model, `policy` or `model` for a language model;
             `None` for a scalar model if there is a scalar head.
-        dtype: Type to save the weights in; `None` for that of the model's config.
+        dtype: Type to save the weights in; `None` for the type in the model's config.
         base: Folder or hub id of the model that delta weights are to be added to, or that adapters
             belong to; `None` for the one that the adapters name.
         trust_remote_code: Run code that comes with a model.
-
-    Raises:
-        ValueError: If there is no such model in the folder.
     """
     path = Path(path)
     options = ModelOptions(trust_remote_code=trust_remote_code)
@@ -100,11 +97,7 @@ def load_model(
     network: NetworkName | None,
     delta_weights: bool = False,
 ) -> LanguageModel:
-    """Load a folder of weights as a scalar model or as a language model.
-
-    Raises:
-        ValueError: If a scalar network is asked for and there is no scalar head.
-    """
+    """Load a folder of weights as a scalar model or as a language model."""
     config = read_config(path, options)
     stored_head = find_stored_head(path, config, pickled_weights=True)
     has_head = is_classifier(config) or stored_head is not None

@@ -19,18 +19,9 @@ GGUF_SUFFIX = ".gguf"
 def load_gguf_model(
     path: str | Path, network: NetworkName | None = None, dtype: DType | None = None
 ) -> ExportableModel:
-    """Load the language model and the tokenizer in a GGUF file.
+    """Load the language model and the tokenizer in a GGUF file, by default in float32.
 
     Quantized weights become plain ones, with the error that quantization left in them.
-
-    Args:
-        path: The file.
-        network: `policy` or `model`, or `None`; a GGUF file holds a language model.
-        dtype: Type to save the weights in; `None` for float32.
-
-    Raises:
-        ValueError: If the package `gguf` is not installed, another network is asked for, or
-            transformers cannot read the file.
     """
     path = Path(path)
     if network not in (None, "policy", "model"):

@@ -30,9 +30,9 @@ class ExportableModel:
     """A model and what is saved beside it.
 
     Attributes:
-        model: The model, with its adapters if it has any; for saving alone.
+        model: The model, with its adapters if it has any; only for saving.
         tokenizer: Its tokenizer, with the chat template of the run.
-        name: What it is and where it comes from, in words.
+        name: Kind and origin, in words.
         scalar: Whether it has a scalar head.
         dtype: Type that its weights are saved in.
         contract: Its text contract; `None` if that is not known.
@@ -60,9 +60,6 @@ class ExportableModel:
             output: Folder to write to.
             max_shard_size: Largest weight file, for example 5GB or 500MB.
             format: Names of a scalar model's weights: `transformers`, `openrlhf` or `trl`.
-
-        Raises:
-            ValueError: If `format` is not `transformers` for a language model.
         """
         if not self.scalar and format != "transformers":
             raise ValueError(
@@ -82,11 +79,7 @@ class ExportableModel:
         )
 
     def save_adapters(self, output: str | Path) -> None:
-        """Write a folder of the model's LoRA adapters alone.
-
-        Raises:
-            ValueError: If it has none.
-        """
+        """Write a folder of only the model's LoRA adapters."""
         if not isinstance(self.model, PeftModel):
             raise ValueError(
                 f"merge_lora: expected true, got false for the {self.name}, which has no adapters"
@@ -97,15 +90,10 @@ class ExportableModel:
 
 
 def with_text_contract(exported: ExportableModel, chat_template: str) -> ExportableModel:
-    """Return the model with a text contract of the given template.
+    """Return a model without a text contract with one of the given template.
 
-    Args:
-        exported: A model without a text contract.
-        chat_template: Template that it was trained with: `tokenizer` for the one of its tokenizer,
-            or a name of `lit_rlhf.data.CHAT_TEMPLATES`.
-
-    Raises:
-        ValueError: If the model has a text contract, or there is no such template.
+    `chat_template` is `tokenizer` for the tokenizer's own, or a name of
+    `lit_rlhf.data.CHAT_TEMPLATES`.
     """
     if exported.contract is not None:
         raise ValueError(

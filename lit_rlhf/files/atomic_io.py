@@ -1,7 +1,7 @@
 """Atomic replacement of files and folders.
 
 New content is written under a hidden name beside the final one, forced to disk, and then renamed.
-What has the final name is therefore always complete, also after a crash or a power cut.
+So a file under the final name is always complete, even after a crash or a power cut.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ def replaced_path(path: Path) -> Path:
 
 
 def save_durably(content: object, path: Path) -> None:
-    """Save `content` with `torch.save` and force it to disk.
-
-    Raises:
-        OSError: If the system cannot write it, for instance because the disk is full.
-    """
+    """Save `content` with `torch.save` and force it to disk."""
     try:
         with path.open("wb") as file:
             torch.save(content, file)
@@ -70,9 +66,7 @@ def move_into_place(path: Path) -> None:
 def try_swap_names(first: Path, second: Path) -> bool:
     """Swap two names in one step, so that neither is missing at any moment.
 
-    Returns:
-        False if the system (Linux alone can) or the file system does not support it; nothing has
-        changed then.
+    Returns False, and changes nothing, if the system is not Linux or the file system cannot do it.
     """
     # Python has no call for it. glibc 2.28 and newer have the function, musl does not.
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
@@ -100,7 +94,7 @@ def delete(path: Path) -> None:
 
 
 def delete_partials(folder: Path) -> None:
-    """Delete what interrupted writes have left in `folder`."""
+    """Delete leftovers of interrupted writes in `folder`."""
     for path in folder.glob(f".*.{PARTIAL}"):
         delete(path)
 

@@ -28,14 +28,10 @@ class FolderLocks:
         self._held: list[BaseFileLock] = []
 
     def acquire(self, folders: Iterable[Path]) -> None:
-        """Lock folders, all or none. A file system that has no locks is warned of.
-
-        Args:
-            folders: Existing folders or free names.
+        """Lock folders or free names, all or none; warn of a file system without locks.
 
         Raises:
             RuntimeError: If another run has locked one of them; it names the process.
-            OSError: If the file of a lock cannot be written, as nothing else could be either.
         """
         for path in dict.fromkeys(map(lock_path, folders)):
             path.parent.mkdir(parents=True, exist_ok=True)

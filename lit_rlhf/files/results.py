@@ -15,21 +15,11 @@ from lit_callbacks import name_file
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file atomically: readers see the old file or the complete new one.
+    """Write a text file atomically, and return its path: readers see the old file or the new one.
 
     The text is written as UTF-8 to a hidden file in the same folder, which then takes the name. A
-    failed write leaves the old file as it was. Missing folders are created.
-
-    Args:
-        path: The file.
-        text: Its content.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: If the file cannot be written; the message names it.
-        UnicodeEncodeError: If the text has half of a surrogate pair; see `json_lines`.
+    failed write raises OSError with the path, and leaves the old file as it was. Missing folders
+    are created.
     """
     # One rename is enough here. `move_into_place` is for what has to survive a power failure.
     target = Path(path)
@@ -45,15 +35,7 @@ def write_text(path: str | Path, text: str) -> Path:
 
 
 def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Path:
-    """Write one JSON object per line, atomically like `write_text`.
-
-    Args:
-        path: The file.
-        records: The objects.
-
-    Returns:
-        The path.
-    """
+    """Write one JSON object per line, atomically like `write_text`."""
     return write_text(path, json_lines(records))
 
 
@@ -73,15 +55,13 @@ class ProgressFile:
 
     They are in `<output>.partial`: a line with the settings, then a line per batch. The same
     command reads them and computes the others. This is a context manager: it deletes the file when
-    the context ends without an error, as the output is then complete.
+    the context ends without an error, as the output is then complete. A damaged file, or one of a
+    command with other settings, is refused.
 
     Args:
         output: The file that the command writes when all batches are finished; `None` keeps
             nothing.
         settings: Everything that the batches depend on, as JSON types.
-
-    Raises:
-        ValueError: If the file is of a command with other settings, or is damaged.
     """
 
     def __init__(self, output: str | Path | None, settings: Mapping[str, Any]) -> None:
@@ -116,15 +96,7 @@ class ProgressFile:
         return self._batches.get(name, [])
 
     def add(self, name: str, batch: Any) -> None:  # noqa: ANN401  # JSON types
-        """Keep a finished batch. It has left the process when this returns.
-
-        Args:
-            name: What the batch belongs to, for instance the name of a model.
-            batch: The batch as JSON types.
-
-        Raises:
-            OSError: If it cannot be written; the message names the file.
-        """
+        """Keep a finished batch of JSON types under a name. It has left the process on return."""
         if self.path is None:
             return
         lines = [[name, batch]]

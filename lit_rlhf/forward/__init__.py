@@ -2,14 +2,18 @@
 
 `optimize_forward` decides once, after loading, how a network computes its forward: packed, with the
 sequences back to back, or padded; logits for the scored tokens only, or for all. The functions that
-return hidden states, log-probs, values and scores follow that decision.
+return hidden states, log-probs, values and scores follow that decision. They raise ValueError, with
+the argument's name, for wrong shapes and dtypes and for a model without the head that they need.
 """
 
 from lit_rlhf.forward.attention import (
     AttentionInputs,
     AttentionLayout,
+    RowOffsets,
     cached_attention,
     layout_arguments,
+    supports_varlen,
+    varlen_attention,
 )
 from lit_rlhf.forward.chunked_logits import (
     CHUNK_SIZE,
@@ -19,13 +23,7 @@ from lit_rlhf.forward.chunked_logits import (
     target_logprobs,
     target_logprobs_from_hidden,
 )
-from lit_rlhf.forward.cpu import (
-    PadToMultiple,
-    give_back_freed_memory,
-    keep_freed_memory,
-    limit_kept_memory,
-    resident_bytes,
-)
+from lit_rlhf.forward.cpu import resident_bytes
 from lit_rlhf.forward.networks import (
     ForwardPlan,
     LanguageModel,
@@ -38,7 +36,6 @@ from lit_rlhf.forward.networks import (
     on_device,
     scalar_head_of,
     supports_chunked_logits,
-    supports_packing,
     trunk_of,
     unwrap_model,
 )
@@ -54,7 +51,6 @@ from lit_rlhf.forward.outputs import (
     token_values,
 )
 from lit_rlhf.forward.packing import PackedLayout
-from lit_rlhf.forward.varlen import RowOffsets, supports_varlen, varlen_attention
 
 __all__ = [
     "CHUNK_SIZE",
@@ -66,19 +62,15 @@ __all__ = [
     "ModuleT",
     "Offloaded",
     "PackedLayout",
-    "PadToMultiple",
     "RowOffsets",
     "cached_attention",
     "disable_dropout",
     "eval_mode",
     "forward_plan",
     "freeze",
-    "give_back_freed_memory",
     "head_matches_logits",
     "hidden_states",
-    "keep_freed_memory",
     "layout_arguments",
-    "limit_kept_memory",
     "logits_from_hidden",
     "map_target_logits",
     "on_device",
@@ -91,7 +83,6 @@ __all__ = [
     "scores_from_hidden",
     "sequence_scores",
     "supports_chunked_logits",
-    "supports_packing",
     "supports_varlen",
     "target_logprobs",
     "target_logprobs_from_hidden",

@@ -6,12 +6,15 @@ says which tokens attend to each other, so that they need not lie in a padded re
 
 The second half of the file computes attention over rows of tokens, in the fastest way for their
 device, dtype and length. Notation: `S` rows of `N` queries and `C` keys, `A` heads of size `D`, `K`
-heads of keys and values (`A` is a multiple of `K`).
+heads of keys and values (`A` is a multiple of `K`). In `varlen_attention`, which takes rows that
+lie back to back, `n` is the number of rows, and `N` and `C` count the tokens of all of them.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import inspect
+from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -29,6 +32,12 @@ BASE_ATTENTION = "sdpa"
 
 MAX_BATCHED_LENGTH = 128
 """Longest rows on a CPU that go through two batched matmuls instead of torch's own attention."""
+
+FLASH_CAPABILITY = (8, 0)
+"""Oldest CUDA devices that flash attention runs on: Ampere."""
+
+MAX_HEAD_SIZE, HEAD_SIZE_MULTIPLE = 256, 8
+"""Largest head that flash attention knows, and what the size of a head is a multiple of."""
 
 
 class AttentionInputs(NamedTuple):
@@ -126,16 +135,10 @@ def layout_arguments(layout: AttentionLayout, device: torch.device) -> dict[str,
 
 
 def causal_attention(inputs: AttentionInputs) -> Tensor:
-    """Causal attention within rows that are padded on the right.
+    """Causal attention within rows that are padded on the right, `[S, A, N, D]`; `C` equals `N`.
 
     No mask is needed for the padding: tokens before it do not attend to it, and its own output is
-    not read.
-
-    Args:
-        inputs: `C` equals `N`.
-
-    Returns:
-        `[S, A, N, D]`, in the dtype of the values.
+    not read. The output has the dtype of the values.
     """
     query, key, value, scale, dropout, window = inputs
     length, dtype = query.shape[2], value.dtype  # under autocast, the others come in float32
@@ -170,10 +173,10 @@ def causal_attention(inputs: AttentionInputs) -> Tensor:
 
 
 def cached_attention(inputs: AttentionInputs, mask: Tensor) -> Tensor:
-    """Attention of one new token in each row to the keys of a cache, without gradients.
+    """Attention of one new token in each row to the keys of a cache, without gradients; `N` is 1.
 
     Args:
-        inputs: `N` is 1.
+        inputs: Queries, keys and values.
         mask: True where a token attends to a key, at least once in each row, `[S, 1, 1, C]` bool.
 
     Returns:
@@ -198,7 +201,7 @@ def batched_attention(
     """softmax(q k^T scale + bias) v as two batched matmuls over all rows and heads.
 
     torch's own attention on a CPU multiplies one head of one row at a time, which is slow for short
-    rows. Computes in float32 or better.
+    rows. Computes in float32 or better, and returns `[S, A, N, D]` in the dtype of `value`.
 
     Args:
         query: `[S, A, N, D]`.
@@ -206,9 +209,6 @@ def batched_attention(
         value: `[S, K, C, D]`.
         bias: Added to the scores, `[S or 1, 1, N, C]`, float32 or better.
         scale: Factor of the scores; `None` is `1 / sqrt(D)`.
-
-    Returns:
-        `[S, A, N, D]`, in the dtype of `value`.
     """
     n_rows, n_heads, n_queries, size = query.shape
     n_key_heads, n_keys = key.shape[1:3]
@@ -245,3 +245,81 @@ def causal_mask(length: int, window: int, device: torch.device) -> Tensor:
     positions = torch.arange(length, device=device)
     distance = positions[:, None] - positions[None, :]
     return (distance >= 0) & (distance < window)
+
+
+class RowOffsets(NamedTuple):
+    """Where rows begin among tokens that lie back to back.
+
+    Attributes:
+        offsets: First token of each row, and the number of tokens, `[n+1]` int32.
+        longest: Length of the longest row.
+    """
+
+    offsets: Tensor
+    longest: int
+
+
+def supports_varlen(value: Tensor) -> bool:
+    """Whether `varlen_attention` can take these values, `[..., D]`."""
+    size = value.shape[-1]
+    return (
+        value.device.type == "cuda"
+        and value.dtype in (torch.bfloat16, torch.float16)
+        and size <= MAX_HEAD_SIZE
+        and size % HEAD_SIZE_MULTIPLE == 0
+        and _find_kernel() is not None
+        and torch.cuda.get_device_capability(value.device) >= FLASH_CAPABILITY
+    )
+
+
+def varlen_attention(
+    inputs: AttentionInputs, queries: RowOffsets, keys: RowOffsets, n_keys: Tensor | None = None
+) -> Tensor:
+    """Causal attention within each row, whose last query is at its last key, in one CUDA kernel.
+
+    `torch.nn.attention.varlen` needs neither padding nor a mask nor a call per length. There is no
+    dropout.
+
+    Args:
+        inputs: The states by token, not by head: `query` `[N, A, D]`, `key` and `value`
+            `[C, K, D]`.
+        queries: Rows of the queries.
+        keys: Rows of the keys, or the room for them.
+        n_keys: Keys that each row has, `[n]` int32, without gradients; `None` if they fill its
+            room.
+
+    Returns:
+        `[N, A, D]`, in the dtype of the values.
+    """
+    query, key, value, scale, _, window = inputs
+    kernel = _find_kernel()
+    assert kernel is not None
+    before = -1 if window is None else window - 1
+    # one query per row attends to all of its keys: without a window there is nothing to mask, and
+    # flash attention then takes the heads that share a key together
+    after = -1 if window is None and queries.longest == 1 else 0
+    output: Tensor = kernel(
+        query.to(value.dtype),  # under autocast, rotary embeddings leave float32
+        key.to(value.dtype),
+        value,
+        queries.offsets,
+        keys.offsets,
+        queries.longest,
+        keys.longest,
+        scale=scale,
+        window_size=(before, after),
+        enable_gqa=True,
+        seqused_k=n_keys,
+    )
+    return output
+
+
+@cache
+def _find_kernel() -> Callable[..., Any] | None:
+    """Torch's function, or `None` before torch 2.13, where it is missing or knows less."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters.keys()
+    return varlen_attn if {"window_size", "enable_gqa", "seqused_k"} <= known else None

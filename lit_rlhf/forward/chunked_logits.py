@@ -3,7 +3,9 @@
 The logits of a sequence, `L x V` numbers, are larger than anything else in a language model. So
 they are computed for the tokens to predict only, in chunks, and each chunk is reduced to a few
 numbers per token before the next one is computed. Notation: `B` rows, `L` columns, `n` target
-tokens, `H` hidden size, `V` vocabulary.
+tokens, `H` hidden size, `V` vocabulary; `input_ids` is `[B, L]` long, and `mask`, `[B, L]` bool,
+marks the real tokens. `target_mask`, `[B, L]` bool, marks the tokens to predict. Each follows a
+real token, so column 0 has none.
 """
 
 from __future__ import annotations
@@ -29,16 +31,13 @@ LogitsFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def logits_from_hidden(model: LanguageModel, lm_head: nn.Module, hidden: Tensor) -> Tensor:
-    """Next-token logits of an output layer on hidden states that are there already.
+    """Next-token logits `[..., V]` of an output layer on hidden states that are there already.
 
     Args:
         model: The model whose trunk computed `hidden`. Its config says what follows the output
             layer: soft-capping in Gemma 2, scaling in Cohere and Granite.
         lm_head: Output layer, see `load_lm_head`.
         hidden: Final hidden states, `[..., H]`.
-
-    Returns:
-        `[..., V]`.
     """
     config = unwrap_model(model).config
     logits: Tensor = lm_head(hidden)
@@ -65,18 +64,14 @@ def map_target_logits(
 
     Args:
         model: A causal language model.
-        input_ids: Token ids, `[B, L]` long.
-        mask: Real tokens, `[B, L]` bool.
-        target_mask: Tokens to predict, `[B, L]` bool. Each follows a real token, so none is in
-            column 0.
+        input_ids: Token ids.
+        mask: Real tokens.
+        target_mask: Tokens to predict.
         function: What to compute for each token. It is called once for each chunk, and in training
             again in the backward.
 
     Returns:
         Each output of `function` as `[B, L]`, 0 outside the target mask.
-
-    Raises:
-        ValueError: If shapes or dtypes do not fit, or a target follows no real token.
     """
     _check_targets(mask, target_mask)
     if supports_chunked_logits(model):
@@ -86,7 +81,7 @@ def map_target_logits(
     # all logits exist here: a model whose plan has no chunked logits may change them in its forward
     logits = token_logits(model, input_ids, mask)[shift_to_predictors(target_mask)]
     outputs = function(logits.unsqueeze(0), input_ids[target_mask].unsqueeze(0))
-    return _to_rectangle(_drop_batch(outputs), target_mask)
+    return _to_rectangle(outputs, target_mask)
 
 
 def target_logprobs(
@@ -96,20 +91,10 @@ def target_logprobs(
     target_mask: Tensor,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Log-probs of the target tokens under a language model.
-
-    Args:
-        model: A causal language model.
-        input_ids: Token ids, `[B, L]` long.
-        mask: Real tokens, `[B, L]` bool.
-        target_mask: Tokens to predict, `[B, L]` bool; each follows a real token.
-        temperature: Divides the logits.
+    """Log-probs of the target tokens under a language model at a temperature.
 
     Returns:
         `[B, L]` float32, nats, 0 outside the target mask.
-
-    Raises:
-        ValueError: If shapes or dtypes do not fit, or a target follows no real token.
     """
     (logprobs,) = map_target_logits(
         model,
@@ -134,8 +119,8 @@ def target_logprobs_from_hidden(
         model: The model whose trunk computed `hidden`, see `logits_from_hidden`.
         lm_head: Output layer.
         hidden: Final hidden states, `[B, L, H]`.
-        input_ids: Token ids, `[B, L]` long.
-        target_mask: Tokens to predict, `[B, L]` bool, none in column 0.
+        input_ids: Token ids.
+        target_mask: Tokens to predict.
 
     Returns:
         `[B, L]` float32, nats, 0 outside the target mask.
@@ -161,7 +146,7 @@ def _map_in_chunks(
 ) -> tuple[Tensor, ...]:
     def map_chunk(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         logits = logits_from_hidden(model, lm_head, states.unsqueeze(0))
-        return _drop_batch(function(logits, tokens.unsqueeze(0)))
+        return function(logits, tokens.unsqueeze(0))
 
     tokens, states = input_ids[target_mask], hidden[shift_to_predictors(target_mask)]
     training = torch.is_grad_enabled()
@@ -175,19 +160,15 @@ def _map_in_chunks(
         checkpoint(map_chunk, *chunk, use_reentrant=False) if training else map_chunk(*chunk)
         for chunk in zip(torch.split(states, size), torch.split(tokens, size), strict=True)
     ]
-    outputs = tuple(torch.cat(parts) for parts in zip(*chunks, strict=True))
+    outputs = tuple(torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
     return _to_rectangle(outputs, target_mask)
 
 
 def _to_rectangle(outputs: tuple[Tensor, ...], target_mask: Tensor) -> tuple[Tensor, ...]:
     return tuple(
-        output.new_zeros(target_mask.shape).masked_scatter(target_mask, output)
+        output.new_zeros(target_mask.shape).masked_scatter(target_mask, output.squeeze(0))
         for output in outputs
     )
-
-
-def _drop_batch(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(output.squeeze(0) for output in outputs)
 
 
 def _check_targets(mask: Tensor, target_mask: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Speed on CPUs: oneDNN matmul, sizes padded to multiples, and freed memory that is kept.
+"""Speed on CPUs: oneDNN matmul, and sizes padded to multiples.
 
 Nothing here changes a result by more than rounding. `optimize_forward` decides what a network uses;
 `docs/speed.md` has the measurements.
@@ -6,10 +6,7 @@ Nothing here changes a result by more than rounding. `optimize_forward` decides 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
-import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +25,8 @@ TOKEN_MULTIPLE = 64
 ROW_MULTIPLE = 8
 """Decoding steps read a multiple of this many rows where oneDNN multiplies."""
 
+OWN_PAGES = Path("/proc/self/statm")
+
 
 class OneDNNLinear(nn.Linear):
     """A linear layer that hands large float32 matmuls on a CPU to oneDNN.
@@ -37,7 +36,7 @@ class OneDNNLinear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # the name that nn.Linear gave it
-        """Same as `nn.Linear.forward`, up to rounding."""
+        """`nn.Linear.forward`, up to rounding."""
         if (
             input.is_cpu
             and input.dim() > 1
@@ -129,14 +128,10 @@ class PadToMultiple:
         return cls(multiple, min_float32_size=-(-MIN_MULTIPLICATIONS // largest))
 
     def n_padding(self, size: int, weight: Tensor) -> int:
-        """Number of rows or tokens to add to `size`.
+        """Number of rows or tokens to add to `size`; `weight` is any weight of the network.
 
         The device, the dtype and autocast are looked at in each forward, as a network may move and
         a DeepSpeed engine casts it after loading.
-
-        Args:
-            size: Number of rows or tokens.
-            weight: Any weight of the network.
         """
         if weight.device.type != "cpu":
             return 0
@@ -149,61 +144,6 @@ class PadToMultiple:
 NO_PADDING = PadToMultiple()
 
 
-# A large tensor's memory comes from the operating system page by page as it is touched, and glibc
-# returns it as soon as the tensor is freed. During training, the next tensor pays for it again.
-# Where glibc keeps the memory, larger tensors do not fit into the gaps that smaller ones leave, and
-# the process grows from update to update: training a reward model of 135 million parameters took
-# 5.6 GiB in its 5th update and 10.8 in its 40th. So kept memory is returned once there is much.
-
-# parameters of mallopt(3)
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEEP_BYTES, DEFAULT_BYTES = 2**30, 128 * 2**10
-MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
-OWN_PAGES = Path("/proc/self/statm")
-
-
-def keep_freed_memory() -> bool:
-    """Have glibc keep freed blocks of up to 1 GiB for the next allocations.
-
-    Nothing changes under another C library, or if the user has set glibc's environment variables.
-
-    Returns:
-        Whether freed memory is kept from now on.
-    """
-    if any(name in os.environ for name in MALLOC_VARIABLES):
-        return False
-    return _set_malloc_thresholds(KEEP_BYTES)
-
-
-def limit_kept_memory(floor: int) -> int:
-    """Return kept memory to the operating system if the process has grown by 1 GiB above `floor`.
-
-    Args:
-        floor: What the last call returned, in bytes; 0 for the first one.
-
-    Returns:
-        The least resident memory since the last return, in bytes.
-    """
-    resident = resident_bytes()
-    if resident - floor > KEEP_BYTES:
-        ctypes.CDLL(None).malloc_trim(0)
-        return resident_bytes()
-    return min(floor, resident)
-
-
 def resident_bytes() -> int:
     """The memory that this process occupies, in bytes; Linux only."""
     return int(OWN_PAGES.read_text("ascii").split()[1]) * mmap.PAGESIZE
-
-
-def give_back_freed_memory() -> None:
-    """Return kept memory to the operating system, and undo `keep_freed_memory`."""
-    if _set_malloc_thresholds(DEFAULT_BYTES):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _set_malloc_thresholds(n_bytes: int) -> bool:
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return all(mallopt(option, n_bytes) for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD))

@@ -34,11 +34,7 @@ PLAN_ATTRIBUTE = "_lit_rlhf_forward_plan"
 
 
 def unwrap_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model itself; LoRA layers, if any, stay in it and stay in effect.
-
-    Raises:
-        ValueError: If `model` is neither a transformers model nor one inside LoRA adapters.
-    """
+    """The transformers model itself; LoRA layers, if any, stay in it and stay in effect."""
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     if not isinstance(inner, PreTrainedModel):
         raise ValueError(
@@ -49,11 +45,7 @@ def unwrap_model(model: nn.Module) -> PreTrainedModel:
 
 
 def trunk_of(model: nn.Module) -> PreTrainedModel:
-    """The network below the head, from token ids to hidden states.
-
-    Raises:
-        ValueError: If the architecture does not separate its trunk from its head.
-    """
+    """The network below the head, from token ids to hidden states."""
     inner = unwrap_model(model)
     trunk = inner.base_model
     if trunk is inner or not isinstance(trunk, PreTrainedModel):
@@ -62,11 +54,7 @@ def trunk_of(model: nn.Module) -> PreTrainedModel:
 
 
 def scalar_head_of(model: nn.Module) -> nn.Module:
-    """The layer of a scalar model that maps hidden states `[..., H]` to `[..., 1]`.
-
-    Raises:
-        ValueError: If `model` has no such layer, for instance as it is a causal language model.
-    """
+    """The layer of a scalar model that maps hidden states `[..., H]` to `[..., 1]`."""
     inner = unwrap_model(model)
     head = getattr(inner, "score", None)
     if not isinstance(head, nn.Module) or inner.config.num_labels != 1:
@@ -101,7 +89,7 @@ def disable_dropout(model: ModuleT) -> ModuleT:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the context; after it every submodule is in its own mode again."""
+    """Evaluation mode inside the context; afterwards every submodule is in its own mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -141,11 +129,6 @@ def forward_plan(model: LanguageModel) -> ForwardPlan:
     return plan if isinstance(plan, ForwardPlan) else ForwardPlan()
 
 
-def supports_packing(model: LanguageModel) -> bool:
-    """Whether the plan of `model` is the packed forward."""
-    return forward_plan(model).packed
-
-
 def supports_chunked_logits(model: LanguageModel) -> bool:
     """Whether the plan of `model` has chunked logits."""
     return forward_plan(model).chunked_logits
@@ -156,13 +139,7 @@ ALIGNMENT = 256
 
 
 class _Place(NamedTuple):
-    """Where a tensor is in the buffer of its network.
-
-    Attributes:
-        tensor: The network's parameter or buffer.
-        shape: Its shape.
-        start: Its first byte in the buffer of the whole network.
-    """
+    """A parameter or buffer, its shape, and its first byte in the buffer of its whole network."""
 
     tensor: Tensor
     shape: torch.Size
@@ -186,9 +163,8 @@ class Offloaded:
 
     Args:
         network: A reference or reward model; it is frozen.
-        to_cpu: Keep it, or this rank's share of it, in CPU memory between uses, and not on the
-            device.
-        shard: Keep this rank's share alone, if there are several ranks. All of them then have to
+        to_cpu: Keep it, or this rank's share, in CPU memory between uses, and not on the device.
+        shard: Keep only this rank's share, if there are several ranks. All of them then have to
             use the network at the same time.
     """
 
@@ -264,12 +240,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 @contextmanager
 def on_device(network: LanguageModel | Offloaded, device: torch.device) -> Iterator[LanguageModel]:
-    """A network to use inside the context; one that is not offloaded stays where it is.
-
-    Args:
-        network: Any network, offloaded or not.
-        device: Where an offloaded one goes.
-    """
+    """A network to use inside the context; `device` is for an offloaded one, others stay put."""
     if isinstance(network, Offloaded):
         with network.visiting(device) as visitor:
             yield visitor

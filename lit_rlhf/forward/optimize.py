@@ -50,9 +50,9 @@ class _Packing(NamedTuple):
 def optimize_forward(model: ModuleT) -> ModuleT:
     """Choose how `model` computes its forward, and change it in place accordingly.
 
-    All of this project's loading functions call it. A network that never went through it, for
-    instance a plain transformers model, computes padded forwards and whole logits: call it to make
-    that network as fast. Weights and their names stay as they are.
+    All of this project's loading functions call it. Call it to make other networks as fast: a plain
+    transformers model computes padded forwards and whole logits. Weights and their names stay as
+    they are. `forward_plan` returns the decision:
 
     - Packed forward: chosen if the trunk uses transformers' `sdpa` or flash attention and its
       padded and packed outputs agree on a few random tokens. Its attention implementation becomes
@@ -69,12 +69,6 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     Args:
         model: A causal language model or scalar model, with or without LoRA adapters; or a layer
             on its own, such as an output layer, which gets oneDNN matmul only.
-
-    Returns:
-        `model`, whose decision `forward_plan` returns.
-
-    Raises:
-        ValueError: If `model` is neither a transformers model nor a linear layer.
     """
     onednn_matmul = mkl_is_slow()
     if onednn_matmul:

@@ -2,7 +2,8 @@
 
 Padding may be on either side or on both: position ids come from the mask, so the position of a
 token is its place among the real tokens. Notation: `B` batch, `P` prompt tokens, `T` response
-tokens, `L` sequence tokens, `V` vocabulary, `H` hidden size.
+tokens, `L` sequence tokens, `V` vocabulary, `H` hidden size. Everywhere `input_ids` is `[B, L]`
+long, and `mask`, `[B, L]` bool, marks the real tokens; outputs elsewhere have no meaning.
 """
 
 from __future__ import annotations
@@ -24,17 +25,7 @@ from lit_rlhf.forward.packing import packed_states
 
 
 def position_ids_from_mask(mask: Tensor) -> Tensor:
-    """Position of each token among the real tokens, `cumsum(mask) - 1`, at least 0.
-
-    Args:
-        mask: Real tokens, `[B, L]` bool.
-
-    Returns:
-        `[B, L]` long.
-
-    Raises:
-        ValueError: If `mask` is not a bool matrix.
-    """
+    """Position of each token among the real tokens, `cumsum(mask) - 1` and at least 0, `[B, L]`."""
     _check_mask(mask)
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
@@ -42,20 +33,14 @@ def position_ids_from_mask(mask: Tensor) -> Tensor:
 def token_logits(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, last: int | None = None
 ) -> Tensor:
-    """Next-token logits of a causal language model.
+    """Next-token logits of a causal language model, `[B, L, V]` or `[B, last, V]`, in its dtype.
 
     Args:
         model: The language model.
-        input_ids: Token ids, `[B, L]` long.
-        mask: Real tokens, `[B, L]` bool.
+        input_ids: Token ids.
+        mask: Real tokens.
         last: Number of positions at the end to compute logits for, which takes `last / L` of the
             memory; `None` computes all.
-
-    Returns:
-        `[B, L, V]`, or `[B, last, V]`, in the model's dtype.
-
-    Raises:
-        ValueError: If shapes, dtypes or `last` do not fit.
     """
     _check_tokens(input_ids, mask)
     length = input_ids.shape[1]
@@ -77,15 +62,12 @@ def response_logits(
 
     Args:
         model: The language model.
-        input_ids: Prompts followed by responses, `[B, P+T]` long.
-        mask: Real tokens, `[B, P+T]` bool.
+        input_ids: Prompts followed by responses, `[B, P+T]`.
+        mask: Real tokens.
         response_length: `T`.
 
     Returns:
         `[B, T, V]`.
-
-    Raises:
-        ValueError: If shapes or dtypes do not fit, or nothing precedes the response.
     """
     _check_tokens(input_ids, mask)
     _check_response_length(response_length, input_ids.shape[1])
@@ -93,19 +75,7 @@ def response_logits(
 
 
 def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Final hidden states of the trunk, by the packed forward where the model's plan says so.
-
-    Args:
-        model: A causal language model or a scalar model.
-        input_ids: Token ids, `[B, L]` long.
-        mask: Real tokens, `[B, L]` bool.
-
-    Returns:
-        `[B, L, H]`, in the model's dtype; meaningless where the mask is False.
-
-    Raises:
-        ValueError: If shapes or dtypes do not fit.
-    """
+    """Final hidden states of the trunk, `[B, L, H]`, packed where the model's plan says so."""
     _check_tokens(input_ids, mask)
     trunk, plan = trunk_of(model), forward_plan(model)
     if plan.packed:
@@ -117,16 +87,8 @@ def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tens
 def token_values(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
     """The scalar head's output at every token, which is V of the state that ends with this token.
 
-    Args:
-        model: A scalar model (critic).
-        input_ids: Token ids, `[B, L]` long.
-        mask: Real tokens, `[B, L]` bool.
-
     Returns:
-        `[B, L]` float32; meaningless where the mask is False.
-
-    Raises:
-        ValueError: If shapes or dtypes do not fit, or `model` has no scalar head.
+        `[B, L]` float32.
     """
     return _apply_scalar_head(model, hidden_states(model, input_ids, mask))
 
@@ -140,15 +102,12 @@ def response_values(
 
     Args:
         model: A scalar model (critic).
-        input_ids: Prompts followed by responses, `[B, P+T]` long.
-        mask: Real tokens, `[B, P+T]` bool.
+        input_ids: Prompts followed by responses, `[B, P+T]`.
+        mask: Real tokens.
         response_length: `T`.
 
     Returns:
         `[B, T]` float32.
-
-    Raises:
-        ValueError: If shapes or dtypes do not fit, or nothing precedes the response.
     """
     _check_tokens(input_ids, mask)
     _check_response_length(response_length, input_ids.shape[1])
@@ -157,71 +116,28 @@ def response_values(
 
 
 def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Tensor:
-    """Score of each sequence from hidden states that are there already, see `sequence_scores`.
-
-    Args:
-        model: A scalar model (reward model).
-        hidden: Hidden states, `[B, L, H]`.
-        mask: Real tokens, `[B, L]` bool.
-
-    Returns:
-        `[B]` float32.
-
-    Raises:
-        ValueError: If a row of the mask is all False, or shapes or dtypes do not fit.
-    """
+    """`sequence_scores`, `[B]` float32, from hidden states `[B, L, H]` that are there already."""
     _check_mask(mask)
     if hidden.dim() != 3 or hidden.shape[:2] != mask.shape:
         raise ValueError(
             f"hidden: expected shape [B, L, H] for a mask of shape {tuple(mask.shape)}, "
             f"got {tuple(hidden.shape)}"
         )
-    rows = torch.arange(len(mask), device=mask.device)
-    return _apply_scalar_head(model, hidden[rows, last_positions(mask)])
-
-
-def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Score of each sequence, the scalar head's output at its last real token.
-
-    Args:
-        model: A scalar model (reward model).
-        input_ids: Token ids, `[B, L]` long.
-        mask: Real tokens, `[B, L]` bool.
-
-    Returns:
-        `[B]` float32.
-
-    Raises:
-        ValueError: If a row of the mask is all False, or shapes or dtypes do not fit.
-    """
-    return scores_from_hidden(model, hidden_states(model, input_ids, mask), mask)
-
-
-def last_positions(mask: Tensor) -> Tensor:
-    """Column of the last True in each row.
-
-    Args:
-        mask: `[B, L]` bool.
-
-    Returns:
-        `[B]` long.
-
-    Raises:
-        ValueError: If a row is all False, or `mask` is not a bool matrix.
-    """
-    _check_mask(mask)
     if not bool(mask.any(dim=1).all()):
         raise ValueError("mask: expected at least one True in each row, got a row without any")
     columns = torch.arange(mask.shape[1], device=mask.device)
-    return (columns * mask).argmax(dim=1)
+    last = (columns * mask).argmax(dim=1)
+    rows = torch.arange(len(mask), device=mask.device)
+    return _apply_scalar_head(model, hidden[rows, last])
+
+
+def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """Score of each sequence, `[B]` float32: the scalar head's output at its last real token."""
+    return scores_from_hidden(model, hidden_states(model, input_ids, mask), mask)
 
 
 def shift_to_predictors(target_mask: Tensor) -> Tensor:
-    """The mask of the tokens whose hidden states predict the targets, `[B, L]` bool.
-
-    Args:
-        target_mask: Tokens to predict, `[B, L]` bool, none in column 0.
-    """
+    """Mask of the tokens whose hidden states predict the targets; no target is in column 0."""
     return functional.pad(target_mask[:, 1:], (0, 1))
 
 

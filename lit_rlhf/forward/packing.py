@@ -16,21 +16,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_rlhf.forward.attention import AttentionInputs, causal_attention, layout_arguments
+from lit_rlhf.forward.attention import (
+    AttentionInputs,
+    RowOffsets,
+    causal_attention,
+    layout_arguments,
+    supports_varlen,
+    varlen_attention,
+)
 from lit_rlhf.forward.cpu import PadToMultiple
-from lit_rlhf.forward.varlen import RowOffsets, supports_varlen, varlen_attention
 
 MIN_LENGTH_RATIO = 0.75
 """Rows of a group are at least this long, relative to the longest row of the group."""
 
 
 class RowGroup(NamedTuple):
-    """Rows that attention takes together.
-
-    Attributes:
-        n_rows: Number of rows.
-        width: Length of the longest row.
-    """
+    """`n_rows` rows that attention takes together; the longest has `width` tokens."""
 
     n_rows: int
     width: int
@@ -52,7 +53,7 @@ class RowGroups(NamedTuple):
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: torch.device) -> RowGroups:
-        """The groups of rows of these lengths, one after the other, on `device`."""
+        """Group rows that lie one after the other, by length, on `device`."""
         order = sorted((row for row, n in enumerate(lengths) if n), key=lambda row: -lengths[row])
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
@@ -138,16 +139,13 @@ class PackedLayout:
 def packed_states(
     trunk: PreTrainedModel, input_ids: Tensor, mask: Tensor, padding: PadToMultiple | None = None
 ) -> Tensor:
-    """Final hidden states of a trunk, computed for the real tokens only.
+    """Final hidden states of a trunk, `[B, L, H]`, computed for the real tokens only; 0 at padding.
 
     Args:
         trunk: A trunk whose attention takes layouts, see `optimize_forward`.
         input_ids: Token ids, `[B, L]` long.
         mask: Real tokens, `[B, L]` bool, next to each other in each row.
         padding: What the number of tokens is padded to; `None` pads nothing.
-
-    Returns:
-        `[B, L, H]`, 0 at padding.
     """
     device = input_ids.device
     real = mask.cpu()  # the only wait for the device
@@ -179,14 +177,11 @@ def _group_by_length(order: Sequence[int], lengths: Sequence[int]) -> list[list[
 
 
 def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
-    """Rows at distinct indices.
+    """Rows of `states` `[N, ...]` at distinct indices `[M]` long, `[M, ...]`.
 
-    Args:
-        states: `[N, ...]`.
-        indices: `[M]` long, no number twice.
-
-    Returns:
-        `[M, ...]`.
+    torch's own backward of `index_select` adds gradients up (`index_add`), as it cannot know that
+    the indices are distinct. That costs more, and on a GPU it adds in no fixed order. This one
+    copies.
     """
     rows: Tensor = _GatherRows.apply(states, indices)  # type: ignore[no-untyped-call]
     return rows
@@ -195,10 +190,13 @@ def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
 def gather_padded_rows(states: Tensor, indices: Tensor, token_places: Tensor) -> Tensor:
     """Rows at indices some of which repeat as padding; no gradient flows from the padding.
 
+    Every row has exactly one place that counts. Nobody reads the output of the others, so the
+    backward is a gather at `token_places`.
+
     Args:
         states: `[N, ...]`.
         indices: Row at each place, `[P]` long.
-        token_places: The one place of each row that is no padding, `[N]` long.
+        token_places: The one place of each row that is not padding, `[N]` long.
 
     Returns:
         `[P, ...]`.
@@ -210,11 +208,7 @@ def gather_padded_rows(states: Tensor, indices: Tensor, token_places: Tensor) ->
 
 
 class _GatherRows(torch.autograd.Function):
-    """`index_select` with a backward that copies.
-
-    torch's own backward adds gradients up (`index_add`), as it cannot know that the indices are
-    distinct. That costs more, and on a GPU it adds in no fixed order.
-    """
+    """`index_select` with a backward that copies."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, indices: Tensor) -> Tensor:  # noqa: ANN401
@@ -232,11 +226,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 class _GatherPaddedRows(torch.autograd.Function):
-    """`index_select` with a backward that selects.
-
-    Every row has exactly one place that counts. The other places are padding, whose output nobody
-    reads, so their gradient is 0 and need not be added: the backward is a gather at `token_places`.
-    """
+    """`index_select` with a backward that selects."""
 
     @staticmethod
     def forward(

@@ -41,7 +41,7 @@ def gae(
     lam: float = 0.9,
     bootstrap_values: Tensor | None = None,
 ) -> AdvantageOutput:
-    """Generalized advantage estimation (Eqs. 7-12).
+    """Generalized advantage estimation (Eqs. 7-12), without a graph.
 
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t) and A_t = delta_t + gamma lam A_{t+1}, from the last
     token of each row backwards; the returns are A_t + V(s_t).
@@ -54,12 +54,6 @@ def gae(
         lam: lambda, in [0, 1]: 0 is one-step TD, 1 the full return (Monte Carlo).
         bootstrap_values: V(s_{T+1}), the value after each row's last token, `[B]`: 0 for a response
             that ended, the critic's value for one that was cut off. `None` takes 0 for all.
-
-    Returns:
-        Advantages and returns without a graph.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range, or a mask with a gap.
 
     Examples:
         >>> values, rewards = torch.tensor([[0.5, 0.5, 9.0]]), torch.tensor([[0.0, 1.0, 9.0]])
@@ -91,17 +85,7 @@ def gae(
 
 
 def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:
-    """Advantages clipped to [-clip, clip].
-
-    Args:
-        advantages: Any shape.
-        clip: Positive.
-
-    Returns:
-        Shape of `advantages`.
-
-    Raises:
-        ValueError: If `advantages` is not floating-point or `clip` not positive.
+    """Advantages of any shape, clipped to [-clip, clip].
 
     Examples:
         >>> clipped_advantages(torch.tensor([-3.0, 0.5]), clip=2.0).tolist()

@@ -25,7 +25,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator = "k1") -> Tensor:
-    """Estimate of KL(policy || reference) at each token that the policy sampled.
+    """Estimate of KL(policy || reference) at each token that the policy sampled, in nats.
 
     With x = log policy - log reference: `k1` = x is unbiased and can be negative; `k2` = x^2 / 2 is
     biased, never negative and has a low variance; `k3` = exp(-x) - 1 + x is unbiased and never
@@ -41,12 +41,6 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
         logprobs: Log-probs of the policy that sampled, any shape, nats.
         ref_logprobs: Log-probs of the same tokens under the reference, same shape, nats.
         estimator: `k1`, `k2` or `k3`.
-
-    Returns:
-        Shape of `logprobs`, nats.
-
-    Raises:
-        ValueError: For a wrong shape or dtype, or an unknown estimator.
 
     Examples:
         >>> logprobs, ref_logprobs = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
@@ -80,9 +74,6 @@ def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Te
     Returns:
         `[B, T]` nats, at least 0 up to rounding; float32, or float64 for float64 logits.
 
-    Raises:
-        ValueError: For a wrong shape or dtype, or a temperature that is not positive.
-
     Examples:
         >>> certain, uniform = torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1, 1, 2)
         >>> round(exact_kl(certain, uniform).item(), 4)  # log 2
@@ -108,15 +99,12 @@ def adaptive_kl_coef(
 
     Args:
         coef: The coefficient so far, at least 0.
-        kl: KL of the iteration, nats per response.
+        kl: KL of the iteration, nats per response, finite.
         target: Target of KL, nats per response, positive.
-        horizon: Responses over which the coefficient adapts, at least 1.
+        horizon: Responses over which the coefficient adapts, more than `error_clip * n_samples`:
+            otherwise one iteration could bring the coefficient to 0, where it would stay.
         n_samples: Responses of the iteration over all ranks, at least 0.
         error_clip: Bound on the absolute value of the relative error, positive.
-
-    Raises:
-        ValueError: If an argument is out of range, `kl` is not finite, or `horizon` is so short
-            that one iteration could bring the coefficient to 0, where it would stay.
 
     Examples:
         >>> round(adaptive_kl_coef(0.1, kl=12.0, target=6.0, horizon=1000, n_samples=100), 6)

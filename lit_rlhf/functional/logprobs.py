@@ -35,17 +35,7 @@ class LogprobsAndEntropy(NamedTuple):
 
 
 def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
-    """Logits of the distribution at a temperature, in float32 or better.
-
-    Args:
-        logits: `[B, T, V]`, floating-point.
-        temperature: Sampling temperature, positive.
-
-    Returns:
-        `[B, T, V]`; float32, or float64 for float64 logits.
-
-    Raises:
-        ValueError: If `logits` is not floating-point or not 3-dim, or `temperature` not positive.
+    """Logits `[B, T, V]` of the distribution at a temperature, float32 or, for float64, float64.
 
     Examples:
         >>> tempered_logits(torch.tensor([[[1.0, 3.0]]]), temperature=2.0).tolist()
@@ -60,19 +50,13 @@ def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-prob of each token under the logits that predict it.
+    """Log-prob of each token under the logits that predict it, `[B, T]` nats.
 
     Args:
         logits: `[B, T, V]`, floating-point, already shifted: position t holds the logits that
             predict token t.
         token_ids: `[B, T]` integers in [0, V).
-        temperature: Sampling temperature: log-probs are those of the sampled distribution.
-
-    Returns:
-        `[B, T]` nats; float32, or float64 for float64 logits.
-
-    Raises:
-        ValueError: For a wrong shape or dtype, or a temperature that is not positive.
+        temperature: Sampling temperature, positive; the log-probs are the sampled distribution's.
 
     Examples:
         >>> logits = torch.tensor([[[0.25, 0.75]]]).log()
@@ -86,17 +70,11 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
 
 
 def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy of each position's distribution over the vocabulary.
+    """Entropy of each position's distribution over the vocabulary, `[B, T]` nats, in [0, log V].
 
     Args:
         logits: `[B, T, V]`, floating-point; -inf rules a token out.
-        temperature: Sampling temperature.
-
-    Returns:
-        `[B, T]` nats, in [0, log V]; float32, or float64 for float64 logits.
-
-    Raises:
-        ValueError: For a wrong shape or dtype, or a temperature that is not positive.
+        temperature: Sampling temperature, positive.
 
     Examples:
         >>> round(token_entropy(torch.zeros(1, 1, 8)).item(), 4)  # log 8
@@ -109,17 +87,6 @@ def token_logprobs_and_entropy(
     logits: Tensor, token_ids: Tensor, temperature: float = 1.0
 ) -> LogprobsAndEntropy:
     """`token_logprobs` and `token_entropy` from one pass over the logits.
-
-    Args:
-        logits: `[B, T, V]`, floating-point; position t holds the logits that predict token t.
-        token_ids: `[B, T]` integers in [0, V).
-        temperature: Sampling temperature.
-
-    Returns:
-        Both, `[B, T]`; float32, or float64 for float64 logits.
-
-    Raises:
-        ValueError: For a wrong shape or dtype, or a temperature that is not positive.
 
     Examples:
         >>> result = token_logprobs_and_entropy(torch.zeros(1, 1, 4), torch.tensor([[2]]))
@@ -135,18 +102,12 @@ def token_logprobs_and_entropy(
 def language_model_loss(
     logprobs: Tensor, mask: Tensor, denominator: Tensor | float | None = None
 ) -> Tensor:
-    """Negative log-likelihood per token: loss of SFT, LM imitation (Eq. 2) and ptx (Eq. 17).
+    """Negative log-likelihood per token: loss of SFT, LM imitation (Eq. 2) and ptx (Eq. 17), 0-dim.
 
     Args:
         logprobs: `[B, T]` nats.
-        mask: Tokens to train on, `[B, T]` bool.
-        denominator: Divisor of the sum over `mask`; `None` for the count of `mask`.
-
-    Returns:
-        0-dim nats; 0 with a graph if `mask` is empty.
-
-    Raises:
-        ValueError: For a wrong shape or dtype, or a denominator as in `masked_average`.
+        mask: Tokens to train on, `[B, T]` bool; if it is empty, the loss is 0 with a graph.
+        denominator: As in `masked_average`; `None` for the count of `mask`.
 
     Examples:
         >>> logprobs, mask = torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[True, True, False]])
@@ -159,13 +120,7 @@ def language_model_loss(
 
 
 def loss_perplexity(loss: Tensor) -> Tensor:
-    """Perplexity of a token-weighted mean negative log-likelihood.
-
-    Args:
-        loss: Nats per token, any shape.
-
-    Returns:
-        Shape of `loss`; 1 for a loss of 0.
+    """Perplexity of a token-weighted mean negative log-likelihood in nats per token, any shape.
 
     Examples:
         >>> round(loss_perplexity(torch.tensor(1.0)).item(), 4)
@@ -175,20 +130,14 @@ def loss_perplexity(loss: Tensor) -> Tensor:
 
 
 def perplexity(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Exponential of the mean negative log-likelihood over all kept tokens.
+    """Exponential of the mean negative log-likelihood over all kept tokens, 0-dim.
 
     Every token has the same weight, whichever response it belongs to; the mean of the responses'
-    perplexities is a different number.
+    perplexities is a different number. 1 if `mask` is empty.
 
     Args:
         logprobs: `[B, T]` nats.
         mask: `[B, T]` bool.
-
-    Returns:
-        0-dim; 1 if `mask` is empty.
-
-    Raises:
-        ValueError: For a wrong shape or dtype.
 
     Examples:
         >>> logprobs = torch.tensor([[0.5, 0.125], [0.25, 1.0]]).log()

@@ -37,17 +37,11 @@ class Moments(NamedTuple):
 
 
 def length_mask(lengths: Tensor, max_length: int) -> Tensor:
-    """Mask of the first `lengths` columns of each row.
+    """Mask of the first `lengths` columns of each row, `[B, max_length]` bool.
 
     Args:
         lengths: Columns to keep in each row, `[B]` integers in [0, max_length].
         max_length: Columns of the mask.
-
-    Returns:
-        `[B, max_length]` bool.
-
-    Raises:
-        ValueError: If `lengths` is not a vector of integers, or one is out of range.
 
     Examples:
         >>> length_mask(torch.tensor([1, 2]), 2).tolist()
@@ -61,18 +55,12 @@ def length_mask(lengths: Tensor, max_length: int) -> Tensor:
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum of the kept values.
+    """Sum of the kept values, over all of them or over `dim`; 0 where nothing is kept.
 
     Args:
         values: Any shape.
         mask: Bool, shape of `values`.
         dim: Dimension to sum over; `None` sums over all.
-
-    Returns:
-        0-dim, or the shape of `values` without `dim`; 0 where nothing is kept.
-
-    Raises:
-        ValueError: If `mask` is not bool or of another shape.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
@@ -86,18 +74,7 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of the kept values.
-
-    Args:
-        values: Floating-point, any shape.
-        mask: Bool, shape of `values`.
-        dim: Dimension to average over; `None` averages over all.
-
-    Returns:
-        0-dim, or the shape of `values` without `dim`; 0 where nothing is kept.
-
-    Raises:
-        ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
+    """Mean of the kept values, with the arguments of `masked_sum`; 0 where nothing is kept.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
@@ -110,7 +87,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | None) -> Tensor:
-    """Sum of the kept values, divided by a denominator that may count more than this mask.
+    """Sum of the kept values, divided by a denominator that may count more than this mask, 0-dim.
 
     With the token count of a whole step as denominator, the results of its micro-batches and ranks
     add up to the mean over all of its tokens, however unevenly these are distributed.
@@ -119,14 +96,7 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
         values: Floating-point, any shape.
         mask: Bool, shape of `values`.
         denominator: Positive number or 0-dim tensor; `None` for the count of `mask`. A tensor that
-            is 0 (no token in the whole step) is taken as 1.
-
-    Returns:
-        0-dim; 0 with a graph where nothing is kept.
-
-    Raises:
-        ValueError: If `values` is not floating-point, `mask` not bool or of another shape, or the
-            denominator not 0-dim, or a number that is not positive.
+            is 0 (no token in the whole step) counts as 1.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 2.0]), torch.tensor([True, True])
@@ -146,18 +116,12 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = False) -> Tensor:
-    """Variance of the kept values.
+    """Variance of the kept values, 0-dim; 0 where fewer than two are kept.
 
     Args:
         values: Floating-point, any shape.
         mask: Bool, shape of `values`.
         unbiased: Divide by the count less one (sample variance) instead of the count (population).
-
-    Returns:
-        0-dim; 0 where fewer than two values are kept.
-
-    Raises:
-        ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False])
@@ -171,14 +135,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = False) -> Tensor:
 
 
 def masked_moments(values: Tensor, mask: Tensor) -> Moments:
-    """Mean, population variance and count of the kept values, in float64.
-
-    Args:
-        values: Floating-point, any shape.
-        mask: Bool, shape of `values`.
-
-    Raises:
-        ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
+    """Mean, population variance and count of the kept floating-point values, in float64.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False])
@@ -194,9 +151,7 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
 def merged_moments(a: Moments, b: Moments) -> Moments:
     """Moments of the union of two sets (the parallel formula of Chan, Golub and LeVeque).
 
-    Args:
-        a: Moments of one set, which may be empty.
-        b: Moments of the other, which may be empty; on the same device.
+    Either may be empty. Both are on one device.
 
     Examples:
         >>> pair = masked_moments(torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
@@ -214,13 +169,7 @@ def merged_moments(a: Moments, b: Moments) -> Moments:
 
 
 def safe_std(std: Tensor | float) -> Tensor:
-    """A standard deviation that is safe to divide by: 1 where `std` is 0 up to rounding.
-
-    Args:
-        std: Standard deviation, any shape.
-
-    Returns:
-        Float64, shape of `std`.
+    """Standard deviation of any shape to divide by, float64: 1 where `std` is 0 up to rounding.
 
     Examples:
         >>> safe_std(torch.tensor([2.0, 1e-12])).tolist()
@@ -235,27 +184,19 @@ def masked_whiten(
 ) -> Tensor:
     """The kept values scaled to unit variance and, with `shift_mean`, shifted to mean 0.
 
-    Mean and variance are constants for autograd.
+    Mean and variance are constants for autograd. Values that are all equal are only shifted. The
+    result has the shape and dtype of `values`, and is 0 outside the mask.
 
     Args:
         values: Floating-point, any shape.
         mask: Bool, shape of `values`.
         shift_mean: Shift the mean to 0, as advantages need it; otherwise it stays.
-        moments: Moments to whiten by, for instance those over all ranks; `None` for those of the
-            kept values.
-
-    Returns:
-        Shape and dtype of `values`; 0 outside the mask. Values that are all equal are only shifted.
-
-    Raises:
-        ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
+        moments: Moments to whiten by, for instance over all ranks; `None` for the kept values'.
 
     Examples:
         >>> values, mask = torch.tensor([2.0, 6.0, 99.0]), torch.tensor([True, True, False])
         >>> masked_whiten(values, mask).tolist()
         [-1.0, 1.0, 0.0]
-        >>> masked_whiten(values, mask, shift_mean=False).tolist()
-        [3.0, 5.0, 0.0]
     """
     check_floating("values", values)
     check_mask(mask, values.shape)

@@ -38,9 +38,6 @@ def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> 
         trials: All trials, at least 1.
         confidence: Probability that the interval contains the true share, in (0, 1).
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Examples:
         >>> low, high = wilson_interval(8, 10)
         >>> round(low, 3), round(high, 3)
@@ -63,18 +60,12 @@ def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> 
 
 
 def response_ngrams(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
-    """All n-grams of a batch of responses, one per row; an n-gram lies within one response.
+    """All n-grams within the responses of a batch, `[m, n]` in the dtype of `token_ids`.
 
     Args:
         token_ids: `[B, T]` integers.
         mask: Response tokens, `[B, T]` bool. An n-gram across a gap does not count.
         n: Tokens per n-gram, at least 1.
-
-    Returns:
-        `[m, n]` of the dtype of `token_ids`; no rows if no response has `n` tokens.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
 
     Examples:
         >>> ids = torch.tensor([[5, 6, 7]])
@@ -95,18 +86,12 @@ def distinct_n(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
     """Distinct n-grams over all n-grams of a batch of responses (Li et al., arXiv 1510.03055).
 
     Distinct n-grams are counted over all responses, so both repetition within a response and
-    similar responses lower the number.
+    similar responses lower the number. 0-dim float32 in [0, 1]; 0 if no response has `n` tokens.
 
     Args:
-        token_ids: `[B, T]` integers.
-        mask: Response tokens, `[B, T]` bool. An n-gram across a gap does not count.
+        token_ids: As in `response_ngrams`.
+        mask: As in `response_ngrams`.
         n: Tokens per n-gram, at least 1.
-
-    Returns:
-        0-dim float32 in [0, 1]; 0 if no response has `n` tokens.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
 
     Examples:
         >>> ids = torch.tensor([[5, 6, 5, 6, 5]])  # 56, 65, 56, 65

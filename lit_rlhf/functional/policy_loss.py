@@ -26,8 +26,8 @@ _LARGEST_LOG_RATIO = 80.0  # exp overflows in float32 at 88
 class PolicyLoss(NamedTuple):
     """A policy loss and its diagnostics.
 
-    The diagnostics are means over the mask of the call, whatever the denominator; they are 0 for an
-    empty mask and have no graph.
+    The diagnostics are means over the mask of the call, whatever the denominator, and have no
+    graph. For an empty mask all are 0, the loss with a graph.
 
     Attributes:
         loss: To minimize, 0-dim.
@@ -92,16 +92,9 @@ def surrogate_loss(
         ratio_clip_high: epsilon of the upper end, 1 + epsilon, positive; `None` takes `ratio_clip`.
         dual_clip: c, above 1; `None` for no bound.
 
-    Returns:
-        The loss, 0 with a graph if `mask` is empty, with its diagnostics.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
-
     Examples:
-        >>> old = torch.zeros(1, 2)
+        >>> old, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
         >>> new = torch.tensor([[1.5, 0.5]]).log()
-        >>> mask = torch.ones(1, 2, dtype=torch.bool)
         >>> out = surrogate_loss(new, old, advantages=torch.ones(1, 2), mask=mask)
         >>> round(out.loss.item(), 4), out.clip_fraction.item()  # -(1.2 + 0.5) / 2
         (-0.85, 0.5)
@@ -139,7 +132,7 @@ def kl_penalty_loss(
     """PPO-penalty (Eq. 14): the unclipped surrogate plus a penalty on KL(old policy || policy).
 
     The tokens are samples of the old policy, so value and gradient of their k3 estimate are
-    unbiased.
+    unbiased. The clip fraction is 0.
 
     Args:
         logprobs: Of the policy, with a graph, `[B, T]` nats.
@@ -149,15 +142,8 @@ def kl_penalty_loss(
         kl_penalty: beta of Eq. 14, at least 0.
         denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
 
-    Returns:
-        The loss, 0 with a graph if `mask` is empty; the clip fraction is 0.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
-
     Examples:
-        >>> old = torch.zeros(1, 1)
-        >>> mask = torch.ones(1, 1, dtype=torch.bool)
+        >>> old, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
         >>> out = kl_penalty_loss(old.clone(), old, torch.ones(1, 1), mask, kl_penalty=0.1)
         >>> out.loss.item(), out.approx_kl.item()
         (-1.0, 0.0)
@@ -176,18 +162,13 @@ def policy_gradient_loss(
 ) -> PolicyLoss:
     """The plain policy gradient -A log pi, without importance sampling.
 
+    There is no old policy, so clip fraction and KL are 0 and the ratio is 1.
+
     Args:
         logprobs: Of the policy, with a graph, `[B, T]` nats.
         advantages: `[B, T]`.
         mask: Tokens to train on, `[B, T]` bool.
         denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
-
-    Returns:
-        The loss, 0 with a graph if `mask` is empty. As there is no old policy, clip fraction and KL
-        are 0 and the ratio is 1.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
 
     Examples:
         >>> logprobs, advantages = torch.tensor([[-0.5, -2.0]]), torch.tensor([[1.0, -1.0]])
@@ -207,7 +188,7 @@ def entropy_loss(
     clip: float | None = None,
     denominator: Tensor | float | None = None,
 ) -> Tensor:
-    """The entropy bonus as a loss: minus the mean entropy, with the clip of Appendix B.3.
+    """The entropy bonus as a loss, 0-dim: minus the mean entropy, with the clip of Appendix B.3.
 
     An unbounded bonus can drive the policy to noise, since entropy is easier to raise than reward.
     With a clip each token adds min(entropy, clip), so a token above it gets no gradient and the
@@ -219,12 +200,6 @@ def entropy_loss(
         mask: Tokens to train on, `[B, T]` bool.
         clip: Largest entropy with a bonus, nats per token, positive; `None` for no limit.
         denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
-
-    Returns:
-        0-dim, at most 0; 0 with a graph if `mask` is empty.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
 
     Examples:
         >>> mask = torch.ones(1, 2, dtype=torch.bool)

@@ -41,9 +41,6 @@ def pairwise_reward_loss(
         rejected: Scores of the rejected ones, `[B]`.
         margin: Difference that the chosen response has to reach, `[B]`; `None` for 0.
 
-    Raises:
-        ValueError: For a wrong shape or dtype, or without a pair.
-
     Examples:
         >>> chosen, rejected = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
         >>> out = pairwise_reward_loss(chosen, rejected)
@@ -67,18 +64,12 @@ def pairwise_reward_loss(
 
 
 def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) -> Tensor:
-    """Loss of the reward model (Eq. 2): pairwise loss plus beta_rm times LM-imitation loss.
+    """Loss of the reward model (Eq. 2), 0-dim: pairwise loss plus beta_rm times LM-imitation loss.
 
     Args:
         pairwise_loss: 0-dim.
         lm_loss: `language_model_loss` over the tokens of the chosen responses, 0-dim.
         lm_coef: beta_rm, at least 0.
-
-    Returns:
-        0-dim.
-
-    Raises:
-        ValueError: If a loss is not 0-dim, or `lm_coef` is negative.
 
     Examples:
         >>> reward_model_loss(torch.tensor(0.5), torch.tensor(2.0), lm_coef=0.25).item()
@@ -95,9 +86,6 @@ def preference_probability(differences: Tensor) -> Tensor:
 
     Args:
         differences: Score of the first minus score of the second, any shape.
-
-    Returns:
-        Shape of `differences`, in [0, 1].
 
     Examples:
         >>> preference_probability(torch.tensor([0.0, 100.0])).tolist()

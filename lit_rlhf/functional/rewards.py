@@ -42,16 +42,10 @@ def normalized_scores(
     """Reward normalization and clipping: clip((r - mean) / std, -clip, clip) (Eq. 18).
 
     Args:
-        scores: Raw rewards, `[B]`.
+        scores: Raw rewards, `[B]`; the result has their dtype.
         mean: Mean of all scores so far, 0-dim.
-        std: Standard deviation of all scores so far, 0-dim; 0 (up to rounding) is taken as 1.
+        std: Standard deviation of all scores so far, 0-dim; 0 (up to rounding) counts as 1.
         clip: Bound on the absolute value, positive; `None` for no clipping.
-
-    Returns:
-        `[B]`, dtype of `scores`.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
 
     Examples:
         >>> normalized_scores(torch.tensor([1.0, 9.0]), mean=2.0, std=2.0, clip=0.75).tolist()
@@ -67,14 +61,8 @@ def scaled_scores(scores: Tensor, std: Tensor | float) -> Tensor:
     """Reward scaling: r / std, which keeps the sign of a score (Section 5.3.1).
 
     Args:
-        scores: Raw rewards, `[B]`.
-        std: Standard deviation of all scores so far, 0-dim; 0 (up to rounding) is taken as 1.
-
-    Returns:
-        `[B]`, dtype of `scores`.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
+        scores: Raw rewards, `[B]`; the result has their dtype.
+        std: As in `normalized_scores`.
 
     Examples:
         >>> scaled_scores(torch.tensor([-1.0, 3.0]), std=2.0).tolist()
@@ -85,17 +73,7 @@ def scaled_scores(scores: Tensor, std: Tensor | float) -> Tensor:
 
 
 def clipped_scores(scores: Tensor, clip: float) -> Tensor:
-    """Reward clipping: scores clipped to [-clip, clip].
-
-    Args:
-        scores: `[B]`.
-        clip: Positive.
-
-    Returns:
-        `[B]`, dtype of `scores`.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
+    """Reward clipping: scores `[B]` clipped to [-clip, clip].
 
     Examples:
         >>> clipped_scores(torch.tensor([-3.0, 0.5]), clip=2.0).tolist()
@@ -107,18 +85,12 @@ def clipped_scores(scores: Tensor, clip: float) -> Tensor:
 
 
 def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tensor:
-    """Minus the distance of a length n from a range: -max(shortest - n, n - longest, 0).
+    """Minus the distance of a length n from a range: -max(shortest - n, n - longest, 0), float32.
 
     Args:
         lengths: Lengths of responses in any unit, `[B]`.
         shortest: Lower end of the range.
         longest: Upper end of the range; `None` for no upper end.
-
-    Returns:
-        `[B]` float32, at most 0.
-
-    Raises:
-        ValueError: For a wrong shape.
 
     Examples:
         >>> length_penalty(torch.tensor([1, 9]), shortest=3, longest=5).tolist()
@@ -151,12 +123,6 @@ def token_rewards(
         mask: The responses' tokens, `[B, T]` bool.
         kl_coef: eta of Eqs. 3 and 19, at least 0.
         estimator: Estimator of each token's KL, see `kl_estimate`.
-
-    Returns:
-        Rewards and KL in the dtype of `logprobs`.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range, or an unknown estimator.
 
     Examples:
         >>> logprobs, ref_logprobs = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]])

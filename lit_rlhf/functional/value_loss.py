@@ -40,7 +40,7 @@ def value_loss(
 
     Per token 0.5 max((V - R)^2, (V_clip - R)^2), where V_clip is V clipped to within `value_clip`
     of the value at the rollout. The larger error counts, so that leaving the interval gains
-    nothing.
+    nothing. The loss is 0 with a graph if `mask` is empty.
 
     Args:
         values: Of the critic, with a graph, `[B, T]`.
@@ -49,12 +49,6 @@ def value_loss(
         mask: Tokens to train on, `[B, T]` bool.
         value_clip: Largest distance from the old value, positive; `None` for no clipping.
         denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
-
-    Returns:
-        The loss, 0 with a graph if `mask` is empty, and the clip fraction.
-
-    Raises:
-        ValueError: For a wrong shape, dtype or range.
 
     Examples:
         >>> values, old_values = torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]])
@@ -91,21 +85,17 @@ def explained_variance(
     mask: Tensor,
     moments: Callable[[Tensor, Tensor], Moments] = masked_moments,
 ) -> Tensor:
-    """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R).
+    """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R), 0-dim.
+
+    At most 1: 1 for a perfect critic, 0 for a constant one, and 0 if the returns have no variance
+    to explain. It has no graph.
 
     Args:
         values: `[B, T]`.
         returns: `[B, T]`.
         mask: `[B, T]` bool.
-        moments: Computes the moments of masked numbers; `lit_rlhf.stats.global_masked_moments`
-            makes the result that of the tokens of all ranks.
-
-    Returns:
-        0-dim without a graph, at most 1: 1 for a perfect critic, 0 for a constant one, and 0 if the
-        returns have no variance to explain.
-
-    Raises:
-        ValueError: For a wrong shape or dtype.
+        moments: Computes the moments of masked numbers; pass
+            `lit_rlhf.stats.global_masked_moments` to count the tokens of all ranks.
 
     Examples:
         >>> returns, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)

@@ -2,7 +2,8 @@
 
 `load_causal_lm` and `load_scalar_model` return a policy or reference, and a critic or reward model,
 ready to train as `ModelOptions` says. `save_model_folder` leaves a folder that they and plain
-transformers load.
+transformers load. Where a folder does not hold what is expected, they raise ValueError, which says
+what it holds and what to do.
 """
 
 from lit_rlhf.models.build import ADAPTER_CONFIG, build_model, load_adapter_folder
@@ -17,7 +18,7 @@ from lit_rlhf.models.config import (
     max_positions,
     read_config,
 )
-from lit_rlhf.models.heads import build_scalar_model, read_lm_head
+from lit_rlhf.models.heads import read_lm_head
 from lit_rlhf.models.interop import HeadFormat, add_base_weights, find_stored_head
 from lit_rlhf.models.loading import (
     build_random_scalar_model,
@@ -47,7 +48,6 @@ __all__ = [
     "add_base_weights",
     "build_model",
     "build_random_scalar_model",
-    "build_scalar_model",
     "check_model_path",
     "check_replaceable",
     "check_vocabulary",

@@ -38,9 +38,6 @@ def build_model(
         weights: A state dict of such a network, adapters included. The tensors are used, not
             copied.
         scalar: Whether it has a scalar head rather than a language model's.
-
-    Raises:
-        ValueError: If there is no model at `path`, or the weights have other names or shapes.
     """
     if options.load_in_4bit:
         # a state dict has no 4-bit weights: they are those of the folder
@@ -78,13 +75,9 @@ def load_adapter_folder(
 
     Args:
         path: Folder with `adapter_config.json` and `adapter_model.safetensors`.
-        options: How the model below the adapters is loaded; without adapters of its own.
+        options: How the model below the adapters is loaded, without adapters.
         base: Folder or hub id of that model; `None` takes the one that the adapters name.
         pickled_weights: As for `load_causal_lm`, of the model below the adapters.
-
-    Raises:
-        ValueError: If the folder holds no safetensors weights, the adapters are for another task,
-            or neither they nor the model below them have a scalar head where there should be one.
     """
     file = Path(path) / ADAPTER_WEIGHTS
     if not file.is_file():

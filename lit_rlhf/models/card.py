@@ -73,7 +73,7 @@ class ModelCardInfo:
         config: Settings of the run.
         metrics: Final metrics, by key.
         command: Command line of the run, if there was one.
-        note: What a user has to know about the model above all.
+        note: Warning for users of the model.
         datasets: Hub ids of the training data.
         files: Names of the training data that are not on the hub.
     """
@@ -93,11 +93,6 @@ def render_model_card(info: ModelCardInfo, scalar: bool, chat: bool = True) -> s
 
     Base model on the hub, licence and datasets are taken over from the card in the folder that the
     stage started from. Local paths are shown by their last part.
-
-    Args:
-        info: How the model was made.
-        scalar: Whether it is a scalar model rather than a language model.
-        chat: Whether the tokenizer has a chat template.
     """
     start = read_card_data(info.base_model)
     is_critic = info.stage == "critic"
@@ -143,15 +138,9 @@ def render_model_card(info: ModelCardInfo, scalar: bool, chat: bool = True) -> s
 
 
 def read_card_data(model: str) -> ModelCardData:
-    """What the card of a model says about its origin: base model on the hub, licence, datasets.
+    """Read base model on the hub, licence and datasets from the card of a folder or hub id.
 
-    Nothing is downloaded: of a hub id, the card is read if it is in the cache.
-
-    Args:
-        model: Folder or hub id. A hub id is itself the base model.
-
-    Returns:
-        The metadata, empty as far as they are not known.
+    Nothing is downloaded: of a hub id, which is itself the base model, a cached card is read.
     """
     folder, on_hub = Path(model), OWNED_HUB_ID.fullmatch(model)
     local = folder.exists()
@@ -173,17 +162,13 @@ def read_card_data(model: str) -> ModelCardData:
 
 
 def shorten_paths(value: object) -> object:
-    """A setting in which each local path is its last part; a hub id or a URL stays as it is.
+    """Cut each local path in a setting to its last part; hub ids and URLs stay as they are.
 
-    Args:
-        value: A string, which may be `--option=path`, or a mapping with paths as keys; anything
-            else is returned as it is.
+    A string may be `--option=path`, and a mapping may have paths as keys.
 
     Examples:
         >>> shorten_paths("/home/me/runs/sft"), shorten_paths({"runs/hh/reward": 1.0})
         ('sft', {'reward': 1.0})
-        >>> shorten_paths("owner/model"), shorten_paths("my.rules:brevity")
-        ('owner/model', 'my.rules:brevity')
     """
     if isinstance(value, Mapping):
         return {shorten_paths(key): entry for key, entry in value.items()}

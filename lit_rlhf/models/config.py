@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
+from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
 from lit_rlhf.files import PARTIAL
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -44,9 +45,6 @@ class ModelOptions:
             `liger`).
         torch_compile: Backend of torch.compile for the trunk, for instance `inductor`; `None` does
             not compile. Pays on a GPU, after a minute or more of compiling.
-
-    Raises:
-        ValueError: If an option is out of its range.
     """
 
     dtype: DType = "float32"
@@ -64,14 +62,10 @@ class ModelOptions:
     def __post_init__(self) -> None:
         """Check the ranges."""
         # options come from YAML, command lines and checkpoints too, which mypy does not see
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.lora_rank < 0:
-            raise ValueError(f"lora_rank: expected an integer >= 0, got {self.lora_rank}")
-        if self.lora_alpha <= 0:
-            raise ValueError(f"lora_alpha: expected a value > 0, got {self.lora_alpha}")
-        if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"lora_dropout: expected 0 <= value < 1, got {self.lora_dropout}")
+        check_choice("dtype", self.dtype, DTYPES)
+        check_count("lora_rank", self.lora_rank, minimum=0)
+        check_positive("lora_alpha", self.lora_alpha)
+        check_number("lora_dropout", self.lora_dropout, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -86,10 +80,6 @@ def check_model_path(path: str | Path) -> None:
 
     transformers takes any string that is no folder for a hub id: for a mistyped folder it asks the
     network, several times, and then reports a missing repository.
-
-    Raises:
-        ValueError: If `path` is a file or an object, or neither a folder nor of the form of a hub
-            id.
     """
     if not isinstance(path, str | Path):
         raise ValueError(
@@ -120,11 +110,7 @@ def check_model_path(path: str | Path) -> None:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse folders that are easily taken for a model's, with what to do about them.
-
-    Raises:
-        ValueError: If `folder` holds an adapter or a checkpoint instead of a model.
-    """
+    """Refuse folders that are easily taken for a model's, with what to do about them."""
     if folder.name.startswith(".") and folder.suffix == f".{PARTIAL}":
         raise ValueError(
             f"path: expected a folder with a model, got {folder}, which an interrupted save has "
@@ -146,11 +132,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
-    """Read the config of the model at `path`.
-
-    Raises:
-        ValueError: If `path` is neither a folder nor a hub id, or holds no model.
-    """
+    """Read the config of the model at `path`."""
     check_model_path(path)
     if path != "" and Path(path).is_dir():
         check_model_folder(Path(path))
@@ -169,11 +151,7 @@ def is_classifier(config: PreTrainedConfig) -> bool:
 
 
 def check_causal(config: PreTrainedConfig, path: str | Path) -> None:
-    """Refuse the config of a sequence classifier where a causal language model is expected.
-
-    Raises:
-        ValueError: If it is a classifier's.
-    """
+    """Refuse the config of a sequence classifier where a causal language model is expected."""
     if is_classifier(config):
         raise ValueError(
             f"path: expected a causal language model, got a reward model or classifier in {path}"
@@ -181,19 +159,9 @@ def check_causal(config: PreTrainedConfig, path: str | Path) -> None:
 
 
 def max_positions(path: str | Path, options: ModelOptions | None = None) -> int | None:
-    """Number of positions of a causal language model, for prompt and response together.
+    """Number of positions of a causal language model, `None` without a limit, by its config.
 
     Only the config is read, so that a wrong folder is reported before any weights are loaded.
-
-    Args:
-        path: Folder or hub id.
-        options: How the model is loaded; `None` takes the defaults.
-
-    Returns:
-        Number of tokens; `None` if the architecture has no limit.
-
-    Raises:
-        ValueError: If `path` is neither a folder nor a hub id, or is not a causal language model's.
     """
     config = read_config(path, options or ModelOptions())
     check_causal(config, path)
@@ -204,16 +172,7 @@ def max_positions(path: str | Path, options: ModelOptions | None = None) -> int 
 def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, path: str | Path, options: ModelOptions | None = None
 ) -> None:
-    """Check that a model embeds every token of its tokenizer, by its config.
-
-    Args:
-        tokenizer: The tokenizer.
-        path: Folder or hub id of the model.
-        options: How the model is loaded; `None` takes the defaults.
-
-    Raises:
-        ValueError: If the tokenizer has ids beyond the embedding.
-    """
+    """Check that a model embeds every token of its tokenizer, by its config."""
     rows = read_config(path, options or ModelOptions()).get_text_config().vocab_size
     largest = max(tokenizer.get_vocab().values())
     if largest >= rows:

@@ -20,11 +20,7 @@ from lit_rlhf.models.config import ModelOptions
 
 
 def loading_arguments(options: ModelOptions) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that load weights in 4 bits if the options say so.
-
-    Raises:
-        ValueError: If bitsandbytes is not installed.
-    """
+    """Arguments of `from_pretrained` that load weights in 4 bits if the options say so."""
     if not options.load_in_4bit:
         return {}
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -45,8 +41,8 @@ def loading_arguments(options: ModelOptions) -> dict[str, Any]:
 
 
 def prepare_4bit_layers(model: PreTrainedModel) -> None:
-    """Set up the 4-bit layers of a loaded model for training; without any, nothing is done."""
-    for layer in _layers(model):
+    """Set up the 4-bit layers of a loaded model for training; no-op without such layers."""
+    for _, layer in _named_layers(model):
         # bitsandbytes (0.50) repacks weights in evaluation mode on CPUs with AVX512-BF16. What it
         # computes with these has no gradient and rounds scales to bfloat16, also in training mode
         # afterwards.
@@ -57,7 +53,7 @@ def prepare_4bit_layers(model: PreTrainedModel) -> None:
 
 def is_4bit(model: nn.Module) -> bool:
     """Whether a model has layers in 4 bits."""
-    return any(True for _ in _layers(model))
+    return next(_named_layers(model), None) is not None
 
 
 @torch.no_grad()
@@ -74,10 +70,6 @@ def _named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         weight = dict(module.named_parameters(recurse=False)).get("weight")
         if getattr(weight, "quant_state", None) is not None:
             yield name, module
-
-
-def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    return (layer for _, layer in _named_layers(model))
 
 
 def _dequantize(layer: nn.Module) -> Tensor:

@@ -27,17 +27,13 @@ def build_scalar_model(
 ) -> PreTrainedModel:
     """Build a scalar model on the trunk of `causal_lm`, which is taken over and not copied.
 
+    Its forward is padded until it goes through `optimize_forward`.
+
     Args:
         causal_lm: A language model (or another scalar model) without adapters. Do not use it
             afterwards: its config becomes the scalar model's.
         head_seed: Seed of a new head's weights, see `init_scalar_head`.
         head: The head to take; `None` initializes a new one.
-
-    Returns:
-        The scalar model. Its forward is padded until it goes through `optimize_forward`.
-
-    Raises:
-        ValueError: If transformers has no sequence classification model for this architecture.
     """
     config = causal_lm.config
     config.num_labels = 1
@@ -79,12 +75,7 @@ def init_scalar_head(in_features: int, seed: int) -> nn.Linear:
 
 
 def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
-    """Copy the output layer of `causal_lm`, with weights of its own even if the model ties them.
-
-    Raises:
-        ValueError: If the layer is not linear, or `logits_from_hidden` with it does not give the
-            model's own logits.
-    """
+    """Copy the output layer of `causal_lm`, with weights of its own even if the model ties them."""
     layer = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(layer, nn.Linear):
         raise ValueError(
@@ -108,15 +99,7 @@ def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
 
 
 def save_lm_head(lm_head: Mapping[str, Tensor], folder: str | Path) -> Path:
-    """Write an output layer to a reward model's folder.
-
-    Args:
-        lm_head: Weight, and bias if there is one.
-        folder: The folder.
-
-    Returns:
-        The file.
-    """
+    """Write an output layer's weight, and bias if any, to a reward model's folder."""
     path = Path(folder) / LM_HEAD_FILE
     state = {name: tensor.contiguous() for name, tensor in lm_head.items()}
     save_file(state, path, metadata={"format": "pt"})

@@ -64,7 +64,7 @@ class StoredHead(NamedTuple):
     Attributes:
         name: Its name in the files.
         weight: `[1, H]`.
-        bias: `[1]`; `None` if there is none, or if it is 0.
+        bias: `[1]`; `None` if there is none or it is 0.
     """
 
     name: str
@@ -96,19 +96,12 @@ class StoredHead(NamedTuple):
 def find_stored_head(
     path: str | Path, config: PreTrainedConfig, pickled_weights: bool = False
 ) -> StoredHead | None:
-    """Find the scalar head in a model's files by name and shape.
+    """Find the scalar head in a model's files by name and shape; `None` if there is none.
 
     Args:
         path: Folder or hub id.
         config: Config of the model.
         pickled_weights: Also look into `pytorch_model.bin`, read as plain data.
-
-    Returns:
-        The head; `None` if the files hold none, as those of a language model.
-
-    Raises:
-        ValueError: If there is a layer with one output of an unknown name, or several such layers,
-            or pickled files hold more than plain data.
     """
     first = getattr(config, "value_head_prefix", None) or HEAD_NAMES[0]
     known = (first, *(name for name in HEAD_NAMES if name != first))
@@ -176,11 +169,7 @@ def _find_file(path: str | Path, name: str) -> Path | None:
 
 
 def load_plain_tensors(file: Path) -> dict[str, Tensor]:
-    """Map the tensors in a file that torch pickled, without running code from it.
-
-    Raises:
-        ValueError: If it holds more than plain data, or cannot be read.
-    """
+    """Map the tensors in a file that torch pickled, without running code from it."""
     try:
         tensors: dict[str, Tensor] = torch.load(
             file, map_location="cpu", weights_only=True, mmap=True
@@ -194,12 +183,7 @@ def load_plain_tensors(file: Path) -> dict[str, Tensor]:
 
 
 class TRLModel(NamedTuple):
-    """A scalar model under TRL's names.
-
-    Attributes:
-        causal_lm: A language model without weights, whose config and names are saved.
-        weights: The weights to save, by name.
-    """
+    """A scalar model under TRL's names: a language model without weights, and its weights."""
 
     causal_lm: PreTrainedModel
     weights: dict[str, Tensor]
@@ -214,9 +198,6 @@ def convert_to_trl(
         model: The scalar model.
         weights: Its weights, under its own names.
         lm_head: Weight (and bias) of the output layer to save with it; empty if there is none.
-
-    Raises:
-        ValueError: If the shapes in `lm_head` do not fit.
     """
     config = copy.deepcopy(model.config)
     # a language model's config does not have these
@@ -242,15 +223,7 @@ def convert_to_trl(
 
 @torch.no_grad()
 def add_base_weights(model: PreTrainedModel, base: PreTrainedModel) -> None:
-    """Turn a model's delta weights into whole ones, in place.
-
-    Args:
-        model: A model whose layers hold delta weights.
-        base: The model that was subtracted, with or without the same head.
-
-    Raises:
-        ValueError: If the layers of both do not have the same names and shapes.
-    """
+    """Turn a model's delta weights into whole ones, in place, by adding the weights of `base`."""
     added = {n: p for n, p in trunk_of(base).named_parameters() if "layers." in n}
     layers = {n: p for n, p in trunk_of(model).named_parameters() if "layers." in n}
     if {n: p.shape for n, p in added.items()} != {n: p.shape for n, p in layers.items()}:
@@ -268,9 +241,7 @@ def check_not_delta_weights(
 ) -> None:
     """Refuse delta weights, which would load as a model whose output means nothing.
 
-    Raises:
-        ValueError: If the config is that of published delta weights and the norms' weights are
-            about 0.
+    They are known by the config's class and norms whose weights are about 0.
     """
     if not set(config.architectures or []) & set(DELTA_ARCHITECTURES):
         return

@@ -54,6 +54,9 @@ def load_causal_lm(
 ) -> LanguageModel:
     """Load a causal language model, for instance policy, reference or SFT model.
 
+    With a positive `options.lora_rank` the model is inside LoRA adapters, and is its own reference
+    inside `with model.disable_adapter()`.
+
     Args:
         path: Folder or hub id.
         options: How it is loaded; `None` takes the defaults.
@@ -61,14 +64,6 @@ def load_causal_lm(
             plain data, so no code in it is run.
         delta_weights: Accept weights published as differences from another model's, see
             `add_base_weights`.
-
-    Returns:
-        The model, inside LoRA adapters if `options.lora_rank` is positive. Its reference is then
-        itself inside `with model.disable_adapter()`.
-
-    Raises:
-        ValueError: If `path` is neither a folder nor a hub id, is not a causal language model's,
-            or holds no complete weights.
     """
     options = options or ModelOptions()
     model = _load_plain_causal_lm(path, options, pickled_weights, delta_weights)
@@ -89,6 +84,7 @@ def load_scalar_model(
     From the folder of a scalar model, trunk and head are loaded: an
     `AutoModelForSequenceClassification` with one label, or a model under the names of another
     project. From the folder of a causal language model the trunk is loaded, and the head is new.
+    Inside LoRA adapters (`options.lora_rank`) the head is trained in full.
 
     Args:
         path: Folder or hub id.
@@ -98,15 +94,6 @@ def load_scalar_model(
             model has these very weights below its adapters, instead of copies from the folder.
         pickled_weights: As for `load_causal_lm`.
         delta_weights: As for `load_causal_lm`.
-
-    Returns:
-        The model, inside LoRA adapters if `options.lora_rank` is positive; its head is then trained
-        in full.
-
-    Raises:
-        ValueError: If `path` is neither a folder nor a hub id, is a classifier's with other than
-            one label, or holds a scalar head of an unknown name, differences from another model's
-            weights, or no complete weights.
     """
     options = options or ModelOptions()
     if base is not None:
@@ -145,16 +132,7 @@ def load_scalar_model(
 def build_random_scalar_model(
     path: str | Path, options: ModelOptions | None = None, seed: int = 0
 ) -> LanguageModel:
-    """Build a scalar model with random weights and the shape of the model at `path`.
-
-    Args:
-        path: Folder or hub id; only its config and tokenizer are read.
-        options: How it is run; `None` takes the defaults.
-        seed: Seed of all weights.
-
-    Raises:
-        ValueError: If `path` is neither a folder nor a hub id.
-    """
+    """Build a scalar model with random weights; only config and tokenizer at `path` are read."""
     options = options or ModelOptions()
     config = read_config(path, options)
     config.num_labels = 1
@@ -173,16 +151,8 @@ def build_random_scalar_model(
 def load_lm_head(path: str | Path, options: ModelOptions | None = None) -> nn.Linear:
     """Load the output layer of a causal language model, for the language-model loss of Eq. 2.
 
-    Its weights are its own, also where the model ties them to its embedding. It is used with
+    It has its own weights even where the model ties them to its embedding. It is used with
     `logits_from_hidden`, and frozen if the options ask for LoRA.
-
-    Args:
-        path: Folder or hub id of the causal language model.
-        options: How it is loaded; `None` takes the defaults.
-
-    Raises:
-        ValueError: As `load_causal_lm`, and for an architecture whose logits `logits_from_hidden`
-            does not reproduce.
     """
     options = options or ModelOptions()
     causal_lm = _load_plain_causal_lm(path, options)
@@ -196,13 +166,6 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
     A tokenizer without a padding token gets a special token of its vocabulary: one whose name has
     "pad" in it, else the unknown token, else EOS. The vocabulary never grows, so no embedding has
     to be resized.
-
-    Args:
-        path: Folder or hub id.
-        trust_remote_code: Run code that comes with the model.
-
-    Raises:
-        ValueError: If there is no tokenizer at `path`, or it has no EOS token.
     """
     check_model_path(path)
     try:
@@ -230,15 +193,10 @@ def pad_with_special_token(tokenizer: PreTrainedTokenizerBase) -> None:
 def stop_token_ids(
     model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> list[int]:
-    """Ids of the tokens that end a response.
+    """Ids of the tokens that end a response, ascending: the model's and the tokenizer's EOS tokens.
 
-    Args:
-        model: A language model; the ids are those of its `generation_config.json`. Chat models
-            have several, such as the ends of a turn and of a document.
-        tokenizer: Its EOS token ends responses too.
-
-    Returns:
-        The ids, ascending.
+    `generation_config.json` of a chat model has several, such as the ends of a turn and of a
+    document.
     """
     config = unwrap_model(model).generation_config
     ids = None if config is None else config.eos_token_id

@@ -34,9 +34,6 @@ def prepare_model(
         options: Adapters, gradient checkpointing, kernels and compilation.
         task: What peft takes the model for. Under `SEQ_CLS` the scalar head is trained in full.
         seed: Seed of the adapters' weights.
-
-    Returns:
-        The model in training mode, inside LoRA adapters if `options.lora_rank` is positive.
     """
     model.train()
     if options.gradient_checkpointing:
@@ -86,17 +83,11 @@ def add_adapters(
 
 
 def use_fused_kernels(model: ModuleT) -> ModuleT:
-    """Replace norms, rotary positions and gated MLPs of `model` with Liger's kernels.
+    """Replace norms, rotary positions and gated MLPs of `model` with Liger's kernels, in place.
 
     They act on tensors on a CUDA device. Elsewhere `model` computes as before, so that it can be
     loaded and tried out on a CPU, where Triton has no kernels. Other networks of the process are
     left alone.
-
-    Args:
-        model: A causal language model or a scalar model, changed in place.
-
-    Raises:
-        ValueError: If liger-kernel is not installed, or does not know the architecture.
     """
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
@@ -154,15 +145,7 @@ def _on_cuda(fused: Callable[..., Any], plain: Callable[..., Any]) -> Callable[.
 
 
 def compile_trunk(model: ModuleT, backend: str) -> ModuleT:
-    """Put the trunk of `model` behind torch.compile, for sequences of any length.
-
-    Args:
-        model: A causal language model or a scalar model, changed in place.
-        backend: Backend of torch.compile, for instance `inductor`.
-
-    Raises:
-        ValueError: If torch has no such backend.
-    """
+    """Put the trunk of `model` behind torch.compile, for sequences of any length, in place."""
     known = torch.compiler.list_backends(exclude_tags=())
     if backend not in known:
         raise ValueError(f"torch_compile: expected one of {', '.join(known)}, got {backend!r}")

@@ -85,10 +85,6 @@ def save_model_folder(
         head_format: Project under whose names a scalar model is saved.
         lm_head: Weight (and bias) of the output layer that a scalar model's trunk was trained with,
             if any. It goes to a file of its own, or to the model's under TRL's names.
-
-    Raises:
-        ValueError: If `folder` has content that was not saved like this, `generation` is not
-            valid, or the model cannot be saved in `head_format`.
     """
     if is_4bit(model):
         model = merge_adapters(model)  # transformers would save the layers in 4 bits
@@ -114,17 +110,9 @@ def save_adapter_folder(
     contract: Savable | None = None,
     card: ModelCardInfo | str | None = None,
 ) -> None:
-    """Save a model's adapters alone, as peft loads them on top of the model below them.
+    """Save only a model's adapters, as peft loads them on top of the model below them.
 
-    Args:
-        model: A language model or scalar model; a scalar model's head is saved with the adapters.
-        tokenizer: Saved with the adapters.
-        folder: As for `save_model_folder`.
-        contract: As for `save_model_folder`.
-        card: As for `save_model_folder`.
-
-    Raises:
-        ValueError: If `folder` has content that was not saved like this.
+    A scalar model's head is saved with them. The arguments are those of `save_model_folder`.
     """
     with replace_folder(folder) as partial:
         # otherwise peft asks the base model, even on the hub, whether its vocabulary has grown
@@ -138,16 +126,7 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
     """A hidden folder next to `folder` that takes its name when the context ends without an error.
 
     The content is on disk by then, with a list of its files. An existing model is kept until then.
-
-    Args:
-        folder: A folder that was saved like this, or a free name.
-
-    Yields:
-        An empty folder to write to.
-
-    Raises:
-        OSError: If the content cannot be written; the message names the folder or a file in it.
-        ValueError: If `folder` has content that was not saved like this.
+    A folder with content that was not saved like this is refused.
     """
     target = Path(folder).resolve()
     undo_interrupted_replacement(target)
@@ -279,12 +258,9 @@ def make_generation_config(
 
     Args:
         tokenizer: Gives BOS, EOS and padding ids, unless `settings` does.
-        settings: transformers' generation settings, for instance those of the rollouts; `None`
-            saves the token ids only. Sampling settings are left out if `do_sample` is off.
+        settings: transformers' generation settings, for instance the rollouts'; `None` saves only
+            the token ids. Sampling settings are left out if `do_sample` is off.
         stop_ids: Tokens that end responses beside the tokenizer's EOS token.
-
-    Raises:
-        ValueError: If a setting is unknown to transformers, or one contradicts another.
     """
     settings = {key: value for key, value in (settings or {}).items() if value is not None}
     known = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
@@ -309,16 +285,10 @@ def make_generation_config(
 
 @torch.no_grad()
 def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
-    """Weights of the model without adapters that computes what `model` computes with them.
+    """Weights, by names without adapters, of the model that computes what `model` computes.
 
     Only adapted weights are new tensors. `model` is not changed; merging and unmerging in place
     would leave rounding errors.
-
-    Args:
-        model: A model with or without LoRA adapters.
-
-    Returns:
-        The weights, by their names without adapters.
     """
     inner = unwrap_model(model)
     state: dict[str, Tensor] = inner.state_dict() | dequantized_weights(inner)
@@ -344,9 +314,7 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
 def merge_adapters(model: LanguageModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Build the model without adapters that computes what `model` computes, for saving.
 
-    Args:
-        model: A model with or without adapters; it stays as it is.
-        dtype: Type of the weights; `None` keeps each one's.
+    `model` stays as it is. `dtype` is the type of the weights; `None` keeps each one's.
     """
     inner = unwrap_model(model)
     weights = merged_state_dict(model)
@@ -369,11 +337,7 @@ def match_score_bias(model: Any, weights: Mapping[str, Tensor]) -> None:  # noqa
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse to replace a folder with files that `replace_folder` has not written as they are.
-
-    Raises:
-        ValueError: If `folder` is a file, or has such files.
-    """
+    """Refuse to replace a folder with files that `replace_folder` has not written as they are."""
     if not folder.exists():
         return
     if not folder.is_dir():

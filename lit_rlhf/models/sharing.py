@@ -22,15 +22,7 @@ from lit_rlhf.forward import LanguageModel
 
 
 def copy_sharing_weights(model: LanguageModel) -> PreTrainedModel:
-    """Copy a network without its adapters; the parameters are those of `model` itself.
-
-    Args:
-        model: A causal language model or a scalar model, whose weights are frozen except for its
-            adapters.
-
-    Raises:
-        ValueError: If a weight that both would have is trained.
-    """
+    """Copy a network without its adapters; the frozen parameters are `model`'s own."""
     # `deepcopy` takes what it finds in its memo for copied already
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     # the scales of 4-bit weights
@@ -52,12 +44,8 @@ def copy_sharing_weights(model: LanguageModel) -> PreTrainedModel:
 def separate_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Give networks copies of the weights that they share but that differ in a state dict.
 
-    Loading the state dict would otherwise put the weights of one network into the other. They
+    Loading `state` would otherwise put the weights of one network of `module` into the other. They
     differ after a change of the model that one of them starts from.
-
-    Args:
-        module: A module with several networks.
-        state: The state dict that is to be loaded.
     """
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):

@@ -38,7 +38,7 @@ from lit_rlhf.modules.stage import (
     LossAndMetrics,
     StageModule,
 )
-from lit_rlhf.stats import gather_rows, global_denominator, global_means, global_sum
+from lit_rlhf.stats import all_gather_rows, global_denominator, global_means, global_sum
 
 
 class PreferenceShare(NamedTuple):
@@ -213,7 +213,7 @@ class RewardModule(StageModule):
     def evaluation_metrics(self) -> dict[str, Tensor]:
         """Losses, accuracy (also per source), margin and calibration error."""
         pairwise_loss, lm_loss, tokens = global_sum(torch.stack(self._sums).sum(0)).unbind()
-        differences, sources = gather_rows(torch.cat(self._pairs)).unbind(1)
+        differences, sources = all_gather_rows(torch.cat(self._pairs)).unbind(1)
         self._sums, self._pairs = [], []
         hits = differences > 0
         metrics = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.functional import loss_perplexity, masked_sum, response_ngrams
-from lit_rlhf.stats import gather_rows, global_sum
+from lit_rlhf.stats import all_gather_rows, global_sum
 
 
 class RolloutMetrics:
@@ -98,7 +98,7 @@ class RolloutMetrics:
         totals = global_sum(torch.stack(list(self._sums.values())))
         sums = dict(zip(self._sums, totals.unbind(), strict=True))
         n, n_tokens = sums["responses"], sums["tokens"].clamp(min=1)
-        n_distinct = len(torch.unique(gather_rows(self._bigrams), dim=0))
+        n_distinct = len(torch.unique(all_gather_rows(self._bigrams), dim=0))
         kl = sums["logprobs"] - sums["ref_logprobs"]
         values = (
             kl / n,

@@ -1,7 +1,7 @@
 """Statistics over a run (`RunningMoments`) and over the ranks of a distributed run."""
 
 from lit_rlhf.stats.distributed import (
-    gather_rows,
+    all_gather_rows,
     global_denominator,
     global_masked_moments,
     global_max,
@@ -14,7 +14,7 @@ from lit_rlhf.stats.running import FixedDtypeBuffers, RunningMoments
 __all__ = [
     "FixedDtypeBuffers",
     "RunningMoments",
-    "gather_rows",
+    "all_gather_rows",
     "global_denominator",
     "global_masked_moments",
     "global_max",

@@ -1,4 +1,4 @@
-"""Sums and moments over the ranks of a distributed run, or over this process alone without one.
+"""Sums and moments over the ranks of a distributed run, or over a single process.
 
 All functions are collectives: under `torch.distributed` every rank has to call them together.
 """
@@ -15,16 +15,7 @@ from lit_rlhf.functional import Moments, masked_moments, merged_moments
 
 
 def global_sum(tensor: Tensor) -> Tensor:
-    """Sum of a tensor over all ranks.
-
-    Args:
-        tensor: Numbers, any shape, which is the same on every rank. It is not changed.
-
-    Returns:
-        A new tensor like `tensor`, without a graph.
-
-    Raises:
-        ValueError: If `tensor` is bool.
+    """Sum over all ranks of a numeric tensor, which has one shape everywhere; a new one, no graph.
 
     Examples:
         >>> global_sum(torch.tensor([1.0, 2.0])).tolist()  # a single process
@@ -39,11 +30,7 @@ def global_sum(tensor: Tensor) -> Tensor:
 
 
 def global_max(number: int, device: torch.device) -> int:
-    """The largest number of any rank.
-
-    Args:
-        number: That of this rank.
-        device: Where ranks compare them.
+    """The largest number of any rank, compared on `device`.
 
     Examples:
         >>> global_max(3, torch.device("cpu"))  # a single process
@@ -56,17 +43,14 @@ def global_max(number: int, device: torch.device) -> int:
     return int(most)
 
 
-def gather_rows(tensor: Tensor) -> Tensor:
-    """The rows of all ranks, in the order of the ranks.
+def all_gather_rows(tensor: Tensor) -> Tensor:
+    """The rows of all ranks, in the order of the ranks, `[sum of n, ...]` without a graph.
 
     Args:
-        tensor: `[n, ...]`; `n` may differ between ranks, also be 0, the other sizes may not.
-
-    Returns:
-        `[sum of n, ...]`, without a graph; `tensor` itself without other ranks.
+        tensor: `[n, ...]`; `n` may differ between ranks and be 0, the other sizes may not.
 
     Examples:
-        >>> gather_rows(torch.tensor([[1, 2]])).tolist()  # a single process
+        >>> all_gather_rows(torch.tensor([[1, 2]])).tolist()  # a single process
         [[1, 2]]
     """
     tensor = tensor.detach()
@@ -121,17 +105,9 @@ def world_size() -> int:
 
 
 def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
-    """Mean, population variance and count of the kept values of all ranks.
+    """`masked_moments` of the kept values of all ranks, the same to the last bit on every rank.
 
-    Args:
-        values: Floating-point, any shape, which may differ between ranks.
-        mask: Bool, shape of `values`; it may be empty on some ranks.
-
-    Returns:
-        0-dim float64 numbers, the same to the last bit on every rank.
-
-    Raises:
-        ValueError: If `values` is not floating-point, or `mask` not bool or of another shape.
+    Shapes may differ between ranks, and a mask may be empty on some of them.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False])

@@ -74,12 +74,11 @@ class RunningMoments(FixedDtypeBuffers):
         """Add the numbers of all ranks; every rank has to call it.
 
         Args:
-            values: Floating-point, any shape, also a single number or none.
+            values: Floating-point, any shape, possibly empty.
             mask: Numbers to add, bool, shape of `values`; `None` for all.
 
         Raises:
-            ValueError: If a number is NaN or infinite on any rank, or for a wrong shape or dtype.
-                The state is then unchanged on all ranks.
+            ValueError: If a number is NaN or infinite on any rank. No rank's state changes then.
         """
         if mask is None:
             mask = torch.ones_like(values, dtype=torch.bool)

@@ -5,8 +5,10 @@
   package registers it, so `Trainer(strategy="multi_deepspeed_stage_2")` and
   `--trainer.strategy multi_deepspeed_stage_2` work. DeepSpeed is imported when the strategy is
   built.
-- `AtomicCheckpointIO` writes checkpoints that are complete or not there at all.
-- `read_checkpoint` and `read_state_dict` read a checkpoint of any strategy, in one process.
+- `AtomicCheckpointIO` writes checkpoints that are complete or absent.
+- `read_checkpoint` and `read_state_dict` read a checkpoint of any strategy, in one process. A
+  missing one raises FileNotFoundError; a damaged or foreign one ValueError, with the newest intact
+  checkpoint beside it.
 """
 
 from lit_rlhf.strategies.checkpoint_files import (

@@ -53,7 +53,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write `checkpoint` to `path`. It is on disk when the method returns.
 
         Raises:
-            TypeError: If `storage_options` is given for a local path.
             OSError: If it cannot be written, for instance because the disk is full.
         """
         if is_remote(path):
@@ -85,13 +84,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Callable[[Any, str], Any] | None = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read the checkpoint at `path`, as plain data unless `weights_only` is False.
-
-        Raises:
-            FileNotFoundError: If there is no checkpoint at `path`.
-            ValueError: If it is damaged or a folder. The error for a damaged one names the newest
-                intact checkpoint beside it.
-        """
+        """Read the checkpoint at `path`, as plain data unless `weights_only` is False."""
         weights_only = weights_only is not False
         if is_remote(path):
             return super().load_checkpoint(path, map_location, weights_only)
@@ -134,12 +127,9 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 def checkpoint_problem(path: str | Path) -> str | None:
-    """What is wrong with a checkpoint, or `None` if it is complete and undamaged.
+    """Say what is wrong with a checkpoint file or folder, or `None` if it is intact.
 
     Reads the whole checkpoint once.
-
-    Args:
-        path: Checkpoint file, or folder of the multi-engine strategy.
     """
     path = Path(path)
     if not path.exists():
@@ -150,7 +140,7 @@ def checkpoint_problem(path: str | Path) -> str | None:
 
 
 def file_problem(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, by the CRC-32 of each member of its zip archive."""
+    """Say what is wrong with a checkpoint file, by the CRC-32 of each member of its zip archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -160,7 +150,7 @@ def file_problem(path: Path) -> str | None:
 
 
 def folder_problem(path: Path) -> str | None:
-    """What is wrong with a checkpoint folder, by the names and sizes of its files."""
+    """Say what is wrong with a checkpoint folder, by the names and sizes of its files."""
     try:
         manifest = read_manifest(path)
     except ValueError as error:
@@ -176,12 +166,10 @@ def folder_problem(path: Path) -> str | None:
 
 
 def content_problem(path: Path, share: int = 0, n_shares: int = 1) -> str | None:
-    """What is wrong with a checkpoint folder, by the CRC-32 of its files.
+    """Say what is wrong with a checkpoint folder, by the CRC-32 of its files.
 
-    Args:
-        path: A checkpoint for which `folder_problem` is `None`.
-        share: Which share of the files to read, from 0.
-        n_shares: Number of shares. Ranks divide the reading by taking one share each.
+    `folder_problem` comes first. Ranks divide the reading into `n_shares`; this one reads `share`,
+    from 0.
     """
     files = read_manifest(path)["files"]
     for name in sorted(files)[share::n_shares]:
@@ -197,7 +185,7 @@ def finish_folder(
 
     Args:
         path: The checkpoint. An existing one is replaced.
-        engines: What each engine's shards hold, by network.
+        engines: Content of each engine's shards, by network.
         checksums: CRC-32 by relative name of the files that are known to be on disk. All others are
             forced to disk and read here.
     """
@@ -222,11 +210,7 @@ def finish_folder(
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder.
-
-    Raises:
-        ValueError: If there is none, or it cannot be read.
-    """
+    """Read the manifest of a checkpoint folder; its ValueErrors are endings of a sentence."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -241,14 +225,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_engine_layouts(path: Path) -> dict[str, EngineLayout]:
-    """What the shards of each engine in a checkpoint folder hold, by network.
+    """Read from a checkpoint folder what each engine's shards hold, by network.
 
     A checkpoint whose replacement was interrupted is restored first. The content of the files is
     not verified.
-
-    Raises:
-        FileNotFoundError: If there is no checkpoint at `path`.
-        ValueError: If it is damaged or not a checkpoint folder.
     """
     undo_interrupted_replacement(path)
     if not path.exists():

@@ -31,11 +31,7 @@ OWNED_KEYS = {
 
 
 def validate_stage(stage: int) -> int:
-    """Return the ZeRO stage if it is 1 or 2.
-
-    Raises:
-        ValueError: For any other stage, with the reason.
-    """
+    """Return the ZeRO stage if it is 1 or 2."""
     if stage == 3:
         raise ValueError(
             "stage: expected 1 or 2, got 3. ZeRO-3 partitions the weights themselves, so that a "
@@ -48,11 +44,7 @@ def validate_stage(stage: int) -> int:
 
 
 def validate_precision(precision: str) -> EnginePrecisionName:
-    """Return the Trainer's precision if engines can run in it.
-
-    Raises:
-        ValueError: If they cannot.
-    """
+    """Return the Trainer's precision if engines can run in it."""
     if precision not in PRECISION_DTYPES:
         raise ValueError(
             f"trainer.precision: expected one of {list(PRECISION_DTYPES)}, got {precision!r}"
@@ -61,11 +53,7 @@ def validate_precision(precision: str) -> EnginePrecisionName:
 
 
 def validate_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a user's DeepSpeed keys if the strategy and the module leave them to users.
-
-    Raises:
-        ValueError: If one of them is set elsewhere.
-    """
+    """Return a user's DeepSpeed keys if the strategy and the module leave them to users."""
     for key in config:
         if key in OWNED_KEYS:
             raise ValueError(f"config: key {key!r} is not accepted: {OWNED_KEYS[key]}")

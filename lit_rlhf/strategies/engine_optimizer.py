@@ -55,11 +55,7 @@ class EngineOptimizer(Optimizer):
         self.state = self.optimizer.state
 
     def step(self, closure: Callable[[], object] | None = None) -> object:  # type: ignore[override]
-        """Run `closure`, then the engine's step: clip, update, gather weights, clear gradients.
-
-        Raises:
-            RuntimeError: If there was no backward since the last step.
-        """
+        """Run `closure`, then the engine's step: clip, update, gather weights, clear gradients."""
         result = None if closure is None else closure()
         if not has_gradients(self.engine):
             raise RuntimeError(
@@ -80,10 +76,7 @@ class EngineOptimizer(Optimizer):
 
     @property
     def grad_norm(self) -> Tensor:
-        """L2 norm, before clipping, of the last step's gradient; inf if it was not finite.
-
-        A 0-dim float32 tensor on the engine's device.
-        """
+        """L2 norm of the last step's gradient before clipping, 0-dim; inf if it was not finite."""
         # DeepSpeed 0.19.8 stores a number of Python instead of a tensor when it skips a step
         norm = self.engine.get_global_grad_norm()
         return torch.as_tensor(norm, dtype=torch.float32, device=self.engine.device).detach()
@@ -94,10 +87,7 @@ class EngineOptimizer(Optimizer):
         return bool(self.engine.was_step_applied())
 
     def state_dict(self) -> dict[str, Any]:
-        """The settings of each group and the state that is not partitioned (step counts).
-
-        Partitions are saved in shards instead.
-        """
+        """The settings of each group and the step counts. Partitions are saved in shards."""
         return {
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"}
@@ -166,11 +156,7 @@ def ignore_gradients(engine: DeepSpeedEngine, ignore: bool) -> None:
 
 
 def engine_of(optimizer: Steppable | None) -> DeepSpeedEngine:
-    """The engine that steps an optimizer.
-
-    Raises:
-        ValueError: If there is none: no optimizer was given, or it is not one of the module's.
-    """
+    """The engine that steps an optimizer of the module."""
     engine_optimizer = as_engine_optimizer(optimizer)
     if engine_optimizer is None:
         raise ValueError(
@@ -207,10 +193,7 @@ class EnginePrecision(DeepSpeedPrecision):
         closure: Callable[[], object],
         **kwargs: object,
     ) -> object:
-        """Run Lightning's hooks and `optimizer.step(closure)`.
-
-        The base class would step `model`, which it takes for the one engine.
-        """
+        """Run Lightning's hooks and `optimizer.step(closure)`, not a step of `model`."""
         return Precision.optimizer_step(self, optimizer, model=model, closure=closure, **kwargs)
 
     def clip_gradients(
@@ -219,11 +202,7 @@ class EnginePrecision(DeepSpeedPrecision):
         clip_val: int | float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        """Have the next step clip by the network's own norm, for `LightningModule.clip_gradients`.
-
-        Raises:
-            ValueError: For clipping by value, which partitioned gradients do not support.
-        """
+        """Have the next step clip by the network's norm, for `LightningModule.clip_gradients`."""
         if gradient_clip_algorithm != GradClipAlgorithmType.NORM:
             raise ValueError(
                 f"gradient_clip_algorithm: expected 'norm', got {gradient_clip_algorithm!r}"

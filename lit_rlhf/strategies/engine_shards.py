@@ -39,7 +39,7 @@ class ParameterSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineLayout:
-    """What the shards of an engine hold.
+    """Content of an engine's shards.
 
     Attributes:
         world_size: Number of ranks that wrote them.
@@ -69,10 +69,7 @@ class EngineLayout:
 def trained_parameters(optimizer: Optimizer) -> list[list[Tensor]]:
     """The parameters of each group that an engine trains, in its flat order.
 
-    To be called before the engine is built, which replaces them by flat partitions.
-
-    Raises:
-        ValueError: If no parameter of a group requires a gradient.
+    Call it before the engine is built, which replaces them by flat partitions.
     """
     groups = [group["params"] for group in optimizer.param_groups if group["params"]]
     trained = [[p for p in group if p.requires_grad and p.numel() > 0] for group in groups]
@@ -107,11 +104,10 @@ def shard_file(folder: Path, rank: int) -> Path:
 
 
 def save_shard(optimizer: EngineOptimizer, folder: Path, rank: int, with_moments: bool) -> int:
-    """Write this rank's partitions of an engine. They are on disk when the function returns.
+    """Write this rank's partitions of an engine to disk, and return the CRC-32 of the file.
 
-    Returns:
-        CRC-32 of the file as it should be, from the tensors in memory. A shard of a 7B network has
-        10 GB, which are so written once and not read.
+    The checksum is of the tensors in memory, so that the 10 GB of a 7B network's shard are written
+    once and not read.
     """
     tensors = {}
     for index, (master, state) in enumerate(group_states(optimizer)):
@@ -130,12 +126,7 @@ def save_shard(optimizer: EngineOptimizer, folder: Path, rank: int, with_moments
 
 
 def safetensors_crc32(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """CRC-32 of a safetensors file that holds flat tensors; only the file's header is read.
-
-    Args:
-        path: The file.
-        tensors: What it was written from, on the CPU.
-    """
+    """CRC-32 of a safetensors file written from flat CPU tensors; only its header is read."""
     with path.open("rb") as file:
         size = file.read(8)
         header = file.read(int.from_bytes(size, "little"))
@@ -151,10 +142,6 @@ class ShardReader:
     """Reads an engine's flat tensors from its shards, whatever number of ranks wrote them.
 
     A context manager: the shards are open inside it.
-
-    Args:
-        folder: The engine's folder in the checkpoint.
-        layout: What its shards hold.
     """
 
     def __init__(self, folder: Path, layout: EngineLayout) -> None:
@@ -212,11 +199,7 @@ class ShardReader:
 
     @torch.no_grad()
     def load_weights(self, network: nn.Module) -> None:
-        """Copy the trained weights into a network, one parameter at a time.
-
-        Raises:
-            ValueError: If the network has other parameters.
-        """
+        """Copy the trained weights into a network, one parameter at a time."""
         parameters = dict(network.named_parameters())
         for index, spec, start in self.parameter_offsets():
             parameter = parameters.get(spec.name)
@@ -238,10 +221,7 @@ class ShardReader:
             optimizer: Of an engine that has just been built.
             saved: The optimizer's `state_dict()` of when the shards were written.
             layout: What the engine trains now.
-            rank: This process's.
-
-        Raises:
-            ValueError: If the engine trains other parameters, or in another order.
+            rank: The rank of this process.
         """
         if layout.groups != self.layout.groups:
             raise ValueError(

@@ -95,11 +95,6 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
         timeout: Time after which a collective that a rank does not join ends the run; in YAML
             `"0:30:00"` (hours, minutes and seconds).
         logging_level: Of DeepSpeed's logger.
-
-    Raises:
-        ValueError: For ZeRO stage 3, or a DeepSpeed key that is not for users to set.
-        MisconfigurationException: If DeepSpeed is not installed.
-        ImportError: If it is older than 0.19.8.
     """
 
     strategy_name = "multi_deepspeed"
@@ -142,11 +137,7 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
     # Setup
 
     def setup_environment(self) -> None:
-        """Set up the device and the process group, on CUDA or CPU.
-
-        Raises:
-            RuntimeError: For other devices, or if DeepSpeed was set up for another one.
-        """
+        """Set up the device and the process group, on CUDA or CPU."""
         from deepspeed.accelerator import get_accelerator
 
         if not isinstance(self.accelerator, CUDAAccelerator | CPUAccelerator):
@@ -228,12 +219,7 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
         return PRECISION_DTYPES[self.precision_plugin.precision]
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Build each optimizer's engine and replace the optimizer by one that steps through it.
-
-        Raises:
-            ValueError: If the module optimizes automatically, or its optimizers do not each train
-                one child.
-        """
+        """Build each optimizer's engine and replace the optimizer by one that steps through it."""
         module = self.lightning_module
         assert module is not None
         if module.automatic_optimization:
@@ -254,11 +240,7 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
         ]
 
     def build_engine(self, name: str, optimizer: Optimizer) -> EngineOptimizer:
-        """Build the engine of one network.
-
-        Raises:
-            ValueError: If ZeRO cannot use the optimizer.
-        """
+        """Build the engine of one network."""
         import deepspeed
 
         assert self.lightning_module is not None
@@ -313,10 +295,7 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
     ) -> None:
         """Write a checkpoint folder. It gets its name once it is complete on all ranks.
 
-        Raises:
-            TypeError: If `storage_options` is given.
-            RuntimeError: If another rank could not write its part. The rank itself raises its own
-                error.
+        If a rank cannot write its part, it raises its own error and the others a RuntimeError.
         """
         if storage_options is not None:
             raise TypeError(
@@ -395,12 +374,7 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read Lightning's state from a checkpoint folder, or all of a single-file checkpoint.
-
-        Raises:
-            FileNotFoundError: If there is no checkpoint.
-            ValueError: If it is damaged, incomplete or of another kind.
-        """
+        """Read Lightning's state from a checkpoint folder, or all of a single-file checkpoint."""
         path = Path(checkpoint_path)
         if path.is_file():
             return DDPStrategy.load_checkpoint(self, path, weights_only)
@@ -416,12 +390,7 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
         return checkpoint
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Restore all weights: those that engines train from their shards, the others as usual.
-
-        Raises:
-            RuntimeError: If `strict` and keys are missing or unexpected.
-            ValueError: If a network has other parameters.
-        """
+        """Restore all weights: those that engines train from their shards, the others as usual."""
         assert self.lightning_module is not None
         folder = checkpoint.get(FOLDER_KEY)
         if folder is None:  # a single file of another strategy
@@ -441,11 +410,7 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
             )
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore master weights, moments and group settings of every engine's optimizer.
-
-        Raises:
-            ValueError: If the checkpoint was written by another strategy or for other networks.
-        """
+        """Restore master weights, moments and group settings of every engine's optimizer."""
         folder = checkpoint.get(FOLDER_KEY)
         if folder is None:
             raise ValueError(
@@ -466,16 +431,7 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
 
 
 def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[str]:
-    """For each optimizer, the name of the direct child whose parameters it trains.
-
-    Args:
-        module: The LightningModule.
-        optimizers: What its `configure_optimizers` returned.
-
-    Raises:
-        ValueError: If an optimizer's parameters are not all in one child, if a parameter is in two
-            children, or if two optimizers train the same child.
-    """
+    """For each optimizer, the name of the direct child of `module` whose parameters it trains."""
     owners: dict[int, set[str]] = {}
     for name, child in module.named_children():
         for parameter in child.parameters():
@@ -504,11 +460,7 @@ def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> li
 
 
 def check_shared_weights(module: nn.Module, fp32_networks: Collection[str]) -> None:
-    """Refuse `fp32_networks` that share weights with networks of another type.
-
-    Raises:
-        ValueError: If a parameter belongs to one of them and to another child of `module`.
-    """
+    """Refuse `fp32_networks` that share weights with networks of another type."""
     owners: dict[int, str] = {}
     for name, child in module.named_children():
         for parameter in child.parameters():
@@ -527,21 +479,14 @@ def keys_in_shards(layouts: Mapping[str, EngineLayout]) -> set[str]:
 
 @torch.no_grad()
 def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast a module's floating-point parameters in place, and none of its buffers.
-
-    Buffers such as running moments need their precision.
-    """
+    """Cast floating-point parameters in place; buffers such as running moments keep their type."""
     for parameter in module.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
 
 
 def require_deepspeed() -> None:
-    """Check that DeepSpeed lets the module decide when to step.
-
-    Raises:
-        ImportError: If it does not. Older versions ignore the setting and step at the wrong time.
-    """
+    """Refuse DeepSpeed versions that do not let the module decide when to step."""
     from deepspeed import DeepSpeedEngine, __version__
 
     if not hasattr(DeepSpeedEngine, "managed_gradient_accumulation"):

@@ -59,10 +59,6 @@ def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimize
         module: The LightningModule in training.
         loss: 0-dim tensor with a graph.
         optimizer: The one of `module.optimizers()` whose network the loss trains.
-
-    Raises:
-        ValueError: If the optimizer is not one of the module's, or the precision scales losses
-            (`16-mixed`), as gradients would then be clipped while scaled.
     """
     if module.trainer.scaler is not None:
         raise ValueError(
@@ -84,14 +80,11 @@ def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimize
 def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> OptimizerStep:
     """Average the gradient of an optimizer's network over ranks, clip it by its norm, and step.
 
-    The gradient is cleared. If its norm is not finite, there is no step, on all ranks alike.
+    The gradient is cleared. If its norm is not finite, there is no step on any rank.
 
     Args:
         optimizer: One of `module.optimizers()`, after its last `backward`.
         max_norm: Largest L2 norm, positive; `None` to leave the gradient as it is.
-
-    Raises:
-        ValueError: If `max_norm` is not positive.
     """
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a positive number or None, got {max_norm}")
@@ -120,9 +113,6 @@ def freeze_other_networks(
 
     `requires_grad` is switched off around the backward, not around the forward: autograd checks it
     when it reaches a leaf, and the graph still runs through the other networks.
-
-    Raises:
-        ValueError: If the optimizer is not one of the module's.
     """
     optimizers = module.optimizers()
     optimizers = optimizers if isinstance(optimizers, list) else [optimizers]

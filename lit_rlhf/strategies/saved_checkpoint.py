@@ -30,7 +30,7 @@ class SavedCheckpoint:
         path: The file, or the folder of the multi-engine strategy.
         content: Lightning's checkpoint as plain data, its tensors mapped from the file. In a folder
             its `state_dict` lacks what the engines train.
-        engines: What each engine's shards hold, by network; empty for a file.
+        engines: Content of each engine's shards, by network; empty for a file.
     """
 
     path: Path
@@ -45,14 +45,11 @@ class SavedCheckpoint:
         )
 
     def state_dict(self, network: str | None = None) -> dict[str, Tensor]:
-        """The weights as an ordinary state dict. Those that an engine trained are float32 masters.
+        """The weights as an ordinary state dict. Engines' weights are float32 masters.
 
         Args:
             network: Attribute name of one network, whose keys then lack that prefix; `None` for the
                 whole LightningModule.
-
-        Raises:
-            ValueError: If there is no such network.
         """
         if network is not None and network not in self.networks:
             raise ValueError(f"network: expected one of {self.networks}, got {network!r}")
@@ -69,15 +66,7 @@ class SavedCheckpoint:
 
 
 def read_checkpoint(path: str | Path) -> SavedCheckpoint:
-    """Verify and open a checkpoint.
-
-    Args:
-        path: Checkpoint file, or folder of the multi-engine strategy.
-
-    Raises:
-        FileNotFoundError: If there is no checkpoint at `path`.
-        ValueError: If it is damaged, not Lightning's, or holds more than tensors and plain data.
-    """
+    """Verify and open a checkpoint, a file or a folder of the multi-engine strategy."""
     path = Path(path)
     engines = {} if path.is_file() else read_engine_layouts(path)
     problem = file_problem(path) if path.is_file() else content_problem(path)
@@ -87,32 +76,15 @@ def read_checkpoint(path: str | Path) -> SavedCheckpoint:
 
 
 def read_state_dict(path: str | Path, network: str | None = None) -> dict[str, Tensor]:
-    """The weights in a checkpoint as an ordinary state dict, see `SavedCheckpoint.state_dict`.
-
-    Args:
-        path: Checkpoint file, or folder of the multi-engine strategy.
-        network: Attribute name of one network, whose keys then lack that prefix; `None` for the
-            whole LightningModule.
-
-    Raises:
-        FileNotFoundError: If there is no checkpoint at `path`.
-        ValueError: If it is damaged, or has no such network.
-    """
+    """The weights in a checkpoint as an ordinary state dict, see `SavedCheckpoint.state_dict`."""
     return read_checkpoint(path).state_dict(network)
 
 
 def read_lightning_state(path: str | Path) -> dict[str, Any]:
     """Lightning's part of a checkpoint as plain data, with tensors mapped from the file.
 
-    Fast, as nothing is verified: damaged tensors are not noticed.
-
-    Args:
-        path: Checkpoint file, or folder of the multi-engine strategy.
-
-    Raises:
-        FileNotFoundError: If there is no checkpoint at `path`.
-        ValueError: If it cannot be opened, is not Lightning's, or holds more than tensors and plain
-            data, which could run code when it is loaded.
+    Fast, as nothing is verified: damaged tensors are not noticed. A file with more than tensors and
+    plain data, which could run code when it is loaded, is refused.
     """
     path = Path(path)
     if not path.exists():

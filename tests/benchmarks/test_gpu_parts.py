@@ -22,7 +22,9 @@ def _with_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         "lit_rlhf.forward.packing", "lit_rlhf.rollout.decoder", "benchmarks.gpu.varlen_smoke"
     ):  # fmt: skip
         monkeypatch.setattr(f"{module}.supports_varlen", lambda x: x.dtype == torch.bfloat16)
-    monkeypatch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: recorded_graph.varlen_attn)
+    monkeypatch.setattr(
+        "lit_rlhf.forward.attention._find_kernel", lambda: recorded_graph.varlen_attn
+    )
     monkeypatch.setattr(graphs, "capture_graph", recorded_graph.capture_graph)
     monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
@@ -46,7 +48,7 @@ def test_a_wrong_kernel_fails(
         kwargs["window_size"] = (before + (before >= 0), after)
         return recorded_graph.varlen_attn(*args, **kwargs)
 
-    monkeypatch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: one_more_key)
+    monkeypatch.setattr("lit_rlhf.forward.attention._find_kernel", lambda: one_more_key)
     with pytest.raises(SystemExit) as ended:
         varlen_smoke.varlen_smoke("cpu")
     assert ended.value.code == 1

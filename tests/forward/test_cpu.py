@@ -1,36 +1,24 @@
-"""oneDNN matmul, padding to multiples, and freed memory that is kept."""
+"""oneDNN matmul and padding to multiples."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-import platform
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lit_rlhf.forward import (
-    PadToMultiple,
     cpu,
     forward_plan,
-    give_back_freed_memory,
-    keep_freed_memory,
-    limit_kept_memory,
     optimize_forward,
     target_logprobs,
 )
-from lit_rlhf.forward.cpu import mkl_is_slow, use_onednn_matmul
+from lit_rlhf.forward.cpu import PadToMultiple, mkl_is_slow, use_onednn_matmul
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
-from lit_rlhf.modules import PPOModule, SFTModule, stage
 from lit_rlhf.rollout import SamplingOptions, generate_responses
-from tests.modules import stages
-from tests.modules.stages import demonstrations, fitted, ppo_options
 from tests.rollout.test_decoder import EOS, by_transformers, prompts
 from tests.support.tiny_models import FAMILIES, PAD_ID, tiny_causal_lm
 
@@ -247,138 +235,3 @@ def test_sizes_are_padded_where_onednn_multiplies() -> None:
         assert [by_eights.n_padding(n, weight) for n in (1, 8, 13)] == [7, 0, 3]
     assert by_eights.n_padding(13, weight.bfloat16()) == 3
     assert by_eights.n_padding(13, weight.bfloat16().to("meta")) == 0
-
-
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone has mallopt")
-# the file alone needs torch only, whose import is much faster than the package's
-PAGES = """
-import cpu, resource, torch
-from cpu import give_back_freed_memory, keep_freed_memory, limit_kept_memory, resident_bytes
-def fetched():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        for size in (2**24, 2**22):
-            torch.ones(size)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    return (after - before) * resource.getpagesize()
-kept = keep_freed_memory()
-for _ in range(3):
-    fetched()
-n_fetched, before = fetched(), resident_bytes()
-cpu.KEEP_BYTES = 2**24
-limit_kept_memory(before - 2**23)
-within = before - resident_bytes()
-above = before - limit_kept_memory(before - 2**25)
-fetched()
-before = resident_bytes()
-give_back_freed_memory()
-after = resident_bytes()
-torch.ones(2**25)  # larger than any block that was kept
-print(kept, n_fetched, within, above, before - after, resident_bytes() - after)
-"""
-BYTES = 4 * 4 * (2**24 + 2**22)
-
-
-class Memory(NamedTuple):
-    """What a process reports: bytes fetched, returned, and kept after that.
-
-    Bytes are returned within the limit, above it, and in the end.
-    """
-
-    kept: bool
-    fetched: int
-    within_limit: int
-    above_limit: int
-    given_back: int
-    kept_later: int
-
-
-def run_in_process(**environment: str) -> Memory:
-    done = subprocess.run(
-        [sys.executable, "-c", PAGES],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={
-            "PYTHONPATH": ":".join([*sys.path, str(Path(cpu.__file__).parent)]),
-            "OMP_NUM_THREADS": "1",
-            **environment,
-        },
-    )
-    kept, *counts = done.stdout.split()
-    return Memory(kept == "True", *map(int, counts))
-
-
-@glibc
-def test_freed_memory_is_used_again_until_it_is_given_back() -> None:
-    memory = run_in_process()
-    assert memory.kept
-    assert memory.fetched < 0.05 * BYTES
-    assert memory.within_limit < 0.05 * BYTES  # statm is not exact
-    assert memory.above_limit > 4 * 2**24
-    assert memory.given_back > 4 * 2**24  # the larger tensor at least
-    assert memory.kept_later < 0.05 * 4 * 2**25
-
-
-@glibc
-@pytest.mark.slow
-@pytest.mark.parametrize("name", cpu.MALLOC_VARIABLES)
-def test_the_users_own_settings_stay(name: str) -> None:
-    memory = run_in_process(**{name: "4096"})
-    assert not memory.kept
-    assert memory.fetched > 0.5 * BYTES
-
-
-def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(cpu.ctypes, "CDLL", None)
-    assert not keep_freed_memory()
-    give_back_freed_memory()
-
-
-def test_the_limit_is_relative_to_the_least_memory_since_the_last_return(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pages = iter([3, 2, 9, 5, 12])  # 9 before the return, 5 after it
-    monkeypatch.setattr(cpu, "KEEP_BYTES", 6)
-    monkeypatch.setattr(cpu, "resident_bytes", lambda: next(pages))
-    returned: list[int] = []
-    libc = SimpleNamespace(malloc_trim=returned.append)
-    monkeypatch.setattr(cpu.ctypes, "CDLL", lambda name: libc)
-    floors = [limit_kept_memory(9), limit_kept_memory(3)]
-    assert (floors, returned) == ([3, 2], [])
-    assert limit_kept_memory(2) == 5
-    assert returned == [0]
-    assert limit_kept_memory(6) == 6  # grown by as much as the limit
-    assert returned == [0]
-
-
-@pytest.mark.parametrize("keeps", [True, False])
-def test_training_on_a_cpu_keeps_memory_and_gives_it_back(
-    keeps: bool, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-
-    def keep() -> bool:
-        calls.append("keep")
-        return keeps
-
-    def limit(floor: int) -> int:
-        calls.append(f"limit {floor}")
-        return floor + 7
-
-    monkeypatch.setattr(stage, "keep_freed_memory", keep)
-    monkeypatch.setattr(stage, "limit_kept_memory", limit)
-    monkeypatch.setattr(stage, "give_back_freed_memory", lambda: calls.append("give back"))
-    kept = ["keep", "limit 0", "limit 7", "give back"] if keeps else ["keep"]
-    sft = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "model"))
-    fitted(sft, demonstrations(root), tmp_path, max_steps=2)
-    assert calls == kept
-    calls.clear()
-    fitted(
-        PPOModule(**ppo_options(root, max_iterations=2)),
-        stages.prompts(root),
-        tmp_path,
-        max_epochs=2,
-    )
-    assert calls == kept

@@ -21,7 +21,6 @@ from lit_rlhf.forward import (
     hidden_states,
     optimize_forward,
     supports_chunked_logits,
-    supports_packing,
     unwrap_model,
 )
 from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
@@ -29,10 +28,10 @@ from lit_rlhf.forward.cpu import ROW_MULTIPLE, TOKEN_MULTIPLE
 from lit_rlhf.models import (
     ModelOptions,
     build_random_scalar_model,
-    build_scalar_model,
     load_causal_lm,
     load_scalar_model,
 )
+from lit_rlhf.models.heads import build_scalar_model
 from tests.forward.test_packing import padded, ragged
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
 
@@ -75,7 +74,7 @@ def test_a_plain_model_is_padded_and_asking_changes_nothing() -> None:
     model = tiny_causal_lm()
     model.base_model.register_forward_hook(lambda *_: pytest.fail("a query ran a forward"))
     assert forward_plan(model) == ForwardPlan()
-    assert not supports_packing(model)
+    assert not forward_plan(model).packed
     assert not supports_chunked_logits(model)
     assert attention_implementation(model) == "sdpa"
     assert not [name for name in vars(model) if "lit_rlhf" in name]
@@ -85,7 +84,7 @@ def test_all_loading_functions_optimize(folder: Path) -> None:
     for options in (ModelOptions(), ModelOptions(lora_rank=2), ModelOptions(dtype="bfloat16")):
         for load in (load_causal_lm, load_scalar_model, build_random_scalar_model):
             model = load(folder, options)
-            assert supports_packing(model)
+            assert forward_plan(model).packed
             assert supports_chunked_logits(model) == (load is load_causal_lm)
 
 
@@ -113,7 +112,7 @@ def test_other_models_stay_padded_and_say_why(
         optimize_forward(model)
     assert forward_plan(model).reason == reason
     assert f"padded forward, because {reason}" in caplog.text
-    assert not supports_packing(model)
+    assert not forward_plan(model).packed
     assert not supports_chunked_logits(model)
     assert attention_implementation(model) == implementation
     ids, mask = ragged()
@@ -147,7 +146,7 @@ def test_flash_attention_keeps_the_packed_forward(flash_attention: str) -> None:
     assert head_matches_logits(model, lm_head)  # the reward stage asks before it packs
     assert attention_implementation(model) == flash_attention
     assert forward_plan(optimize_forward(model)) == forward_plan(expected)
-    assert supports_packing(model)
+    assert forward_plan(model).packed
     ids, mask = ragged()
     assert torch.equal(
         hidden_states(model, ids, mask)[mask], hidden_states(expected, ids, mask)[mask]
@@ -185,7 +184,7 @@ def test_logits_that_the_output_layer_does_not_give_are_not_chunked() -> None:
     model.__class__ = Doubling
     assert not head_matches_logits(model, model.lm_head)
     optimize_forward(model)
-    assert supports_packing(model)
+    assert forward_plan(model).packed
     assert not supports_chunked_logits(model)
 
 
@@ -231,8 +230,8 @@ def test_the_decision_holds_in_copies_and_after_a_cast() -> None:
 
 def test_a_new_head_on_an_optimized_trunk_is_a_network_of_its_own() -> None:
     scalar = build_scalar_model(optimized_causal_lm())
-    assert not supports_packing(scalar)
-    assert supports_packing(optimize_forward(scalar))
+    assert not forward_plan(scalar).packed
+    assert forward_plan(optimize_forward(scalar)).packed
     assert not supports_chunked_logits(scalar)
 
 

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from lit_rlhf.forward import (
     PackedLayout,
     disable_dropout,
+    forward_plan,
     hidden_states,
     optimize_forward,
-    supports_packing,
 )
 from lit_rlhf.forward.cpu import TOKEN_MULTIPLE
 from lit_rlhf.models import ModelOptions, load_causal_lm
@@ -44,7 +44,7 @@ def padded(trunk: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_and_gradients_are_those_of_the_padded_rectangle(family: str, left: bool) -> None:
     model, plain = optimized_causal_lm(family), tiny_causal_lm(family)
-    assert supports_packing(model)
+    assert forward_plan(model).packed
     ids, mask = ragged(left)
     rows = mask.any(1)  # transformers has no say of a row without tokens
     states, expected = hidden_states(model, ids, mask), padded(plain.base_model, ids, mask)
@@ -133,7 +133,7 @@ def test_adapters_stay_in_effect(tmp_path: object) -> None:
 
 def test_bfloat16_is_close_to_float32() -> None:
     model, half = optimized_causal_lm(), optimize_forward(tiny_causal_lm().to(torch.bfloat16))
-    assert supports_packing(half)
+    assert forward_plan(half).packed
     ids, mask = ragged()
     with torch.no_grad():
         exact, rounded = (hidden_states(network, ids, mask)[mask] for network in (model, half))

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-from lit_rlhf.forward import PackedLayout, optimize_forward, target_logprobs, varlen
-from lit_rlhf.forward.attention import AttentionInputs
-from lit_rlhf.forward.varlen import supports_varlen
+from lit_rlhf.forward import PackedLayout, attention, optimize_forward, target_logprobs
+from lit_rlhf.forward.attention import AttentionInputs, supports_varlen
 from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device, mark, mark_module
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.varlen_reference import reference_varlen_attn
@@ -42,7 +41,7 @@ def test_values_and_gradients_are_those_of_groups(
     results = []
     for supported in (False, True):
         monkeypatch.setattr("lit_rlhf.forward.packing.supports_varlen", lambda _: supported)  # noqa: B023
-        monkeypatch.setattr(varlen, "_find_kernel", lambda: reference_varlen_attn)
+        monkeypatch.setattr(attention, "_find_kernel", lambda: reference_varlen_attn)
         leaves = [x.requires_grad_() for x in states(4, n_key_heads, torch.float32)]
         output = attend(leaves, torch.device("cpu"), **settings)
         output.pow(3).sum().backward()
@@ -109,7 +108,7 @@ def test_the_kernel_takes_what_flash_attention_takes(
         assert not supports_varlen(value)
         patch.setattr("torch.cuda.get_device_capability", lambda *_: (9, 0))
         assert supports_varlen(value) == expected
-        patch.setattr(varlen, "_find_kernel", lambda: None)  # an older torch
+        patch.setattr(attention, "_find_kernel", lambda: None)  # an older torch
         assert not supports_varlen(value)
 
 
@@ -123,6 +122,6 @@ def test_dropout_is_left_to_the_groups() -> None:
 
 
 def test_torch_has_the_arguments_that_are_given() -> None:
-    assert varlen._find_kernel() is varlen_attn
+    assert attention._find_kernel() is varlen_attn
     names = inspect.signature(reference_varlen_attn).parameters.keys()
     assert names <= inspect.signature(varlen_attn).parameters.keys()

@@ -81,18 +81,3 @@ def test_double_precision_stays(loss: Loss) -> None:
     x, a, b, mask = inputs()
     assert loss(x, a, b, mask, None).dtype == torch.float64
     assert loss(x, a, b, mask, mask.sum().float()).dtype == torch.float64
-
-
-@over_losses
-@pytest.mark.parametrize("denominator", [0.0, -1.0, float("nan")])
-def test_a_denominator_that_is_not_positive_is_refused(loss: Loss, denominator: float) -> None:
-    x, a, b, mask = inputs()
-    with pytest.raises(ValueError, match=rf"denominator: expected .* > 0, got {denominator}"):
-        loss(x, a, b, mask, denominator)
-
-
-@over_losses
-def test_a_denominator_for_each_row_is_refused(loss: Loss) -> None:
-    x, a, b, mask = inputs()
-    with pytest.raises(ValueError, match=r"denominator: expected 0 dimensions, got shape \(8,\)"):
-        loss(x, a, b, mask, LENGTHS)

@@ -27,17 +27,10 @@ def test_length_mask_keeps_a_prefix() -> None:
     assert mask.tolist() == [[False] * 3, [True, True, False], [True] * 3]
 
 
-@pytest.mark.parametrize("length", [-1, 4])
-def test_length_mask_refuses_lengths_out_of_range(length: int) -> None:
-    with pytest.raises(
-        ValueError, match=rf"lengths: expected values in \[0, 3\], got \[{length}\]"
-    ):
-        length_mask(torch.tensor([length]), 3)
-
-
-def test_one_length_out_of_range_is_enough() -> None:
-    with pytest.raises(ValueError, match="lengths: expected values in"):
-        length_mask(torch.tensor([1, 4]), 3)
+@pytest.mark.parametrize("lengths", [[-1, 1], [1, 4]])
+def test_length_mask_refuses_lengths_out_of_range(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"lengths: expected values in \[0, 3\], got \["):
+        length_mask(torch.tensor(lengths), 3)
 
 
 def test_sum_and_mean_skip_what_is_masked() -> None:
@@ -196,12 +189,6 @@ def test_a_denominator_is_a_constant_and_changes_no_dtype() -> None:
     grads = torch.autograd.grad(average, [values, denominator], allow_unused=True)
     assert grads[0] is not None
     assert not isinstance(grads[1], torch.Tensor)
-
-
-def test_an_average_of_integers_is_refused() -> None:
-    ids, mask = torch.ones(2, dtype=torch.long), torch.tensor([True, True])
-    with pytest.raises(ValueError, match="values: expected a floating-point dtype"):
-        masked_average(ids, mask, 4.0)
 
 
 def test_merging_one_number_with_none_gives_that_number() -> None:

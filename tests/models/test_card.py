@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from lit_rlhf import models
 from lit_rlhf.models import ModelCardInfo, save_model_folder
 from lit_rlhf.models.card import render_model_card
 from lit_rlhf.models.heads import build_scalar_model
@@ -96,6 +97,22 @@ def test_base_model_licence_and_datasets_are_inherited_over_stages(tmp_path: Pat
         "library_name": "transformers",
         "license": "apache-2.0",
         "tags": ["rlhf", "critic"],
+    }
+
+
+def test_data_of_a_model_on_the_hub_is_not_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = "---\nlicense: mit\ndatasets: [their/data]\n---\n"
+    cached = Path(folder_with_card(tmp_path / "cache", head)) / "README.md"
+    monkeypatch.setattr(models.card, "try_to_load_from_cache", lambda *_: str(cached))
+    found = metadata(render_model_card(ModelCardInfo("sft", "owner/base"), scalar=False))
+    assert found == {
+        "base_model": "owner/base",
+        "library_name": "transformers",
+        "license": "mit",
+        "pipeline_tag": "text-generation",
+        "tags": ["rlhf", "sft"],
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_rlhf.forward import supports_packing, token_logits, token_values, unwrap_model
+from lit_rlhf.forward import forward_plan, token_logits, token_values, unwrap_model
 from lit_rlhf.models import (
     ModelOptions,
     four_bit,
@@ -55,7 +55,7 @@ def test_layers_compute_with_their_4_bit_numbers(folder: Path, tmp_path: Path) -
     merged = load_causal_lm(tmp_path / "merged")
 
     logits = token_logits(model, IDS, MASK)
-    assert supports_packing(model)
+    assert forward_plan(model).packed
     torch.testing.assert_close(logits, token_logits(merged, IDS, MASK), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits, token_logits(plain, IDS, MASK), atol=1e-3)
     numbers = dequantized_weights(unwrap_model(load_causal_lm(folder, QLORA)))

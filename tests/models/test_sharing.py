@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_rlhf.forward import disable_dropout, supports_packing, token_values, unwrap_model
+from lit_rlhf.forward import disable_dropout, forward_plan, token_values, unwrap_model
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, separate_weights
 
 LORA = ModelOptions(lora_rank=2, gradient_checkpointing=True)
@@ -41,7 +41,7 @@ def test_a_critic_on_the_policys_weights_is_one_with_its_own(
 
     critic = disable_dropout(load_scalar_model(folder, LORA, head_seed=3, base=policy))
 
-    assert supports_packing(critic) is supports_packing(own)
+    assert forward_plan(critic).packed is forward_plan(own).packed
     assert torch.equal(token_values(critic, IDS, MASK), token_values(own, IDS, MASK))
     assert critic.state_dict().keys() == own.state_dict().keys()
     trained = [p for p in critic.parameters() if p.requires_grad]

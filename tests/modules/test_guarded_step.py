@@ -326,21 +326,26 @@ def test_an_update_that_goes_through_ends_the_row_of_its_network_alone(tmp_path:
     guard, run = UpdateGuard(3), trainer(tmp_path)
     nan, number = {"loss": torch.tensor(torch.nan)}, {"loss": torch.tensor(1.0)}
 
+    def update(network: str, quantities: dict[str, Tensor]) -> bool:
+        with guard.iteration(run, network, "here") as iteration:
+            iteration.require_finite(quantities)
+        return not iteration.skipped
+
     def skip(network: str) -> None:
         with pytest.warns(UserWarning, match=f"update of {network} skipped"):
-            assert not guard.check(run, network, nan, "here")
+            assert not update(network, nan)
 
     skip("the critic")
     skip("the critic")
-    assert guard.check(run, "the policy", number, "here")
+    assert update("the policy", number)
     skip("the policy")
     skip("the policy")
-    assert guard.check(run, "the policy", number, "here")
+    assert update("the policy", number)
     skip("the policy")
     assert float(guard.pop_count()) == 5.0
     assert float(guard.pop_count()) == 0.0
     with pytest.raises(TooManySkippedUpdates):
-        guard.check(run, "the critic", nan, "here")
+        update("the critic", nan)
 
 
 def test_the_limit_is_at_least_one(root: Path) -> None:

@@ -219,7 +219,9 @@ def test_advantages_are_whitened_by_the_moments_of_all_ranks(
     rewards = torch.randn(4, 4).masked_fill(~rollouts.response_mask, 0.0)
     experience = module.experience(rollouts, rewards, estimates_of(rollouts))
     moments = Moments(torch.tensor(0.5), torch.tensor(4.0), torch.tensor(9))
-    monkeypatch.setattr("lit_rlhf.ppo.algorithm.global_masked_moments", lambda values, mask: moments)
+    monkeypatch.setattr(
+        "lit_rlhf.ppo.algorithm.global_masked_moments", lambda values, mask: moments
+    )
     mask = experience.loss_mask
     whitened = module.reparameterize_advantages(experience).advantages[mask]
     expected = (experience.advantages[mask] - 0.5) / 2
@@ -381,10 +383,9 @@ def test_coefficient_waits_for_the_policy_to_be_trained(
         root,
         reward_shaping={"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100},
         critic_pretraining={"iterations": pretraining},
-        max_iterations=1,
     )
     module = PPOModule(**options)
-    fitted(module, prompts(root), tmp_path)
+    fitted(module, prompts(root), tmp_path, limit_train_batches=1, max_epochs=1)
     assert (float(module.kl_coef) == 0.2) == bool(pretraining)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_rlhf.forward import give_back_freed_memory
 from lit_rlhf.modules import PPOModule, timing
 from lit_rlhf.modules.timing import GIB, PhaseTimer
 from tests.modules.stages import fitted, ppo_options, prompts
@@ -35,7 +34,6 @@ def test_phases_add_up_and_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not timing.STATUS.exists(), reason="only Linux tells the peak of a phase")
 def test_a_phases_peak_holds_what_was_freed_in_it_and_not_what_came_before() -> None:
-    give_back_freed_memory()  # which a fit that failed may have kept
     timer, size = PhaseTimer(), 64 * 2**20
     with timer("small"):
         pass

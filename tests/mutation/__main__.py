@@ -33,8 +33,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "lit_rlhf"
 FUNCTIONAL = ("tests/functional",)
 STATS = ("tests/stats", "tests/functional/test_examples.py")
 SUITES: dict[str, tuple[str, ...]] = {
+    "checks.py": FUNCTIONAL,
     "functional/advantages.py": FUNCTIONAL,
-    "functional/checks.py": FUNCTIONAL,
     "functional/kl.py": FUNCTIONAL,
     "functional/logprobs.py": FUNCTIONAL,
     "functional/masking.py": FUNCTIONAL,

@@ -43,7 +43,9 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     counted = Captures()
     for module in ("lit_rlhf.forward.packing", "lit_rlhf.rollout.decoder"):
         monkeypatch.setattr(f"{module}.supports_varlen", lambda _: True)
-    monkeypatch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: recorded_graph.varlen_attn)
+    monkeypatch.setattr(
+        "lit_rlhf.forward.attention._find_kernel", lambda: recorded_graph.varlen_attn
+    )
     monkeypatch.setattr(graphs, "capture_graph", counted.capture)
     monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 from lit_rlhf.forward import optimize_forward
 from lit_rlhf.models import (
     ModelOptions,
-    build_scalar_model,
     load_causal_lm,
     load_scalar_model,
     save_model_folder,
 )
+from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.rollout import (
     PolicyStatistics,
     RolloutBatch,

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_rlhf.functional import length_mask, masked_whiten
 from lit_rlhf.stats import (
     RunningMoments,
-    gather_rows,
+    all_gather_rows,
     global_masked_moments,
     global_max,
     global_sum,
@@ -52,8 +52,8 @@ def on_a_rank(rank: int) -> dict[str, Any]:
         "before_bad": before,
         "error": error,
         "sum": global_sum(tensor),
-        "rows": gather_rows(batch()[ROWS[rank]]),
-        "rows of one": gather_rows(batch()[: 2 * rank]),
+        "rows": all_gather_rows(batch()[ROWS[rank]]),
+        "rows of one": all_gather_rows(batch()[: 2 * rank]),
         "summand": tensor,
         "ranks": world_size(),
         "most": global_max(rank, tensor.device),
@@ -135,7 +135,7 @@ def test_without_ranks_global_is_local() -> None:
     assert total is not numbers
     trained = torch.ones(2, requires_grad=True)
     assert not global_sum(trained).requires_grad
-    assert not gather_rows(trained).requires_grad
+    assert not all_gather_rows(trained).requires_grad
 
 
 def test_a_sum_of_bools_is_refused() -> None:

@@ -23,6 +23,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchC
 from lit_rlhf.files import delete_partials, partial_path, replaced_path
 from lit_rlhf.strategies import (
     AtomicCheckpointIO,
+    checkpoint_files,
     checkpoint_problem,
     find_newest_checkpoint,
     read_state_dict,
@@ -319,3 +320,19 @@ def test_other_things_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     assert "has no manifest.json" in str(checkpoint_problem(tmp_path))
     (tmp_path / MANIFEST).write_text(json.dumps({"format": "other"}))
     assert "is not of format" in str(checkpoint_problem(tmp_path))
+
+
+def test_only_files_without_a_checksum_are_forced_to_disk_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.ckpt"
+    partial = partial_path(path)
+    (partial / "policy").mkdir(parents=True)
+    for name in ("policy/shard", "state.ckpt"):
+        (partial / name).write_bytes(b"content")
+    forced: list[str] = []
+    monkeypatch.setattr(checkpoint_files, "fsync", lambda file: forced.append(file.name))
+    checkpoint_files.finish_folder(path, {}, {"policy/shard": 7})
+    assert forced == ["policy", "state.ckpt", "manifest.json", partial.name]
+    files = checkpoint_files.read_manifest(path)["files"]
+    assert files["policy/shard"] == {"bytes": 7, "crc32": 7}

@@ -71,6 +71,32 @@ def test_a_shard_that_is_damaged_on_its_way_to_the_disk_is_not_what_its_checksum
     assert crc32 != file_crc32(shard_file(tmp_path, 0))
 
 
+def test_weights_of_two_groups_come_back_from_two_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = [torch.arange(1.0, 6.0), torch.arange(10.0, 18.0)]
+    for rank in range(2):
+        padded = [nn.functional.pad(group, (0, len(group) % 2)).chunk(2)[rank] for group in flat]
+        monkeypatch.setattr(
+            engine_shards, "group_states", lambda _, parts=padded: [(part, {}) for part in parts]
+        )
+        save_shard(None, tmp_path, rank, with_moments=False)  # type: ignore[arg-type]
+    specs = [[("a", (2,)), ("b", (3,))], [("c", (4,)), ("d", (2, 2))]]
+    layout = EngineLayout.from_json({"world_size": 2, "groups": specs, "aliases": {"tied": "d"}})
+    with ShardReader(tmp_path, layout) as reader:
+        weights = {name: tensor.tolist() for name, tensor in reader.read_weights().items()}
+        beyond = reader.read_range("0.weights", 4, 8)
+    last = [[14.0, 15.0], [16.0, 17.0]]
+    assert weights == {
+        "a": [1.0, 2.0],
+        "b": [3.0, 4.0, 5.0],
+        "c": [10.0, 11.0, 12.0, 13.0],
+        "d": last,
+        "tied": last,
+    }
+    assert beyond.tolist() == [5.0, 0.0, 0.0, 0.0]
+
+
 def test_another_network_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "last.ckpt")
     network = nn.Module()

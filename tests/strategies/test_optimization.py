@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 
-from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
+from lit_rlhf.strategies import OptimizerStep, backward, clipped_step, optimization
 from tests.strategies.toy_modules import Probe
 
 
@@ -49,3 +49,27 @@ def test_arguments_that_would_train_wrongly_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(Probe, "trainer", trainer)
     with pytest.raises(ValueError, match=r"trainer\.precision: .* got 16-mixed"):
         backward(Probe(1.0), torch.zeros(()), cast("LightningOptimizer", None))
+
+
+def test_gradients_of_several_buckets_and_dtypes_are_averaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reduced: list[int] = []
+
+    def add_other_rank(flat: torch.Tensor) -> None:
+        reduced.append(len(flat))
+        flat += 2.0  # its gradients are 4, halved
+
+    monkeypatch.setattr(optimization, "BUCKET_SIZE", 5)
+    monkeypatch.setattr(optimization, "world_size", lambda: 2)
+    monkeypatch.setattr(optimization, "global_sum", lambda used: 2 * used)
+    monkeypatch.setattr(optimization.distributed, "all_reduce", add_other_rank)
+    sizes, dtypes = (3, 2, 4, 1, 7, 2), [torch.float32] * 5 + [torch.float64]
+    parameters = [torch.zeros(n, dtype=d) for n, d in zip(sizes, dtypes, strict=True)]
+    for i, parameter in enumerate(parameters):
+        parameter.grad = torch.full_like(parameter, 2.0 * i)
+    optimization.average_gradients(parameters)
+    assert reduced == [5, 5, 7, 2]
+    for i, parameter in enumerate(parameters):
+        assert parameter.grad is not None
+        assert parameter.grad.tolist() == [i + 2.0] * sizes[i]

@@ -330,7 +330,7 @@ class PretendCuda(TorchFunctionMode):
         patch.setattr("torch.cuda.is_bf16_supported", lambda *_, **__: True)
         patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
         patch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 0))
-        patch.setattr("lit_rlhf.forward.varlen._find_kernel", lambda: self._varlen_attn)
+        patch.setattr("lit_rlhf.forward.attention._find_kernel", lambda: self._varlen_attn)
         patch.setattr("lit_rlhf.rollout.graphs.capture_graph", self._capture_graph)
         patch.setattr("lit_rlhf.rollout.graphs.refuse_waits", self._refuse_waits)
         # C++ saves tensors without a mark in the forward, so that recomputed ones differ in device
