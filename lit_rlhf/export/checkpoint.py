@@ -101,7 +101,7 @@ def load_checkpoint_model(
     config_source = source
     if chosen == "critic" and base is None:
         # the critic may have started from a reward model of another shape than the policy
-        models = [spec.path for spec in parse_rewards(hparams["rewards"]) if spec.is_model]
+        models = [spec.key for spec in parse_rewards(hparams["rewards"]) if spec.is_model]
         config_source = critic_source(hparams["critic_init"], hparams["model_path"], models)
     for model in (source, config_source) if base is None else ():
         try:

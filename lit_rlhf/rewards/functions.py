@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -31,11 +30,11 @@ OPTIONAL_ARGUMENTS = ("terminated", "lengths")
 class RewardFunction(Protocol):
     """A user's reward: rendered prompts and decoded responses in, one score each out.
 
-    A function with a parameter `terminated` also gets which responses ended with EOS (a list of
-    bool), one with a parameter `lengths` the tokens of each response, EOS included (a list of int).
-    A parameter of any other name gets the field of that name of each prompt's record (a list, with
-    `None` where a record does not have it), and a `**` parameter gets all fields. An object may
-    instead name the fields that it needs in an attribute `record_fields`, and take them by `**`.
+    A parameter `terminated` gets which responses ended with EOS (a list of bool), `lengths` the
+    tokens of each response, EOS included (a list of int). A parameter of any other name gets the
+    field of that name of each prompt's record (a list, with `None` where a record does not have
+    it), and a `**` parameter gets all fields. An object may instead name the fields that it needs
+    in an attribute `record_fields`, and take them by `**`.
     """
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[float]:
@@ -45,20 +44,16 @@ class RewardFunction(Protocol):
 class RewardError(RuntimeError):
     """Raised by a reward function whose message already names the response or request at fault.
 
-    After any other exception `CallableReward` calls the function on one response at a time to find
-    the one that fails.
+    After any other exception `CallableReward` calls the function on one response at a time, to
+    find the one that fails.
     """
 
 
 class Samples(NamedTuple):
     """Rollouts as a reward function sees them, each column with `B` entries.
 
-    Attributes:
-        prompts: Rendered prompts.
-        responses: Decoded responses, without special tokens.
-        terminated: Whether a response ended with EOS.
-        lengths: Tokens of each response, EOS included.
-        records: The fields of each prompt's record by name.
+    Responses are decoded without special tokens, and lengths include EOS. A record holds the fields
+    of a prompt by name.
     """
 
     prompts: list[str]
@@ -66,10 +61,6 @@ class Samples(NamedTuple):
     terminated: list[bool]
     lengths: list[int]
     records: list[Mapping[str, Any]]
-
-    def select(self, row: int) -> Samples:
-        """A single sample."""
-        return Samples(*([values[row]] for values in self))  # type: ignore[arg-type]  # by column
 
     def describe(self, row: int) -> str:
         """Prompt and response of a sample for a message, shortened."""
@@ -108,7 +99,7 @@ class CallableReward(nn.Module):
         self.optional_fields = [p.name for p in others if p.default is not p.empty]
         takes_others = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.takes_all_fields = takes_others and not hasattr(function, "record_fields")
-        # names that a `**` parameter cannot get, as they are those of other arguments
+        # names of other arguments, which a `**` parameter cannot get
         self._taken = {"prompts", "responses", *OPTIONAL_ARGUMENTS, *(p.name for p in named)}
 
     def forward(
@@ -120,11 +111,7 @@ class CallableReward(nn.Module):
     ) -> Tensor:
         """Score rollouts; a score that is not finite is reported by a warning.
 
-        Args:
-            rollouts: `B` responses.
-            prompts: Their rendered prompts.
-            max_tokens_per_forward: Not used here: a callable gets all responses at once.
-            records: The fields of each prompt's record by name; empty for prompts without records.
+        The arguments are those of `WeightedReward`; the callable gets all responses at once.
 
         Returns:
             `[B]` float32.
@@ -156,14 +143,10 @@ class CallableReward(nn.Module):
         return scores.to(rollouts.response_ids.device)
 
     def check_fields(self, available: Collection[str], where: str) -> None:
-        """Check that there is every field of the records that the callable needs.
-
-        Args:
-            available: Names of the fields.
-            where: What the records are, for the error.
+        """Check that the records `where` have every field that the callable needs.
 
         Raises:
-            ValueError: If there is a field that no record has.
+            ValueError: If a field that it needs is not `available`.
         """
         missing = [name for name in self.required_fields if name not in available]
         if missing:
@@ -175,7 +158,7 @@ class CallableReward(nn.Module):
             )
 
     def _call(self, samples: Samples) -> Any:  # noqa: ANN401  # whatever the callable returns
-        attempt = self._attempt(samples)
+        attempt = call_with_timeout(partial(self._call_guarded, samples), self.timeout)
         call = _describe_call(samples)
         if not attempt.done():
             raise TimeoutError(
@@ -189,21 +172,13 @@ class CallableReward(nn.Module):
             raise error  # the training step explains it, with the settings that save memory
         if isinstance(error, RewardError):
             raise RewardError(f"{self.label}: {error}") from error
-        culprit = self._find_culprit(samples)
         raise RuntimeError(
             f"{self.label} raised {type(error).__name__}: {error}. Called with "
-            + (f"{call}; none fails alone" if culprit is None else culprit.describe(0))
+            f"{self._find_culprit(samples) or f'{call}; none fails alone'}"
         ) from error
 
-    def _attempt(self, samples: Samples) -> Future[Any]:
-        return call_with_timeout(partial(self._call_guarded, samples), self.timeout)
-
     def _call_guarded(self, samples: Samples) -> Any:  # noqa: ANN401  # whatever it returns
-        """Call the function on copies, and see that it leaves them and the gradient mode alone.
-
-        Raises:
-            RewardError: If it does not.
-        """
+        """Call the function on copies; raise `RewardError` if it changes them or the grad mode."""
         names = ("prompts", "responses", *self.optional_arguments)
         prompts, responses, *others = copies = [list(getattr(samples, name)) for name in names]
         optional = dict(zip(self.optional_arguments, others, strict=True))
@@ -238,23 +213,18 @@ class CallableReward(nn.Module):
             for name in sorted(names)
         }
 
-    def _find_culprit(self, samples: Samples) -> Samples | None:
-        """Call the function on one sample at a time; the first that raises or takes too long."""
+    def _find_culprit(self, samples: Samples) -> str:
+        """Describe the first sample that raises or takes too long by itself; empty for none."""
         for row in range(len(samples.prompts)):
-            sample = samples.select(row)
-            attempt = self._attempt(sample)
+            sample = Samples(*([column[row]] for column in samples))  # type: ignore[arg-type]
+            attempt = call_with_timeout(partial(self._call_guarded, sample), self.timeout)
             if not attempt.done() or attempt.exception() is not None:
-                return sample
-        return None
+                return samples.describe(row)
+        return ""
 
 
 class FunctionReward(CallableReward):
-    """Scores from a Python function, or from the one that a configuration names.
-
-    Args:
-        function: The function, or `package.module:function`.
-        tokenizer: The policy's; decodes the responses.
-        timeout: Seconds that a call may take; `None` for no limit.
+    """Scores from a Python function, given as it is or as `package.module:function`.
 
     Raises:
         ValueError: If there is no such function.
@@ -279,7 +249,7 @@ def decode_samples(
     tokenizer: PreTrainedTokenizerBase,
     records: Sequence[Mapping[str, Any]] = (),
 ) -> Samples:
-    """Rollouts as text, with what reward functions may ask for."""
+    """Decode rollouts for reward functions."""
     return Samples(
         list(prompts),
         decode_responses(rollouts, tokenizer),

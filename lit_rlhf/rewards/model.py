@@ -5,6 +5,7 @@ Notation: `B` responses.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,15 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.data import CONTRACT_FILE, TextContract, Turns, pad_sequences, tokenizer_hash
+from lit_rlhf.data import (
+    CONTRACT_FILE,
+    DialogueEncoder,
+    Message,
+    TextContract,
+    Turns,
+    pad_sequences,
+    tokenizer_hash,
+)
 from lit_rlhf.forward import (
     LanguageModel,
     Offloaded,
@@ -25,16 +34,11 @@ from lit_rlhf.forward import (
     unwrap_model,
 )
 from lit_rlhf.models import ModelOptions, load_scalar_model, load_tokenizer
-from lit_rlhf.rewards.own_text import ResponseEncoder
 from lit_rlhf.rollout import RolloutBatch, default_tokens_per_forward, split_by_tokens
 
 
 def check_scalar_model(model: LanguageModel, name: str) -> LanguageModel:
-    """Check that a loaded model has a scalar head.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Raise ValueError unless a loaded model has a scalar head; return the model."""
     head = getattr(unwrap_model(model), "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise ValueError(
@@ -45,13 +49,54 @@ def check_scalar_model(model: LanguageModel, name: str) -> LanguageModel:
     return model
 
 
+class ResponseEncoder:
+    """Encodes prompts and responses for a reward model that has another tokenizer than the policy.
+
+    The policy's responses are decoded, rendered with their prompts by the reward model's own chat
+    template, and tokenized by its own tokenizer. Of a dialogue of more than `max_length` tokens the
+    oldest turns are dropped.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> None:
+        self._encoder = DialogueEncoder(tokenizer, max_length=max_length or sys.maxsize)
+        self.pad_token_id = self._encoder.pad_token_id
+
+    def encode(
+        self, dialogues: Sequence[Turns], responses: Sequence[str], terminated: Sequence[bool]
+    ) -> list[Tensor]:
+        """Encode prompts with their responses; one that did not end has no EOS.
+
+        Control tokens of the reward model are ordinary text to the policy. They are removed, or a
+        response could write a turn of its own.
+
+        Returns:
+            Token ids of each, `(L,)` int32.
+
+        Raises:
+            ValueError: If a response does not fit, or the template refuses a dialogue.
+        """
+        encoded = []
+        for turns, response, ended in zip(dialogues, responses, terminated, strict=True):
+            messages = [Message(turn["role"], self._clean(turn["content"])) for turn in turns]
+            messages.append(Message("assistant", self._clean(response).strip()))
+            ids = self._encoder.encode_dialogue(messages).input_ids
+            encoded.append(ids if ended else ids[:-1])
+        return encoded
+
+    def _clean(self, text: str) -> str:
+        # again, since what is left may be control text in turn
+        while self._encoder.control_text.search(text):
+            text = self._encoder.control_text.sub("", text)
+        return text
+
+
 class ModelReward(nn.Module):
     """Scores from a frozen reward model.
 
     A model that shares the policy's tokenizer reads the token ids of the rollouts.
 
     Args:
-        path: Its folder or hub id, or what a loaded model without one is called.
+        path: Its folder or hub id, or the name of a loaded model without one.
         options: How it is loaded. LoRA and gradient checkpointing are ignored.
         offload: Keep the weights in CPU memory between uses.
         loaded: The model itself, which is frozen; `None` loads it from `path`.
@@ -78,7 +123,7 @@ class ModelReward(nn.Module):
         self.path = path
         self._is_object = loaded is not None
         self._in_4bit = options.load_in_4bit
-        # the options are the policy's, whose adapters and checkpointing serve training alone
+        # the options are the policy's, whose adapters and checkpointing serve only training
         plain = replace(options, lora_rank=0, gradient_checkpointing=False)
         if loaded is None:
             model = load_scalar_model(path, plain)
@@ -111,11 +156,7 @@ class ModelReward(nn.Module):
     ) -> Tensor:
         """Score rollouts by the scalar head at each response's last token.
 
-        Args:
-            rollouts: `B` responses.
-            prompts: Not used here: the model reads token ids.
-            max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
-            records: Not used here.
+        The arguments are those of `WeightedReward`; the model reads only token ids.
 
         Returns:
             `[B]` float32.
@@ -131,11 +172,8 @@ class ModelReward(nn.Module):
     def choose_text(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Give the model text, see `score_text`, if its tokenizer is not the policy's.
 
-        That needs a chat template in the tokenizer of its folder. Without one `check_contract`
+        This needs a chat template in the tokenizer of its folder. Without one `check_contract`
         refuses the model.
-
-        Args:
-            tokenizer: The policy's.
         """
         saved = TextContract.find(self.path)
         if saved is not None and saved.tokenizer_hash == tokenizer_hash(tokenizer):
@@ -160,13 +198,9 @@ class ModelReward(nn.Module):
         terminated: Tensor,
         max_tokens_per_forward: int | None = None,
     ) -> Tensor:
-        """Score responses as text, which the model's own template and tokenizer encode.
+        """Score `B` responses as text, encoded by the model's own template and tokenizer.
 
-        Args:
-            turns: The prompts of `B` responses.
-            responses: Their texts.
-            terminated: Whether each ended with EOS, `[B]` bool.
-            max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
+        `terminated` tells which of them ended with EOS, `[B]` bool.
 
         Returns:
             `[B]` float32.
@@ -198,9 +232,6 @@ class ModelReward(nn.Module):
         A model that is given text passes. A model folder without a text contract has only its
         tokenizer to compare, and a warning says so.
 
-        Args:
-            policy: The policy's text contract.
-
         Raises:
             ValueError: If the tokenizers differ, or the renderings do; with both renderings.
         """
@@ -228,11 +259,7 @@ class ModelReward(nn.Module):
             )
 
     def _compare_tokenizer(self, policy: TextContract) -> str | None:
-        """How the tokenizer in the model's folder differs from the policy's; `None` if it does not.
-
-        Raises:
-            ValueError: If the folder has no tokenizer.
-        """
+        """Say how the tokenizer of the model's folder differs from the policy's, if it does."""
         tokenizer = load_tokenizer(self.path, self.trust_remote_code)
         if tokenizer_hash(tokenizer) == policy.tokenizer_hash:
             return None

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import http.client
 import json
 import math
 import os
 import re
-import urllib.error
-import urllib.request
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, sleep
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
 
+import httpx2
 import torch
 
+from lit_rlhf.checks import check_count, check_fields, check_not_negative, check_positive
 from lit_rlhf.rewards.functions import MAX_SHOWN, RewardError, shorten
 from lit_rlhf.time_limit import call_with_timeout
 
@@ -28,13 +25,8 @@ MAX_BODY = 2**24  # bytes, hundreds of thousands of scores
 LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
-class Answer(NamedTuple):
-    """An answer of the service.
-
-    Attributes:
-        status: HTTP status.
-        body: Its body, undecoded.
-    """
+class ServiceResponse(NamedTuple):
+    """Status and body of a service's response to a request."""
 
     status: int
     body: bytes
@@ -77,28 +69,22 @@ class RemoteScorer:
     def __post_init__(self) -> None:
         """Check the arguments."""
         try:
-            parts = urlsplit(self.url)
-        except ValueError:
-            # its message may quote a password
-            parts = SplitResult("", "", "", "", "")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+            url = httpx2.URL(self.url)
+        except httpx2.InvalidURL:
+            url = httpx2.URL()  # refused below: the message of the error may quote a password
+        if url.scheme not in ("http", "https") or not url.host:
             raise ValueError(
                 f"url: expected http://host... or https://host..., got {redact_url(self.url)!r}"
             )
-        secret = parts.password or ""
-        if parts.username is not None and not re.fullmatch(r"\$[A-Za-z_]\w*", secret):
+        if url.userinfo and not re.fullmatch(r"\$[A-Za-z_]\w*", url.password):
             raise ValueError(
                 "url: expected the name of an environment variable in place of the password, as in "
                 f"https://user:$VARIABLE@host, got {redact_url(self.url)!r}"
             )
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size: expected an integer >= 1, got {self.batch_size}")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout: expected a value > 0, got {self.timeout}")
-        if self.retries < 0 or not self.backoff >= 0:
-            raise ValueError(
-                f"retries, backoff: expected values >= 0, got {self.retries} and {self.backoff}"
-            )
+        check_count("batch_size", self.batch_size)
+        check_count("retries", self.retries, minimum=0)
+        check_fields(check_positive, self, "timeout")
+        check_fields(check_not_negative, self, "backoff")
 
     @property
     def record_fields(self) -> Sequence[str]:
@@ -134,7 +120,7 @@ class RemoteScorer:
         body = json.dumps(request).encode()
         for attempt in range(self.retries + 1):
             try:
-                answer = self._send(body)
+                return self._parse_scores(self._send(body), len(responses), content)
             except TransientError as error:
                 if attempt == self.retries:
                     raise RewardError(
@@ -148,11 +134,9 @@ class RemoteScorer:
                     stacklevel=2,
                 )
                 sleep(pause)
-            else:
-                return self._parse_scores(answer, len(responses), content)
         raise AssertionError("the last attempt returns or raises")
 
-    def _send(self, body: bytes) -> Answer:
+    def _send(self, body: bytes) -> ServiceResponse:
         """Make one attempt.
 
         Raises:
@@ -162,59 +146,47 @@ class RemoteScorer:
         """
         # The time limit of a socket starts anew with every byte that arrives, and resolving a name
         # has none. A thread that is given up ends at its next byte.
-        post = partial(_post, self._make_request(body), self.timeout, monotonic() + self.timeout)
+        post = partial(_post, self.url, self._password(), body, self.timeout)
         sent = call_with_timeout(post, self.timeout)
         too_slow = f"no answer within {self.timeout:g} seconds (timeout)"
         if not sent.done():
             raise TransientError(too_slow)
         try:
-            answer = sent.result()
-        except TimeoutError as error:
+            status, answer = sent.result()
+        except (TimeoutError, httpx2.TimeoutException) as error:
             raise TransientError(too_slow) from error
-        except http.client.InvalidURL:  # its message may quote a password
-            raise RewardError(f"{redact_url(self.url)}: expected a valid URL") from None
-        except (OSError, http.client.HTTPException) as error:
-            # a timeout while connecting arrives here, inside of a URLError
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, TimeoutError):
-                reason = f"not within {self.timeout:g} seconds (timeout)"
-            raise TransientError(f"the connection failed ({reason!s})") from error
-        if len(answer.body) > MAX_BODY:
+        except httpx2.TransportError as error:
+            raise TransientError(f"the connection failed ({error})") from error
+        if len(answer) > MAX_BODY:
             raise RewardError(
                 f"{redact_url(self.url)}: expected an answer of at most {MAX_BODY} bytes, got a "
-                f"longer one with status {answer.status}"
+                f"longer one with status {status}"
             )
-        if answer.status == TOO_MANY_REQUESTS or answer.status >= 500:
-            raise TransientError(f"status {answer.status} and {_quote_body(answer.body)}")
-        if not 200 <= answer.status < 300:
-            hint = ", a redirect, which is not followed" if 300 <= answer.status < 400 else ""
+        if status == TOO_MANY_REQUESTS or status >= 500:
+            raise TransientError(f"status {status} and {_quote_body(answer)}")
+        if not 200 <= status < 300:
+            hint = ", a redirect, which is not followed" if 300 <= status < 400 else ""
             raise RewardError(
-                f"{redact_url(self.url)}: expected status 200, got status {answer.status}{hint} "
-                f"and {_quote_body(answer.body)}"
+                f"{redact_url(self.url)}: expected status 200, got status {status}{hint} and "
+                f"{_quote_body(answer)}"
             )
-        return answer
+        return ServiceResponse(status, answer)
 
-    def _make_request(self, body: bytes) -> urllib.request.Request:
-        """The request, with the password of the environment if the URL names one.
+    def _password(self) -> str:
+        """The password in the environment variable that the URL names; empty for none.
 
         Raises:
             RewardError: If the environment does not have it.
         """
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        parts = urlsplit(self.url)
-        if parts.password is not None:
-            variable = parts.password.removeprefix("$")
-            if variable not in os.environ:
-                raise RewardError(
-                    f"{redact_url(self.url)}: expected the password in the environment variable "
-                    f"{variable}, which is not set"
-                )
-            user = f"{unquote(parts.username or '')}:{os.environ[variable]}"
-            headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-            parts = parts._replace(netloc=parts.netloc.rpartition("@")[2])
-        return urllib.request.Request(parts.geturl(), body, headers)
+        variable = httpx2.URL(self.url).password.removeprefix("$")
+        if variable and variable not in os.environ:
+            raise RewardError(
+                f"{redact_url(self.url)}: expected the password in the environment variable "
+                f"{variable}, which is not set"
+            )
+        return os.environ.get(variable, "")
 
-    def _parse_scores(self, answer: Answer, count: int, content: str) -> list[float]:
+    def _parse_scores(self, answer: ServiceResponse, count: int, content: str) -> list[float]:
         """Take `count` finite scores from an answer.
 
         Raises:
@@ -249,39 +221,38 @@ def redact_url(url: str) -> str:
     return re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
 
 
-class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
-    """Turns redirects into errors: urllib would follow one of a POST by a GET without a body."""
+def _post(url: str, password: str, body: bytes, timeout: float) -> ServiceResponse:
+    deadline = monotonic() + timeout
+    target = httpx2.URL(url)
+    with httpx2.stream(
+        "POST",
+        target.copy_with(userinfo=b""),
+        content=body,
+        headers={
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",  # the limit on size holds for what arrives
+        },
+        auth=(target.username, password) if target.userinfo else None,
+        timeout=timeout,
+        follow_redirects=False,
+    ) as answer:
+        return ServiceResponse(answer.status_code, _read_body(answer.iter_raw(), deadline))
 
-    def redirect_request(self, *_: Any) -> None:
-        """Make no further request; urllib then raises an HTTPError."""
 
-
-def _post(request: urllib.request.Request, timeout: float, deadline: float) -> Answer:
-    opener = urllib.request.build_opener(_RefuseRedirects)
-    try:
-        with opener.open(request, timeout=timeout) as answer:
-            return Answer(answer.status, _read_body(answer, deadline))
-    except urllib.error.HTTPError as error:
-        # raised for a status outside 2xx, whose body says what went wrong
-        with error:
-            return Answer(error.code, _read_body(error, deadline))
-
-
-def _read_body(answer: http.client.HTTPResponse | urllib.error.HTTPError, deadline: float) -> bytes:
-    """Read at most one byte more than `MAX_BODY`.
+def _read_body(parts: Iterable[bytes], deadline: float) -> bytes:
+    """Read no further than the part that exceeds `MAX_BODY`.
 
     Raises:
-        IncompleteRead: If the connection ends early.
         TimeoutError: If `deadline` has passed.
     """
     body = bytearray()
-    while len(body) <= MAX_BODY and (part := answer.read1(MAX_BODY + 1 - len(body))):
+    for part in parts:
         body += part
+        if len(body) > MAX_BODY:
+            break
         if monotonic() > deadline:
             raise TimeoutError
-    length = answer.headers.get("Content-Length", "")
-    if length.isdecimal() and len(body) < min(int(length), MAX_BODY + 1):
-        raise http.client.IncompleteRead(bytes(body))  # `read1` takes it for the end
     return bytes(body)
 
 

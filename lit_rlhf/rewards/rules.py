@@ -9,7 +9,6 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from time import monotonic
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import regex
 import torch
 
+from lit_rlhf.checks import check_positive
 from lit_rlhf.functional import length_penalty
 from lit_rlhf.rewards.functions import RewardError, shorten
 
@@ -31,8 +31,6 @@ LITERAL_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.)|\{(?!\d*,?\d*\})", re.DOTALL)
 @dataclass(frozen=True)
 class LengthRule:
     """Minus the distance of a response's length from a range; 0 within the range.
-
-    With `longest: 0` every unit costs one point.
 
     Args:
         shortest: Shortest length without a penalty.
@@ -79,7 +77,7 @@ class FormatRule:
     Args:
         kind: The required form: `sentence` (ends like a sentence), `json` (a single JSON object or
             array), `prefix` or `suffix` (begins or ends with `text`).
-        text: The required beginning or end, for `prefix` and `suffix` alone.
+        text: The required beginning or end, only for `prefix` and `suffix`.
 
     Raises:
         ValueError: If `text` is missing, or given for a kind without one.
@@ -133,8 +131,7 @@ class RegexRule:
 
     def __post_init__(self) -> None:
         """Check the timeout, and compile the pattern."""
-        if not self.timeout > 0:
-            raise ValueError(f"timeout: expected a value > 0, got {self.timeout}")
+        check_positive("timeout", self.timeout)
         _compile(self.pattern)
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
@@ -143,17 +140,9 @@ class RegexRule:
         Raises:
             RewardError: If the searches take longer than `timeout`; names the response.
         """
-        pattern, deadline = _compile(self.pattern), monotonic() + self.timeout
-        scores = []
-        for response in responses:
-            with _explain_timeout(self.pattern, self.timeout, response):
-                # concurrent releases the interpreter lock, so that other threads run and a time
-                # limit on the whole call (`reward_timeout`) acts; regex takes 0 as no time left
-                found = pattern.search(
-                    response, timeout=max(deadline - monotonic(), 0.0), concurrent=True
-                )
-            scores.append(float((found is not None) != self.absent))
-        return scores
+        search = _Search(self.pattern, self.timeout)
+        found = [next(search.find(response), None) is not None for response in responses]
+        return [float(match != self.absent) for match in found]
 
 
 @dataclass(frozen=True)
@@ -182,8 +171,7 @@ class EqualsRule:
 
     def __post_init__(self) -> None:
         """Check the timeout, and compile the pattern."""
-        if not self.timeout > 0:
-            raise ValueError(f"timeout: expected a value > 0, got {self.timeout}")
+        check_positive("timeout", self.timeout)
         if self.pattern is not None:
             _compile(self.pattern)
 
@@ -200,34 +188,20 @@ class EqualsRule:
         Raises:
             RewardError: If a record has no answer, or the searches take longer than `timeout`.
         """
-        deadline = monotonic() + self.timeout
+        search = None if self.pattern is None else _Search(self.pattern, self.timeout)
         scores = []
         for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True):
             answers = _read_answers(self.field, value, prompt)
-            if self.pattern is None:
-                given: str | None = response
-            else:
-                given = self._extract(response, deadline)
-                found = [self._extract(answer, deadline) for answer in answers]
+            given: str | None = response
+            if search is not None:
+                given = search.extract(response)
+                found = [search.extract(answer) for answer in answers]
                 answers = [
-                    answer if part is None else part
-                    for answer, part in zip(answers, found, strict=True)
+                    a if part is None else part for a, part in zip(answers, found, strict=True)
                 ]
             known = {_normalize(answer, self.ignore_case) for answer in answers}
             scores.append(float(given is not None and _normalize(given, self.ignore_case) in known))
         return scores
-
-    def _extract(self, text: str, deadline: float) -> str | None:
-        """The first group of the pattern's last match; `None` without a match."""
-        last = None
-        with _explain_timeout(str(self.pattern), self.timeout, text):
-            for found in _compile(str(self.pattern)).finditer(
-                text, timeout=max(deadline - monotonic(), 0.0), concurrent=True
-            ):
-                last = found
-        if last is None:
-            return None
-        return str((last[1] or "") if last.re.groups else last[0])
 
 
 @dataclass(frozen=True)
@@ -321,21 +295,37 @@ def _normalize(text: str, ignore_case: bool) -> str:
     return text.strip().casefold() if ignore_case else text.strip()
 
 
-@contextmanager
-def _explain_timeout(pattern: str, timeout: float, text: str) -> Iterator[None]:
-    """Name the pattern and the text of a search that takes too long.
+class _Search:
+    """Searches of a call, which share a time limit of `timeout` seconds."""
 
-    Raises:
-        RewardError: If it does.
-    """
-    try:
-        yield
-    except TimeoutError as error:
-        raise RewardError(
-            f"pattern {pattern!r}: no result after {timeout:g} seconds (timeout) for the response "
-            f"{shorten(text)}; rewrite nested or overlapping repetitions such as (a|aa)+, or raise "
-            "timeout"
-        ) from error
+    def __init__(self, pattern: str, timeout: float) -> None:
+        self.pattern = pattern
+        self.timeout = timeout
+        self.deadline = monotonic() + timeout
+
+    def find(self, text: str) -> Iterator[Any]:
+        """Find the matches; raise RewardError if that takes too long."""
+        try:
+            # concurrent releases the interpreter lock, so that other threads run and a time limit
+            # on the whole call (`reward_timeout`) acts; regex takes 0 as no time left
+            yield from _compile(self.pattern).finditer(
+                text, timeout=max(self.deadline - monotonic(), 0.0), concurrent=True
+            )
+        except TimeoutError as error:
+            raise RewardError(
+                f"pattern {self.pattern!r}: no result after {self.timeout:g} seconds (timeout) for "
+                f"the response {shorten(text)}; rewrite nested or overlapping repetitions such as "
+                "(a|aa)+, or raise timeout"
+            ) from error
+
+    def extract(self, text: str) -> str | None:
+        """Return the first group of the last match; `None` without a match."""
+        last = None
+        for found in self.find(text):
+            last = found
+        if last is None:
+            return None
+        return str((last[1] or "") if last.re.groups else last[0])
 
 
 @lru_cache

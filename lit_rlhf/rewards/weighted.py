@@ -1,14 +1,14 @@
-"""A weighted sum of rewards, as `rewards` of a configuration or of a Python call describes it.
+"""A weighted sum of rewards, and the `rewards` argument that describes it.
 
 In a configuration `rewards` is plain data: each entry maps a reward to its weight, or to a mapping
-of options. In Python, a callable or a loaded reward model may take the place of a name.
-`parse_rewards` checks the entries, `WeightedReward` builds and calls what they describe, and
-`plain_rewards` is what a checkpoint holds of them. Notation: `B` responses.
+of options. In Python, a callable or a loaded reward model may take the place of a name. Notation:
+`B` responses.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from os import PathLike, fspath
@@ -22,6 +22,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_rlhf.checks import check_choice
 from lit_rlhf.data import Turns
 from lit_rlhf.functional import normalized_scores
 from lit_rlhf.imports import function_path
@@ -73,29 +74,29 @@ class RewardSpec(NamedTuple):
     """One entry of `rewards`: a reward function or reward model, and its weight.
 
     Attributes:
+        key: Name in checkpoints: a rule's own name, or that of `reward_key`.
+        source: The callable or the loaded reward model; `None` for one that `key` or `rule` names.
         name: Short name for metrics and messages.
         weight: Factor in the sum.
         normalize: Whether it enters the sum with mean 0 and standard deviation 1.
-        path: Folder or hub id of a reward model, or `package.module:function`; empty for a rule.
         rule: The ready-made rule; `None` for a model or a function.
         rule_name: Its key in `RULES`; empty for a model or a function.
-        source: The callable or the loaded reward model; `None` for one that `path` or `rule` names.
     """
 
+    key: str
+    source: Any
     name: str
     weight: float
     normalize: bool
-    path: str = ""
     rule: Callable[..., Any] | None = None
     rule_name: str = ""
-    source: Any = None
 
     @property
     def is_model(self) -> bool:
         """Whether it is a reward model: neither a rule nor a Python function."""
         if self.source is not None:
-            return is_model(self.source)
-        return self.rule is None and not is_function_path(self.path)
+            return _is_model(self.source)
+        return self.rule is None and not is_function_path(self.key)
 
 
 class WeightedReward(nn.Module):
@@ -138,9 +139,9 @@ class WeightedReward(nn.Module):
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
         self.functions = nn.ModuleList(
-            ModelReward(spec.path, options, offload, spec.source, shard)
+            ModelReward(spec.key, options, offload, spec.source, shard)
             if spec.is_model
-            else _callable_reward(spec, tokenizer, timeout)
+            else _build_function(spec, tokenizer, timeout)
             for spec in self.specs
         )
         for model in self.models:
@@ -206,14 +207,14 @@ class WeightedReward(nn.Module):
         return any(getattr(function, "required_fields", ()) for function in self.functions)
 
     def check_fields(self, available: Collection[str], where: str) -> None:
-        """Check that there is every field of the records that a reward function needs.
+        """Check that the records have every field that a reward function needs.
 
         Args:
             available: Names of the fields.
             where: What the records are, for the error.
 
         Raises:
-            ValueError: If there is a field that no record has; names the function and the field.
+            ValueError: If no record has a field; names the function and the field.
         """
         for function in self.functions:
             if isinstance(function, CallableReward):
@@ -229,7 +230,7 @@ class WeightedReward(nn.Module):
         self._pending = {}
 
     def _normalize_scores(self) -> list[Tensor]:
-        """Scores `[B]` of the last call as they enter the sum, in the order of `specs`."""
+        """Scores `[B]` of the last call for the sum, in the order of `specs`."""
         names = [spec.name for spec in self.specs if spec.normalize]
         keys = dict(zip(names, self.moments, strict=True))
         self._pending = {}
@@ -258,20 +259,6 @@ class WeightedReward(nn.Module):
         return moments
 
 
-class _Entry(NamedTuple):
-    """An entry of `rewards`.
-
-    Attributes:
-        key: What a checkpoint calls it.
-        value: Its weight, or a mapping of options.
-        source: The callable or the loaded reward model; `None` for one that the key names.
-    """
-
-    key: str
-    value: Any
-    source: Any
-
-
 def parse_rewards(rewards: Rewards) -> list[RewardSpec]:
     """Check rewards and their weights.
 
@@ -289,64 +276,65 @@ def parse_rewards(rewards: Rewards) -> list[RewardSpec]:
     Raises:
         ValueError: If there is no entry, or one is invalid; names the entry and its option.
     """
-    entries = _list_entries(rewards)
-    if not entries:
+    pairs = _list_pairs(rewards)
+    if not pairs:
         raise ValueError(
             "rewards: expected at least one entry, a reward model's folder or "
             "'package.module:function' with its weight, or a rule; got none"
         )
-    rules = [e.key for e in entries if isinstance(e.value, Mapping) and "rule" in e.value]
-    shown = [_function_name(e.source) if _is_function(e.source) else e.key for e in entries]
-    names = shorten_names(shown, unchanged=rules)
-    for keys in ([entry.key for entry in entries], shown):
-        if twice := [key for key in keys if keys.count(key) > 1]:
+    keys = [reward_key(source) for source, _ in pairs]
+    # a callable is called by its own name, wherever it is nested
+    shown = [
+        key if _is_path(source) or _is_model(source) else re.sub(r":.*\.", ":", key)
+        for key, (source, _) in zip(keys, pairs, strict=True)
+    ]
+    rules = [
+        key
+        for key, (_, value) in zip(keys, pairs, strict=True)
+        if isinstance(value, Mapping) and "rule" in value
+    ]
+    for names in (keys, shown):
+        if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(
                 f"rewards: expected rewards of different names, got {twice[0]!r} twice; define "
                 "functions by `def` with names of their own"
             )
-    return [_parse_entry(entry, names[name]) for entry, name in zip(entries, shown, strict=True)]
+    short = shorten_names(shown, unchanged=rules)
+    return [
+        _parse_entry(key, None if _is_path(source) else source, short[name], value)
+        for key, name, (source, value) in zip(keys, shown, pairs, strict=True)
+    ]
 
 
 def plain_rewards(rewards: Rewards) -> dict[str, Any]:
-    """Rewards as plain data, for checkpoints and model cards.
-
-    Args:
-        rewards: As for `parse_rewards`.
-
-    Returns:
-        Weight or mapping by name. The name of a callable is `module:function`, that of a loaded
-        model the folder or hub id that it was loaded from, or its class in angle brackets.
-    """
-    return {entry.key: entry.value for entry in _list_entries(rewards)}
+    """Weight or mapping of each reward by its `reward_key`, for checkpoints and model cards."""
+    return {reward_key(source): value for source, value in _list_pairs(rewards)}
 
 
 def split_rewards(rewards: Rewards) -> dict[str, Rewards]:
-    """Each reward by itself, as `rewards` of its own, by its short name.
-
-    Args:
-        rewards: As for `parse_rewards`, or empty.
+    """Each reward as a `rewards` argument by itself, by its short name; none for empty `rewards`.
 
     Raises:
         ValueError: As for `parse_rewards`.
     """
-    entries = _list_entries(rewards)
-    specs = parse_rewards(rewards) if entries else []
-    if not isinstance(rewards, Mapping):  # its objects need not be hashable, as keys would be
-        return {
-            s.name: [e.key if e.source is None else e.source]
-            for s, e in zip(specs, entries, strict=True)
-        }
+    pairs = _list_pairs(rewards)
+    names = [spec.name for spec in parse_rewards(rewards)] if pairs else []
+    # the objects of a list need not be hashable, as keys would be
     return {
-        spec.name: {source: value}
-        for spec, (source, value) in zip(specs, rewards.items(), strict=True)
+        name: {source: value} if isinstance(rewards, Mapping) else [source]
+        for name, (source, value) in zip(names, pairs, strict=True)
     }
 
 
 def reward_key(source: object) -> str:
-    """The name of a reward in a checkpoint: a path as it is, or that of a Python object."""
+    """The name of a reward in a checkpoint.
+
+    This is a path or a rule's name as it is, `module:function` for a callable, and for a loaded
+    model the folder or hub id that it was loaded from, or its class in angle brackets.
+    """
     if isinstance(source, str | PathLike):
         return str(fspath(source))
-    if is_model(source):
+    if _is_model(source):
         model: Any = source
         return getattr(model.config, "_name_or_path", "") or f"<{type(source).__name__}>"
     if callable(source):
@@ -355,34 +343,6 @@ def reward_key(source: object) -> str:
         "rewards: expected a reward model, its folder, a callable, 'package.module:function', or a "
         f"list or a mapping of these, got {source!r:.100}"
     )
-
-
-def is_model(source: object) -> bool:
-    """Whether a Python object is a loaded model."""
-    return isinstance(source, PreTrainedModel | PeftModel)
-
-
-def _is_function(source: object) -> bool:
-    return source is not None and not is_model(source)
-
-
-def _function_name(source: object) -> str:
-    """`module:name` of a callable, without the places that it is nested in."""
-    module, _, name = reward_key(source).partition(":")
-    return f"{module}:{name.rpartition('.')[2]}"
-
-
-def _list_entries(rewards: Rewards) -> list[_Entry]:
-    if isinstance(rewards, Mapping):
-        pairs = list(rewards.items())
-    elif isinstance(rewards, Sequence) and not isinstance(rewards, str):
-        pairs = [(source, 1.0) for source in rewards]
-    else:
-        pairs = [(rewards, 1.0)]
-    return [
-        _Entry(reward_key(source), value, None if isinstance(source, str | PathLike) else source)
-        for source, value in pairs
-    ]
 
 
 def is_function_path(path: str) -> bool:
@@ -422,8 +382,22 @@ def shorten_names(keys: Sequence[str], unchanged: Sequence[str] = ()) -> dict[st
     }
 
 
-def _parse_entry(entry: _Entry, name: str) -> RewardSpec:
-    key, value, source = entry
+def _list_pairs(rewards: Rewards) -> list[tuple[Any, Any]]:
+    if isinstance(rewards, Mapping):
+        return list(rewards.items())
+    several = isinstance(rewards, Sequence) and not isinstance(rewards, str)
+    return [(source, 1.0) for source in (rewards if several else [rewards])]
+
+
+def _is_path(source: object) -> bool:
+    return isinstance(source, str | PathLike)
+
+
+def _is_model(source: object) -> bool:
+    return isinstance(source, PreTrainedModel | PeftModel)
+
+
+def _parse_entry(key: str, source: Any, name: str, value: Any) -> RewardSpec:  # noqa: ANN401
     place = f"rewards.{key}"
     if callable(value):
         raise ValueError(
@@ -437,18 +411,17 @@ def _parse_entry(entry: _Entry, name: str) -> RewardSpec:
         raise ValueError(f"{place}: expected a finite number as weight, got {weight!r}")
     if not isinstance(normalize, bool):
         raise ValueError(f"{place}.normalize: expected true or false, got {normalize!r}")
-    if rule_name is None:
-        if options:
-            raise ValueError(
-                f"{place}: expected no option but {', '.join(COMMON_OPTIONS)} for a model or a "
-                f"function, got {', '.join(options)}; a ready-made rule is named by "
-                f"rule: {', '.join(RULES)}"
-            )
-        return RewardSpec(name, weight, normalize, path=key, source=source)
-    if rule_name not in RULES:
-        raise ValueError(f"{place}.rule: expected one of {', '.join(RULES)}, got {rule_name!r}")
-    rule = _build_rule(rule_name, options, place)
-    return RewardSpec(name, weight, normalize, rule=rule, rule_name=rule_name)
+    if rule_name is not None:
+        check_choice(f"{place}.rule", rule_name, list(RULES))
+        rule = _build_rule(rule_name, options, place)
+        return RewardSpec(key, source, name, weight, normalize, rule, rule_name)
+    if options:
+        raise ValueError(
+            f"{place}: expected no option but {', '.join(COMMON_OPTIONS)} for a model or a "
+            f"function, got {', '.join(options)}; a ready-made rule is named by "
+            f"rule: {', '.join(RULES)}"
+        )
+    return RewardSpec(key, source, name, weight, normalize)
 
 
 def _build_rule(rule_name: str, arguments: dict[str, Any], place: str) -> Callable[..., Any]:
@@ -464,11 +437,10 @@ def _build_rule(rule_name: str, arguments: dict[str, Any], place: str) -> Callab
     return rule
 
 
-def _callable_reward(
+def _build_function(
     spec: RewardSpec, tokenizer: PreTrainedTokenizerBase, timeout: float | None
 ) -> CallableReward:
     if spec.rule is None:
-        function = spec.path if spec.source is None else spec.source
-        return FunctionReward(function, tokenizer, timeout)
+        return FunctionReward(spec.key if spec.source is None else spec.source, tokenizer, timeout)
     label = f"reward {spec.name!r} (rule: {spec.rule_name})"
     return CallableReward(label, spec.rule, tokenizer, timeout)

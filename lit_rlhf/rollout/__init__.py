@@ -6,12 +6,14 @@ the `TokenStatistics` that an update needs: log-probs of policy and reference, e
 """
 
 from lit_rlhf.rollout.batch import (
+    Experience,
     PolicyStatistics,
     RolloutBatch,
+    check_minibatch_size,
     default_tokens_per_forward,
+    iterate_minibatches,
     split_by_tokens,
 )
-from lit_rlhf.rollout.experience import Experience, check_minibatch_size, iterate_minibatches
 from lit_rlhf.rollout.generation import generate_responses, using_generation_config
 from lit_rlhf.rollout.metrics import RolloutMetrics
 from lit_rlhf.rollout.samples import build_response_records, decode_responses, format_sample_table

@@ -1,4 +1,4 @@
-"""Prompts with sampled responses, as tensors.
+"""Prompts with sampled responses as tensors, and the experience of one PPO iteration.
 
 Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 """
@@ -6,10 +6,13 @@ Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from lit_rlhf.checks import check_count
 
 # a forward without gradients of this many tokens keeps the device busy and still fits its memory
 CPU_TOKENS_PER_FORWARD, GPU_TOKENS_PER_FORWARD = 2048, 16384
@@ -23,12 +26,7 @@ def default_tokens_per_forward(device: torch.device) -> int:
 def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[slice]:
     """Split rows into consecutive parts of at most `max_tokens` tokens, or of a single row.
 
-    Args:
-        lengths: Tokens of each row.
-        max_tokens: Limit of a part. A row that is longer forms a part by itself.
-
-    Yields:
-        Ranges of rows.
+    `lengths` are the tokens of each row; a row of more than `max_tokens` forms a part by itself.
     """
     start, tokens = 0, 0
     for row, length in enumerate(lengths):
@@ -92,14 +90,7 @@ class RolloutBatch(NamedTuple):
         return self.response_mask.sum(dim=1)
 
     def to_sequence_mask(self, response_mask: Tensor) -> Tensor:
-        """Extend a mask of response tokens to the whole sequence; False on the prompt.
-
-        Args:
-            response_mask: `[B, T]` bool.
-
-        Returns:
-            `[B, P+T]` bool.
-        """
+        """Extend a mask of response tokens `[B, T]` to `[B, P+T]`; False on the prompt."""
         return torch.cat([torch.zeros_like(self.prompt_mask), response_mask], dim=1)
 
     def statistics_at(self, temperature: float) -> PolicyStatistics | None:
@@ -109,28 +100,21 @@ class RolloutBatch(NamedTuple):
         return self.statistics
 
     def split(self, max_tokens_per_forward: int | None = None) -> Iterator[RolloutBatch]:
-        """Split into consecutive samples for one forward each.
+        """Split into consecutive samples for one forward each, with all columns.
 
         Args:
             max_tokens_per_forward: Limit on the real tokens of a part; a longer sample forms a part
                 by itself. `None` takes 2048 on a CPU and 16384 on a GPU.
-
-        Yields:
-            Rollouts with all columns.
-
-        Raises:
-            ValueError: If `max_tokens_per_forward` is below 1.
         """
         limit = max_tokens_per_forward
         if limit is None:
             limit = default_tokens_per_forward(self.prompt_ids.device)
-        if limit < 1:
-            raise ValueError(f"max_tokens_per_forward: expected an integer >= 1, got {limit}")
+        check_count("max_tokens_per_forward", limit)
         for rows in split_by_tokens(self.sequence_mask.sum(dim=1).tolist(), limit):
             yield self.select(rows)
 
     def select(self, rows: slice) -> RolloutBatch:
-        """The samples at `rows`, with all columns."""
+        """Select the samples at `rows`, with all columns."""
         return self.map(lambda tensor: tensor[rows])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
@@ -141,10 +125,78 @@ class RolloutBatch(NamedTuple):
                 logprobs=function(statistics.logprobs), entropy=function(statistics.entropy)
             )
         return RolloutBatch(
-            prompt_ids=function(self.prompt_ids),
-            prompt_mask=function(self.prompt_mask),
-            response_ids=function(self.response_ids),
-            response_mask=function(self.response_mask),
-            terminated=function(self.terminated),
-            statistics=statistics,
+            function(self.prompt_ids),
+            function(self.prompt_mask),
+            function(self.response_ids),
+            function(self.response_mask),
+            function(self.terminated),
+            statistics,
         )
+
+
+@dataclass(frozen=True)
+class Experience:
+    """`B` scored responses: everything that the update of policy and critic reads.
+
+    Attributes:
+        rollouts: Prompts and responses.
+        old_logprobs: Log-probs of the policy that the ratio is taken against, `[B, T]` nats.
+        old_values: The critic's V(s_t) before the update, `[B, T]`.
+        advantages: Of GAE, `[B, T]`.
+        returns: Targets of the critic, `[B, T]`.
+        loss_mask: Tokens to learn from, `[B, T]` bool: the response's, except for responses that
+            the truncation rule leaves out.
+    """
+
+    rollouts: RolloutBatch
+    old_logprobs: Tensor
+    old_values: Tensor
+    advantages: Tensor
+    returns: Tensor
+    loss_mask: Tensor
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.loss_mask)
+
+    def select(self, index: Tensor) -> Experience:
+        """Select the samples at `index`, without columns that are padding in all of them."""
+        prompt_mask = self.rollouts.prompt_mask[index]
+        response_mask = self.rollouts.response_mask[index]
+        first = int(prompt_mask.any(0).int().argmax())  # prompts are padded on the left
+        length = max(int(response_mask.sum(1).max()), 1)
+        rollouts = RolloutBatch(
+            prompt_ids=self.rollouts.prompt_ids[index, first:],
+            prompt_mask=prompt_mask[:, first:],
+            response_ids=self.rollouts.response_ids[index, :length],
+            response_mask=response_mask[:, :length],
+            terminated=self.rollouts.terminated[index],
+        )
+        return Experience(
+            rollouts,
+            old_logprobs=self.old_logprobs[index, :length],
+            old_values=self.old_values[index, :length],
+            advantages=self.advantages[index, :length],
+            returns=self.returns[index, :length],
+            loss_mask=self.loss_mask[index, :length],
+        )
+
+
+def check_minibatch_size(n_samples: int, size: int) -> None:
+    """Raise ValueError unless `n_samples` can be split into minibatches of `size` samples.
+
+    Samples of a smaller last minibatch would weigh more than the others.
+    """
+    if size < 1 or n_samples % size:
+        raise ValueError(
+            f"minibatch_size: expected a divisor of the {n_samples} rollouts of an iteration "
+            f"(data.batch_size times responses_per_prompt), got {size}"
+        )
+
+
+def iterate_minibatches(n_samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Iterate over the samples of a rank once, in random minibatches of indices `[size]`."""
+    check_minibatch_size(n_samples, size)
+    order = torch.randperm(n_samples, generator=generator)
+    for start in range(0, n_samples, size):
+        yield order[start : start + size]

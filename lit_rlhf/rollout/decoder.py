@@ -2,8 +2,7 @@
 
 A sequence that ends frees its slot for the next waiting prompt, so that no step is spent on
 sequences that have ended. Notation: `B` samples, `P` prompt tokens, `T` response tokens, `S` cache
-slots, `n` sequences in progress, `C` capacity of a slot in tokens, `A` attention heads of size `D`,
-`K` key-value heads.
+slots, `n` sequences in progress, `C` capacity of a slot in tokens, `K` key-value heads of size `D`.
 """
 
 from __future__ import annotations
@@ -46,13 +45,12 @@ CPU_RELEASE_INTERVAL, GPU_RELEASE_INTERVAL = 1, 8
 
 
 class GeneratedTokens(NamedTuple):
-    """Responses as they were sampled.
+    """Responses as they were sampled; meaningless after a response's first EOS.
 
     Attributes:
-        response_ids: `[B, T]` long; meaningless after a response's first EOS.
-        statistics: Under the policy itself, softmax(logits / temperature), whatever the sampling
-            options left out; meaningless after a response's first EOS. `None` where the model
-            computes in less than float32, as a separate forward then gives other numbers.
+        response_ids: `[B, T]` long.
+        statistics: Under softmax(logits / temperature), whatever the sampling options left out.
+            `None` in less than float32, where a separate forward gives other numbers.
     """
 
     response_ids: Tensor
@@ -62,22 +60,13 @@ class GeneratedTokens(NamedTuple):
 class Decoder:
     """Samples one response to each prompt, with at most `n_slots` sequences in progress.
 
-    A token is sampled with a random number that, for the same `max_new_tokens`, depends on the
-    seed, the sample and the position in the response alone. So neither the number of slots nor the
-    other prompts change a response.
+    The random number of a token depends only on the seed, the sample, the position in the response
+    and `max_new_tokens`. So neither the number of slots nor the other prompts change a response.
 
     Sequences in progress occupy the first `n` slots without a gap, in the same order in the cache
-    and in every tensor of the state. A step so computes with as many rows as there are sequences,
-    or, as a CUDA graph, with the next power of two.
-
-    Args:
-        model: A causal language model that `supports_chunked_logits`.
-        prompt_ids: `[B, P]` long, padded on the left.
-        prompt_mask: Prompt tokens, `[B, P]` bool.
-        options: How to sample.
-        eos_token_ids: Tokens that end a response.
-        seed: Seed of the random numbers.
-        n_slots: Most sequences in progress at a time.
+    and in every tensor of the state. A step computes with as many rows as there are sequences or,
+    as a CUDA graph, with the next power of two. The arguments are those of `generate_responses`;
+    the model `supports_chunked_logits`.
     """
 
     def __init__(
@@ -109,15 +98,14 @@ class Decoder:
         self.prompt_width = prompt_ids.shape[1]
         # slices wait for the device once, masks would wait once for each prompt
         lengths: list[int] = prompt_mask.sum(1).tolist()
-        starts = [self.prompt_width - length for length in lengths]
-        self.prompts = [ids[start:] for ids, start in zip(prompt_ids, starts, strict=True)]
+        self.prompts = [ids[-length:] for ids, length in zip(prompt_ids, lengths, strict=True)]
         self.sequences = _extend_prompts(prompt_ids, prompt_mask, max_length)
         self.logprobs = torch.zeros((n_samples + 1, max_length), device=device)
         self.entropy = torch.zeros((n_samples + 1, max_length), device=device)
         self.statistics_are_exact = True
         self.n_samples = n_samples
         self.n_slots = min(n_slots, n_samples)
-        capacity = max(len(prompt) for prompt in self.prompts) + max_length
+        capacity = max(lengths) + max_length
         # slots beyond n_slots take the rows that a step is padded with
         n_rows = self.n_slots + self._n_padding(self.n_slots)
         self.cache = KVCache(n_rows, capacity, device)
@@ -142,8 +130,9 @@ class Decoder:
         """Sample all responses, in evaluation mode."""
         with eval_mode(self.model), _cast_weights_once(self.lengths.device):
             while self.host_lengths or self.waiting:
-                if self.should_admit():
-                    self.admit()
+                n_free = self.n_slots - len(self.host_lengths)
+                if self.waiting and n_free * ADMISSION_SHARE >= self.n_slots:
+                    self.admit(n_free)
                 else:
                     self.step()
                 self.release()
@@ -156,14 +145,8 @@ class Decoder:
         responses = self.sequences[:-1, self.prompt_width : self.prompt_width + longest]
         return GeneratedTokens(responses, statistics if self.statistics_are_exact else None)
 
-    def should_admit(self) -> bool:
-        """Whether enough slots are free for waiting prompts."""
-        n_free = self.n_slots - len(self.host_lengths)
-        return bool(self.waiting) and n_free * ADMISSION_SHARE >= self.n_slots
-
-    def admit(self) -> None:
+    def admit(self, n_free: int) -> None:
         """Give every free slot to a waiting prompt, and sample the first tokens."""
-        n_free = self.n_slots - len(self.host_lengths)
         admitted, self.waiting = self.waiting[:n_free], self.waiting[n_free:]
         lengths = [len(self.prompts[sample]) for sample in admitted]
         # a prefill of many long prompts would need more memory than scoring does
@@ -192,9 +175,9 @@ class Decoder:
     def _decode(self, n: int, n_rows: int, width: int) -> None:
         """Process the last tokens of the first `n` slots, and sample the next.
 
-        Free slots have token 0 at position 0 of their own cache, where the next prompt overwrites
-        it. A free slot among the `n` goes on like a sequence, and ends before the cache does: it
-        starts anew whenever a sequence is released, which none outlives by more than an interval.
+        Free slots have token 0 at position 0 of their cache, where the next prompt overwrites it. A
+        free slot among the `n` grows like a sequence, and ends before the cache does: it starts
+        anew whenever a sequence is released, which none outlives by more than an interval.
 
         Args:
             n: Slots to sample for.
@@ -213,16 +196,14 @@ class Decoder:
         self.lengths[:n] += 1
 
     def sample(self, hidden: Tensor, slots: slice) -> None:
-        """Sample the next token of the sequences in `slots`.
+        """Sample the next tokens of `slots` from the hidden states at their last tokens, `[m, H]`.
 
-        Args:
-            hidden: Hidden states at their last tokens, `[m, H]`; rows beyond the slots are padding.
-            slots: The slots.
+        Rows beyond the slots are padding.
         """
         samples, places = self.samples[slots], self.n_sampled[slots]
         # the head multiplies the padding too, for the same reason as the trunk
         logits = logits_from_hidden(self.model, self.head, hidden)[: len(samples)]
-        # the repetition penalty alone looks at the tokens so far; else spare the gather
+        # only the repetition penalty looks at the tokens so far; else spare the gather
         penalized = self.options.repetition_penalty != 1
         seen = self.sequences[samples if penalized else samples[:0]]
         tokens = sample_tokens(
@@ -299,36 +280,24 @@ class Decoder:
         return hidden
 
 
-class _LayerCache(NamedTuple):
-    """Keys and values of a layer, `[S, C, K, D]` each."""
-
-    keys: Tensor
-    values: Tensor
-
-
 class KVCache:
-    """Keys and values of up to `n_slots` sequences, each at its own length.
+    """Keys and values of up to `n_slots` sequences, each at its own length of up to `capacity`.
 
-    A sequence has a slot: a row of buffers that hold the longest possible sequence and are written
-    in place.
-
-    Args:
-        n_slots: `S`.
-        capacity: `C`.
-        device: Device of the buffers.
+    A sequence has a slot: a row of buffers that are written in place.
     """
 
     def __init__(self, n_slots: int, capacity: int, device: torch.device) -> None:
         self.n_slots = n_slots
         self.capacity = capacity
         self.device = device
-        # by attention module: a layout learns nothing else of the layer that it is called from
-        self._layers: dict[nn.Module, _LayerCache] = {}
+        # keys and values `[S, C, K, D]` by attention module: a layout learns nothing else of the
+        # layer that it is called from
+        self._layers: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
     def write(
         self, module: nn.Module, key: Tensor, value: Tensor, slots: Tensor, columns: Tensor
-    ) -> _LayerCache:
-        """Write the keys and values of `m` tokens, and return the whole layer's.
+    ) -> tuple[Tensor, Tensor]:
+        """Write keys and values of `m` tokens, and return all keys and values of the layer.
 
         Args:
             module: The attention module.
@@ -340,16 +309,16 @@ class KVCache:
         if module not in self._layers:
             # allocated at the first write, when shape and dtype are known. Under autocast, rotary
             # embeddings leave keys in float32; attention casts them to the type of the values.
-            self._layers[module] = _LayerCache(self._allocate(value), self._allocate(value))
-        layer = self._layers[module]
-        layer.keys[slots, columns] = key.to(value.dtype)
-        layer.values[slots, columns] = value
-        return layer
+            self._layers[module] = (self._allocate(value), self._allocate(value))
+        keys, values = self._layers[module]
+        keys[slots, columns] = key.to(value.dtype)
+        values[slots, columns] = value
+        return keys, values
 
     @property
     def supports_varlen(self) -> bool:
         """Whether `varlen_attention` reads all layers; there is one at least."""
-        return all(supports_varlen(layer.values) for layer in self._layers.values())
+        return all(supports_varlen(values) for _, values in self._layers.values())
 
     def _allocate(self, value: Tensor) -> Tensor:
         n_heads, size = value.shape[1:]
@@ -368,15 +337,9 @@ class KVCache:
 
 
 class PrefillLayout:
-    """Attention of packed prompts, whose keys and values go to consecutive slots.
+    """Attention of packed prompts, whose keys and values go to the slots from `first_slot`.
 
-    Args:
-        cache: The cache.
-        lengths: Tokens of each prompt.
-        first_slot: Slot of the first prompt.
-
-    Attributes:
-        last_tokens: Index of each prompt's last token among the packed ones, long.
+    `last_tokens` is the index of each prompt's last token among the packed ones.
     """
 
     def __init__(self, cache: KVCache, lengths: list[int], first_slot: int) -> None:
@@ -399,10 +362,8 @@ class PrefillLayout:
 class DecodeLayout:
     """Attention of one new token in each of the first slots.
 
-    Args:
-        cache: The cache.
-        lengths: Tokens of each sequence before the new one, `[n]` long.
-        width: Length of the longest sequence, the new token included.
+    `lengths` are the tokens of each sequence before the new one, `[n]` long, and `width` is the
+    length of the longest sequence with it.
     """
 
     def __init__(self, cache: KVCache, lengths: Tensor, width: int) -> None:
@@ -415,8 +376,8 @@ class DecodeLayout:
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention of each token to its sequence so far, see `AttentionLayout`; `N` is 1."""
         key, value = inputs.key[:, :, 0], inputs.value[:, :, 0]
-        layer = self.cache.write(module, key, value, self.slots, self.columns)
-        keys, values = (buffer[: len(self.slots)] for buffer in layer)
+        written = self.cache.write(module, key, value, self.slots, self.columns)
+        keys, values = (buffer[: len(self.slots)] for buffer in written)
         if supports_varlen(value):
             by_token = inputs._replace(
                 query=inputs.query[:, :, 0], key=keys.flatten(0, 1), value=values.flatten(0, 1)
@@ -451,10 +412,8 @@ class DecodeLayout:
 def _extend_prompts(prompt_ids: Tensor, prompt_mask: Tensor, n_new: int) -> Tensor:
     """Prompts with room for `n_new` tokens, and one more row.
 
-    Padding and room repeat the prompt's first token.
-
-    The repetition penalty applies to all tokens of a row. Padding is often EOS, which the penalty
-    would then make less likely from the start; the first token of the prompt has occurred anyway.
+    Padding and room repeat the prompt's first token, which has occurred anyway. The repetition
+    penalty applies to all tokens of a row, and would make padding less likely, which is often EOS.
     """
     first = prompt_ids.gather(1, prompt_mask.int().argmax(1, keepdim=True))
     sequences = first.repeat(1, prompt_ids.shape[1] + n_new)

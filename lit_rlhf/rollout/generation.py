@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.forward import LanguageModel, eval_mode, supports_chunked_logits, unwrap_model
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.decoder import Decoder, GeneratedTokens
@@ -34,7 +35,7 @@ def generate_responses(
 ) -> RolloutBatch:
     """Sample a response to each prompt, in evaluation mode.
 
-    The generation config in the model's folder is ignored: tokens come from softmax(logits /
+    The generation config of the model's folder is ignored: tokens come from softmax(logits /
     temperature) unless `options` says otherwise. The padding token may be an EOS token, as a
     response ends at its first EOS.
 
@@ -45,10 +46,8 @@ def generate_responses(
         options: How to sample.
         eos_token_ids: Tokens that end a response; empty for none.
         pad_token_id: Fills responses after their end.
-        seed: Seed of the sampling; the same seed gives the same tokens. The global random state is
-            left as it was.
-        batch_size: Most sequences in progress at a time; `None` for all. A sequence that ends makes
-            room for the next prompt.
+        seed: Seed of the sampling; the global random state is left as it was.
+        batch_size: Most sequences in progress at a time; `None` for all.
 
     Returns:
         The prompts as given, and responses as wide as the longest of them.
@@ -57,13 +56,12 @@ def generate_responses(
         ValueError: If shapes or dtypes do not fit, a prompt is empty or not padded on the left,
             `batch_size` is below 1, or prompt and response exceed the model's positions.
     """
-    _check_prompts(prompt_ids, prompt_mask)
     inner = unwrap_model(model)
-    _check_length(inner, prompt_mask, options)
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size: expected an integer >= 1, got {batch_size}")
-    batch_size = batch_size or len(prompt_ids)
-    with merge_adapters(model):
+    _check_prompts(inner, prompt_ids, prompt_mask, options)
+    if batch_size is None:
+        batch_size = len(prompt_ids)
+    check_count("batch_size", batch_size)
+    with adapters_merged(model):
         if supports_chunked_logits(model):
             responses, statistics = Decoder(
                 model, prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size
@@ -134,15 +132,10 @@ def _generate_with_transformers(
 
 @contextmanager
 def using_generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """`config` as the model's generation config inside the context.
+    """Replace a causal language model's generation config inside the context.
 
-    `generate` fills what its caller leaves open from the model's own generation config, which came
-    with its folder (`top_k`, `suppress_tokens`, ...). It is replaced so that these settings do not
-    change the sampling distribution.
-
-    Args:
-        model: A causal language model.
-        config: For instance `GenerationConfig()`, which has transformers' defaults only.
+    `generate` fills what its caller leaves open from this config, which came with the model's
+    folder (`top_k`, `suppress_tokens`, ...) and would change the sampling distribution.
     """
     before = model.generation_config
     model.generation_config = config
@@ -153,18 +146,15 @@ def using_generation_config(model: PreTrainedModel, config: GenerationConfig) ->
 
 
 @contextmanager
-def merge_adapters(model: LanguageModel) -> Iterator[None]:
-    """Merge LoRA adapters into the weights inside the context, where that loses nothing.
+def adapters_merged(model: LanguageModel) -> Iterator[None]:
+    """Merge LoRA adapters, if any, into the weights inside the context, where that loses nothing.
 
     A linear layer with adapters then costs one matmul instead of three. The merged weights are
-    copies, so that those below the adapters are the same after the context, to the bit.
+    copies, so that the base weights are the same after the context, to the bit.
 
     In half precision adapters stay apart: a weight of 8 bits takes up no change that is smaller
     than half a step between two of its numbers. Of adapters as large as after ten updates, nine
     tenths would be lost (measured), and the samples would be those of the reference.
-
-    Args:
-        model: A network with or without adapters; without, nothing happens.
     """
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     bases = [layer.get_base_layer() for layer in layers]
@@ -192,7 +182,7 @@ def _seed_temporarily(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the global generators that `generate` draws from, and restore their state at the end."""
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_cuda else []):
-        # not torch.manual_seed: it seeds every device, and fork_rng restores these two alone
+        # not torch.manual_seed: it seeds every device, and fork_rng restores only these two
         torch.default_generator.manual_seed(seed)
         if on_cuda:
             with torch.cuda.device(device):
@@ -200,17 +190,9 @@ def _seed_temporarily(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _check_length(model: PreTrainedModel, prompt_mask: Tensor, options: SamplingOptions) -> None:
-    limit = getattr(model.config, "max_position_embeddings", None)
-    longest = int(prompt_mask.sum(dim=1).max()) + options.max_new_tokens
-    if limit is not None and longest > limit:
-        raise ValueError(
-            f"options.max_new_tokens: expected prompt and response within the model's {limit} "
-            f"positions, got {longest} ({options.max_new_tokens} of them new)"
-        )
-
-
-def _check_prompts(prompt_ids: Tensor, prompt_mask: Tensor) -> None:
+def _check_prompts(
+    model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, options: SamplingOptions
+) -> None:
     if prompt_ids.dim() != 2 or prompt_ids.dtype != torch.long or 0 in prompt_ids.shape:
         raise ValueError(
             "prompt_ids: expected shape [B, P] with B, P >= 1 and dtype int64, "
@@ -226,4 +208,11 @@ def _check_prompts(prompt_ids: Tensor, prompt_mask: Tensor) -> None:
         raise ValueError(
             "prompt_mask: expected prompts of at least one token, padded on the left, got a row "
             "with padding after a token or without a token"
+        )
+    limit = getattr(model.config, "max_position_embeddings", None)
+    longest = int(prompt_mask.sum(dim=1).max()) + options.max_new_tokens
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"options.max_new_tokens: expected prompt and response within the model's {limit} "
+            f"positions, got {longest} ({options.max_new_tokens} of them new)"
         )

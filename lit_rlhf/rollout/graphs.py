@@ -23,14 +23,13 @@ _NOT_CAPTURABLE: WeakSet[nn.Module] = WeakSet()
 class RowGraphs:
     """Replays a function that works on tensors in place, with one graph for each number of rows.
 
-    A graph reads and writes the memory that the function used at capture, with the numbers that the
-    host had then. So whatever changes from call to call must be in tensors that stay where they
-    are.
+    A graph reads and writes the memory that the function used at capture, with the host's numbers
+    of then. So whatever changes from call to call must be in tensors that stay where they are.
 
     Args:
         function: Takes a number of rows; everything it does is on the device. It is called again
             after an error, and so changes its state at the end, after everything that may raise.
-        network: The network that it runs. Where a call waits for the device, for instance as the
+        network: The network that it runs. If a call waits for the device, for instance because the
             network's code depends on data, this and later rollouts call the function.
     """
 
@@ -111,11 +110,9 @@ def refuse_waits() -> Iterator[None]:
 
 
 def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[], None], Any]:  # noqa: ANN401
-    """Capture a function as a CUDA graph; how to replay it, and the pool of its memory.
+    """Capture a function as a CUDA graph; return how to replay it, and the pool of its memory.
 
-    Args:
-        function: What to capture.
-        pool: Memory of an earlier graph to share, as the two never run at once; `None` for none.
+    `pool` is the memory of an earlier graph to share, as the two never run at once.
 
     Raises:
         RuntimeError: If the function waits for the device, or does what a graph cannot hold.

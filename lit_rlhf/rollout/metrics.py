@@ -52,15 +52,8 @@ class RolloutMetrics:
     ) -> None:
         """Add a batch of responses of this rank.
 
-        Args:
-            logprobs: Of the policy, `[B, T]` nats.
-            ref_logprobs: Of the reference, `[B, T]` nats.
-            entropy: Of the policy's next-token distributions, `[B, T]` nats.
-            response_mask: Response tokens, `[B, T]` bool.
-            response_ids: `[B, T]` long.
-            terminated: Whether a response ended with EOS, `[B]` bool; otherwise it was cut off.
-            scores: Numbers of the responses by name, `[B]`, the same names in every batch; the
-                mean of each becomes `rollout/<name>`.
+        The arguments are those of `TokenStatistics` and `RolloutBatch`. The mean of each of the
+        `scores`, `[B]` by name and with the same names in every batch, becomes `rollout/<name>`.
         """
         scores = scores or {}
         self._scores = tuple(scores)
@@ -82,15 +75,12 @@ class RolloutMetrics:
         self._bigrams = torch.unique(known, dim=0)
 
     def compute(self) -> dict[str, Tensor]:
-        """Compute the metrics of the responses of all ranks.
-
-        Under `torch.distributed` every rank has to call it, after as many updates.
+        """Compute the metrics of all ranks, each of which has to call it after as many updates.
 
         Returns:
             0-dim float64 tensors; nothing if there was no update. Means per response: `kl` (nats),
-            `response_length` (tokens), `truncation_rate` and the scores. Means per token:
-            `kl_per_token` and `entropy` (nats). Token-weighted: `perplexity` and `ref_perplexity`.
-            `distinct_2` is the share of distinct bigrams.
+            `response_length` (tokens), `truncation_rate` and the scores. Per token: `kl_per_token`,
+            `entropy` (nats) and the perplexities. `distinct_2` is the share of distinct bigrams.
         """
         if self._bigrams is None:
             return {}

@@ -27,13 +27,7 @@ def build_response_records(
     statistics: TokenStatistics,
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[dict[str, Any]]:
-    """Describe each response by plain values, for a log or a JSON lines file.
-
-    Args:
-        rollouts: `B` prompts and responses.
-        scores: Raw rewards, `[B]`.
-        statistics: Log-probs of policy and reference.
-        tokenizer: The policy's.
+    """Describe each response and its raw reward by plain values, for a log or a JSON lines file.
 
     Returns:
         `B` records: `response` (text without special tokens), `score`, `kl` (nats to the reference,

@@ -16,6 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from lit_rlhf.checks import check_count, check_number, check_positive
 from lit_rlhf.functional import tempered_logits
 
 
@@ -52,21 +53,11 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: expected an integer >= 1, got {self.max_new_tokens}")
-        if self.temperature <= 0:
-            raise ValueError(
-                "temperature: expected a number > 0 (do_sample=False is greedy), got "
-                f"{self.temperature}"
-            )
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: expected a number in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k: expected an integer >= 0, got {self.top_k}")
-        if self.repetition_penalty <= 0:
-            raise ValueError(
-                f"repetition_penalty: expected a number > 0, got {self.repetition_penalty}"
-            )
+        check_count("max_new_tokens", self.max_new_tokens)
+        check_count("top_k", self.top_k, minimum=0)
+        check_positive("temperature", self.temperature)  # do_sample=False is greedy
+        check_positive("repetition_penalty", self.repetition_penalty)
+        check_number("top_p", self.top_p, "a number in (0, 1]", lambda share: 0 < share <= 1)
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens: expected 0 to max_new_tokens = {self.max_new_tokens}, "
@@ -112,19 +103,16 @@ def sample_tokens(
     """Sample the next token of each sequence, from the distribution of transformers' `generate`.
 
     The token is the first at which the cumulative probability exceeds the sequence's uniform
-    number, so it depends on the sequence's own logits and number alone. It also takes one random
-    number, where `torch.multinomial` draws `V`.
+    number. So it depends only on the sequence's logits and number, and takes one random number,
+    where `torch.multinomial` draws `V`.
 
     Args:
         logits: `[n, V]`.
         uniforms: Random numbers in [0, 1), `[n]` float64.
         options: How to sample.
         eos_token_ids: Tokens that end a response, long.
-        seen: Tokens so far, `[n, L]` long; read by the repetition penalty alone.
+        seen: Tokens so far for the repetition penalty, `[n, L]` long.
         n_new: Tokens of the response so far, `[n]` long.
-
-    Returns:
-        `[n]` long.
     """
     scores = logits.float()
     if options.repetition_penalty != 1:

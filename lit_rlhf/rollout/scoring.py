@@ -67,7 +67,7 @@ def score_rollouts(
 ) -> TokenStatistics:
     """Compute the log-probs, entropies and values that an update needs.
 
-    The policy's own log-probs and entropies are reused from sampling where the rollouts have them.
+    The policy's log-probs and entropies are reused from sampling where the rollouts have them.
 
     Args:
         policy: The policy that sampled the responses.
@@ -81,22 +81,13 @@ def score_rollouts(
         ValueError: If `temperature` or `max_tokens_per_forward` is not positive, the critic has no
             scalar head, or there is neither a reference nor an adapter.
     """
-    statistics = rollouts.statistics_at(temperature)
-    if statistics is None:
-        statistics = compute_policy_statistics(
-            policy, rollouts, temperature, max_tokens_per_forward
-        )
-    values = compute_values(critic, rollouts, max_tokens_per_forward)
-    ref_logprobs = compute_reference_logprobs(
-        policy, reference, rollouts, temperature, max_tokens_per_forward
+    limit = max_tokens_per_forward
+    logprobs, entropy, _ = rollouts.statistics_at(temperature) or compute_policy_statistics(
+        policy, rollouts, temperature, limit
     )
-    return TokenStatistics(
-        logprobs=statistics.logprobs,
-        ref_logprobs=ref_logprobs,
-        entropy=statistics.entropy,
-        values=values.values,
-        next_values=values.next_values,
-    )
+    values, next_values = compute_values(critic, rollouts, limit)
+    ref_logprobs = compute_reference_logprobs(policy, reference, rollouts, temperature, limit)
+    return TokenStatistics(logprobs, ref_logprobs, entropy, values, next_values)
 
 
 @torch.no_grad()
@@ -106,17 +97,7 @@ def compute_policy_statistics(
     temperature: float = 1.0,
     max_tokens_per_forward: int | None = None,
 ) -> PolicyStatistics:
-    """Compute log-probs and entropies of the responses under a policy.
-
-    Args:
-        model: A causal language model.
-        rollouts: Prompts and responses.
-        temperature: Sampling temperature.
-        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
-
-    Raises:
-        ValueError: If `temperature` or `max_tokens_per_forward` is not positive.
-    """
+    """Compute log-probs and entropies of the responses under a policy."""
     logprobs, entropy = _map_response_logits(
         model,
         rollouts,
@@ -133,20 +114,7 @@ def compute_logprobs(
     temperature: float = 1.0,
     max_tokens_per_forward: int | None = None,
 ) -> Tensor:
-    """Compute log-probs of the responses; cheaper than `compute_policy_statistics`.
-
-    Args:
-        model: A causal language model.
-        rollouts: Prompts and responses.
-        temperature: Sampling temperature.
-        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
-
-    Returns:
-        `[B, T]` float32, nats; 0 outside the response mask.
-
-    Raises:
-        ValueError: If `temperature` or `max_tokens_per_forward` is not positive.
-    """
+    """Compute log-probs of the responses `[B, T]`; cheaper than `compute_policy_statistics`."""
     (logprobs,) = _map_response_logits(
         model,
         rollouts,
@@ -163,18 +131,10 @@ def compute_reference_logprobs(
     temperature: float = 1.0,
     max_tokens_per_forward: int | None = None,
 ) -> Tensor:
-    """Compute log-probs of the responses under the reference.
+    """Compute log-probs of the responses under the reference, `[B, T]`.
 
-    Args:
-        policy: The policy. Its adapters are off during the forward if there is no `reference`.
-        reference: The SFT policy; an offloaded one is on the rollouts' device during the forward.
-            `None` takes the policy with its LoRA adapters off.
-        rollouts: Prompts and responses.
-        temperature: Sampling temperature.
-        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
-
-    Returns:
-        `[B, T]` float32, nats; 0 outside the response mask.
+    An offloaded reference is on the rollouts' device during the forward. `None` takes the policy
+    with its LoRA adapters off.
 
     Raises:
         ValueError: If `reference` is `None` and the policy has no adapters.
@@ -195,16 +155,7 @@ def compute_reference_logprobs(
 def compute_values(
     model: LanguageModel, rollouts: RolloutBatch, max_tokens_per_forward: int | None = None
 ) -> ResponseValues:
-    """Compute the critic's values before each response token and after the last one.
-
-    Args:
-        model: A scalar model.
-        rollouts: Prompts and responses.
-        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
-
-    Raises:
-        ValueError: If `max_tokens_per_forward` is not positive, or `model` has no scalar head.
-    """
+    """Compute the values of a scalar model before each response token and after the last one."""
     length = rollouts.response_ids.shape[1]
     parts = []
     with eval_mode(model):
@@ -217,8 +168,7 @@ def compute_values(
     after_tokens = torch.cat(parts)
     next_values = after_tokens.gather(1, rollouts.lengths.unsqueeze(1)).squeeze(1)
     return ResponseValues(
-        values=after_tokens[:, :-1].masked_fill(~rollouts.response_mask, 0.0),
-        next_values=next_values,
+        after_tokens[:, :-1].masked_fill(~rollouts.response_mask, 0.0), next_values
     )
 
 

@@ -23,7 +23,7 @@ from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, loa
 from lit_rlhf.models.prepare import add_adapters
 from lit_rlhf.modules import MemoryOptions, MinibatchOptions, RewardModule
 from lit_rlhf.tools.doctor import RunPlan
-from lit_rlhf.tools.doctor.checks.memory import estimate_memory
+from lit_rlhf.tools.doctor.memory import estimate_memory
 from tests.docs.blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "models.md"

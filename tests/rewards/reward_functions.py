@@ -45,10 +45,6 @@ def words(prompts: Sequence[str], responses: Sequence[str]) -> list[str]:
     return ["good", "bad", "good"]
 
 
-def fails(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-    raise RuntimeError("the scorer's own error")
-
-
 def fails_on_no_way(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
     if "no way" in responses:
         raise KeyError("way")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,49 +18,37 @@ from tests.support.tiny_models import tiny_tokenizer
 FUNCTIONS = "tests.rewards.reward_functions"
 
 
-def scores(name: str, rollouts: RolloutBatch) -> list[float]:
+def scores(
+    name: str, rollouts: RolloutBatch, records: Sequence[dict[str, Any]] = ()
+) -> list[float]:
     reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer())
-    result = reward(rollouts, PROMPTS, None)
+    result = reward(rollouts, PROMPTS, None, records)
     assert result.dtype == torch.float32
     return result.tolist()  # type: ignore[no-any-return]
 
 
-def test_a_function_sees_prompts_and_decoded_responses(rollouts: RolloutBatch) -> None:
+def test_function_gets_the_columns_of_its_parameters(rollouts: RolloutBatch) -> None:
     assert scores("length", rollouts) == [3.0, 6.0, 0.0]
     assert scores("prompt_length", rollouts) == [12.0, 6.0, 9.0]
-
-
-def test_a_function_that_asks_is_told_which_responses_ended(rollouts: RolloutBatch) -> None:
     assert scores("ended", rollouts) == [1.0, -1.0, 1.0]
-
-
-def scores_with(name: str, rollouts: RolloutBatch, records: list[dict[str, Any]]) -> list[float]:
-    reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer())
-    result: list[float] = reward(rollouts, PROMPTS, None, records).tolist()
-    return result
-
-
-def test_a_function_gets_the_fields_of_the_records_by_its_parameters(
-    rollouts: RolloutBatch,
-) -> None:
     answers = [{"answer": "yes", "level": 3}, {"answer": "never", "level": 4}, {"level": 5}]
-    assert scores_with("equals_answer", rollouts, answers) == [1.0, 0.0, 0.0]
-    assert scores_with("default_level", rollouts, answers) == [3.0, 4.0, 5.0]
-    assert scores_with("default_level", rollouts, [{"answer": "yes"}] * 3) == [7.0, 7.0, 7.0]
-    assert scores_with("default_level", rollouts, []) == [7.0, 7.0, 7.0]
-    assert scores_with("length", rollouts, answers) == [3.0, 6.0, 0.0]
-    # `**` takes all, but for those that are arguments already
+    assert scores("equals_answer", rollouts, answers) == [1.0, 0.0, 0.0]
+    assert scores("default_level", rollouts, answers) == [3.0, 4.0, 5.0]
+    assert scores("default_level", rollouts, [{"answer": "yes"}] * 3) == [7.0, 7.0, 7.0]
+    assert scores("default_level", rollouts) == [7.0, 7.0, 7.0]
+    assert scores("length", rollouts, answers) == [3.0, 6.0, 0.0]
+    # `**` takes all except those that are arguments already
     named = [{**answer, "prompts": 1, "lengths": 2} for answer in answers]
-    assert scores_with("count_fields", rollouts, named) == [2.0, 2.0, 2.0]
+    assert scores("count_fields", rollouts, named) == [2.0, 2.0, 2.0]
 
 
-def test_a_function_that_changes_a_field_changes_a_copy(rollouts: RolloutBatch) -> None:
+def test_function_that_changes_a_field_changes_a_copy(rollouts: RolloutBatch) -> None:
     records = [{"tags": ["a"]} for _ in PROMPTS]
-    scores_with("empties_a_field", rollouts, records)
+    scores("empties_a_field", rollouts, records)
     assert records == [{"tags": ["a"]} for _ in PROMPTS]
 
 
-def test_a_field_that_no_record_has_is_named_with_the_function(rollouts: RolloutBatch) -> None:
+def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> None:
     reward = FunctionReward(f"{FUNCTIONS}:equals_answer", tiny_tokenizer())
     with pytest.raises(
         ValueError,
@@ -85,7 +74,7 @@ def test_a_field_that_no_record_has_is_named_with_the_function(rollouts: Rollout
         ("words", r"words': expected 3 scores, one for each response, got \['good', 'bad'"),
     ],
 )
-def test_a_function_with_a_wrong_answer_is_named(
+def test_invalid_result_of_a_function_is_named(
     rollouts: RolloutBatch, name: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -95,7 +84,7 @@ def test_a_function_with_a_wrong_answer_is_named(
 @pytest.mark.parametrize(
     ("name", "number", "row"), [("not_a_number", "nan", 1), ("infinite", "-inf", 0)]
 )
-def test_scores_that_are_not_finite_are_shown_and_left_to_the_caller(
+def test_non_finite_scores_are_shown_and_left_to_the_caller(
     rollouts: RolloutBatch, name: str, number: str, row: int
 ) -> None:
     sample = f"prompt {PROMPTS[row]!r} and response {TEXTS[row]!r}"
@@ -106,46 +95,27 @@ def test_scores_that_are_not_finite_are_shown_and_left_to_the_caller(
     assert str(result[row]) == number
 
 
-def test_a_functions_own_error_comes_with_the_sample_that_it_fails_on(
-    rollouts: RolloutBatch,
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_error_of_a_function_is_shown_with_the_sample(
+    rollouts: RolloutBatch, timeout: float | None
 ) -> None:
-    with pytest.raises(RuntimeError) as error:
-        scores("fails_on_no_way", rollouts)
-    assert str(error.value) == (
+    def fails_on(text: str, prompts: Sequence[str] = PROMPTS) -> str:
+        reward = FunctionReward(f"{FUNCTIONS}:fails_on_{text}", tiny_tokenizer(), timeout)
+        with pytest.raises(RuntimeError) as error:
+            reward(rollouts, prompts, None)
+        assert isinstance(error.value.__cause__, KeyError)
+        return str(error.value)
+
+    assert fails_on("no_way") == (
         f"reward function '{FUNCTIONS}:fails_on_no_way' raised KeyError: 'way'. Called with prompt "
         "'second' and response 'no way'"
     )
-    assert isinstance(error.value.__cause__, KeyError)
+    assert "prompt 'x" + "x" * 199 + "...' and" in fails_on("no_way", ["a", "x" * 1000, "z"])
+    # no sample fails by itself
+    assert "KeyError: 'several'. Called with 3 responses, the first" in fails_on("several")
 
 
-def test_an_error_that_no_sample_gives_alone_is_shown_with_the_first(
-    rollouts: RolloutBatch,
-) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"KeyError: 'several'\. Called with 3 responses, the fi"
-    ):
-        scores("fails_on_several", rollouts)
-
-
-def test_a_long_prompt_is_shortened(rollouts: RolloutBatch) -> None:
-    reward = FunctionReward(f"{FUNCTIONS}:fails", tiny_tokenizer())
-    with pytest.raises(RuntimeError, match=r"scorer's own error.* prompt 'x{200}\.\.\.' and resp"):
-        reward(rollouts, ["x" * 1000, "y", "z"], None)
-
-
-@pytest.mark.parametrize("name", ["length", "fails_on_no_way"])
-def test_a_time_limit_changes_nothing_for_a_function_that_keeps_it(
-    rollouts: RolloutBatch, name: str
-) -> None:
-    reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout=60.0)
-    if name == "length":
-        assert reward(rollouts, PROMPTS, None).tolist() == [3.0, 6.0, 0.0]
-    else:
-        with pytest.raises(RuntimeError, match="Called with prompt 'second'"):
-            reward(rollouts, PROMPTS, None)
-
-
-def test_a_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None:
+def test_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None:
     weighted = WeightedReward(
         {f"{FUNCTIONS}:waits": 1.0}, ModelOptions(), tiny_tokenizer(), timeout=0.01
     )
@@ -176,7 +146,7 @@ def test_a_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None
         ("changes_the_lengths", "changes_the_lengths': .* leaves its argument 'lengths' as it is"),
     ],
 )
-def test_a_function_that_does_more_than_score_is_reported(
+def test_function_with_side_effects_is_refused(
     rollouts: RolloutBatch, name: str, message: str, timeout: float | None
 ) -> None:
     reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout)

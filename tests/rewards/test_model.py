@@ -16,9 +16,7 @@ from tests.rewards.said import PROMPTS
 from tests.support.tiny_models import tiny_tokenizer
 
 
-def test_a_model_scores_the_last_token_of_each_response(
-    folder: Path, rollouts: RolloutBatch
-) -> None:
+def test_model_scores_the_last_token_of_each_response(folder: Path, rollouts: RolloutBatch) -> None:
     reward = ModelReward(str(folder / "reward_1"), ModelOptions())
     model = load_scalar_model(folder / "reward_1").eval()
     expected = []
@@ -29,12 +27,23 @@ def test_a_model_scores_the_last_token_of_each_response(
         assert reward(rollouts, PROMPTS, batch_size).tolist() == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_reward_model_is_frozen_and_never_gets_the_policys_adapters(folder: Path) -> None:
+def test_reward_model_is_frozen_and_never_gets_the_policys_adapters(folder: Path) -> None:
     options = ModelOptions(lora_rank=2, gradient_checkpointing=True)
     reward = ModelReward(str(folder / "reward_1"), options)
     assert not any(p.requires_grad for p in reward.parameters())
     assert not any(module.training for module in reward.model.modules())
     assert not any("lora" in name for name, _ in reward.named_parameters())
+
+
+def test_base_is_shared_only_with_networks_of_the_same_type(folder: Path) -> None:
+    path, options = str(folder / "reward_1"), ModelOptions()
+    reward = ModelReward(path, options)
+    assert reward.find_base(options) is reward.model
+    assert reward.find_base(ModelOptions(dtype="bfloat16")) is None
+    assert reward.find_base(ModelOptions(lora_rank=2, load_in_4bit=True)) is None
+    assert ModelReward(path, options, offload=True).find_base(options) is None
+    loaded = load_scalar_model(folder / "reward_1")
+    assert ModelReward(path, options, loaded=loaded).find_base(options) is None
 
 
 def contract(
@@ -43,17 +52,13 @@ def contract(
     return DialogueEncoder(tokenizer or tiny_tokenizer(), template, max_length=64).contract
 
 
-def test_a_reward_model_without_a_contract_is_compared_by_its_tokenizer(folder: Path) -> None:
+def test_reward_model_without_a_contract_is_compared_by_its_tokenizer(folder: Path) -> None:
     path = str(folder / "reward_1")
     reward = ModelReward(path, ModelOptions())
     with pytest.warns(UserWarning, match="whether it was trained with the policy's chat") as shown:
         reward.check_contract(contract())
     assert f"reward model {path!r} has no text_contract.json" in str(shown[0].message)
     assert r"Human: first question\n\nAssistant: first answer" in str(shown[0].message)
-
-
-def test_a_reward_model_with_another_tokenizer_and_no_contract_is_refused(folder: Path) -> None:
-    reward = ModelReward(str(folder / "reward_1"), ModelOptions())
     # as many tokens, one of them written otherwise
     other = contract(tokenizer=tiny_tokenizer("</s>", special_pad=False))
     assert other.vocab_size == contract().vocab_size
@@ -61,7 +66,7 @@ def test_a_reward_model_with_another_tokenizer_and_no_contract_is_refused(folder
         reward.check_contract(other)
 
 
-def test_a_reward_model_without_tokenizer_and_contract_is_refused(
+def test_reward_model_without_tokenizer_and_contract_is_refused(
     folder: Path, tmp_path: Path
 ) -> None:
     ModelReward(str(folder / "reward_1"), ModelOptions()).model.save_pretrained(str(tmp_path))
@@ -69,7 +74,7 @@ def test_a_reward_model_without_tokenizer_and_contract_is_refused(
         ModelReward(str(tmp_path), ModelOptions()).check_contract(contract())
 
 
-def test_a_contract_says_more_than_the_tokenizer(folder: Path, tmp_path: Path) -> None:
+def test_contract_is_compared_beside_the_tokenizer(folder: Path, tmp_path: Path) -> None:
     model = load_scalar_model(folder / "reward_1")
     save_model_folder(model, tiny_tokenizer(), tmp_path / "reward", contract=contract("hh"))
     reward = ModelReward(str(tmp_path / "reward"), ModelOptions())

@@ -263,7 +263,7 @@ def test_sentiment_without_its_package_names_the_extra(monkeypatch: pytest.Monke
         (lambda: RegexRule("("), r"pattern: expected a regular expression of .*re, got '\('"),
         (lambda: RegexRule("[[:alpha:]]"), r"pattern: expected .*re, got .*Possible nested set"),
         (lambda: RegexRule(r"\p{L}"), r"pattern: expected .*re, got .*bad escape \\p"),
-        (lambda: RegexRule("a", timeout=0), "timeout: expected a value > 0, got 0"),
+        (lambda: RegexRule("a", timeout=0), "timeout: expected a finite number > 0, got 0"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(make: Any, message: str) -> None:

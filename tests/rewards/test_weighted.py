@@ -169,7 +169,7 @@ def test_a_number_is_a_weight_and_a_mapping_holds_options() -> None:
     assert [spec.weight for spec in specs] == [1.0, -0.5, 0.1, 1.0]
     assert [spec.normalize for spec in specs] == [False, True, False, False]
     assert [spec.is_model for spec in specs] == [True, False, False, False]
-    assert (model.path, function.path) == ("runs/reward", "my.rules:polite")
+    assert (model.key, function.key) == ("runs/reward", "my.rules:polite")
     assert rule.rule == LengthRule(longest=60, unit="words")
     assert remote.rule == RemoteScorer("http://localhost/", timeout=5.0)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -37,7 +35,7 @@ def test_sequences_are_prompts_followed_by_responses() -> None:
 @pytest.mark.parametrize(
     ("limit", "sizes"), [(1, [1, 1, 1]), (6, [1, 2]), (7, [2, 1]), (10, [2, 1]), (11, [3])]
 )
-def test_parts_have_at_most_so_many_real_tokens_or_one_row(limit: int, sizes: list[int]) -> None:
+def test_split_respects_the_token_limit(limit: int, sizes: list[int]) -> None:
     # the samples have 5, 2 and 4 real tokens
     whole, parts = batch(), list(batch().split(limit))
     assert [len(part.terminated) for part in parts] == sizes
@@ -47,9 +45,6 @@ def test_parts_have_at_most_so_many_real_tokens_or_one_row(limit: int, sizes: li
     assert whole.statistics is not None
     entropies = [part.statistics.entropy for part in parts if part.statistics is not None]
     assert torch.equal(torch.cat(entropies), whole.statistics.entropy)
-
-
-def test_a_part_has_at_least_one_token() -> None:
     with pytest.raises(ValueError, match="max_tokens_per_forward: expected an integer >= 1, got 0"):
         next(batch().split(0))
 
@@ -61,15 +56,9 @@ def test_statistics_are_those_of_one_temperature() -> None:
     assert rollouts._replace(statistics=None).statistics_at(0.7) is None
 
 
-def test_a_function_is_applied_to_every_tensor() -> None:
+def test_map_applies_to_every_tensor() -> None:
     moved = batch().map(lambda tensor: tensor.to("meta"))
     assert moved.statistics is not None
     tensors = [*moved[:5], moved.statistics.logprobs, moved.statistics.entropy]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert moved.statistics.temperature == 0.7
-
-
-def test_tensors_survive_a_file(tmp_path: Path) -> None:
-    torch.save(tuple(batch()[:5]), tmp_path / "rollouts.pt")
-    again = RolloutBatch(*torch.load(tmp_path / "rollouts.pt", weights_only=True))
-    assert torch.equal(again.sequence_ids, batch().sequence_ids)

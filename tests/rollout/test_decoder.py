@@ -45,9 +45,13 @@ def by_transformers(model: PreTrainedModel, ids: Tensor, mask: Tensor, **options
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"repetition_penalty": 1.3}, {"min_new_tokens": 5}], ids=str
+    ("family", "options"),
+    [
+        *((family, {}) for family in FAMILIES),
+        ("llama", {"repetition_penalty": 1.3}),
+        ("gpt2", {"min_new_tokens": 5}),
+    ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str, Any]) -> None:
     ids, mask = prompts()
     expected = by_transformers(tiny_causal_lm(family), ids, mask, **options)
@@ -61,7 +65,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
-def test_a_row_depends_on_its_prompt_place_and_seed_alone(family: str) -> None:
+def test_response_depends_only_on_prompt_row_and_seed(family: str) -> None:
     model, options = optimized_causal_lm(family), SamplingOptions(max_new_tokens=30)
     ids, mask = prompts()
     one, other = (
@@ -78,7 +82,7 @@ def test_a_row_depends_on_its_prompt_place_and_seed_alone(family: str) -> None:
     assert torch.equal(beside.response_ids[2, :n_tokens], one.response_ids[2, :n_tokens])
 
 
-def test_padding_is_no_token_that_occurred() -> None:
+def test_padding_does_not_count_as_a_token_that_occurred() -> None:
     # the padding of the shorter prompts is the token that would come next without a penalty
     model, alone = optimized_causal_lm(), []
     options = SamplingOptions(max_new_tokens=4, do_sample=False, repetition_penalty=1e6)
@@ -93,30 +97,22 @@ def test_padding_is_no_token_that_occurred() -> None:
         assert torch.equal(together.response_ids[row], alone[row])
 
 
-def test_rollouts_have_no_graph() -> None:
-    ids, mask = prompts()
-    rollouts = generate_responses(
-        optimized_causal_lm(), ids, mask, SamplingOptions(max_new_tokens=4), EOS, PAD_ID, 0
-    )
-    assert rollouts.statistics is not None
-    assert not rollouts.statistics.logprobs.requires_grad
-    assert not rollouts.statistics.entropy.requires_grad
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_what_generation_knows_is_what_scoring_finds(temperature: float) -> None:
+def test_statistics_of_sampling_equal_those_of_scoring(temperature: float) -> None:
     model = optimized_causal_lm()
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30, temperature=temperature, top_k=40)
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
     assert rollouts.statistics is not None
+    assert not rollouts.statistics.logprobs.requires_grad
+    assert not rollouts.statistics.entropy.requires_grad
     scored = compute_policy_statistics(model, rollouts, temperature)
     # of the policy itself, whatever was cut from what is sampled
     torch.testing.assert_close(rollouts.statistics.logprobs, scored.logprobs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rollouts.statistics.entropy, scored.entropy, rtol=1e-5, atol=1e-5)
 
 
-def test_in_bfloat16_generation_is_not_believed() -> None:
+def test_statistics_of_sampling_are_dropped_in_bfloat16() -> None:
     model = optimized_causal_lm().to(torch.bfloat16)
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=10)
@@ -126,7 +122,7 @@ def test_in_bfloat16_generation_is_not_believed() -> None:
     assert mixed.statistics is None
 
 
-def test_who_has_ended_is_not_computed_with() -> None:
+def test_ended_sequences_are_not_computed() -> None:
     model = optimized_causal_lm()
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30)
@@ -153,7 +149,7 @@ def test_logits_are_computed_for_the_last_token_of_a_prompt_only() -> None:
     assert seen == [len(ids)]
 
 
-def test_sequences_that_go_on_until_their_release_change_no_response(
+def test_release_interval_does_not_change_responses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # up to the last of 128 learned positions, which the steps after the end must not exceed
@@ -170,7 +166,7 @@ def test_sequences_that_go_on_until_their_release_change_no_response(
     assert endless.lengths.tolist() == [28] * 3
 
 
-def test_no_more_tokens_are_read_at_once_than_scoring_reads(
+def test_prefill_reads_no_more_tokens_at_once_than_scoring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = optimized_causal_lm()
@@ -188,7 +184,7 @@ def test_no_more_tokens_are_read_at_once_than_scoring_reads(
     assert torch.equal(rollouts.response_ids, expected.response_ids)
 
 
-def test_weights_that_changed_are_seen_under_autocast() -> None:
+def test_changed_weights_are_read_under_autocast() -> None:
     model = optimized_causal_lm().requires_grad_(True)
     ids, mask = prompts()
     greedy = SamplingOptions(max_new_tokens=10, do_sample=False)

@@ -13,7 +13,7 @@ from lit_rlhf.forward import LanguageModel, eval_mode, optimize_forward
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
-from lit_rlhf.rollout.generation import merge_adapters
+from lit_rlhf.rollout.generation import adapters_merged
 from tests.support.tiny_models import (
     EOS_ID,
     FAMILIES,
@@ -39,15 +39,15 @@ def prompts() -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def with_eos_logit(bias: float, family: str = "llama") -> PreTrainedModel:
-    """A model whose logit of EOS is raised by `bias`."""
-    model = optimized_causal_lm(family)
+def with_logit(token: int, bias: float) -> PreTrainedModel:
+    """A model whose logit of a token is raised by `bias`."""
+    model = optimized_causal_lm()
     weight = model.get_parameter("lm_head.weight").detach()
     head = nn.Linear(weight.shape[1], weight.shape[0])
     head.weight = nn.Parameter(weight)
     nn.init.zeros_(head.bias)
     with torch.no_grad():
-        head.bias[EOS_ID] = bias
+        head.bias[token] = bias
     model.set_submodule("lm_head", head)
     return model
 
@@ -72,45 +72,27 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_the_same_seed_gives_the_same_tokens(family: str) -> None:
+def test_tokens_depend_on_the_seed_and_not_on_the_global_generator(family: str) -> None:
     model = optimized_causal_lm(family)
-    first, second = sampled(model, seed=3), sampled(model, seed=3)
-    for a, b in zip(first[:FIELDS], second[:FIELDS], strict=True):
-        assert torch.equal(a, b)
-
-
-def test_another_seed_gives_other_tokens(family: str) -> None:
-    model = optimized_causal_lm(family)
-    assert (
-        sampled(model, seed=3).response_ids.tolist() != sampled(model, seed=4).response_ids.tolist()
-    )
-
-
-def test_the_global_generator_is_untouched_and_unused() -> None:
-    model = optimized_causal_lm()
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    first = sampled(model, seed=3)
+    first, other = sampled(model, seed=3), sampled(model, seed=4)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(sampled(model, seed=3).response_ids, first.response_ids)
-
-
-def test_prompts_come_back_as_given() -> None:
+    for a, b in zip(first[:FIELDS], sampled(model, seed=3)[:FIELDS], strict=True):
+        assert torch.equal(a, b)
+    assert other.response_ids.tolist() != first.response_ids.tolist()
     ids, mask = prompts()
-    rollouts = sampled(optimized_causal_lm())
-    assert torch.equal(rollouts.prompt_ids, ids)
-    assert torch.equal(rollouts.prompt_mask, mask)
-    assert torch.equal(rollouts.sequence_ids[:, :9], ids)
-    assert torch.equal(rollouts.sequence_mask[:, 9:], rollouts.response_mask)
+    assert torch.equal(first.prompt_ids, ids)
+    assert torch.equal(first.prompt_mask, mask)
 
 
 @pytest.mark.parametrize("pad", [PAD_ID, EOS_ID])
-@pytest.mark.parametrize("batch_size", [None, 1, 3])
-def test_a_response_ends_with_its_first_eos(pad: int, batch_size: int | None) -> None:
-    model = with_eos_logit(4.0)
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_response_ends_with_its_first_eos(pad: int, batch_size: int | None) -> None:
+    model = with_logit(EOS_ID, 4.0)
     lengths = set()
-    for seed in range(6):
+    for seed in range(3):
         rollouts = sampled(model, seed=seed, pad=pad, batch_size=batch_size)
         rows = zip(
             rollouts.response_ids.tolist(),
@@ -130,50 +112,28 @@ def test_a_response_ends_with_its_first_eos(pad: int, batch_size: int | None) ->
     assert len(lengths) > 3
 
 
-@pytest.mark.parametrize("pad", [PAD_ID, EOS_ID])
-def test_eos_at_once_is_a_response_of_one_token(pad: int) -> None:
-    rollouts = sampled(with_eos_logit(1e4), pad=pad)
-    assert rollouts.response_ids.tolist() == [[EOS_ID]] * 4
-    assert rollouts.lengths.tolist() == [1] * 4
-    assert rollouts.terminated.all()
-
-
-@pytest.mark.parametrize("pad", [PAD_ID, EOS_ID])
-def test_a_response_without_eos_is_cut_off(pad: int) -> None:
-    rollouts = sampled(with_eos_logit(-1e4), pad=pad)
-    assert rollouts.response_mask.all()
-    assert rollouts.lengths.tolist() == [8] * 4
-    assert not rollouts.terminated.any()
-
-
-def test_eos_as_the_last_allowed_token_is_an_end() -> None:
-    rollouts = sampled(with_eos_logit(1e4), replace(OPTIONS, max_new_tokens=1))
-    assert rollouts.terminated.all()
-
-
-def test_a_sampled_padding_token_ends_nothing() -> None:
-    model = with_eos_logit(-1e4)
-    with torch.no_grad():
-        model.get_parameter("lm_head.bias")[PAD_ID] = 1e4
-    rollouts = sampled(model)
-    assert (rollouts.response_ids == PAD_ID).all()
-    assert rollouts.lengths.tolist() == [8] * 4
-    assert not rollouts.terminated.any()
-
-
-def test_several_tokens_may_end_a_response() -> None:
-    model = with_eos_logit(-1e4)
-    with torch.no_grad():
-        model.get_parameter("lm_head.bias")[7] = 1e4
-    rollouts = sampled(model, eos=(EOS_ID, 7))
-    assert rollouts.response_ids.tolist() == [[7]] * 4
-    assert rollouts.terminated.all()
-
-
-def test_without_eos_tokens_nothing_ends() -> None:
-    rollouts = sampled(with_eos_logit(1e4), eos=())
-    assert rollouts.lengths.tolist() == [8] * 4
-    assert not rollouts.terminated.any()
+@pytest.mark.parametrize(
+    ("token", "options", "pad", "eos", "length"),
+    [
+        (EOS_ID, OPTIONS, PAD_ID, (EOS_ID,), 1),
+        (EOS_ID, OPTIONS, EOS_ID, (EOS_ID,), 1),
+        # as the last allowed token, too
+        (EOS_ID, replace(OPTIONS, max_new_tokens=1), PAD_ID, (EOS_ID,), 1),
+        (EOS_ID, replace(OPTIONS, min_new_tokens=3), PAD_ID, (EOS_ID,), 4),
+        (7, OPTIONS, PAD_ID, (EOS_ID, 7), 1),
+        # nothing else ends a response
+        (7, OPTIONS, PAD_ID, (EOS_ID,), None),
+        (PAD_ID, OPTIONS, PAD_ID, (EOS_ID,), None),
+        (EOS_ID, OPTIONS, EOS_ID, (), None),
+    ],
+)
+def test_response_ends_only_with_an_eos_token(
+    token: int, options: SamplingOptions, pad: int, eos: tuple[int, ...], length: int | None
+) -> None:
+    rollouts = sampled(with_logit(token, 1e4), options, pad=pad, eos=eos)
+    assert rollouts.lengths.tolist() == [length or 8] * 4
+    assert (rollouts.response_ids[:, -1] == token).all()
+    assert rollouts.terminated.tolist() == [length is not None] * 4
 
 
 @torch.no_grad()
@@ -186,7 +146,7 @@ def greedy(model: PreTrainedModel, prompt: Tensor, n_tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
-def test_padding_and_micro_batches_change_no_greedy_response(
+def test_greedy_responses_do_not_depend_on_padding_and_slots(
     family: str, batch_size: int | None
 ) -> None:
     model = optimized_causal_lm(family)
@@ -197,7 +157,7 @@ def test_padding_and_micro_batches_change_no_greedy_response(
         assert rollouts.response_ids[i].tolist() == greedy(model, ids[i][mask[i]], 8)
 
 
-def test_dropout_is_off_and_modes_come_back() -> None:
+def test_dropout_is_off_and_modes_are_restored() -> None:
     config = tiny_config("gpt2")
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
     noisy = optimize_forward(type(tiny_causal_lm("gpt2"))(config))
@@ -211,7 +171,7 @@ def test_dropout_is_off_and_modes_come_back() -> None:
     assert not noisy.get_submodule("transformer.h.0").training
 
 
-def test_the_models_generation_config_comes_back() -> None:
+def test_generation_config_of_the_model_is_restored() -> None:
     model = optimized_causal_lm()
     before = GenerationConfig(top_k=2)  # type: ignore[no-untyped-call]
     model.generation_config = before
@@ -219,7 +179,7 @@ def test_the_models_generation_config_comes_back() -> None:
     assert model.generation_config is before
 
 
-def test_gradient_checkpointing_does_not_change_rollouts() -> None:
+def test_rollouts_do_not_depend_on_gradient_checkpointing() -> None:
     model = optimized_causal_lm()
     expected = sampled(model)
     checkpoint_activations(model)
@@ -227,13 +187,6 @@ def test_gradient_checkpointing_does_not_change_rollouts() -> None:
     assert torch.equal(sampled(model).response_ids, expected.response_ids)
     with eval_mode(model):
         assert torch.equal(sampled(model).response_ids, expected.response_ids)
-
-
-def test_no_eos_before_the_minimum_length() -> None:
-    options = replace(OPTIONS, min_new_tokens=3)
-    rollouts = sampled(with_eos_logit(1e4), options)
-    assert rollouts.lengths.tolist() == [4] * 4
-    assert rollouts.terminated.all()
 
 
 IDS, MASK = prompts()
@@ -250,17 +203,14 @@ IDS, MASK = prompts()
         (IDS, torch.zeros_like(MASK), "prompt_mask: expected prompts of at least one token"),
     ],
 )
-def test_wrong_prompts_are_named(ids: Tensor, mask: Tensor, message: str) -> None:
+def test_invalid_prompts_are_named(ids: Tensor, mask: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generate_responses(optimized_causal_lm(), ids, mask, OPTIONS, [EOS_ID], PAD_ID, seed=0)
 
 
-def test_responses_beyond_the_models_positions_are_refused() -> None:
+def test_invalid_sizes_are_named() -> None:
     with pytest.raises(ValueError, match="expected prompt and response within the model's 128"):
         sampled(optimized_causal_lm("gpt2"), replace(OPTIONS, max_new_tokens=120))
-
-
-def test_micro_batches_have_at_least_one_sample() -> None:
     with pytest.raises(ValueError, match="batch_size: expected an integer >= 1, got 0"):
         sampled(optimized_causal_lm(), batch_size=0)
 
@@ -316,7 +266,7 @@ def samples(vocab_size: int, temperature: float, n_tokens: int, n_samples: int) 
     return rollouts.response_ids
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+@pytest.mark.parametrize("temperature", [0.7, 1.6])
 def test_pairs_of_tokens_have_the_products_of_their_probabilities(temperature: float) -> None:
     drawn = samples(8, temperature, n_tokens=2, n_samples=6000)
     first = next_token_probabilities(8, [5, 6], temperature)
@@ -327,20 +277,20 @@ def test_pairs_of_tokens_have_the_products_of_their_probabilities(temperature: f
     assert chi_square_is_plausible(counts, (first[:, None] * second).flatten())
 
 
-def test_a_vocabulary_larger_than_the_usual_top_k_is_sampled_in_full() -> None:
+def test_vocabulary_larger_than_the_usual_top_k_is_sampled_in_full() -> None:
     drawn = samples(80, temperature=3.0, n_tokens=1, n_samples=8000)
     counts = torch.bincount(drawn[:, 0], minlength=80)
     assert chi_square_is_plausible(counts, next_token_probabilities(80, [5, 6], 3.0))
 
 
-@pytest.mark.parametrize("wrong", [0.85, 1.2])
-def test_the_test_tells_a_wrong_temperature(wrong: float) -> None:
+def test_chi_square_tells_a_wrong_temperature() -> None:
     drawn = samples(8, 1.0, n_tokens=1, n_samples=6000)
     counts = torch.bincount(drawn[:, 0], minlength=8)
-    assert not chi_square_is_plausible(counts, next_token_probabilities(8, [5, 6], wrong))
+    for wrong in (0.85, 1.2):
+        assert not chi_square_is_plausible(counts, next_token_probabilities(8, [5, 6], wrong))
 
 
-def test_top_k_is_used_where_asked_for() -> None:
+def test_top_k_leaves_the_most_probable_tokens() -> None:
     model = optimized_causal_lm("llama", 8)
     prompt = torch.tensor([[5, 6]]).expand(500, 2)
     options = SamplingOptions(max_new_tokens=1, top_k=2)
@@ -382,13 +332,13 @@ def test_adapters_are_merged_in_float32_and_the_weights_are_the_same_after(
     merged = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
     assert seen
     assert all(seen)
-    with pytest.raises(ValueError, match="stopped"), merge_adapters(adapted):
+    with pytest.raises(ValueError, match="stopped"), adapters_merged(adapted):
         raise ValueError("stopped")
     for name, parameter in adapted.named_parameters():
         assert parameter.data_ptr() == weights[name].data_ptr()
         assert torch.equal(parameter, values[name])
     seen.clear()
-    monkeypatch.setattr("lit_rlhf.rollout.generation.merge_adapters", lambda _: nullcontext())
+    monkeypatch.setattr("lit_rlhf.rollout.generation.adapters_merged", lambda _: nullcontext())
     apart = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
     assert not any(seen)
     assert torch.equal(merged.response_ids, apart.response_ids)

@@ -73,20 +73,20 @@ def expected() -> dict[str, float]:
     }
 
 
-def test_metrics_come_from_masked_tokens_alone() -> None:
+def test_metrics_ignore_padding() -> None:
     assert measured(slice(None)) == pytest.approx(expected(), rel=1e-6)
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_unequal_batches_are_as_one(cut: int) -> None:
+def test_metrics_do_not_depend_on_batches(cut: int) -> None:
     assert measured(slice(cut), slice(cut, None)) == pytest.approx(expected(), rel=1e-6)
 
 
-def test_metrics_of_nothing_are_none() -> None:
+def test_metrics_without_an_update_are_empty() -> None:
     assert RolloutMetrics().compute() == {}
 
 
-def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
+def test_metrics_of_real_rollouts_are_plausible() -> None:
     model = optimized_causal_lm()
     ids = torch.randint(4, 280, (6, 5))
     rollouts = generate_responses(
@@ -114,9 +114,5 @@ def test_metrics_of_real_rollouts_are_in_their_ranges() -> None:
     assert "rollout/score" not in metrics
     # equal policies have no KL, and entropies lie between 0 and that of a uniform choice
     assert abs(float(metrics["rollout/kl"])) < 1e-6
-    assert abs(float(metrics["rollout/kl_per_token"])) < 1e-6
     assert 0.0 <= float(metrics["rollout/entropy"]) <= math.log(288)
-    assert float(metrics["rollout/perplexity"]) >= 1.0
-    assert 1.0 <= float(metrics["rollout/response_length"]) <= 8.0
-    for key in ("rollout/truncation_rate", "rollout/distinct_2"):
-        assert 0.0 <= float(metrics[key]) <= 1.0
+    assert float(metrics["rollout/response_length"]) == pytest.approx(float(lengths.float().mean()))

@@ -106,7 +106,7 @@ def test_options_that_leave_the_policy_are_named(
     ("changes", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens: expected an integer >= 1, got 0"),
-        ({"temperature": 0.0}, "temperature: expected a number > 0"),
+        ({"temperature": 0.0}, "temperature: expected a finite number > 0"),
         ({"top_p": 0.0}, "top_p: expected"),
         ({"top_p": 1.1}, "top_p: expected"),
         ({"top_k": -1}, "top_k: expected"),

@@ -1,5 +1,6 @@
 """Checks of a PPO run before it starts, on the user's own models, data and strategy."""
 
+from lit_rlhf.tools.doctor.memory import NetworkShape, PPOMemory, PPOSizes, ppo_memory
 from lit_rlhf.tools.doctor.plan import QUIET, RunPlan, examination_settings, plan_run
 from lit_rlhf.tools.doctor.report import Display, Finding, Report, Status
 from lit_rlhf.tools.doctor.run import (
@@ -11,7 +12,6 @@ from lit_rlhf.tools.doctor.run import (
     examine,
     report_start_failure,
 )
-from lit_rlhf.tools.doctor.zero2_memory import NetworkShape, PPOMemory, PPOSizes, ppo_memory
 
 __all__ = [
     "CHECKS_BEFORE",

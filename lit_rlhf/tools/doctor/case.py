@@ -39,7 +39,7 @@ class Update(NamedTuple):
     """An update of policy and critic on one minibatch.
 
     Attributes:
-        metrics: Metrics that `PPOModule.update` returned, computed before the step.
+        metrics: Metrics of `PPOModule.update`, computed before the step.
         steps: Steps by network, `policy` and `critic`.
     """
 
@@ -60,9 +60,9 @@ class Case:
         batch: Prompts of one iteration.
         rollouts: Responses to them.
         estimates: Log-probs of policy and reference and the critic's values, as the update gets
-            them. The policy's log-probs may be those of generation.
-        rescored: The same with log-probs of a forward pass of their own, where `estimates` has
-            those of generation.
+            them. The policy's log-probs may come from generation.
+        rescored: The same with log-probs of a separate forward, where `estimates` has log-probs of
+            generation.
         scores: Raw rewards, `[B]`.
         experience: What the update learns from.
         updates: Two updates on one minibatch.
@@ -88,7 +88,7 @@ class Case:
         return self.module.tokenizer if encoder is None else encoder.tokenizer
 
     def networks(self) -> dict[str, LanguageModel]:
-        """All networks by their name in messages. With LoRA there is no reference of its own."""
+        """All networks by their name in messages; with LoRA there is no separate reference."""
         module = self.module
         found = {"policy": module.policy, "reference": module.reference, "critic": module.critic}
         found |= {f"reward model {model.path!r}": model.model for model in module.reward.models}
@@ -110,11 +110,5 @@ class Case:
 
 
 def first_rows(rollouts: RolloutBatch) -> RolloutBatch:
-    """The first few rollouts, without the statistics of their generation."""
-    return RolloutBatch(
-        rollouts.prompt_ids[:FEW],
-        rollouts.prompt_mask[:FEW],
-        rollouts.response_ids[:FEW],
-        rollouts.response_mask[:FEW],
-        rollouts.terminated[:FEW],
-    )
+    """Select the first few rollouts, without the statistics of their generation."""
+    return rollouts.select(slice(FEW))._replace(statistics=None)

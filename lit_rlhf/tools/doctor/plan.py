@@ -61,11 +61,7 @@ class RunPlan:
 
 
 def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
-    """Read from a Trainer's settings what the run asks of the machine.
-
-    Args:
-        trainer: Arguments of `Trainer` as LightningCLI parses them.
-    """
+    """Read from the arguments of `Trainer`, as LightningCLI parses them, what the run needs."""
     on_gpu = trainer.get("accelerator") in GPU or (
         trainer.get("accelerator", "auto") == "auto" and torch.cuda.is_available()
     )

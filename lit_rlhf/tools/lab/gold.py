@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 
 from lit_rlhf.tools.lab.lexicon import (
     CLOSING_MARKS,
-    DANGEROUS,
     LEXICONS,
     Language,
     Lexicon,
@@ -118,11 +117,8 @@ def gold_reward(
         prompts: Rendered HH prompts, `"\n\nHuman: ...\n\nAssistant:"`. The last human turn is
             the request. Earlier turns matter only to a follow-up such as "two more".
         responses: Decoded responses without special tokens, one per prompt.
-        terminated: Whether each response ended with EOS, as opposed to the length limit. If None,
-            the last word of the text alone decides whether it is finished.
-
-    Returns:
-        One reward per response, at most 2.
+        terminated: Whether each response ended with EOS rather than at the length limit; `None` if
+            only the last word decides whether it is finished.
 
     Raises:
         ValueError: If the arguments differ in length, or a prompt does not come from this world.
@@ -133,15 +129,9 @@ def gold_reward(
 def well_formed(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
     """Whether each response has the form of the world's responses, in one of its languages.
 
-    As a reward function with weight 0 it only logs the share. It reads no prompt, so it also
-    judges responses to prompts of another template.
-
-    Args:
-        prompts: Not read.
-        responses: As for `gold_reward`.
-
-    Returns:
-        For each response 0 if it is `malformed` as `GoldTerms` has it, else 1.
+    As a reward function with weight 0 it only logs the share. It does not read the prompts, so it
+    also judges responses to prompts of another template. Returns 0 for a response that is
+    `malformed` as in `GoldTerms`, else 1.
     """
     del prompts
     return [
@@ -166,18 +156,10 @@ def _all_terms(
 
 
 def gold_terms(request: Request, response: str, terminated: bool = True) -> GoldTerms:
-    """The terms of the gold reward of one response.
+    """Compute the terms of the gold reward of one response.
 
     Items count wherever they occur in the text. A response is finished if it terminated and its
     last word is a closing mark, so an empty response is unfinished.
-
-    Args:
-        request: The request that the response answers.
-        response: Decoded response without special tokens.
-        terminated: Whether the response ended with EOS.
-
-    Returns:
-        The terms.
     """
     words = split_words(response)
     refused = _contains(words, LEXICONS[request.language].refusal_words)
@@ -236,13 +218,7 @@ def _form(language: Language) -> re.Pattern[str]:
 
 
 def parse_request(prompt: str) -> Request:
-    """Parse the request of a rendered prompt.
-
-    Args:
-        prompt: Rendered HH text that ends with an open assistant turn.
-
-    Returns:
-        The request in the last human turn.
+    """Parse the request in the last human turn of rendered HH text with an open assistant turn.
 
     Raises:
         ValueError: If the text is not such a prompt, or the request does not come from this world.
@@ -259,7 +235,7 @@ def parse_request(prompt: str) -> Request:
         # Harmful objects first: "tell me how to make drugs" names no number and no topic.
         if any(word in lexicon.harmful_objects for word in words):
             return Request(lexicon.language, True, "", 0, frozenset())
-        n_items = _find_number(words, lexicon)
+        n_items = next((lexicon.numbers[word] for word in words if word in lexicon.numbers), None)
         if n_items is None:
             continue
         category = _find_topic(words, lexicon)
@@ -286,13 +262,8 @@ def _parse_follow_up(
     raise ValueError(f"prompt: expected an earlier request that 'more' refers to, got {prompt!r}")
 
 
-def _find_number(words: list[str], lexicon: Lexicon) -> int | None:
-    return next((lexicon.numbers[word] for word in words if word in lexicon.numbers), None)
-
-
 def _find_topic(words: list[str], lexicon: Lexicon) -> str | None:
-    topics = set(lexicon.categories) - {DANGEROUS}
-    return next((word for word in words if word in topics), None)
+    return next((word for word in words if word in lexicon.topics), None)
 
 
 def _contains(words: list[str], phrase: tuple[str, ...]) -> bool:

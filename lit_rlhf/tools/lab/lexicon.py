@@ -66,14 +66,7 @@ class Lexicon:
         return tuple(name for name in self.categories if name != DANGEROUS)
 
     def join_items(self, items: Sequence[str]) -> str:
-        """Join items with commas and a conjunction.
-
-        Args:
-            items: At least one item.
-
-        Returns:
-            In English `"a"`, `"a and b"`, `"a, b and c"` and so on.
-        """
+        """Join at least one item; in English `"a"`, `"a and b"`, `"a, b and c"` and so on."""
         *first, last = items
         return self.comma.join(first) + (self.conjunction if first else "") + last
 
@@ -178,12 +171,7 @@ CLOSING_MARKS: Final = frozenset(".!?。！？")
 
 
 def chinese_words() -> tuple[str, ...]:
-    """All Chinese words of the world.
-
-    Returns:
-        The words, longest first: an alternation of them in a regular expression then finds the
-        longest match.
-    """
+    """All Chinese words of the world, longest first, so that an alternation finds the longest."""
     items = [item for category in CHINESE.categories.values() for item in category]
     words = {
         *items,
@@ -200,13 +188,9 @@ _WORD = re.compile("|".join([*chinese_words(), r"[A-Za-z]+", r"[0-9]+", r"\S"]))
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words. Every punctuation mark is a word of its own.
+    """Split English, Chinese or mixed text into words.
 
-    Args:
-        text: English, Chinese or mixed text without special tokens.
-
-    Returns:
-        The words in order. A character that belongs to no known word is a word of its own.
+    Every punctuation mark, and every character outside known words, is a separate word.
     """
     return _WORD.findall(text)
 
@@ -220,12 +204,5 @@ _CATEGORY_OF: Final = {
 
 
 def item_category(word: str) -> str | None:
-    """The category of an item.
-
-    Args:
-        word: A word as `split_words` returns it.
-
-    Returns:
-        The name of the category in the item's own language, or None if the word is not an item.
-    """
+    """The category of a word of `split_words`, in its own language; `None` if it is not an item."""
     return _CATEGORY_OF.get(word)

@@ -15,14 +15,7 @@ from lit_rlhf.tools.lab.world import World
 
 
 class ResponsePair(NamedTuple):
-    """Two responses to one prompt.
-
-    Attributes:
-        first: A response, decoded.
-        second: Another response.
-        first_terminated: Whether the first one ended with EOS.
-        second_terminated: Whether the second one did.
-    """
+    """Two decoded responses to one prompt, and whether each ended with EOS."""
 
     first: str
     second: str
@@ -46,16 +39,8 @@ def preference_probability(prompt: str, pair: ResponsePair, world: World) -> flo
     """Probability that a labeller prefers the first response.
 
     `noise / 2 + (1 - noise) * sigmoid(sharpness * gold difference + length_bias * difference in
-    words + phrase_bias * difference in polite phrases)`. Labellers who overlook form see the
-    content of gold alone.
-
-    Args:
-        prompt: Rendered HH prompt.
-        pair: The responses.
-        world: Declares sharpness, biases and noise.
-
-    Returns:
-        The probability.
+    words + phrase_bias * difference in polite phrases)`. Labellers who overlook form see only the
+    content of gold.
 
     Raises:
         ValueError: If the prompt does not come from this world.
@@ -68,13 +53,7 @@ def preference_probability(prompt: str, pair: ResponsePair, world: World) -> flo
 
 
 def label_pair(prompt: str, pair: ResponsePair, world: World, rng: random.Random) -> dict[str, str]:
-    r"""Draw the label of a pair.
-
-    Args:
-        prompt: Rendered HH prompt, `"\n\nHuman: ...\n\nAssistant:"`.
-        pair: The responses.
-        world: Declares sharpness, biases and noise.
-        rng: Random generator; exactly one number is drawn.
+    """Draw the label of a pair of responses to a rendered HH prompt, with one number of `rng`.
 
     Returns:
         An HH record, `{"chosen": dialogue, "rejected": dialogue}`.

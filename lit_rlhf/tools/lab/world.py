@@ -4,7 +4,7 @@ import random
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from lit_rlhf.tools.lab.gold import Request, parse_request
 from lit_rlhf.tools.lab.lexicon import DANGEROUS, LEXICONS, Language, Lexicon
@@ -53,6 +53,7 @@ class World:
             ValueError: If a share is outside of 0 to 1, the sharpness is negative, or the language
                 is unknown.
         """
+        # not by lit_rlhf.checks, which imports torch
         if self.language not in ("en", "zh", "both"):
             raise ValueError(f"language: expected 'en', 'zh' or 'both', got {self.language!r}")
         for name in ("multi_turn", "harmful", "skill", "politeness", "label_noise"):
@@ -78,25 +79,13 @@ class World:
         in five, to the held-out side. A held-out prompt is therefore never a training prompt,
         whatever the seeds and settings. Prompts may repeat within a side.
 
-        Args:
-            n: Number of prompts.
-            seed: The same seed gives the same prompts; a larger `n` appends to them.
-
         Returns:
-            `n` dialogues that end with a human turn.
+            `n` dialogues that end with a human turn; a larger `n` appends to them.
         """
         return self._sample(n, seed, held_out=False)
 
     def sample_held_out_prompts(self, n: int, seed: int) -> list[ChatMessages]:
-        """Sample prompts that `sample_prompts` never returns.
-
-        Args:
-            n: Number of prompts.
-            seed: As for `sample_prompts`.
-
-        Returns:
-            `n` dialogues that end with a human turn.
-        """
+        """Sample prompts, like `sample_prompts`, that it never returns."""
         return self._sample(n, seed, held_out=True)
 
     def sample_demonstration(self, prompt: Sequence[dict[str, str]], rng: random.Random) -> str:
@@ -107,10 +96,6 @@ class World:
         is off by one with probability `e / 3`. A helpful request is refused with probability
         `e / 6`, and the closing mark is missing with the same probability.
 
-        Args:
-            prompt: A prompt of this world.
-            rng: Random generator.
-
         Returns:
             The content of the assistant's turn.
 
@@ -120,24 +105,16 @@ class World:
         request = parse_request(render_prompt(prompt))
         lexicon = LEXICONS[request.language]
         error = 1.0 - self.skill
-        if request.harmful:
-            refuses = rng.random() >= error
-            body = (
-                rng.choice(lexicon.refusals)
-                if refuses
-                else lexicon.harmful_answer.format(
-                    items=lexicon.join_items(rng.sample(lexicon.categories[DANGEROUS], 2))
-                )
-            )
+        draw = rng.random()
+        refuses = draw >= error if request.harmful else draw < error / 6
+        if refuses:
+            body = rng.choice(lexicon.refusals)
+        elif request.harmful:
+            items = rng.sample(lexicon.categories[DANGEROUS], 2)
+            body = lexicon.harmful_answer.format(items=lexicon.join_items(items))
         else:
-            refuses = rng.random() < error / 6
-            body = (
-                rng.choice(lexicon.refusals)
-                if refuses
-                else lexicon.answer.format(
-                    items=lexicon.join_items(self._sample_items(request, rng))
-                )
-            )
+            items = self._sample_items(request, rng)
+            body = lexicon.answer.format(items=lexicon.join_items(items))
         if not refuses and rng.random() < 0.5:
             body = rng.choice(lexicon.openings) + lexicon.space + body
         for probability in (self.politeness, 0.1):
@@ -147,7 +124,7 @@ class World:
         return body[:-1] if rng.random() < error / 6 else body
 
     def _sample_items(self, request: Request, rng: random.Random) -> list[str]:
-        """The items of an answer, some of them wrong."""
+        """Sample the items of an answer, some of them wrong."""
         lexicon = LEXICONS[request.language]
         error = 1.0 - self.skill
         n_items = request.n_items
@@ -187,7 +164,8 @@ class World:
         """Sample prompts of both sides without end."""
         while True:
             lexicon = rng.choice(self.lexicons)
-            history, topic = _Exchange((), "")
+            history: ChatMessages = ()
+            topic = ""
             harmful = rng.random() < self.harmful
             if rng.random() < self.multi_turn:
                 history, topic = _sample_exchange(lexicon, rng)
@@ -197,7 +175,7 @@ class World:
                 number = rng.choice(list(lexicon.numbers))
                 text = rng.choice(lexicon.follow_ups).format(number=number)
             else:
-                text = _sample_request(lexicon, rng.choice(lexicon.topics), rng).text
+                text = _sample_request(lexicon, rng.choice(lexicon.topics), rng)[0]
             yield (*history, {"role": "user", "content": text})
 
 
@@ -217,13 +195,7 @@ arXiv 2307.04964.
 
 
 def render_prompt(messages: Sequence[dict[str, str]]) -> str:
-    r"""Render a dialogue as an HH prompt.
-
-    Args:
-        messages: Turns with `"role"` and `"content"`; the last one is the human's.
-
-    Returns:
-        `"\n\nHuman: ...\n\nAssistant:"`.
+    r"""Render a dialogue as an HH prompt, `"\n\nHuman: ...\n\nAssistant:"`.
 
     Raises:
         ValueError: If the last turn is not the human's.
@@ -239,33 +211,15 @@ def render_prompt(messages: Sequence[dict[str, str]]) -> str:
 
 
 def is_held_out(prompt: Sequence[dict[str, str]]) -> bool:
-    """Whether a prompt belongs to the held-out side.
-
-    Args:
-        prompt: A dialogue that ends with a human turn.
-
-    Returns:
-        True for about one prompt in five, by a checksum of the rendered text.
-    """
+    """Whether a prompt belongs to the held-out side, as about one in five, by a checksum."""
     return zlib.crc32(render_prompt(prompt).encode()) % _HELD_OUT_EVERY == 0
 
 
-class _SampledRequest(NamedTuple):
-    text: str
-    n_items: int
-
-
-class _Exchange(NamedTuple):
-    """A request with its answer, and the topic of the request (`""` if it is harmful)."""
-
-    turns: ChatMessages
-    topic: str
-
-
-def _sample_request(lexicon: Lexicon, topic: str, rng: random.Random) -> _SampledRequest:
+def _sample_request(lexicon: Lexicon, topic: str, rng: random.Random) -> tuple[str, int]:
+    """Sample a request for a topic; its text and the number of items."""
     number = rng.choice(list(lexicon.numbers))
     template = rng.choice(lexicon.requests)
-    return _SampledRequest(template.format(number=number, category=topic), lexicon.numbers[number])
+    return template.format(number=number, category=topic), lexicon.numbers[number]
 
 
 def _sample_harmful_request(lexicon: Lexicon, rng: random.Random) -> str:
@@ -274,8 +228,8 @@ def _sample_harmful_request(lexicon: Lexicon, rng: random.Random) -> str:
     )
 
 
-def _sample_exchange(lexicon: Lexicon, rng: random.Random) -> _Exchange:
-    """Sample an earlier exchange, with a correct answer."""
+def _sample_exchange(lexicon: Lexicon, rng: random.Random) -> tuple[ChatMessages, str]:
+    """Sample an earlier exchange with a correct answer, and its topic (`""` if it is harmful)."""
     if rng.random() < 0.2:
         topic, text, answer = "", _sample_harmful_request(lexicon, rng), lexicon.refusals[0]
     else:
@@ -284,4 +238,4 @@ def _sample_exchange(lexicon: Lexicon, rng: random.Random) -> _Exchange:
         items = rng.sample(lexicon.categories[topic], n_items)
         answer = lexicon.answer.format(items=lexicon.join_items(items))
     turns = ({"role": "user", "content": text}, {"role": "assistant", "content": answer})
-    return _Exchange(turns, topic)
+    return turns, topic

@@ -50,9 +50,6 @@ def write_world(
         n_train_prompts: Number of prompts of the training side.
         n_heldout_prompts: Number of prompts of the held-out side.
         n_texts: Number of documents for the ptx loss.
-
-    Returns:
-        The folder.
     """
     from lit_rlhf.files import write_json_lines, write_text  # see write_base_model
 
@@ -159,19 +156,12 @@ def write_base_model(folder: str | Path, world: World, seed: int, chat_template:
 
 
 def build_tokenizer(world: World, chat_template: str) -> "PreTrainedTokenizerFast":
-    """Build a byte-level BPE tokenizer with one token per word of the world.
+    """Build a byte-level BPE tokenizer with one token per word of the world's languages.
 
     The vocabulary holds the 256 bytes, the special tokens, and each word of the world with its
     leading space. Turn markers are words too. There are no BPE merges: with `ignore_merges` a word
     in the vocabulary becomes one token and any other text becomes bytes. No text is lost, and no
     fragments of words fill the vocabulary.
-
-    Args:
-        world: The world; its language decides on the words.
-        chat_template: Jinja template of the tokenizer.
-
-    Returns:
-        The tokenizer.
     """
     from transformers import PreTrainedTokenizerFast  # see write_base_model
 

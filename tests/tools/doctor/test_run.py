@@ -69,7 +69,7 @@ def test_an_exception_inside_a_check_is_its_finding(root: Path, tmp_path: Path) 
     def broken(*_: object) -> None:
         raise RuntimeError("something odd")
 
-    with patch("lit_rlhf.tools.doctor.checks.memory.ppo_memory", broken):
+    with patch("lit_rlhf.tools.doctor.memory.ppo_memory", broken):
         report = findings(root, tmp_path)
 
     assert not_ok(report) == {"memory": "failure"}

@@ -17,10 +17,11 @@ def probability(a: str, b: str, world: World, ended_a: bool = True) -> float:
     return preference_probability(PROMPT, ResponsePair(a, b, ended_a), world)
 
 
-def test_probability_by_hand() -> None:
-    logit = 2.0 * (2.0 - 0.3) + 0.1 * (4 - 8) + 0.5 * (0 - 1)
+@pytest.mark.parametrize(("ended", "gold"), [(True, 2.0), (False, 1.0)])
+def test_probability_by_hand(ended: bool, gold: float) -> None:
+    logit = 2.0 * (gold - 0.3) + 0.1 * (4 - 8) + 0.5 * (0 - 1)
     expected = 0.5 * 0.2 + 0.8 / (1 + math.exp(-logit))
-    assert probability(GOOD, WORSE, WORLD) == pytest.approx(expected, rel=1e-12)
+    assert probability(GOOD, WORSE, WORLD, ended) == pytest.approx(expected, rel=1e-12)
 
 
 def test_labellers_overlook_form_unless_the_world_says_so() -> None:
@@ -44,15 +45,10 @@ def test_the_named_worlds_fail_in_two_ways() -> None:
     )
 
 
-def test_truncation_lowers_the_probability() -> None:
-    logit = 2.0 * (1.0 - 0.3) + 0.1 * (4 - 8) + 0.5 * (0 - 1)
-    expected = 0.5 * 0.2 + 0.8 / (1 + math.exp(-logit))
-    assert probability(GOOD, WORSE, WORLD, ended_a=False) == pytest.approx(expected, rel=1e-12)
-
-
 def test_probabilities_of_both_orders_sum_to_one() -> None:
     total = probability(GOOD, WORSE, WORLD) + probability(WORSE, GOOD, WORLD)
     assert total == pytest.approx(1.0, rel=1e-12)
+    assert probability(GOOD, WORSE, World(label_noise=1.0)) == 0.5
 
 
 def test_without_gold_the_biases_decide() -> None:
@@ -60,10 +56,6 @@ def test_without_gold_the_biases_decide() -> None:
     biased = World(preference_sharpness=0.0, length_bias=0.1, phrase_bias=0.5, label_noise=0.0)
     logit = 0.1 * (14 - 4) + 0.5 * 2
     assert probability(longer, GOOD, biased) == pytest.approx(1 / (1 + math.exp(-logit)))
-
-
-def test_noise_alone_is_a_fair_coin() -> None:
-    assert probability(GOOD, WORSE, World(label_noise=1.0)) == 0.5
 
 
 def test_extreme_logits_neither_overflow_nor_leave_the_range() -> None:
@@ -107,9 +99,6 @@ def test_unusable_pair_refused(a: str, b: str) -> None:
     with pytest.raises(ValueError, match="pair: expected two different responses"):
         label_pair(PROMPT, ResponsePair(a, b), WORLD, random.Random(0))
     assert not ResponsePair(a, b).is_usable
-
-
-def test_usable_pair_differs_and_has_no_markers() -> None:
     assert ResponsePair(GOOD, WORSE).is_usable
 
 

@@ -35,20 +35,13 @@ def test_prompt_must_end_with_the_user(messages: tuple[dict[str, str], ...]) -> 
         render_prompt(messages)
 
 
-def test_same_seed_same_prompts_and_more_only_adds() -> None:
+def test_prompts_depend_on_the_seed_and_a_larger_number_appends() -> None:
+    state = random.getstate()
+    assert World().sample_prompts(50, 0) != World().sample_prompts(50, 1)
+    assert random.getstate() == state
     world = World(language="both")
     assert world.sample_prompts(200, 3)[:50] == world.sample_prompts(50, 3)
     assert world.sample_held_out_prompts(200, 3)[:50] == world.sample_held_out_prompts(50, 3)
-
-
-def test_other_seed_other_prompts() -> None:
-    assert World().sample_prompts(50, 0) != World().sample_prompts(50, 1)
-
-
-def test_no_global_random_state_used() -> None:
-    state = random.getstate()
-    World().sample_prompts(5, 0)
-    assert random.getstate() == state
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -62,9 +55,6 @@ def test_held_out_prompts_are_never_training_prompts(language: LanguageOption) -
     }
     assert not trained & held_out
     assert len(held_out) > 100
-
-
-def test_every_prompt_is_on_the_side_it_was_drawn_for() -> None:
     assert not any(is_held_out(prompt) for prompt in World().sample_prompts(200, 0))
     assert all(is_held_out(prompt) for prompt in World().sample_held_out_prompts(200, 0))
 
@@ -77,19 +67,11 @@ def test_both_sides_cover_every_topic_and_number() -> None:
         }
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_share_of_multi_turn_prompts_at_its_ends(share: float) -> None:
-    lengths = {len(prompt) for prompt in World(multi_turn=share).sample_prompts(100, 0)}
-    assert lengths == {3 if share else 1}
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_share_of_harmful_prompts_at_its_ends(share: float) -> None:
-    prompts = World(harmful=share).sample_prompts(100, 0)
-    assert {parse_request(render_prompt(p)).harmful for p in prompts} == {bool(share)}
-
-
 def test_shares_are_met_on_average() -> None:
+    for share in (0.0, 1.0):
+        prompts = World(multi_turn=share, harmful=share).sample_prompts(100, 0)
+        assert {len(prompt) for prompt in prompts} == {3 if share else 1}
+        assert {parse_request(render_prompt(p)).harmful for p in prompts} == {bool(share)}
     prompts = World(multi_turn=0.25, harmful=0.4).sample_prompts(4000, 0)
     multi = sum(len(prompt) > 1 for prompt in prompts) / 4000
     harmful = sum(parse_request(render_prompt(prompt)).harmful for prompt in prompts) / 4000
@@ -98,19 +80,12 @@ def test_shares_are_met_on_average() -> None:
     assert harmful == pytest.approx(0.4, abs=0.04)
 
 
-def test_both_speaks_both() -> None:
-    requests = [
-        parse_request(render_prompt(p)) for p in World(language="both").sample_prompts(400, 0)
-    ]
+def test_languages_and_follow_ups_occur() -> None:
+    world = World(language="both", multi_turn=1.0)
+    requests = [parse_request(render_prompt(p)) for p in world.sample_prompts(400, 0)]
     counts = Counter(request.language for request in requests)
     assert min(counts["en"], counts["zh"]) > 140
-
-
-def test_follow_ups_occur() -> None:
-    requests = [
-        parse_request(render_prompt(p)) for p in World(multi_turn=1.0).sample_prompts(100, 0)
-    ]
-    assert sum(bool(request.used_items) for request in requests) > 15
+    assert sum(bool(request.used_items) for request in requests) > 60
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -191,13 +166,10 @@ def test_every_chinese_text_consists_of_listed_words() -> None:
             assert set(split_words(text)) <= known
 
 
-def test_no_item_has_two_categories() -> None:
+def test_items_have_one_category_and_dangerous_ones_no_topic() -> None:
     groups = [group for lexicon in LEXICONS.values() for group in lexicon.categories.values()]
     items = [item for group in groups for item in group]
     assert len(items) == len(set(items))
-
-
-def test_nobody_asks_for_dangerous_parts_by_name() -> None:
     assert DANGEROUS not in ENGLISH.topics
 
 
@@ -207,16 +179,11 @@ def test_nobody_asks_for_dangerous_parts_by_name() -> None:
         ({"language": "fr"}, "language: expected 'en', 'zh' or 'both', got 'fr'"),
         ({"harmful": 1.5}, "harmful: expected 0 to 1, got 1.5"),
         ({"multi_turn": -0.1}, "multi_turn: expected 0 to 1, got -0.1"),
-        ({"skill": 2.0}, "skill: expected 0 to 1"),
-        ({"label_noise": 2.0}, "label_noise: expected 0 to 1"),
         ({"preference_sharpness": -1.0}, "preference_sharpness: expected at least 0"),
     ],
 )
 def test_settings_out_of_range_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         World(**settings)  # type: ignore[arg-type]
-
-
-def test_negative_number_of_prompts_refused() -> None:
     with pytest.raises(ValueError, match="n: expected at least 0"):
         World().sample_prompts(-1, 0)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import GenerationConfig
 
 from lit_rlhf.forward import eval_mode, unwrap_model
@@ -63,8 +64,7 @@ def check_ratio(case: Case) -> Finding:
 def check_padding(case: Case) -> Finding:
     """Check that log-probs, values and scores do not depend on padding.
 
-    Compares rollouts that are read alone, without padding, with the same rollouts in one batch that
-    has more padding than they need.
+    Rollouts without padding are compared with the same rollouts in a batch with too much of it.
     """
     assert case.rollouts is not None
     assert case.batch is not None
@@ -142,19 +142,14 @@ def check_sampling(case: Case) -> Finding:
 
 
 class EntropyGap(NamedTuple):
-    """Mean log-prob of sampled tokens plus the entropy; 0 in expectation if truly sampled.
-
-    Attributes:
-        mean: Mean over tokens, in nats.
-        standard_errors: The mean in its standard errors; 0 for few tokens.
-    """
+    """A mean over tokens in nats, and in its standard errors (0 for few tokens)."""
 
     mean: float
     standard_errors: float
 
 
 def entropy_gap(rollouts: RolloutBatch, estimates: TokenStatistics) -> EntropyGap:
-    """How far the sampled tokens' log-probs are from minus the entropy on average."""
+    """Average the log-probs of sampled tokens plus the entropy: 0 in expectation if sampled."""
     excess = (estimates.logprobs + estimates.entropy)[rollouts.response_mask].double()
     mean = float(excess.mean())
     error = float(excess.std(correction=0)) / len(excess) ** 0.5
@@ -194,14 +189,12 @@ def generation_difference(case: Case) -> float:
 
 def add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
     """The same rollouts with more columns of padding on either side."""
-    rows = len(rollouts.response_ids)
-    pad = rollouts.response_ids.new_full((rows, N_PADDING), pad_token_id)
-    pad_mask = torch.zeros_like(pad, dtype=torch.bool)
+    left, right = (N_PADDING, 0), (0, N_PADDING)
     return RolloutBatch(
-        torch.cat([pad, rollouts.prompt_ids], dim=1),
-        torch.cat([pad_mask, rollouts.prompt_mask], dim=1),
-        torch.cat([rollouts.response_ids, pad], dim=1),
-        torch.cat([rollouts.response_mask, pad_mask], dim=1),
+        functional.pad(rollouts.prompt_ids, left, value=pad_token_id),
+        functional.pad(rollouts.prompt_mask, left),
+        functional.pad(rollouts.response_ids, right, value=pad_token_id),
+        functional.pad(rollouts.response_mask, right),
         rollouts.terminated,
     )
 

@@ -36,7 +36,7 @@ def check_eos(case: Case) -> Finding:
 
 
 def find_untrained_eos(case: Case) -> Finding | None:
-    """The failure of responses that ended while their EOS is outside the loss."""
+    """Report responses that ended while their EOS is outside the loss."""
     assert case.rollouts is not None
     rollouts, tokenizer = case.rollouts, case.tokenizer
     mask = rollouts.response_mask if case.experience is None else case.experience.loss_mask
@@ -58,7 +58,7 @@ def find_untrained_eos(case: Case) -> Finding | None:
 
 
 def describe_ends(case: Case) -> Finding:
-    """The finding on how many responses ended, and how probable that was."""
+    """Report how many responses ended, and how probable that was."""
     assert case.rollouts is not None
     rollouts, limit = case.rollouts, case.module.sampling.max_new_tokens
     count, cut_off = len(rollouts.terminated), int((~rollouts.terminated).sum())

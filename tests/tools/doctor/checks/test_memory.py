@@ -11,7 +11,7 @@ import torch
 from lit_rlhf.forward import cpu
 from lit_rlhf.tools.doctor import PPOMemory, RunPlan
 from lit_rlhf.tools.doctor.checks import memory
-from lit_rlhf.tools.doctor.checks.memory import estimate_memory
+from lit_rlhf.tools.doctor.memory import estimate_memory
 from tests.tools.doctor.runs import case_of, findings, not_ok
 
 
@@ -96,10 +96,10 @@ def test_ranks_have_shares_of_frozen_networks(root: Path, tmp_path: Path) -> Non
 def test_a_cpu_splits_an_update_by_itself(root: Path, tmp_path: Path) -> None:
     whole = estimate_memory(case_of(root, tmp_path, RunPlan(on_gpu=True)))
     split = case_of(root, tmp_path)
-    with patch("lit_rlhf.tools.doctor.checks.memory.tokens_within_memory", lambda model: 8):
+    with patch("lit_rlhf.tools.doctor.memory.tokens_within_memory", lambda model: 8):
         assert estimate_memory(split).update < whole.update
     of_users = case_of(root, tmp_path, minibatches={"micro_batch_size": 4})
-    with patch("lit_rlhf.tools.doctor.checks.memory.tokens_within_memory", lambda model: 8):
+    with patch("lit_rlhf.tools.doctor.memory.tokens_within_memory", lambda model: 8):
         assert estimate_memory(of_users).update == whole.update
 
 

@@ -1,4 +1,4 @@
-"""An estimate of the memory of PPO's four networks on each GPU, under ZeRO-2 in bfloat16.
+"""An estimate of the memory of PPO's four networks, on each GPU and on the CPU.
 
 Weights, master weights and moments stay through all phases. What a phase takes on top is freed at
 its end: keys and values in the rollout, a visiting frozen network and the forward's tensors in
@@ -14,13 +14,18 @@ constants are measured on a CPU. CUDA, NCCL and fragmentation take some GB more.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from lit_rlhf.forward import CHUNK_SIZE
+from lit_rlhf.checks import check_count, check_fields
+from lit_rlhf.forward import CHUNK_SIZE, LanguageModel, Offloaded, unwrap_model
+from lit_rlhf.modules import tokens_within_memory
 from lit_rlhf.rollout import default_tokens_per_forward
+from lit_rlhf.tools.doctor.case import Case
 
 WEIGHT_BYTES = 2
 """Bytes of a weight in bfloat16."""
@@ -101,10 +106,7 @@ class PPOSizes:
     def __post_init__(self) -> None:
         """Check that all numbers are positive."""
         names = ("gpus", "prompt_tokens", "response_tokens", "rollouts", "rows", "scored_tokens")
-        for name in names:
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {value}")
+        check_fields(check_count, self, *names)
 
 
 class PPOMemory(NamedTuple):
@@ -137,13 +139,7 @@ class PPOMemory(NamedTuple):
 
 
 class ModelStates(NamedTuple):
-    """Bytes of a network's weights, gradients and moments.
-
-    Attributes:
-        gpu: Weights, master weights and moments on each GPU.
-        gradients: Gradients on each GPU, from its first backward to its step.
-        cpu: Bytes in the CPU memory of a node.
-    """
+    """Bytes of a trained network: weights and moments, and gradients, on each GPU; on the CPU."""
 
     gpu: int
     gradients: int
@@ -151,12 +147,7 @@ class ModelStates(NamedTuple):
 
 
 def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
-    """Estimate the memory of PPO under ZeRO-2 in bfloat16.
-
-    Args:
-        shape: Shape of each of the four networks.
-        sizes: Sizes of the run.
-    """
+    """Estimate the memory of PPO on four networks of one shape, under ZeRO-2 in bfloat16."""
     weights = WEIGHT_BYTES * shape.parameters
     kept = weights // sizes.gpus if sizes.shard_frozen else weights
     visits = weights if sizes.offload_frozen or sizes.shard_frozen else 0
@@ -184,12 +175,9 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
 
 
 def zero2_model_states(parameters: int, gpus: int, offload: bool) -> ModelStates:
-    """One engine's model states on a node.
+    """Estimate an engine's states on a node that holds all ranks, for trained `parameters`.
 
-    Args:
-        parameters: Number of weights, all of them trained.
-        gpus: Number of GPUs of the node, which holds all ranks.
-        offload: Keep gradients, master weights and moments in CPU memory.
+    With `offload`, gradients, master weights and moments are in CPU memory.
     """
     weights = WEIGHT_BYTES * parameters
     if offload:
@@ -221,3 +209,129 @@ def layer_activations(shape: NetworkShape, sizes: PPOSizes) -> int:
     if sizes.gradient_checkpointing:
         return shape.hidden * (WEIGHT_BYTES * shape.layers + LAYER_BYTES)
     return shape.hidden * LAYER_BYTES * shape.layers
+
+
+def estimate_memory(case: Case) -> PPOMemory:
+    """Estimate the memory of the run from its networks.
+
+    States are counted from the networks as they are. The phases of `ppo_memory`, which are for
+    bfloat16, are doubled if computation is in float32. CPU memory counts only offloaded optimizers
+    and networks.
+    """
+    module, plan = case.module, case.plan
+    in_float32 = (
+        case.trainer.precision in ("32-true", "64-true") and module.network.dtype == "float32"
+    )
+    factor = 2 if in_float32 else 1
+    phases = ppo_memory(network_shape(module.policy), ppo_sizes(case))
+    counted: set[int] = set()  # with LoRA, networks have frozen weights in common
+    states = [trained_states(network, case, counted) for network in (module.policy, module.critic)]
+    # An offloaded network is not a module: what is found here is on the device.
+    frozen = [
+        parameter
+        for network in (module.reference, module.reward)
+        if isinstance(network, nn.Module)
+        for parameter in not_counted(network, counted)
+    ]
+    visitors = [module.reference, *(model.model for model in module.reward.models)]
+    sharing = plan.ranks if module.memory.shard_frozen else 1
+    kept = [
+        sum(tensor.nbytes for tensor in network.network.parameters()) // sharing
+        for network in visitors
+        if isinstance(network, Offloaded)
+    ]
+    to_cpu = module.memory.offload_frozen
+    return PPOMemory(
+        trained=sum(state.gpu for state in states),
+        frozen=frozen_bytes(frozen, plan.engines) + (0 if to_cpu else sum(kept)),
+        rollout=factor * phases.rollout,
+        scoring=factor * phases.scoring,
+        update=factor * phases.update,
+        # policy and critic are updated in turn
+        gradients=max(state.gradients for state in states),
+        cpu=(sum(state.cpu for state in states) if plan.offload_optimizer else 0)
+        + (plan.ranks * sum(map(pinned_bytes, kept)) if to_cpu else 0),
+    )
+
+
+def not_counted(network: nn.Module, counted: set[int]) -> list[nn.Parameter]:
+    """List the parameters of a network that are not in `counted`, and add their ids to it."""
+    found = [p for p in network.parameters() if id(p) not in counted]
+    counted.update(map(id, found))
+    return found
+
+
+def frozen_bytes(parameters: Iterable[nn.Parameter], engines: bool = False) -> int:
+    """Bytes of frozen weights, which engines cast to bfloat16 unless they are in 4 bits."""
+    total = 0
+    for parameter in parameters:
+        floating = engines and parameter.is_floating_point()
+        total += WEIGHT_BYTES * parameter.numel() if floating else parameter.nbytes
+        scales: Any = getattr(parameter, "quant_state", None)
+        if scales is not None:
+            total += int(scales.absmax.nbytes) + int(scales.state2.absmax.nbytes)
+    return total
+
+
+def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> ModelStates:
+    """Count the states of policy or critic: of ZeRO-2 under an engine, else of Adam.
+
+    Parameters whose ids are in `counted` are left out; the others are added to it.
+    """
+    parameters = not_counted(network, counted)
+    trained = [p for p in parameters if p.requires_grad]
+    fixed = [p for p in parameters if not p.requires_grad]
+    if case.plan.engines:
+        count = sum(p.numel() for p in trained)
+        states = zero2_model_states(count, case.plan.ranks, case.plan.offload_optimizer)
+        return states._replace(
+            gpu=states.gpu + frozen_bytes(fixed, engines=True),
+            gradients=states.gradients + bucket_bytes(count),
+        )
+    learned = sum(p.nbytes for p in trained)
+    return ModelStates(3 * learned + frozen_bytes(fixed), learned, 0)
+
+
+def network_shape(policy: LanguageModel) -> NetworkShape:
+    """The policy's shape, by its transformers config."""
+    config = unwrap_model(policy).config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return NetworkShape(
+        parameters=sum(p.numel() for p in policy.parameters()),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        kv_width=kv_heads * head_size,
+        vocabulary=config.vocab_size,
+    )
+
+
+def ppo_sizes(case: Case) -> PPOSizes:
+    """The sizes of the run that decide its memory, at the longest prompts and responses."""
+    module, encoder = case.module, case.module.encoder
+    minibatches = module.minibatches
+    batch = int(getattr(case.data, "batch_size", minibatches.minibatch_size))
+    batch *= module.responses_per_prompt
+    positions = getattr(unwrap_model(case.module.policy).config, "max_position_embeddings", 2048)
+    prompt = positions if encoder is None else encoder.max_prompt_length
+    response = module.sampling.max_new_tokens
+    device = torch.device("cuda" if case.plan.on_gpu else "cpu")
+    limit = module.memory.max_tokens_per_forward or default_tokens_per_forward(device)
+    micro_batch_tokens = minibatches.micro_batch_tokens
+    if micro_batch_tokens is None and minibatches.micro_batch_size is None and device.type == "cpu":
+        micro_batch_tokens = tokens_within_memory(module.policy)  # as the module does
+    return PPOSizes(
+        gpus=case.plan.ranks,
+        prompt_tokens=prompt,
+        response_tokens=response,
+        rollouts=min(module.memory.rollout_batch_size or batch, batch),
+        rows=min(minibatches.micro_batch_size or minibatches.minibatch_size, batch),
+        micro_batch_tokens=micro_batch_tokens,
+        # a sequence that is longer than the limit is a forward of its own
+        scored_tokens=min(max(limit, prompt + response), batch * (prompt + response)),
+        gradient_checkpointing=module.network.gradient_checkpointing,
+        offload_optimizer=case.plan.offload_optimizer,
+        offload_frozen=module.memory.offload_frozen,
+        shard_frozen=module.memory.shard_frozen,
+    )
