@@ -326,7 +326,7 @@ def test_an_update_that_goes_through_ends_the_row_of_its_network_alone(tmp_path:
     guard, run = UpdateGuard(3), trainer(tmp_path)
     nan, number = {"loss": torch.tensor(torch.nan)}, {"loss": torch.tensor(1.0)}
 
-    def update(network: str, quantities: dict[str, Tensor]) -> bool:
+    def update(network: str, quantities: dict[str, torch.Tensor]) -> bool:
         with guard.iteration(run, network, "here") as iteration:
             iteration.require_finite(quantities)
         return not iteration.skipped
