@@ -145,8 +145,6 @@ def test_deepspeed_does_not_tell_that_there_is_no_gpu(
 def test_modules_in_the_current_folder_can_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda argv: None)
     main(["plot"])
     assert sys.path[-1] == str(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["lit_rlhf"])
     # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    return
 
 
 def fit(root: Path, *flags: str, **options: Any) -> RLHFCLI:

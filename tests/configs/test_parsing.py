@@ -73,12 +73,6 @@ STAGES_OF_OVERLAY = {
 """Stages that an overlay is for, where it is not for all."""
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that a configuration names is there."""
-    monkeypatch.chdir(tmp_path)
-
-
 def stages(overlay: Path) -> set[str]:
     return STAGES_OF_OVERLAY.get(overlay.stem, set(MODULES))
 
