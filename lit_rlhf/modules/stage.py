@@ -43,7 +43,6 @@ from lit_rlhf.models import (
 from lit_rlhf.modules.guarded_step import UpdateGuard
 from lit_rlhf.modules.micro_batches import MicroBatch, split_rows, tokens_within_memory
 from lit_rlhf.modules.option_names import (
-    NamedOptions,
     check_names,
     dotted_arguments,
     merge_options,
@@ -96,7 +95,7 @@ class TrainedNetwork(NamedTuple):
     schedule: LRScheduler
 
 
-class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
+class StageModule(FixedDtypeBuffers, LightningModule):
     """A stage that starts from a Hugging Face folder and leaves one for the next stage.
 
     Attributes:

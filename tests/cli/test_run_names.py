@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lit_rlhf.cli.command import UsageError
 from lit_rlhf.cli.training import RLHFCLI, run_cli
 from lit_rlhf.data import RecordError
 from tests.configs.parsing import parsed
@@ -153,7 +154,7 @@ def folders(*files: Path, flags: tuple[str, ...] = ()) -> tuple[Any, Any]:
     """Model and log of a configuration, after it has been named."""
     from jsonargparse import Namespace
 
-    from lit_rlhf.cli.run_names import name_run
+    from lit_rlhf.cli.runs import name_run
     from tests.configs.parsing import cli_parser
 
     words = [word for file in files for word in ("--config", str(file))]
@@ -178,5 +179,5 @@ def test_a_name_wins_over_the_suffixes_of_overlays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "..", ""])
 def test_a_name_that_is_no_folders_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="--name: expected the name of a folder"):
+    with pytest.raises(UsageError, match="--name: expected the name of a folder"):
         folders(QUICKSTART / "sft.yaml", flags=("--name", name))
