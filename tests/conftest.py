@@ -6,7 +6,9 @@ import atexit
 import logging
 import os
 import signal
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,23 @@ atexit.register(_datasets_cache.cleanup)
 os.environ["HF_DATASETS_CACHE"] = _datasets_cache.name
 
 SHARED_DATA = Path(__file__).resolve().parents[1] / "../shared/data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _outside_the_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Hide what runs have left in the tree from tests, and from the fixtures that they share."""
+    folder = tmp_path_factory.mktemp("current")
+    with pytest.MonkeyPatch.context() as patches:
+        patches.chdir(folder)
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(_outside_the_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test in its `tmp_path`, unless a fixture of its module has chosen a folder."""
+    if Path.cwd() == _outside_the_tree:
+        monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # commands append the current folder
 
 
 @pytest.fixture(autouse=True)

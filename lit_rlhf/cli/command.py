@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from jsonargparse import ArgumentParser
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_rlhf.suggestions import did_you_mean
 
 Result = TypeVar("Result")
-# messages of jsonargparse 4.53
-UNRECOGNIZED = re.compile(r"^unrecognized arguments: (?P<flag>--[^=\s]+)")
-REQUIRED = "the following arguments are required: "
-PARSER_KEY = re.compile(r'^Parser key "([^"]+)": ')
+CONFIG_FLAGS = ("--config", "-c")
 
 
 @dataclass(frozen=True)
@@ -33,35 +34,111 @@ class Command:
     words: Mapping[str, str] = field(default_factory=dict)
 
 
+class UsageError(Exception):
+    """Arguments that cannot be parsed. Its cause is the parser's error."""
+
+
 class CommandParser(ArgumentParser):
     """A parser whose errors are one line, which names the nearest option to an unknown one."""
 
+    def parse_args(  # type: ignore[override]  # the other arguments are handed on
+        self, args: Sequence[str] | None = None, *others: Any, **options: Any
+    ) -> Namespace:
+        """Parse arguments, or end with status 2 and one line that says what is wrong."""
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            return super().parse_args(words, *others, **options)
+        except UsageError as error:
+            self.refuse(self.explain(error, words))
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with status 2 and one line, without the usage."""
+        """Raise `UsageError`, for `parse_args` to explain."""
         if not self.exit_on_error:  # a parser that jsonargparse makes for a class
             super().error(message, ex)
-        name = self.prog.replace(" [options]", "")  # in the prog of a parser of a subcommand
-        self.exit(2, f"{name}: error: {self.explain(message)}\n")
+        raise UsageError(message) from ex
 
-    def flags(self) -> list[str]:
-        """All flags."""
-        return re.findall(r"--[\w.]+", self.format_help())
+    def refuse(self, message: str) -> NoReturn:
+        """End with status 2 and one line."""
+        self.exit(2, f"{self.prog.replace(' [options]', '')}: error: {message}\n")
 
-    def explain(self, message: str) -> str:
-        """Make one line of a message, with advice."""
-        message, flags = PARSER_KEY.sub(r"\1: ", " ".join(message.split())), self.flags()
-        if message.startswith(REQUIRED):
-            names = message.removeprefix(REQUIRED).split(", ")
-            flagged = (f"--{name}" if f"--{name}" in flags else name for name in names)
-            return REQUIRED + ", ".join(flagged)
-        return suggest_option(message, flags)
+    def explain(self, error: UsageError, words: Sequence[str]) -> str:
+        """Name the first unknown option of the arguments; without one, repeat the error."""
+        known = {*self.get_defaults().keys(), "config", "help"}
+        return find_unknown_option(words, known) or summarize(error)
 
 
-def suggest_option(message: str, known: Iterable[str]) -> str:
-    """Add the nearest known option to an error about an unrecognized one."""
-    unknown = UNRECOGNIZED.search(message)
-    near = difflib.get_close_matches(unknown["flag"], known, n=1) if unknown else []
-    return f"{message}; did you mean {near[0]}?" if near else message
+def summarize(error: BaseException) -> str:
+    """Make one line of an error: the headings of jsonargparse's errors, and what caused them."""
+    headings: dict[str, None] = {}
+    while error.__cause__ is not None and (isinstance(error, UsageError) or is_parser_error(error)):
+        heading = str(error).partition("\n")[0]
+        if heading.endswith(":"):
+            headings[heading] = None
+        error = error.__cause__
+    return " ".join([*headings, *str(error).split()])
+
+
+def is_parser_error(error: BaseException) -> bool:
+    """Whether jsonargparse has raised an error, whose message may then show all arguments."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals["__name__"]).startswith("jsonargparse")
+
+
+def find_unknown_option(words: Sequence[str], known: Collection[str]) -> str | None:
+    """Look for a setting that does not exist.
+
+    Args:
+        words: Arguments of a command.
+        known: Dotted names of its options.
+
+    Returns:
+        The file of the setting unless it is a flag, its key and the nearest known name.
+    """
+    for file, key, _ in read_settings(words):
+        is_known = key in known or any(
+            name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in known
+        )
+        if not is_known:
+            place = f"{file}: " if file else ""
+            return f"{place}{key}: no such option{did_you_mean(key, known)}"
+    return None
+
+
+def read_settings(words: Sequence[str]) -> Iterator[tuple[str | None, str, object]]:
+    """File (None for a flag), dotted key without `init_args`, and value of each setting."""
+    for flag, value in read_flags(words):
+        if flag not in CONFIG_FLAGS:
+            yield None, _plain(flag.removeprefix("--")), value
+            continue
+        try:
+            tree = yaml.safe_load(Path(value).read_text("utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # the parser says why
+        for key, leaf in _leaves(tree):
+            yield value, key, leaf
+
+
+def read_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each flag with its value, or with the next flag if it has none."""
+    for index, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") or flag in CONFIG_FLAGS:
+            yield flag, value if equals else "".join(words[index + 1 : index + 2])
+
+
+def _leaves(tree: object, key: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(tree, dict):
+        for name, branch in tree.items():
+            yield from _leaves(branch, f"{key}.{name}" if key else str(name))
+    elif isinstance(tree, list):
+        for item in tree:
+            yield from _leaves(item, key)
+    else:
+        yield _plain(key), tree
+
+
+def _plain(key: str) -> str:
+    return key.replace(".init_args", "").replace("+", "")
 
 
 def insert_flag(argv: Sequence[str], flag: str) -> list[str]:
@@ -80,10 +157,9 @@ def run_group(commands: Mapping[str, Command], argv: Sequence[str], prog: str) -
         name = f"{prog} {argv[0]}"
         return run_command(chosen.function, argv[1:], name, chosen.lists, words=chosen.words)
     if argv and argv[0] not in ("-h", "--help"):
-        near = difflib.get_close_matches(argv[0], commands, n=1)
-        advice = f"did you mean {near[0]}? " if near else ""
         raise SystemExit(
-            f"{prog}: no command {argv[0]!r}; {advice}{prog} --help lists all commands"
+            f"{prog}: no command {argv[0]!r}{did_you_mean(argv[0], commands)} "
+            f"({prog} --help lists all)"
         )
     lines = [
         f"  {name:<12} {str(command.function.__doc__).splitlines()[0]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import lit_rlhf
 from lit_rlhf.cli.command import Command, run_group
+from lit_rlhf.suggestions import did_you_mean
 
 PACKAGE = Path(lit_rlhf.__file__).parent
 # A wheel has the configurations inside the package, a checkout beside it.
@@ -78,11 +78,9 @@ def find_config(name: str) -> Path:
     names = config_names()
     if _short(name) in names:
         return CONFIGS / f"{_short(name)}.yaml"
-    near = difflib.get_close_matches(_short(name), names, n=1)
-    advice = f"did you mean {near[0]}? " if near else ""
     raise ValueError(
-        f"no file or configuration {name!r}; {advice}lit_rlhf configs list names those that come "
-        "with lit_rlhf"
+        f"no file or configuration {name!r}{did_you_mean(_short(name), names)} "
+        "(lit_rlhf configs list names those that come with lit_rlhf)"
     )
 
 

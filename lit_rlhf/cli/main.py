@@ -6,7 +6,6 @@ wait for torch.
 
 from __future__ import annotations
 
-import difflib
 import gc
 import importlib
 import logging
@@ -15,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_rlhf import __version__
+from lit_rlhf.suggestions import did_you_mean
 
 STAGE_COMMANDS = {
     "fit": "train a stage: lit_rlhf fit --config quickstart/sft",
@@ -84,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     # LightningCLI takes `--config FILE fit` too.
     if arguments[0] not in COMMANDS and STAGE_COMMANDS.keys().isdisjoint(arguments):
-        print(explain_unknown_command(arguments[0]), file=sys.stderr)
+        suggestion = did_you_mean(arguments[0], [*STAGE_COMMANDS, *COMMANDS])
+        unknown = f"lit_rlhf: no command {arguments[0]!r}{suggestion} (lit_rlhf --help lists all)"
+        print(unknown, file=sys.stderr)
         raise SystemExit(2)
     is_stage = arguments[0] not in COMMANDS
     if is_stage and not {"-h", "--help"}.isdisjoint(arguments):
@@ -142,13 +144,6 @@ def stage_usage(name: str) -> str:
     summary = STAGE_COMMANDS[name].partition(":")[0].capitalize()
     checkpoint = FIT_HELP if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
     return STAGE_HELP.format(name=name, summary=f"{summary}.", checkpoint=checkpoint)
-
-
-def explain_unknown_command(name: str) -> str:
-    """Error about a command that does not exist, with the nearest one that does."""
-    near = difflib.get_close_matches(name, [*STAGE_COMMANDS, *COMMANDS], n=1)
-    advice = f"did you mean {near[0]}? " if near else ""
-    return f"lit_rlhf: no command {name!r}; {advice}lit_rlhf --help lists all commands"
 
 
 def check_config_names(arguments: Sequence[str]) -> None:

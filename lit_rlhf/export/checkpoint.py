@@ -22,11 +22,6 @@ from lit_rlhf.models import (
 )
 from lit_rlhf.modules import (
     CONTRACT_KEY,
-    PPOModule,
-    RewardModule,
-    SFTModule,
-    StageModule,
-    check_names,
     critic_source,
     dotted_arguments,
     generation_settings,
@@ -58,9 +53,6 @@ TRAINED_NETWORKS: dict[str, dict[NetworkName, NetworkLocation]] = {
     "sft": {"model": NetworkLocation("model", "", False)},
 }
 """Trained networks by stage. The first of each stage is exported by default."""
-MODULES: dict[str, type[StageModule]] = {
-    module.stage: module for module in (SFTModule, RewardModule, PPOModule)
-}
 
 
 def load_checkpoint_model(
@@ -88,7 +80,6 @@ def load_checkpoint_model(
     saved = read_checkpoint(path)
     hparams = saved.content.get("hyper_parameters", {})
     stage = find_stage(saved, hparams)
-    check_names(MODULES[stage], hparams, others_allowed=True)
     choices = TRAINED_NETWORKS[stage]
     if network is not None and network not in choices:
         raise ValueError(

@@ -12,7 +12,6 @@ from lit_rlhf.modules.micro_batches import tokens_within_memory
 from lit_rlhf.modules.option_names import (
     check_names,
     dotted_arguments,
-    explain_unknown_option,
     merge_options,
     option_groups,
 )
@@ -73,7 +72,6 @@ __all__ = [
     "critic_source",
     "dotted_arguments",
     "draw_seed",
-    "explain_unknown_option",
     "folders_during",
     "generation_settings",
     "merge_options",

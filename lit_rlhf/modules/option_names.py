@@ -1,102 +1,27 @@
-"""Names of options: those that a module takes, and advice about others."""
+"""Names of a module's options, which are its arguments and the fields of those in groups."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
-from difflib import SequenceMatcher
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
+
+from lit_rlhf.suggestions import did_you_mean
 
 OptionsT = TypeVar("OptionsT")
 
-RENAMED: dict[str, tuple[str, ...]] = {
-    "advantage_clip": ("advantages.clip",),
-    "advantage_normalization": ("advantages.normalization",),
-    "critic_grad_clip": ("critic_optimizer.grad_clip",),
-    "critic_lr": ("critic_optimizer.learning_rate",),
-    "critic_pretrain_iterations": ("critic_pretraining.iterations",),
-    "critic_pretrain_value_loss": ("critic_pretraining.target_value_loss",),
-    "policy_grad_clip": ("policy_optimizer.grad_clip",),
-    "policy_kl_penalty": ("loss.kl_penalty_coef",),
-    "policy_lr": ("policy_optimizer.learning_rate",),
-    "reward_clip": ("reward_shaping.clip",),
-    "reward_normalization": ("reward_shaping.normalization",),
-    "reward_scaling": ("reward_shaping.scaling",),
-    "scoring_tokens": ("memory.max_tokens_per_forward",),
-}
-"""Dotted names of renamed options by old name, except for those that only moved into a group."""
-SIMILAR = 0.6  # similarity (`SequenceMatcher.ratio`) from which a name may be a misspelling
 
-
-class NamedOptions:
-    """Checks the names of keyword arguments before a module is built.
-
-    Python refuses an unknown keyword before the body of `__init__` runs, so the check is in
-    `__new__`. It is in a class of its own because jsonargparse reads the signature of `__new__`
-    instead of that of `__init__` for a class that defines `__new__` itself.
-    """
-
-    def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Check the names of `options`."""
-        del arguments
-        check_names(cls, options, TypeError)
-        return super().__new__(cls)
-
-
-def check_names(
-    cls: type,
-    names: Iterable[str],
-    error: type[Exception] = ValueError,
-    others_allowed: bool = False,
-) -> None:
-    """Check that `cls` takes arguments of these names.
-
-    Args:
-        cls: A module's class.
-        names: Of arguments.
-        error: Type of the error.
-        others_allowed: Refuse only old names of options, because the others may be those of a
-            subclass. Classes with a `**` parameter always allow others.
-
-    Raises:
-        error: If `cls` does not take a name.
-    """
+def check_names(cls: type, names: Iterable[str]) -> None:
+    """Raise ValueError unless the module class `cls` takes arguments of these names."""
     parameters = list(_parameters(cls))
-    known = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-    others_allowed |= any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = {p.name for p in parameters}
     for name in names:
-        if name not in known and (not others_allowed or moved_to(cls, name)):
-            raise error(f"{cls.__name__}: {name}: {explain_unknown_option(cls, name)}")
-
-
-def explain_unknown_option(cls: type, name: str) -> str:
-    """Advice about an option that a module does not have.
-
-    Args:
-        cls: The module's class.
-        name: Name that was given, for instance `policy_lr` or `sampling.temprature`.
-    """
-    now = moved_to(cls, name)
-    if now:
-        return f"no such option; it is now {' and '.join(now)}"
-    leaf = _leaf(name)
-
-    def similarity(known: str) -> float:
-        pairs = ((name, known), (leaf, _leaf(known)))
-        return max(SequenceMatcher(None, a, b).ratio() for a, b in pairs)
-
-    nearest = max((*option_groups(cls), *option_names(cls)), key=similarity)
-    if similarity(nearest) < SIMILAR:
-        return f"no such option of {cls.__name__}"
-    return f"no such option; did you mean {nearest}?"
-
-
-def moved_to(cls: type, name: str) -> list[str]:
-    """Dotted names of the options of `cls` that were called `name`; empty if there are none."""
-    known, leaf = option_names(cls), _leaf(name)
-    renamed = [new for new in RENAMED.get(leaf, ()) if new in known]
-    return renamed or [new for new in known if _leaf(new) == leaf and new != name]
+        if name not in known:
+            suggestion = did_you_mean(name, option_names(cls))
+            raise ValueError(f"{cls.__name__}: {name}: no such option{suggestion}")
 
 
 def option_names(cls: type) -> list[str]:
@@ -141,10 +66,11 @@ def merge_options(cls: type, name: str, given: OptionsT | Mapping[str, Any]) -> 
             f"{name}: expected {type(default).__name__} or a mapping of its fields, got {given!r}"
         )
     for key in given.keys() - {field.name for field in fields(default)}:
-        raise ValueError(f"{name}.{key}: {explain_unknown_option(cls, f'{name}.{key}')}")
+        suggestion = did_you_mean(f"{name}.{key}", option_names(cls))
+        raise ValueError(f"{name}.{key}: no such option{suggestion}")
     try:
         return cast(OptionsT, replace(default, **given))
-    except ValueError as error:  # names the field only, and several groups may have one like it
+    except ValueError as error:  # names the field only, which several groups may have
         raise ValueError(f"{name}.{error}") from error
 
 
@@ -168,10 +94,6 @@ def dotted_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         else:
             shown[name] = value
     return shown
-
-
-def _leaf(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _parameters(cls: type) -> Iterator[inspect.Parameter]:

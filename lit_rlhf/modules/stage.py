@@ -35,7 +35,6 @@ from lit_rlhf.modules.finished import is_dry_run, model_card, save_finished
 from lit_rlhf.modules.guarded_step import UpdateGuard
 from lit_rlhf.modules.micro_batches import accumulate
 from lit_rlhf.modules.option_names import (
-    NamedOptions,
     check_names,
     merge_options,
     plain_arguments,
@@ -89,7 +88,7 @@ class Updated(NamedTuple):
     applied: bool
 
 
-class StageModule(FixedDtypeBuffers, NamedOptions, LightningModule):
+class StageModule(FixedDtypeBuffers, LightningModule):
     """A stage that starts from a Hugging Face folder and leaves one for the next stage.
 
     Attributes:

@@ -21,18 +21,14 @@ def test_each_configuration_has_a_name(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     "name", ["quickstart/sft", "quickstart/sft.yaml", "configs/quickstart/sft.yaml"]
 )
-def test_a_configuration_is_found_in_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_configuration_is_found_in_any_folder(name: str) -> None:
     path = str(CONFIGS / "quickstart/sft.yaml")
     given = ["fit", "--config", name, f"--config={name}", "-c", name, "--config", "{a: 1}"]
     found = ["fit", "--config", path, f"--config={path}", "-c", path, "--config", "{a: 1}"]
     assert resolve_configs(given) == found
 
 
-def test_a_file_of_ones_own_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_of_ones_own_wins() -> None:
     mine = Path("configs/quickstart/sft.yaml")
     mine.parent.mkdir(parents=True)
     mine.touch()
@@ -44,8 +40,7 @@ def test_the_nearest_name_is_proposed() -> None:
         find_config("quickstart/ppo_mx")
 
 
-def test_copies_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_copies_are_not_overwritten(tmp_path: Path) -> None:
     main(["copy", "quickstart/sft", "overlays/bf16"])
     copy = tmp_path / "configs/quickstart/sft.yaml"
     assert copy.read_bytes() == (CONFIGS / "quickstart/sft.yaml").read_bytes()

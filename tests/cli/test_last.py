@@ -47,9 +47,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command runs in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
+def _quiet() -> Iterator[None]:
     # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
     quiet = patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"})
     with quiet, patch.object(sys, "argv", ["lit_rlhf"]), warnings.catch_warnings():

@@ -86,7 +86,7 @@ def test_all_options_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("fti", "did you mean fit? "), ("evalute", "did you mean evaluate? "), ("frobnicate", "")],
+    [("fti", "; did you mean fit?"), ("evalute", "; did you mean evaluate?"), ("frobnicate", "")],
 )
 def test_a_mistyped_command_is_answered_with_the_nearest(
     capsys: pytest.CaptureFixture[str], name: str, advice: str
@@ -94,7 +94,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
     with pytest.raises(SystemExit) as refused:
         main([name, "--config", "a.yaml"])
     assert refused.value.code == 2
-    expected = f"lit_rlhf: no command {name!r}; {advice}lit_rlhf --help lists all commands\n"
+    expected = f"lit_rlhf: no command {name!r}{advice} (lit_rlhf --help lists all)\n"
     assert capsys.readouterr().err == expected
 
 
@@ -145,8 +145,6 @@ def test_deepspeed_does_not_tell_that_there_is_no_gpu(
 def test_modules_in_the_current_folder_can_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda argv: None)
     main(["plot"])
     assert sys.path[-1] == str(tmp_path)

@@ -21,8 +21,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["lit_rlhf"])
     # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")

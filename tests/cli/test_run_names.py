@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lit_rlhf.cli.command import UsageError
 from lit_rlhf.cli.training import RLHFCLI, run_cli
 from lit_rlhf.data import RecordError
 from tests.configs.parsing import parsed
@@ -25,12 +25,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["lit_rlhf"])
     # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    return
 
 
 def fit(root: Path, *flags: str, **options: Any) -> RLHFCLI:
@@ -156,7 +154,7 @@ def folders(*files: Path, flags: tuple[str, ...] = ()) -> tuple[Any, Any]:
     """Model and log of a configuration, after it has been named."""
     from jsonargparse import Namespace
 
-    from lit_rlhf.cli.run_names import name_run
+    from lit_rlhf.cli.runs import name_run
     from tests.configs.parsing import cli_parser
 
     words = [word for file in files for word in ("--config", str(file))]
@@ -181,5 +179,5 @@ def test_a_name_wins_over_the_suffixes_of_overlays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "..", ""])
 def test_a_name_that_is_no_folders_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="--name: expected the name of a folder"):
+    with pytest.raises(UsageError, match="--name: expected the name of a folder"):
         folders(QUICKSTART / "sft.yaml", flags=("--name", name))

@@ -73,12 +73,6 @@ STAGES_OF_OVERLAY = {
 """Stages that an overlay is for, where it is not for all."""
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that a configuration names is there."""
-    monkeypatch.chdir(tmp_path)
-
-
 def stages(overlay: Path) -> set[str]:
     return STAGES_OF_OVERLAY.get(overlay.stem, set(MODULES))
 
@@ -357,21 +351,16 @@ def test_a_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (
-            {"policy_lr": 1e-5},
-            "policy_lr: no such option; it is now policy_optimizer.learning_rate",
-        ),
-        ({"lora_rank": 8}, "lora_rank: no such option; it is now network.lora_rank"),
-        ({"kl_coeff": 0.1}, "kl_coeff: no such option; did you mean reward_shaping.kl_coef?"),
+        ({"lora_rank": 8}, "lora_rank: no such option; did you mean model.network.lora_rank?"),
         (
             {"sampling": {"temprature": 0.7}},
-            "sampling.temprature: no such option; did you mean sampling.temperature?",
+            "sampling.temprature: no such option; did you mean model.sampling.temperature?",
         ),
         (
             {"advantages": {"kl_coef": 0.7}},
-            "advantages.kl_coef: no such option; it is now reward_shaping.kl_coef",
+            "advantages.kl_coef: no such option; did you mean model.reward_shaping.kl_coef?",
         ),
-        ({"nothing_like_it": 1}, "nothing_like_it: no such option of PPOModule"),
+        ({"qqzzx": 1}, "qqzzx: no such option"),
     ],
 )
 @pytest.mark.parametrize("how", ["overlay", "configuration", "flag", "long flag"])
@@ -396,7 +385,7 @@ def test_a_wrong_option_is_refused_and_the_right_one_named(
     with pytest.raises(SystemExit):
         cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
     file = f"{wrong[1]}: " if wrong[0] == "--config" else ""
-    assert f"error: {file}model.init_args.{told}\n" in capsys.readouterr().err
+    assert f"error: {file}model.{told}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("strategy", ["DDPStrategy", "MultiEngineDeepSpeedStrategy"])

@@ -359,6 +359,7 @@ print(type(data.examples["train"]).__name__, len(data.examples["train"]))
 def test_kill_while_encoding(write_lines: Writer, folder: Path, tmp_path: Path) -> None:
     path = write_lines(*pairs(3000))
     environment = {**os.environ, "HF_DATASETS_CACHE": str(folder.parent)}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the tests' own modules
     command = [sys.executable, "-c", RUN, path]
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     while not any(folder.glob(".*/scratch/tmp*")):  # the workers write

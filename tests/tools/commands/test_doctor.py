@@ -136,7 +136,7 @@ def test_an_option_that_does_not_exist_is_a_usage_error(
 
     assert doctor("--config", config, "--model.no_such_option", "3") == 2
 
-    assert "model.init_args.no_such_option: no such option of PPOModule" in capsys.readouterr().err
+    assert "model.no_such_option: no such option" in capsys.readouterr().err
 
 
 def test_gpus_that_are_not_there_are_stood_in_for(

@@ -233,9 +233,8 @@ def test_a_folder_without_its_configurations_is_refused(tmp_path: Path) -> None:
 
 
 def test_in_the_default_folder_the_commands_name_configurations_that_work_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     commands: list[Sequence[str]] = []
     monkeypatch.setattr(cli, "main", commands.append)
     cli_quickstart.Quickstart(Path(cli_quickstart.DEFAULT_DIR)).fit_ppo(["ppo_max.yaml"])

@@ -1,0 +1,191 @@
+"""Runs on disk: their names, what an earlier run has left, and where a run resumes.
+
+A run is called like the last part of its `output_dir` and of the folder of its log. `--name` gives
+both another name, and `suffix` in an overlay lengthens it, so that a run with the overlay stands
+beside one without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from lit_callbacks import RECORDS_FILE, default_checkpoint_dir
+from lit_rlhf.cli.command import UsageError
+from lit_rlhf.modules import StageModule, folders_during
+from lit_rlhf.strategies import find_newest_checkpoint, read_lightning_state
+
+LOGGER_NAMES = ("name", "run_name")
+"""Arguments of Lightning's loggers that name a run."""
+WRITTEN = ("events.out.tfevents.*", RECORDS_FILE, "samples.jsonl", "*.ckpt")
+"""Files that runs add to, in the folders of their logs and checkpoints."""
+SETTINGS = ("config.yaml", "hparams.yaml")
+"""Files of a log that a run writes before it trains, and that need no protection."""
+
+
+def name_run(config: Namespace) -> None:
+    """Give a run's folders the name of `--name`, or append the suffixes of the overlays.
+
+    Both are then reset: the configuration that is saved names the folders themselves.
+
+    Args:
+        config: The parsed configuration of a command.
+
+    Raises:
+        UsageError: If the name is not a folder's, or nothing in the configuration has a name.
+    """
+    name, suffixes = config.name, config.suffix
+    config.name, config.suffix = None, []
+    if name is None and not suffixes:
+        return
+    if name in ("", "..") or (name and Path(name).name != name):
+        raise UsageError(f"--name: expected the name of a folder, got {name!r}")
+    stage = config.model.init_args
+    output_dir = stage.get("output_dir")
+    loggers = list(_named_loggers(config.trainer.logger))
+    if name is not None and output_dir is None and not loggers:
+        raise UsageError(
+            "--name: expected a configuration with model.output_dir or a logger that has a name, "
+            "got neither"
+        )
+    if output_dir is not None:
+        path = Path(output_dir)
+        stage.output_dir = str(path.with_name(name or "-".join([path.name, *suffixes])))
+    for arguments, key in loggers:
+        arguments[key] = name or "-".join([part for part in (arguments[key], *suffixes) if part])
+
+
+def _named_loggers(loggers: Any) -> Iterator[tuple[Namespace, str]]:  # noqa: ANN401  # many forms
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        arguments = getattr(logger, "init_args", None)
+        for key in LOGGER_NAMES:
+            if arguments is not None and key in arguments:
+                yield arguments, key
+
+
+def occupied_folders(trainer: Trainer, module: LightningModule) -> list[Path]:
+    """Folders of a run's model, log and checkpoints that hold more than settings."""
+    model = [module.finished_dir] if isinstance(module, StageModule) else []
+    return [
+        folder
+        for folder in dict.fromkeys([*model, *folders_during(trainer)])
+        if folder.is_dir() and any(path.name not in SETTINGS for path in folder.iterdir())
+    ]
+
+
+class DeleteEarlierRun(Callback):
+    """Deletes the logged values and checkpoints of an earlier run as soon as the new one trains.
+
+    The values would be read as one run with the new ones, and `--ckpt_path last` would resume from
+    the earlier checkpoints. Whatever else is in the folders stays.
+
+    Args:
+        folders: Folders of the log and the checkpoints.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        # Found now: at the start of training the loggers have opened files of their own.
+        self._files = [
+            path for folder in folders for pattern in WRITTEN for path in folder.glob(pattern)
+        ]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Delete the files, on rank 0."""
+        for path in self._files if trainer.is_global_zero else ():
+            if path.is_dir():  # a checkpoint of engines
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+class FinishedRecord:
+    """The file in the log folder of a finished run: which command it was, and where its model is.
+
+    Args:
+        trainer: The run's Trainer.
+        settings: Settings of its command.
+    """
+
+    def __init__(self, trainer: Trainer, settings: Namespace) -> None:
+        self._path = default_checkpoint_dir(trainer).parent / "finished.json"
+        kept = settings.as_dict()
+        for name in ("config", "ckpt_path", "allow_changes", "overwrite"):  # how a run starts
+            kept.pop(name, None)
+        text = json.dumps(kept, sort_keys=True, default=str)
+        self._hash = hashlib.sha256(text.encode()).hexdigest()
+
+    def find_model(self) -> str | None:
+        """Folder of the model, if this command has finished before; `None` otherwise."""
+        try:
+            record = json.loads(self._path.read_text(encoding="utf-8"))
+            weights = any(Path(record["model"]).glob("*.safetensors"))
+            finished = weights and record["command"] == self._hash
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return str(record["model"]) if finished else None
+
+    def delete(self) -> None:
+        """Delete the file."""
+        self._path.unlink(missing_ok=True)
+
+    def write(self, model: Path) -> None:
+        """Record that the run has finished and left its model in a folder."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        record = {"command": self._hash, "model": str(model)}
+        self._path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def find_last_checkpoint(trainer: Trainer) -> str | None:
+    """The newest checkpoint in the folders of the run's checkpoint callbacks; `None` without one.
+
+    Lightning's own `last` finds only what a ModelCheckpoint with `save_last` has saved.
+    """
+    if not trainer.checkpoint_callbacks:
+        raise UsageError(
+            "--ckpt_path last: the run keeps no checkpoints. Add configs/overlays/resumable.yaml, "
+            "or set trainer.enable_checkpointing to true"
+        )
+    folders = checkpoint_folders(trainer)
+    found = find_newest_checkpoint(*folders)
+    if found is None:
+        rank_zero_info(
+            f"--ckpt_path last: no checkpoint in {', '.join(map(str, folders))}; the run starts "
+            "from the beginning"
+        )
+        return None
+    return str(found)
+
+
+def checkpoint_folders(trainer: Trainer) -> list[Path]:
+    """The folders of a trainer's checkpoint callbacks, each once, in the order of the callbacks."""
+    default = default_checkpoint_dir(trainer)
+    folders = (getattr(c, "dirpath", None) or default for c in trainer.checkpoint_callbacks)
+    return list(dict.fromkeys(map(Path, folders)))
+
+
+def check_checkpoint_class(path: str, configured: str) -> None:
+    """Raise UsageError if a checkpoint cannot be read, or is of another class.
+
+    Args:
+        path: The checkpoint.
+        configured: Class path of the configured module.
+    """
+    try:
+        checkpoint = read_lightning_state(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--ckpt_path: {error}") from error
+    saved = checkpoint.get("hyper_parameters", {}).get("_class_path", configured)
+    if saved.rpartition(".")[2] != configured.rpartition(".")[2]:
+        raise UsageError(
+            f"--ckpt_path {path} is a checkpoint of {saved}, but the configuration trains "
+            f"{configured}. --ckpt_path resumes a run of the same class; to start a stage from an "
+            "earlier one, point --model.model_path at the folder that the earlier stage left."
+        )

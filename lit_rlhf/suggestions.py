@@ -1,0 +1,28 @@
+"""The suggestion in errors about names that do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+SIMILAR = 0.6  # ratio of matching characters from which a name may be a misspelling
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name.
+
+    Args:
+        name: The name. The last parts of dotted names are compared too, since an option may have
+            been given without its group.
+        known: The names that exist.
+
+    Returns:
+        `"; did you mean NEAREST?"`, or nothing if no name is similar.
+    """
+
+    def similarity(other: str) -> float:
+        pairs = ((name, other), (name.rpartition(".")[2], other.rpartition(".")[2]))
+        return max(SequenceMatcher(None, a, b).ratio() for a, b in pairs)
+
+    nearest = max(known, key=similarity, default="")
+    return f"; did you mean {nearest}?" if nearest and similarity(nearest) >= SIMILAR else ""
