@@ -260,7 +260,7 @@ class RLHFCLI(LightningCLI):
 
         These are atomic checkpoints, one at SIGTERM, a progress bar and a phase summary.
         """
-        from lit_rlhf.modules import HINTS, StageModule
+        from lit_rlhf.modules import StageModule
 
         given = self.config_init[self.subcommand].trainer if self.subcommand else None
         if given is not None and isinstance(self.model, StageModule):
@@ -282,7 +282,7 @@ class RLHFCLI(LightningCLI):
         # Lightning does not declare the attribute
         added: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, PhaseSummary) for callback in added):
-            added.insert(0, PhaseSummary(hints=list(HINTS)))
+            added.insert(0, PhaseSummary())
         callbacks = trainer.checkpoint_callbacks
         if callbacks and not any(isinstance(c, ResumeCheckpoint) for c in callbacks):
             added.append(ResumeCheckpoint())

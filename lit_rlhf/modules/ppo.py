@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from lit_callbacks import write_text
+from lit_callbacks import log_text
 from lit_rlhf.checks import check_choice, check_count, check_positive
 from lit_rlhf.data import PromptBatch, PromptDataModule, TokenBatch, encode_prompts
 from lit_rlhf.forward import (
@@ -1006,7 +1006,7 @@ class PPOModule(StageModule):
             records = build_response_records(rollouts, scores, estimates, self.tokenizer)
             n_rows = self.sampled_texts
             table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
-            write_text(self.trainer, f"{prefix}samples", table, int(self.iteration))
+            log_text(self.trainer, f"{prefix}samples", table, int(self.iteration))
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """Responses to a batch of prompts: the rendered prompt and `build_response_records`."""
