@@ -102,7 +102,7 @@ def to_svg(axes: Axes, label: str) -> Markup:
     )
     # A style inside the SVG would apply to the whole page, and the ids of groups occur in each.
     drawing = re.sub(r"<style.*?</style>", "", drawing, flags=re.DOTALL)
-    drawing = re.sub(r'<g id="[\w.]+">', "<g>", drawing)
+    drawing = re.sub(r'(?<=<g) id="[\w.]+"', "", drawing)
     for name, color in COLORS.items():
         drawing = drawing.replace(color, f"var(--{name})")
     head = Markup('<svg class="chart" viewBox="{}" role="img" aria-label="{}">')
