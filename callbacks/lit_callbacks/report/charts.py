@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Sequence
 from io import StringIO
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
-
-from markupsafe import Markup
 
 from lit_callbacks.monitors import Level
 from lit_callbacks.output import format_number
@@ -47,6 +46,14 @@ COLORS = {
 }
 
 
+class Svg(str):
+    """An `<svg>` element; Jinja2 does not escape what has the method `__html__`."""
+
+    def __html__(self) -> str:
+        """The element itself."""
+        return self
+
+
 def new_axes(height: int = 156, x_title: str = "", y_title: str = "") -> Axes:
     """Empty axes in a figure of their own.
 
@@ -82,7 +89,7 @@ def new_axes(height: int = 156, x_title: str = "", y_title: str = "") -> Axes:
     return axes
 
 
-def to_svg(axes: Axes, label: str) -> Markup:
+def to_svg(axes: Axes, label: str) -> Svg:
     """The figure of some axes as an `<svg>` element, which a template inserts as it is.
 
     Args:
@@ -105,8 +112,8 @@ def to_svg(axes: Axes, label: str) -> Markup:
     drawing = re.sub(r'(?<=<g) id="[\w.]+"', "", drawing)
     for name, color in COLORS.items():
         drawing = drawing.replace(color, f"var(--{name})")
-    head = Markup('<svg class="chart" viewBox="{}" role="img" aria-label="{}">')
-    return head.format(viewbox, label) + Markup(drawing)
+    attributes = f'viewBox="{viewbox}" role="img" aria-label="{html.escape(label)}"'
+    return Svg(f'<svg class="chart" {attributes}>{drawing}')
 
 
 def metric_chart(
@@ -114,7 +121,7 @@ def metric_chart(
     runs: Sequence[Run],
     verdicts: Sequence[LoggedVerdict],
     steps: tuple[int, int],
-) -> Markup:
+) -> Svg:
     """The chart of one metric, see `draw_metric`."""
     label = f"{panel.title} over steps {steps[0]} to {steps[1]}"
     return to_svg(draw_metric(panel, runs, verdicts, steps), label)

@@ -128,7 +128,7 @@ def test_svg_has_the_colors_of_the_page_and_nothing_of_matplotlibs(tmp_path: Pat
 
     assert svg == metric_chart(panel, [run], run.verdicts, (1, 5))
     assert svg.startswith('<svg class="chart" viewBox="0 0 380 ')
-    assert 'aria-label="&#34;&lt;KL&gt;&#34; over steps 1 to 5"' in svg
+    assert 'aria-label="&quot;&lt;KL&gt;&quot; over steps 1 to 5"' in svg
     assert "var(--c0)" in svg
     assert not re.findall(r"<style|http|<g id=", svg)
     for name, color in COLORS.items():

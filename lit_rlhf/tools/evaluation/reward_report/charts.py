@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
 
-from lit_callbacks.report import COLORS, new_axes, to_svg
+from lit_callbacks.report import COLORS, Svg, new_axes, to_svg
 from lit_rlhf.tools.evaluation.reward_report.measures import (
     Accuracy,
     LengthBucket,
@@ -23,7 +22,7 @@ MAX_DOTS = 1500
 RIGHT, WRONG = COLORS["c0"], COLORS["collapsed-band"]
 
 
-def histogram_chart(edges: Sequence[float], counts: Sequence[int], label: str) -> Markup:
+def histogram_chart(edges: Sequence[float], counts: Sequence[int], label: str) -> Svg:
     """Histogram of score differences: mistakes left of 0, the rest right of it.
 
     Args:
@@ -39,7 +38,7 @@ def histogram_chart(edges: Sequence[float], counts: Sequence[int], label: str) -
     return to_svg(axes, label)
 
 
-def reliability_chart(bins: Sequence[ReliabilityBin]) -> Markup:
+def reliability_chart(bins: Sequence[ReliabilityBin]) -> Svg:
     """Accuracy by confidence, with intervals; a calibrated model lies on the diagonal.
 
     Args:
@@ -51,7 +50,7 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Markup:
     return to_svg(axes, "How often the model is right by how sure it is")
 
 
-def length_chart(buckets: Sequence[LengthBucket]) -> Markup:
+def length_chart(buckets: Sequence[LengthBucket]) -> Svg:
     """Accuracy by length difference, with intervals.
 
     Args:
@@ -65,7 +64,7 @@ def length_chart(buckets: Sequence[LengthBucket]) -> Markup:
     return to_svg(axes, "Accuracy by length difference")
 
 
-def scatter_chart(lengths: NDArray[np.int64], differences: NDArray[np.float64]) -> Markup:
+def scatter_chart(lengths: NDArray[np.int64], differences: NDArray[np.float64]) -> Svg:
     """Score difference against length difference, with a dot for each pair.
 
     Args:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
-from markupsafe import Markup
 from rich import box
 from rich.table import Table
 
-from lit_callbacks.report import render_page
+from lit_callbacks.report import Svg, render_page
 from lit_rlhf.tools.evaluation.output import print_table
 from lit_rlhf.tools.evaluation.reward_report.charts import (
     histogram_chart,
@@ -104,7 +103,7 @@ def _facts(report: RewardReport) -> Iterator[_Fact]:
     yield _Fact(f"{report.pairwise_loss:.3f}", "pairwise loss (Eq. 1), nats; 0.693 is guessing")
 
 
-def _histograms(report: RewardReport) -> dict[str, Markup]:
+def _histograms(report: RewardReport) -> dict[str, Svg]:
     edges, counts = report.histogram
     shown: dict[str, list[int]] = {}
     if len(counts) > 1:
