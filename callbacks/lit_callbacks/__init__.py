@@ -18,15 +18,8 @@ from lit_callbacks.detector import (
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
 from lit_callbacks.live import LiveView
 from lit_callbacks.monitors import Level, Monitor, StepMetrics, Thresholds
-from lit_callbacks.output import RECORDS_FILE, format_number, name_file, write_text
-from lit_callbacks.phases import (
-    OTHER_PHASE,
-    VALIDATION_PHASE,
-    Phase,
-    PhaseHint,
-    PhaseReport,
-    PhaseSummary,
-)
+from lit_callbacks.output import RECORDS_FILE, format_number, log_text, name_file
+from lit_callbacks.phases import PhaseSummary
 from lit_callbacks.progress import StageProgressBar
 from lit_callbacks.replay import (
     LoggedStep,
@@ -58,9 +51,7 @@ from lit_callbacks.verdict import Verdict
 __version__ = "0.1.0"
 
 __all__ = [
-    "OTHER_PHASE",
     "RECORDS_FILE",
-    "VALIDATION_PHASE",
     "Action",
     "AdjustCoefficient",
     "AdjustLearningRate",
@@ -81,9 +72,6 @@ __all__ = [
     "Monitor",
     "NonFiniteMonitor",
     "PerplexityMonitor",
-    "Phase",
-    "PhaseHint",
-    "PhaseReport",
     "PhaseSummary",
     "Point",
     "RepetitionMonitor",
@@ -104,10 +92,10 @@ __all__ = [
     "default_monitors",
     "find_collapse",
     "format_number",
+    "log_text",
     "name_file",
     "read_logged_steps",
     "read_run",
     "replay_run",
     "replay_steps",
-    "write_text",
 ]

@@ -14,13 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_callbacks.actions import Action
 from lit_callbacks.monitors import Level, Monitor
-from lit_callbacks.output import (
-    metrics_step,
-    say,
-    shorten_sentence,
-    write_histogram,
-    write_note,
-)
+from lit_callbacks.output import log_histogram, log_note, metrics_step, say, shorten_sentence
 from lit_callbacks.rollback import SavingAction, StopTraining
 from lit_callbacks.signals import default_monitors
 from lit_callbacks.step_reader import StepReader
@@ -103,12 +97,7 @@ class CollapseDetector(Callback):
             action.on_train_start(trainer, pl_module)
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, *_: Any
     ) -> None:
         """Judge the batch."""
         if self.when == "train_batch":
@@ -134,7 +123,7 @@ class CollapseDetector(Callback):
             names = "any signal" if len(silent) == len(read) else ", ".join(silent)
             text = f"{self.verdict.step} steps were too few for a baseline to judge {names}"
             self._say(trainer, text)
-            write_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
+            log_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
 
     # --- one step
 
@@ -200,7 +189,7 @@ class CollapseDetector(Callback):
             stem = f"{self._prefix}/{monitor.key}"
             scalars |= {f"{stem}_{name}": value for name, value in monitor.details().items()}
             if monitor.sample and draws:
-                write_histogram(trainer, stem, torch.tensor(monitor.sample), step)
+                log_histogram(trainer, stem, torch.tensor(monitor.sample), step)
         if self.when == "train_batch":
             # So Lightning logs them with the metrics of the batch: as often, and at their x value.
             pl_module.log_dict(scalars)
@@ -219,7 +208,7 @@ class CollapseDetector(Callback):
         short = shorten_sentence(sentence, MAX_WORDS - len(head.split()))
         rest = [] if short == sentence else [f"> {sentence}"]
         note = [head, short, *rest, *(f"- {text}" for text in done)]
-        write_note(trainer, f"{self._prefix}/verdict", "\n\n".join(note), step)
+        log_note(trainer, f"{self._prefix}/verdict", "\n\n".join(note), step)
 
     def _say(self, trainer: Trainer, line: str, severity: int = logging.INFO) -> None:
         who = "" if self._prefix == "monitor" else f"{self._prefix}: "

@@ -1,4 +1,4 @@
-"""What callbacks write: files, texts, the terminal, and the texts and histograms of loggers."""
+"""Output of callbacks: files, short texts, the terminal, texts and histograms for loggers."""
 
 from __future__ import annotations
 
@@ -27,20 +27,17 @@ RECORDS_FILE = "log.jsonl"
 HISTOGRAM_BINS = 32
 
 # Lightning shows this branch of loggers in the terminal.
-_log = logging.getLogger("lightning.pytorch.lit_callbacks")
+_terminal = logging.getLogger("lightning.pytorch.lit_callbacks")
 
 # --- files
 
 
 @contextmanager
 def name_file(path: str | Path) -> Iterator[None]:
-    """Name a file in the errors of writing it. That of a full disk has no name by itself.
+    """Name a file in the errors of writing it; the error of a full disk does not by itself.
 
     Args:
-        path: What is written in the context.
-
-    Raises:
-        OSError: If writing fails.
+        path: The file that is written in the context.
     """
     try:
         yield
@@ -55,10 +52,7 @@ def name_file(path: str | Path) -> Iterator[None]:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as `mm:ss`, or `h:mm:ss` from one hour on.
-
-    Args:
-        seconds: Duration in seconds, at least 0; fractions are cut off.
+    """A duration in seconds as `mm:ss`, or `h:mm:ss` from one hour on; fractions are cut off.
 
     Examples:
         >>> format_duration(125.9), format_duration(3609)
@@ -72,9 +66,6 @@ def format_duration(seconds: float) -> str:
 def format_number(value: float) -> str:
     """A number in three significant digits, without an exponent below a million.
 
-    Args:
-        value: Any float, including NaN and the infinities.
-
     Examples:
         >>> [format_number(value) for value in (0.51234, 1234.4, 5e-7, float("nan"))]
         ['0.512', '1234', '5e-07', 'nan']
@@ -84,58 +75,8 @@ def format_number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def format_bar(fraction: float, width: int) -> str:
-    """A progress bar filled from the left.
-
-    Args:
-        fraction: The filled part, from 0 to 1.
-        width: Number of characters including the brackets, at least 3.
-
-    Examples:
-        >>> format_bar(0.5, width=10)
-        '[####....]'
-    """
-    filled = int(fraction * (width - 2))
-    return f"[{'#' * filled}{'.' * (width - 2 - filled)}]"
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """A series in block characters, from the lowest value shown to the highest.
-
-    Args:
-        values: Any floats, the newest last. A value that is not finite leaves a gap.
-        width: Largest number of characters, at least 1. Only the newest values are shown.
-
-    Returns:
-        One character for each value shown. If all of them are equal, the line is at half height.
-
-    Examples:
-        >>> sparkline([1, 2, float("nan"), 4], width=10)
-        '▁▃ █'
-    """
-    shown = list(values)[-width:]
-    finite = [value for value in shown if math.isfinite(value)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-
-    def block(value: float) -> str:
-        if not math.isfinite(value):
-            return " "
-        if low == high:
-            return "▄"
-        share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halves, as the range may overflow
-        return "▁▂▃▄▅▆▇█"[min(7, int(share * 8))]
-
-    return "".join(map(block, shown))
-
-
 def shorten_keys(keys: Sequence[str]) -> list[str]:
     """The part of each key after its last slash, or the whole key where two would look the same.
-
-    Args:
-        keys: Metric keys such as `rollout/kl`.
-
-    Returns:
-        One name for each key, in the same order.
 
     Examples:
         >>> shorten_keys(["rollout/kl", "rollout/score", "val/score"])
@@ -169,27 +110,18 @@ def shorten_sentence(sentence: str, words: int) -> str:
 
 
 def say(trainer: Trainer, line: str, level: int = logging.INFO) -> None:
-    """Say a line in the terminal, on rank 0 only: above the progress bar, or in Lightning's log.
-
-    Args:
-        trainer: The trainer.
-        line: One line.
-        level: Level of the line in the log.
-    """
+    """Say a line in the terminal, on rank 0 only: above the progress bar, or in Lightning's log."""
     bar = trainer.progress_bar_callback
     if not trainer.is_global_zero:
         return
-    if bar is not None and getattr(bar, "is_enabled", False):  # the base class declares it not
+    if bar is not None and getattr(bar, "is_enabled", False):  # not declared by the base class
         bar.print(line, file=sys.stderr)  # standard output is left to results
     else:
-        _log.log(level, line)
+        _terminal.log(level, line)
 
 
 def stderr_console(user: str) -> Console:
-    """A `rich` console on standard error; standard output is left to results.
-
-    Args:
-        user: Name of the callback that needs the console, for the error message.
+    """A `rich` console on standard error, for a callback named `user`.
 
     Raises:
         ModuleNotFoundError: If `rich` is not installed.
@@ -210,9 +142,6 @@ def logger_step(trainer: Trainer) -> int:
     This is the last value that the module logged as `step`, or else the trainer's count of
     optimizer steps. A fit that is resumed has no logged `step` before its first batch; a callback
     that needs one earlier must keep it in its own state.
-
-    Args:
-        trainer: The trainer, during or after a fit.
     """
     # Rounded, as the mean over validation batches may come out as 2.9999998.
     return round(float(trainer.callback_metrics.get("step", trainer.global_step)))
@@ -223,9 +152,6 @@ def metrics_step(trainer: Trainer) -> int:
 
     It is `logger_step` if the module logs `step`. Otherwise it is one less after a batch, and
     another number under several optimizers.
-
-    Args:
-        trainer: The trainer, during a fit.
     """
     if "step" in trainer.callback_metrics:
         return logger_step(trainer)
@@ -233,30 +159,13 @@ def metrics_step(trainer: Trainer) -> int:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
-def write_note(trainer: Trainer, key: str, text: str, step: int) -> None:
-    """Write a short text to every logger, on rank 0 only.
-
-    As `write_text`, except that a `CSVLogger` gets it as a cell of its `metrics.csv`.
-
-    Args:
-        trainer: The trainer that has the loggers.
-        key: Name of the text, for example `monitor/verdict`.
-        text: Markdown.
-        step: Place on the x axis, see `logger_step`.
-    """
-    others = []
-    for logger in _loggers(trainer):
-        if isinstance(logger, CSVLogger):
-            # Lightning declares numbers, but its writer takes strings.
-            note: dict[str, Any] = {key: text}
-            logger.log_metrics(note, step=step)
-        elif not _log_text(logger, key, text, step):
-            others.append(logger)
-    _write_record(trainer, others, key, step, {"text": text})
+def log_note(trainer: Trainer, key: str, text: str, step: int) -> None:
+    """Log a short text, see `log_text`; a `CSVLogger` gets it as a cell of its `metrics.csv`."""
+    _log(trainer, key, {"text": text}, step, as_cell=True)
 
 
-def write_text(trainer: Trainer, key: str, text: str, step: int) -> None:
-    """Write text to every logger, on rank 0 only.
+def log_text(trainer: Trainer, key: str, text: str, step: int) -> None:
+    """Log text to every logger, on rank 0 only.
 
     TensorBoard has texts of its own. Weights & Biases gets a table with one row, and MLflow the
     artifact `<key>/<step>.md`. For all other loggers it becomes a line of `log.jsonl` in the folder
@@ -268,37 +177,34 @@ def write_text(trainer: Trainer, key: str, text: str, step: int) -> None:
         text: Markdown.
         step: Place on the x axis, see `logger_step`.
     """
-    others = [x for x in _loggers(trainer) if not _log_text(x, key, text, step)]
-    _write_record(trainer, others, key, step, {"text": text})
+    _log(trainer, key, {"text": text}, step)
 
 
-def write_histogram(trainer: Trainer, key: str, values: Tensor, step: int) -> None:
-    """Write a histogram to every logger, on rank 0 only.
+def log_histogram(trainer: Trainer, key: str, values: Tensor, step: int) -> None:
+    """Log a histogram to every logger, on rank 0 only.
 
-    TensorBoard and Weights & Biases have histograms of their own. MLflow gets the artifact
-    `<key>/<step>.json` with `counts` and `edges`, and all other loggers a line of `log.jsonl` with
-    the same, see `write_text`.
+    MLflow gets the artifact `<key>/<step>.json` with `counts` and `edges`, and loggers without
+    histograms a line of `log.jsonl` with the same, see `log_text`.
 
     Args:
         trainer: The trainer that has the loggers.
         key: Name of the histogram, for example `rollout/scores`.
-        values: Numbers of any shape. NaN and the infinities are left out, and nothing is written
+        values: Numbers of any shape. NaN and the infinities are left out, and nothing is logged
             if no other value remains.
         step: Place on the x axis, see `logger_step`.
     """
     finite = values.detach().float().cpu()
     finite = finite[finite.isfinite()]  # TensorBoard's writer fails on other values
-    if len(finite) == 0:
-        return
-    others = [x for x in _loggers(trainer) if not _log_histogram(x, key, finite, step)]
-    _write_record(trainer, others, key, step, _count_bins(finite))
+    if len(finite):
+        counts, edges = torch.histogram(finite.flatten(), bins=HISTOGRAM_BINS)
+        bins = {"counts": [int(count) for count in counts], "edges": edges.tolist()}
+        _log(trainer, key, bins, step, values=finite)
 
 
 def escape_markdown(text: str) -> str:
-    r"""Escape text so that Markdown shows it literally, also in a table cell.
+    r"""Escape text so that Markdown shows it literally, even in a table cell.
 
-    Args:
-        text: Any text. Line breaks become `<br>`, and surrounding whitespace is removed.
+    Line breaks become `<br>`, and surrounding whitespace is removed.
 
     Examples:
         >>> escape_markdown("a|b *c*")
@@ -310,77 +216,64 @@ def escape_markdown(text: str) -> str:
     return "<br>".join(lines)
 
 
-def _loggers(trainer: Trainer) -> list[Logger]:
-    return list(trainer.loggers) if trainer.is_global_zero else []
+def _log(
+    trainer: Trainer,
+    key: str,
+    content: dict[str, Any],
+    step: int,
+    values: Tensor | None = None,
+    as_cell: bool = False,
+) -> None:
+    """Log a text, or the bins of a histogram of `values`, to each logger in its own way.
 
-
-# Trackers are told apart by their methods, so that none of them has to be installed, and a subclass
-# or another project's logger with the same methods is served alike.
+    Trackers are told apart by their methods, so that none of them has to be installed, and a
+    subclass or another project's logger with the same methods is served alike.
+    """
+    folders = set()
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        tracker: Any = logger
+        experiment: Any = getattr(logger, "experiment", None)
+        if as_cell and isinstance(logger, CSVLogger):
+            # Lightning declares numbers, but its writer takes strings.
+            tracker.log_metrics({key: content["text"]}, step=step)
+        elif _has(experiment, "add_text", "add_histogram"):  # TensorBoard, or Lightning's dummy
+            if values is None:
+                experiment.add_text(key, content["text"], step)
+            else:
+                experiment.add_histogram(key, values, step)
+        elif _has(logger, "log_text", "log_table"):  # Weights & Biases
+            if values is None:
+                row = [step, content["text"]]
+                tracker.log_text(key, columns=["step", "text"], data=[row], step=step)
+            else:
+                # imported by now, as the logger needs it
+                histogram = import_module("wandb").Histogram
+                bins = (content["counts"], content["edges"])
+                tracker.log_metrics({key: histogram(np_histogram=bins)}, step=step)
+        elif hasattr(logger, "run_id") and _has(experiment, "log_text", "log_dict"):  # MLflow
+            if values is None:
+                experiment.log_text(tracker.run_id, content["text"], f"{key}/{step:08d}.md")
+            else:
+                experiment.log_dict(tracker.run_id, content, f"{key}/{step:08d}.json")
+        else:
+            folders.add(_log_folder(trainer, logger))  # loggers in one folder share the file
+    record = {"time": time(), "step": step, "key": key, **content}
+    for folder in folders:
+        with name_file(folder / RECORDS_FILE):
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / RECORDS_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _has(owner: object, *methods: str) -> bool:
     return all(callable(getattr(owner, method, None)) for method in methods)
 
 
-def _is_mlflow(logger: Logger) -> bool:
-    experiment: Any = getattr(logger, "experiment", None)
-    return hasattr(logger, "run_id") and _has(experiment, "log_text", "log_dict")
-
-
-def _log_text(logger: Logger, key: str, text: str, step: int) -> bool:
-    """Write text to a logger's own kind of text; false if it has none."""
-    tracker: Any = logger
-    experiment: Any = getattr(logger, "experiment", None)
-    if _has(experiment, "add_text"):  # TensorBoard; also Lightning's dummy, which drops it
-        experiment.add_text(key, text, step)
-    elif _has(logger, "log_text", "log_table"):  # Weights & Biases
-        tracker.log_text(key, columns=["step", "text"], data=[[step, text]], step=step)
-    elif _is_mlflow(logger):
-        experiment.log_text(tracker.run_id, text, f"{key}/{step:08d}.md")
-    else:
-        return False
-    return True
-
-
-def _log_histogram(logger: Logger, key: str, values: Tensor, step: int) -> bool:
-    """Write a histogram to a logger's own kind of histogram; false if it has none."""
-    tracker: Any = logger
-    experiment: Any = getattr(logger, "experiment", None)
-    if _has(experiment, "add_histogram"):
-        experiment.add_histogram(key, values, step)
-    elif _has(logger, "log_text", "log_table"):
-        # imported by now, as the logger needs it
-        wandb = import_module("wandb")
-        bins = _count_bins(values)
-        histogram = wandb.Histogram(np_histogram=(bins["counts"], bins["edges"]))
-        tracker.log_metrics({key: histogram}, step=step)
-    elif _is_mlflow(logger):
-        experiment.log_dict(tracker.run_id, _count_bins(values), f"{key}/{step:08d}.json")
-    else:
-        return False
-    return True
-
-
-def _count_bins(values: Tensor) -> dict[str, Any]:
-    counts, edges = torch.histogram(values.flatten(), bins=HISTOGRAM_BINS)
-    return {"counts": [int(count) for count in counts], "edges": edges.tolist()}
-
-
-def _write_record(
-    trainer: Trainer, loggers: Sequence[Logger], key: str, step: int, content: dict[str, Any]
-) -> None:
-    """Append a line to the `log.jsonl` of each logger; loggers in one folder share it."""
-    record = {"time": time(), "step": step, "key": key, **content}
-    for folder in {_log_folder(trainer, logger) for logger in loggers}:
-        path = folder / RECORDS_FILE
-        with name_file(path):
-            folder.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
 def _log_folder(trainer: Trainer, logger: Logger) -> Path:
-    if logger.log_dir is not None:
-        return Path(logger.log_dir)
+    return Path(logger.log_dir) if logger.log_dir is not None else versioned_folder(trainer, logger)
+
+
+def versioned_folder(trainer: Trainer, logger: Logger) -> Path:
+    """The folder of a logger's version, where Lightning's `ModelCheckpoint` saves too."""
     version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
     return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name) / version

@@ -1,11 +1,11 @@
-"""A table of the phases of a fit with their time and memory, and hints that make it faster."""
+"""A table of the phases of a fit with their time and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -13,30 +13,21 @@ from lit_callbacks.output import (
     escape_markdown,
     format_duration,
     format_number,
+    log_text,
     logger_step,
     stderr_console,
-    write_text,
 )
 from lit_callbacks.step_reader import StepReader
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-VALIDATION_PHASE, OTHER_PHASE = "validation", "other"  # phases that the callback measures itself
 COLUMNS = ("phase", "total", "share", "mean, s", "slowest, s", "peak, GiB")
 
 
 @dataclass
 class Phase:
-    """Time and memory of one phase.
-
-    Attributes:
-        seconds: Time of all steps together.
-        slowest: Seconds of the slowest step.
-        steps: Number of steps that had this phase; 0 if not known.
-        peak: Peak memory of any step in GiB; `None` if it is not logged.
-    """
+    """Seconds of all steps of a phase and of the slowest one, and its peak memory in GiB."""
 
     seconds: float = 0.0
     slowest: float = 0.0
@@ -50,62 +41,8 @@ class Phase:
         self.steps += 1
 
 
-@dataclass
-class PhaseReport:
-    """Time and memory of a fit, as far as this process has run it.
-
-    Attributes:
-        seconds: Time from the start of training to its end.
-        batches: Number of training batches.
-        phases: Phases by name, in the order in which they were first logged. The last ones are the
-            validation within fit, if there was one, and `other`, the time outside of all phases.
-        rates: Logged throughput by name, averaged over the time of the steps.
-    """
-
-    seconds: float = 0.0
-    batches: int = 0
-    phases: dict[str, Phase] = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)
-
-    def share(self, phase: str) -> float:
-        """Share of a phase in the time of the fit; 0 if there is no such phase."""
-        if phase not in self.phases or self.seconds <= 0:
-            return 0.0
-        return self.phases[phase].seconds / self.seconds
-
-    @property
-    def peak(self) -> float | None:
-        """Peak memory of any phase in GiB; `None` if none is logged."""
-        return max((p.peak for p in self.phases.values() if p.peak is not None), default=None)
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Cells of the table by row; the columns are `COLUMNS`."""
-        return [
-            (
-                name,
-                format_duration(phase.seconds),
-                f"{self.share(name):.0%}",
-                format_number(phase.seconds / phase.steps) if phase.steps else "",
-                format_number(phase.slowest) if phase.steps else "",
-                "" if phase.peak is None else format_number(phase.peak),
-            )
-            for name, phase in self.phases.items()
-        ]
-
-    def headline(self) -> str:
-        """Time, batches and throughput on one line."""
-        rates = [
-            f"{name.replace('_', ' ')} {format_number(rate)}" for name, rate in self.rates.items()
-        ]
-        batches = f"{self.batches} batch{'es' * (self.batches != 1)}"
-        return ", ".join([f"{format_duration(self.seconds)} for {batches}", *rates])
-
-
-PhaseHint = Callable[[PhaseReport, Trainer, LightningModule], str | None]
-
-
 class PhaseSummary(Callback):
-    """Prints the time of each phase at the end of fit, and hints that would make the fit faster.
+    """Prints the time and memory of each phase at the end of fit.
 
     It reads the metrics that the module logs at each training batch: the seconds of a phase under
     the prefix `time`, its peak memory in GiB under `memory`, and any rate under `throughput`, each
@@ -120,8 +57,6 @@ class PhaseSummary(Callback):
         memory: Prefix of the keys of memory.
         throughput: Prefix of the keys of rates.
         total: Key of a step's time in all its phases, which is not a phase itself.
-        hints: Functions of the report, the trainer and the module, called at the end of fit. Each
-            returns a sentence that says what would make the fit faster, or `None`.
 
     Raises:
         ModuleNotFoundError: When a fit is set up, if rich is not installed.
@@ -133,13 +68,16 @@ class PhaseSummary(Callback):
         memory: str = "memory/",
         throughput: str = "throughput/",
         total: str = "time/iteration",
-        hints: list[PhaseHint] | None = None,
     ) -> None:
         self.time, self.memory, self.throughput, self.total = time, memory, throughput, total
-        self.hints = list(hints or [])
-        self.report = PhaseReport()
+        self.phases: dict[str, Phase] = {}
+        """Phases by name, in the order in which they were first logged."""
+        self.rates: dict[str, float] = {}
+        """Throughput by name, averaged over the time of the steps."""
+        self.seconds = 0.0
+        self.batches = 0
         self._reader = StepReader()
-        self._rates: dict[str, tuple[float, float]] = {}  # sum of rate x weight, sum of weights
+        self._weights: dict[str, float] = {}
         self._started: float | None = None
         self._validation = Phase()
         self._validation_started: float | None = None
@@ -152,7 +90,8 @@ class PhaseSummary(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self.report, self._validation, self._rates = PhaseReport(), Phase(), {}
+        self.phases, self.rates, self._weights, self._validation = {}, {}, {}, Phase()
+        self.batches = 0
         self._reader = StepReader()
         self._reader.read_new_scalars(trainer)  # skips the metrics of an earlier fit
         self._started = monotonic()
@@ -168,16 +107,9 @@ class PhaseSummary(Callback):
             self._validation.add(monotonic() - self._validation_started)
             self._validation_started = None
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Read the metrics that the batch has logged."""
-        self.report.batches += 1
+        self.batches += 1
         if trainer.is_global_zero:
             self._add_metrics(self._reader.read_new_scalars(trainer))
 
@@ -190,60 +122,61 @@ class PhaseSummary(Callback):
             elif key.startswith(self.memory):
                 phase = self._phase(key.removeprefix(self.memory))
                 phase.peak = max(phase.peak or 0.0, value)
-            elif key.startswith(self.throughput):
+            elif key.startswith(self.throughput) and weight > 0:
                 name = key.removeprefix(self.throughput)
-                done, weights = self._rates.get(name, (0.0, 0.0))
-                self._rates[name] = (done + value * weight, weights + weight)
+                old = self._weights.get(name, 0.0)
+                self._weights[name] = old + weight
+                mean = self.rates.get(name, 0.0)
+                self.rates[name] = mean + (value - mean) * weight / (old + weight)
 
     def _phase(self, name: str) -> Phase:
-        return self.report.phases.setdefault(name, Phase())
+        return self.phases.setdefault(name, Phase())
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock and sum up."""
         if self._started is None:
             return
-        report = self.report
-        report.seconds, self._started = monotonic() - self._started, None
-        report.rates = {k: done / weights for k, (done, weights) in self._rates.items() if weights}
+        self.seconds, self._started = monotonic() - self._started, None
         if self._validation.steps:
-            report.phases[VALIDATION_PHASE] = self._validation
-        known = sum(phase.seconds for phase in report.phases.values())
-        report.phases[OTHER_PHASE] = Phase(max(0.0, report.seconds - known))
+            self.phases["validation"] = self._validation
+        known = sum(phase.seconds for phase in self.phases.values())
+        self.phases["other"] = Phase(max(0.0, self.seconds - known))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the table and the hints, below everything else that is printed at the end of fit."""
-        if self._console is None or not self.report.batches:
+        """Show the table below everything else that is printed at the end of fit."""
+        if self._console is None or not self.batches:
             return
-        hints = (hint(self.report, trainer, pl_module) for hint in self.hints)
-        sentences = [sentence for sentence in hints if sentence]
-        headline = f"fit took {self.report.headline()}"
+        from rich.table import Table
+        from rich.text import Text
+
+        rates = [f"{k.replace('_', ' ')} {format_number(rate)}" for k, rate in self.rates.items()]
+        batches = f"{self.batches} batch{'es' * (self.batches != 1)}"
+        headline = ", ".join([f"fit took {format_duration(self.seconds)} for {batches}", *rates])
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+        for number, column in enumerate(COLUMNS):
+            table.add_column(column, justify="right" if number else "left", no_wrap=True)
+        lines = [escape_markdown(headline), "", f"| {' | '.join(COLUMNS)} |"]
+        lines.append("|---|" + "---:|" * (len(COLUMNS) - 1))
+        for row in self._rows():
+            table.add_row(*map(Text, row))
+            lines.append(f"| {' | '.join(map(escape_markdown, row))} |")
         self._console.print(headline, markup=False, highlight=False)
-        self._console.print(phase_table(self.report))
-        for sentence in sentences:
-            self._console.print(f"- {sentence}", markup=False, highlight=False)
-        write_text(trainer, "phases", phase_markdown(self.report, sentences), logger_step(trainer))
+        self._console.print(table)
+        log_text(trainer, "phases", "\n".join(lines), logger_step(trainer))
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                name,
+                format_duration(phase.seconds),
+                f"{phase.seconds / self.seconds if self.seconds else 0:.0%}",
+                format_number(phase.seconds / phase.steps) if phase.steps else "",
+                format_number(phase.slowest) if phase.steps else "",
+                "" if phase.peak is None else format_number(phase.peak),
+            )
+            for name, phase in self.phases.items()
+        ]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Drop the console: it holds the current standard error, which may be replaced."""
         self._console = self._started = None
-
-
-def phase_table(report: PhaseReport) -> Table:
-    """The report as a table for the terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for name, *cells in report.rows():
-        table.add_row(Text(name), *cells)
-    return table
-
-
-def phase_markdown(report: PhaseReport, sentences: list[str]) -> str:
-    """The report and its hints as Markdown."""
-    lines = [f"Fit took {escape_markdown(report.headline())}", ""]
-    lines += [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
-    lines += [f"| {' | '.join(map(escape_markdown, row))} |" for row in report.rows()]
-    return "\n".join([*lines, "", *(f"- {escape_markdown(sentence)}" for sentence in sentences)])

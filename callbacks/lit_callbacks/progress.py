@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
-from lit_callbacks.output import format_bar, format_duration, format_number, shorten_keys
+from lit_callbacks.output import format_duration, format_number, shorten_keys
 
 MAX_BAR = 22  # characters; the numbers matter more than the bar
 MIN_BAR = 8
@@ -19,39 +21,24 @@ MIN_BAR = 8
 
 @dataclass
 class Progress:
-    """Progress of a loop, in batches.
-
-    Attributes:
-        label: Name of the loop.
-        started: Clock time in seconds at which this process began the loop.
-        first: Number of batches done by then, above 0 in a resumed fit.
-        done: Number of batches done.
-        total: Number of batches of the whole loop, `None` if unknown.
-        estimated: Whether `total` is an estimate.
-    """
+    """Progress of a loop in batches: `first` of `done` were done before this process began it."""
 
     label: str
-    started: float
+    started: float  # clock time, in seconds
     first: int = 0
     done: int = 0
-    total: int | None = None
+    total: int | None = None  # None if unknown
     estimated: bool = False
 
     def is_complete(self) -> bool:
         """Whether all batches of a known total are done."""
         return self.total is not None and not self.estimated and self.done >= self.total
 
-    def seconds_left(self, now: float) -> float | None:
-        """Time to the end of the loop at the mean speed so far, `None` if unknown."""
-        if self.total is None or self.done <= self.first:
-            return None
-        return (now - self.started) / (self.done - self.first) * (self.total - self.done)
-
     def is_milestone(self) -> bool:
         """Whether a log file gets a line for this batch.
 
-        It does for the first batch of the loop and the first one of each tenth of a known total,
-        or for 1, 2, 5, 10, 20, 50, 100 and so on batches if the total is unknown.
+        These are the first batch and the first one of each tenth of a known total, or batches 1, 2,
+        5, 10, 20, 50... if the total is unknown.
         """
         if self.done == self.first + 1:
             return True
@@ -100,8 +87,6 @@ class StageProgressBar(ProgressBar):
         self._line = ""  # content of the terminal's current line
         self._printed = ""  # last line printed to a log file
 
-    # --- the interface of Lightning's progress bars
-
     @property
     def is_enabled(self) -> bool:
         """Whether this process shows anything."""
@@ -118,13 +103,13 @@ class StageProgressBar(ProgressBar):
 
     def disable(self) -> None:
         """Show nothing until `enable`."""
-        self._clear()
+        self._end_line("\r\x1b[K")
         self._enabled = False
 
     def print(self, *args: object, **kwargs: object) -> None:
         """Print above the line, with the arguments of the built-in `print`."""
         line = self._line
-        self._clear()
+        self._end_line("\r\x1b[K")
         super().print(*args, **kwargs)
         if line:
             self._draw(line)
@@ -136,25 +121,18 @@ class StageProgressBar(ProgressBar):
         done = trainer.fit_loop.total_batch_idx + 1
         self._fit = Progress(self.stage, started=monotonic(), first=done, done=done)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Count the batch and show it."""
-        if self._fit is None:
-            return
-        self._fit.done = trainer.fit_loop.total_batch_idx + 1
-        self._update_total(trainer, pl_module, batch_idx)
-        self._show(self._fit)
+        if self._fit is not None:
+            self._fit.done = trainer.fit_loop.total_batch_idx + 1
+            total, self._fit.estimated = _total_batches(trainer, pl_module)
+            self._fit.total = max(int(total), self._fit.done) if math.isfinite(total) else None
+            self._show(self._fit)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Clear the line after the last batch, as Lightning then says why the fit ends."""
         if self._fit is not None and self._fit.is_complete():
-            self._clear()
+            self._end_line("\r\x1b[K")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the last state of the line, without a time left."""
@@ -162,7 +140,14 @@ class StageProgressBar(ProgressBar):
             self._finish(self._fit)
         self._fit = None
 
-    # --- validation (alone, inside fit and as its sanity check), test and predict
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Move below the line, so that the traceback starts on its own line."""
+        self._end_line("\n")
+        self._fit = self._evaluation = None
+
+    # --- validation (by itself, inside fit and as its sanity check), test and predict
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count validation batches, on the line of the fit if there is one."""
@@ -171,167 +156,97 @@ class StageProgressBar(ProgressBar):
         else:
             self._start_evaluation("validation", trainer.num_val_batches)
 
-    def on_validation_batch_end(self, *_: object) -> None:
-        """Count the batch and show it."""
-        self._count_evaluation()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Return the line to the fit."""
-        self._end_evaluation()
-
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count test batches."""
         self._start_evaluation("test", trainer.num_test_batches)
-
-    def on_test_batch_end(self, *_: object) -> None:
-        """Count the batch and show it."""
-        self._count_evaluation()
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the last state of the line."""
-        self._end_evaluation()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count the batches to predict."""
         self._start_evaluation("predict", trainer.num_predict_batches)
 
-    def on_predict_batch_end(self, *_: object) -> None:
-        """Count the batch and show it."""
-        self._count_evaluation()
+    def _start_evaluation(self, loop: str, batches: float | Sequence[float]) -> None:
+        total = sum(batches) if isinstance(batches, Sequence) else batches
+        label = f"{self.stage} {loop}" if self._fit is None else loop
+        known = int(total) if math.isfinite(total) else None
+        self._evaluation = Progress(label, started=monotonic(), total=known)
 
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the last state of the line."""
-        self._end_evaluation()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Move below the line, so that the traceback starts on its own line."""
-        self._leave()
-        self._fit = self._evaluation = None
-
-    # --- counting
-
-    def _update_total(self, trainer: Trainer, pl_module: LightningModule, batch_idx: int) -> None:
-        assert self._fit is not None
-        done = self._fit.done
-        per_epoch = trainer.num_training_batches
-        totals: list[tuple[float, bool]] = []
-        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            # Counted from this epoch's start: epochs of dynamic batches differ in length.
-            before = done - (batch_idx + 1)
-            totals.append(
-                (before + (trainer.max_epochs - trainer.current_epoch) * per_epoch, False)
-            )
-        if trainer.max_steps >= 0:
-            if pl_module.automatic_optimization:
-                accumulated = trainer.accumulate_grad_batches
-                totals.append((_batches_for(trainer.max_steps, per_epoch, accumulated), False))
-            elif trainer.global_step > 0:
-                # How many optimizer steps a batch makes is only known from the batches so far.
-                missing = max(0, trainer.max_steps - trainer.global_step)
-                totals.append((done + math.ceil(missing * done / trainer.global_step), True))
-            else:
-                totals = []  # `max_steps` may end the fit before `max_epochs` does
-        total, estimated = min(totals, default=(math.inf, False))
-        self._fit.total = max(int(total), done) if math.isfinite(total) else None
-        self._fit.estimated = estimated
-
-    def _start_evaluation(
-        self, what: str, batches: int | float | list[int | float] | list[int]
-    ) -> None:
-        total = sum(batches) if isinstance(batches, list) else batches
-        # After the last batch, validation has the line to itself: the fit's would look stuck.
-        is_last = self._fit is not None and self._fit.is_complete()
-        label = what if self._fit is not None and not is_last else f"{self.stage} {what}"
-        self._evaluation = Progress(
-            label, started=monotonic(), total=int(total) if math.isfinite(total) else None
-        )
-        if is_last and sys.stderr.isatty():
+    def _count_evaluation(self, *_: object) -> None:
+        if self._evaluation is not None:
+            self._evaluation.done += 1
             self._show(self._evaluation)
 
-    def _count_evaluation(self) -> None:
-        if self._evaluation is None:
-            return
-        self._evaluation.done += 1
-        self._show(self._evaluation)
+    def _end_evaluation(self, *_: object) -> None:
+        evaluation, self._evaluation = self._evaluation, None
+        if evaluation is not None and self._fit is None:
+            if self.trainer.sanity_checking:
+                self._end_line("\r\x1b[K")
+            else:
+                self._finish(evaluation)
 
-    def _end_evaluation(self) -> None:
-        if self._evaluation is None:
-            return
-        if self._fit is None and not self.trainer.sanity_checking:
-            self._finish(self._evaluation)
-        elif self._fit is None:
-            self._clear()
-        self._evaluation = None
+    on_validation_batch_end = on_test_batch_end = _count_evaluation  # type: ignore[assignment]
+    on_predict_batch_end = _count_evaluation  # type: ignore[assignment]
+    on_validation_end = on_test_end = _end_evaluation  # type: ignore[assignment]
+    on_predict_end = _end_evaluation  # type: ignore[assignment]
 
     # --- showing
 
     def _show(self, progress: Progress) -> None:
         if not self.is_enabled:
             return
-        now = monotonic()
-        inside_fit = progress is self._evaluation and self._fit is not None
         if sys.stderr.isatty():
             if progress.done % self.refresh_rate == 0 or progress.done == progress.total:
-                shares_line = inside_fit and self._fit is not None and not self._fit.is_complete()
-                self._draw(self._text(self._fit if shares_line else progress, now))
-        elif progress.is_milestone() and not inside_fit and not self.trainer.sanity_checking:
-            last = progress.done == progress.total and not progress.estimated
-            if not last:  # `_finish` prints the last one
-                self._print_line(self._text(progress, now))
+                self._draw(self._text(self._fit or progress))
+            return
+        is_quiet = progress is not self._fit and (self._fit or self.trainer.sanity_checking)
+        # `_finish` prints the last line
+        if progress.is_milestone() and not progress.is_complete() and not is_quiet:
+            self._print_line(self._text(progress))
 
     def _finish(self, progress: Progress) -> None:
         if not self.is_enabled:
             return
         if progress.estimated:
             progress.total, progress.estimated = progress.done, False
-        text = self._text(progress, monotonic(), finished=True)
+        text = self._text(progress, finished=True)
         if sys.stderr.isatty():
             self._draw(text)
-            self._leave()
+            self._end_line("\n")
         elif text != self._printed:  # the last batch may have been a milestone already printed
             self._print_line(text)
 
-    def _print_line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-        self._printed = text
-
-    def _text(self, progress: Progress | None, now: float, finished: bool = False) -> str:
-        assert progress is not None
-        head = f"{progress.label} {progress.done}"
-        fraction = None
+    def _text(self, progress: Progress, finished: bool = False) -> str:
+        head, fraction = f"{progress.label} {progress.done}", None
         if progress.total is not None:
             fraction = progress.done / max(1, progress.total)
             head += f"/{'~' if progress.estimated else ''}{progress.total} {fraction:.0%}"
-        parts = [f"{format_duration(now - progress.started)} elapsed"]
-        left = progress.seconds_left(now)
-        if left is not None and not finished:
-            parts.append(f"{format_duration(left)} left")
+        passed, new = monotonic() - progress.started, progress.done - progress.first
+        parts = [f"{format_duration(passed)} elapsed"]
+        if progress.total is not None and new and not finished:
+            # at the mean speed so far
+            parts.append(f"{format_duration(passed / new * (progress.total - progress.done))} left")
         if progress is self._fit and self._evaluation is not None:
             inner = self._evaluation
             of_total = "" if inner.total is None else f"/{inner.total}"
             parts.append(f"{inner.label} {inner.done}{of_total}")
-        parts += self._metric_texts(show_missing=self._fit is not None)
+        logged = self.trainer.callback_metrics
+        for key, name in zip(self.metrics, shorten_keys(self.metrics), strict=True):
+            if key in logged or self._fit is not None:
+                parts.append(
+                    f"{name} {format_number(float(logged[key])) if key in logged else '-'}"
+                )
         if not sys.stderr.isatty():
             return f"{head} {', '.join(parts)}"
         columns = shutil.get_terminal_size().columns
-        room = columns - len(head) - len(", ".join(parts)) - 3
-        if fraction is not None and room >= MIN_BAR:
-            head += f" {format_bar(fraction, min(room, MAX_BAR))}"
+        width = min(columns - len(head) - len(", ".join(parts)) - 3, MAX_BAR)
+        if fraction is not None and width >= MIN_BAR:
+            head += f" [{'#' * int(fraction * (width - 2)):.<{width - 2}}]"
         while len(parts) > 1 and len(f"{head} {', '.join(parts)}") > columns - 1:
             parts.pop()  # rather than cut a word or a number
         return f"{head} {', '.join(parts)}"
 
-    def _metric_texts(self, show_missing: bool) -> list[str]:
-        logged = self.trainer.callback_metrics
-        return [
-            f"{name} {format_number(float(logged[key])) if key in logged else '-'}"
-            for key, name in zip(self.metrics, shorten_keys(self.metrics), strict=True)
-            if show_missing or key in logged
-        ]
-
-    # --- the terminal's current line
+    def _print_line(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        self._printed = text
 
     def _draw(self, line: str) -> None:
         line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line cannot be redrawn
@@ -339,17 +254,33 @@ class StageProgressBar(ProgressBar):
         sys.stderr.flush()
         self._line = line
 
-    def _clear(self) -> None:
+    def _end_line(self, end: str) -> None:
+        """Clear the terminal's line, or leave it."""
         if self._line:
-            sys.stderr.write("\r\x1b[K")
+            sys.stderr.write(end)
             sys.stderr.flush()
             self._line = ""
 
-    def _leave(self) -> None:
-        if self._line:
-            sys.stderr.write("\n")
-            sys.stderr.flush()
-            self._line = ""
+
+def _total_batches(trainer: Trainer, pl_module: LightningModule) -> tuple[float, bool]:
+    """Number of batches of the fit, infinite if unknown, and whether it is an estimate."""
+    done = trainer.fit_loop.total_batch_idx + 1
+    per_epoch = trainer.num_training_batches
+    totals: list[tuple[float, bool]] = []
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        # Counted from this epoch's start: epochs of dynamic batches differ in length.
+        before = done - (trainer.fit_loop.batch_idx + 1)
+        totals.append((before + (trainer.max_epochs - trainer.current_epoch) * per_epoch, False))
+    if trainer.max_steps >= 0 and pl_module.automatic_optimization:
+        accumulated = trainer.accumulate_grad_batches
+        totals.append((_batches_for(trainer.max_steps, per_epoch, accumulated), False))
+    elif trainer.max_steps >= 0 and trainer.global_step > 0:
+        # How many optimizer steps a batch makes is only known from the batches so far.
+        missing = max(0, trainer.max_steps - trainer.global_step)
+        totals.append((done + math.ceil(missing * done / trainer.global_step), True))
+    elif trainer.max_steps >= 0:
+        totals = []  # `max_steps` may end the fit before `max_epochs` does
+    return min(totals, default=(math.inf, False))
 
 
 def _batches_for(optimizer_steps: int, per_epoch: float, accumulated: int) -> float:

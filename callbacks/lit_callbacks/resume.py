@@ -17,6 +17,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lit_callbacks.output import versioned_folder
+
 SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 EXIT_STATUS = 128 + signal.SIGTERM  # status that a shell reports for a process ended by SIGTERM
 OWN_NAME = re.compile(r"batch=\d+(-v\d+)?\.ckpt")
@@ -123,39 +125,30 @@ class ResumeCheckpoint(Checkpoint):
         """End the run here if any rank received a signal during a validation within fit."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._save_at_signal(trainer)
-            self._raise_if_ending()
+            self._end_at_signal()
+
+    def _end_at_signal(self, *_: Any) -> None:
+        """End the run if a checkpoint was saved at a signal."""
+        if self._exit_status == INTERRUPTED_STATUS:
+            raise SystemExit(INTERRUPTED_STATUS)
+        if self._exit_status is not None:
+            raise SIGTERMException(EXIT_STATUS)
 
     # A batch's metrics are logged after `on_train_batch_end`. The run therefore ends in whichever
     # of these hooks comes next.
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        """End the run if a checkpoint was saved at a signal."""
-        self._raise_if_ending()
-
-    def on_validation_start(self, *_: Any) -> None:
-        """End the run if a checkpoint was saved at a signal."""
-        self._raise_if_ending()
-
-    def on_train_epoch_end(self, *_: Any) -> None:
-        """End the run if a checkpoint was saved at a signal."""
-        self._raise_if_ending()
+    on_train_batch_start = on_validation_start = _end_at_signal  # type: ignore[assignment]
+    on_train_epoch_end = _end_at_signal  # type: ignore[assignment]
 
     def _save_at_signal(self, trainer: Trainer) -> None:
         agree = trainer.strategy.reduce_boolean_decision
         if not agree(self._received is not None, all=False):
             return
-        # All ranks end with the same status, although one alone may have received the signal.
+        # All ranks end with the same status, although only one may have received the signal.
         interrupted = agree(self._received == signal.SIGINT, all=False)
         self._exit_status = INTERRUPTED_STATUS if interrupted else EXIT_STATUS
         self._save(trainer)
         name = SIGNALS[signal.SIGINT if interrupted else signal.SIGTERM]
         rank_zero_info(f"{name}: the run ends; its checkpoints are in {self.dirpath}")
-
-    def _raise_if_ending(self) -> None:
-        if self._exit_status == INTERRUPTED_STATUS:
-            raise SystemExit(INTERRUPTED_STATUS)
-        if self._exit_status is not None:
-            raise SIGTERMException(EXIT_STATUS)
 
     def _save(self, trainer: Trainer) -> None:
         n_batches = trainer.fit_loop.total_batch_idx + 1
@@ -163,8 +156,12 @@ class ResumeCheckpoint(Checkpoint):
         if self._saved_batches == n_batches or getattr(trainer, "fast_dev_run", False):
             return
         folder = Path(str(self.dirpath))
+        name, version = f"batch={n_batches}.ckpt", 0
+        while (folder / name).exists():
+            version += 1
+            name = f"batch={n_batches}-v{version}.ckpt"
         # Added before saving, so that a resumed run knows the checkpoint that it resumed from.
-        self._names.append(trainer.strategy.broadcast(unused_name(folder, f"batch={n_batches}")))
+        self._names.append(trainer.strategy.broadcast(name))
         trainer.save_checkpoint(folder / self._names[-1], weights_only=False)
         self._saved_batches = n_batches
         self._remove_old(trainer)
@@ -223,16 +220,4 @@ def default_checkpoint_dir(trainer: Trainer) -> Path:
     """The default folder of Lightning's `ModelCheckpoint`, which follows the first logger."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir) / "checkpoints"
-    logger = trainer.loggers[0]
-    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-    root = logger.save_dir or trainer.default_root_dir
-    return Path(root) / str(logger.name) / version / "checkpoints"
-
-
-def unused_name(folder: Path, stem: str) -> str:
-    """`stem.ckpt`, with a version number if a checkpoint of that name exists in `folder`."""
-    name, version = f"{stem}.ckpt", 0
-    while (folder / name).exists():
-        version += 1
-        name = f"{stem}-v{version}.ckpt"
-    return name
+    return versioned_folder(trainer, trainer.loggers[0]) / "checkpoints"

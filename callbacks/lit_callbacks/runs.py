@@ -135,8 +135,8 @@ def read_run(name: str, folder: str | Path) -> Run:
     if not curves:
         raise ValueError(f"runs: expected a run with scalars, got {folder} without any")
     # A logger that takes no texts has them in the file of records.
-    texts = log.verdicts or _read_records(log_folder / RECORDS_FILE)
-    verdicts = [parse_verdict(*text) for text in sorted(texts, key=lambda text: text.time)]
+    verdicts = log.verdicts or _read_records(log_folder / RECORDS_FILE)
+    verdicts.sort(key=lambda verdict: verdict.time)
     levels = log.scalars.get(LEVEL_KEY, [])
     return Run(name, str(folder), curves, verdicts, _build_spans(folder, levels, verdicts))
 
@@ -170,12 +170,8 @@ def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     """Parse a text of `monitor/verdict`.
 
     Its form is `**level** at step x`, the sentence, and lines of `- action`. A long sentence is
-    followed by `> ` and all of it, which is taken instead.
-
-    Args:
-        time: Wall-clock time in seconds.
-        step: Place on the x axis.
-        text: The text. A first line of another form belongs to the sentence.
+    followed by `> ` and all of it, which is taken instead. A first line of another form belongs to
+    the sentence.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     head = _HEAD.fullmatch(lines[0]) if lines else None
@@ -188,17 +184,11 @@ def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     return LoggedVerdict(time, step, level, sentence, actions)
 
 
-class _Text(NamedTuple):
-    time: float
-    step: int
-    text: str
-
-
 class _Log(NamedTuple):
-    """The scalars of a log by key, and its texts of `monitor/verdict`, in order of time."""
+    """The scalars of a log by key, and its verdicts, in order of time."""
 
     scalars: dict[str, list[Point]]
-    verdicts: list[_Text]
+    verdicts: list[LoggedVerdict]
 
 
 def _read_log(folder: str | Path) -> tuple[Path, _Log]:
@@ -242,14 +232,10 @@ def _read_event_files(folder: Path) -> _Log:
         points.sort(key=lambda point: point.time)
     tag = f"{VERDICT_KEY}/text_summary"  # TensorBoard's writers add the suffix to text
     texts = log.Tensors(tag) if tag in log.Tags()["tensors"] else []
-    verdicts = [
-        _Text(
-            event.wall_time,
-            event.step,
-            event.tensor_proto.string_val[0].decode("utf-8", "replace"),
-        )
-        for event in texts
-    ]
+    verdicts = []
+    for event in texts:
+        text = event.tensor_proto.string_val[0].decode("utf-8", "replace")
+        verdicts.append(parse_verdict(event.wall_time, event.step, text))
     return _Log(scalars, verdicts)
 
 
@@ -271,21 +257,15 @@ def _read_table(folder: Path) -> _Log:
             time = written + 1e-6 * number
             for key, cell in row.items():
                 if key == VERDICT_KEY and cell:
-                    log.verdicts.append(_Text(time, step, cell))
-                elif (value := _parse_number(cell)) is not None:
-                    log.scalars.setdefault(key, []).append(Point(time, step, value))
+                    log.verdicts.append(parse_verdict(time, step, cell))
+                else:
+                    with suppress(ValueError):  # an empty cell or a text
+                        point = Point(time, step, float(cell or ""))
+                        log.scalars.setdefault(key, []).append(point)
     return log
 
 
-def _parse_number(cell: str | None) -> float | None:
-    """The number in a cell; `None` for an empty cell or a text."""
-    try:
-        return float(cell or "")
-    except ValueError:
-        return None
-
-
-def _read_records(path: Path) -> list[_Text]:
+def _read_records(path: Path) -> list[LoggedVerdict]:
     """Verdicts in a file of records; none if there is no such file."""
     if not path.exists():
         return []
@@ -295,7 +275,7 @@ def _read_records(path: Path) -> list[_Text]:
             with suppress(ValueError):  # a run that was killed may leave half a line
                 records.append(json.loads(line))
     return [
-        _Text(record["time"], record["step"], record["text"])
+        parse_verdict(record["time"], record["step"], record["text"])
         for record in records
         if record["key"] == VERDICT_KEY
     ]

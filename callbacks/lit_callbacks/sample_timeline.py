@@ -16,13 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from lit_callbacks.output import (
-    escape_markdown,
-    format_number,
-    logger_step,
-    name_file,
-    write_text,
-)
+from lit_callbacks.output import escape_markdown, format_number, log_text, logger_step, name_file
 
 Sample = dict[str, Any]  # values: str, float, int or bool
 OWN_KEYS = ("step", "prompt_index", "prompt")  # keys of a line that a sample must not have
@@ -41,7 +35,7 @@ class SampleTimeline(Callback):
 
     Rank 0 writes each response
 
-    - to every logger as the text `samples/<index of the prompt>`, see `write_text`; the slider of
+    - to every logger as the text `samples/<index of the prompt>`, see `log_text`; the slider of
       TensorBoard is the timeline;
     - to a file of JSON lines, `{"step": ..., "prompt_index": ..., "prompt": ..., **record}`.
       Numbers that are not finite are written as Python's `json` reads them (`NaN`).
@@ -92,7 +86,7 @@ class SampleTimeline(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop the lines newer than the checkpoint; sample once if the fit is not a resumed one."""
+        """Drop the lines newer than the checkpoint; sample once unless the fit is resumed."""
         path, is_new = self._path(trainer), trainer.fit_loop.total_batch_idx < 0
         if is_new:
             self._sampled = None
@@ -105,14 +99,7 @@ class SampleTimeline(Callback):
         if is_new:
             self._sample(trainer, pl_module, step=0)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Sample every `every_n_batches` batches."""
         if (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0:
             self._sample(trainer, pl_module, logger_step(trainer))
@@ -143,13 +130,12 @@ class SampleTimeline(Callback):
         self._sampled = step
         if not _is_writer(trainer):
             return
+        lines = []
         for index, (prompt, sample) in enumerate(zip(self.prompts, samples, strict=True)):
-            write_text(trainer, f"samples/{index}", _table(prompt, sample), step)
+            log_text(trainer, f"samples/{index}", _table(prompt, sample), step)
+            lines.append({"step": step, "prompt_index": index, "prompt": prompt, **sample})
         with name_file(path), path.open("a", encoding="utf-8") as file:
-            file.writelines(
-                _line({"step": step, "prompt_index": index, "prompt": prompt, **sample})
-                for index, (prompt, sample) in enumerate(zip(self.prompts, samples, strict=True))
-            )
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
     def _path(self, trainer: Trainer) -> Path:
         log_dir = trainer.log_dir or trainer.default_root_dir
@@ -194,10 +180,6 @@ def _check_samples(returned: object, prompts: Sequence[str], method: str) -> lis
     return returned
 
 
-def _line(entries: Sample) -> str:
-    return json.dumps(entries, ensure_ascii=False) + "\n"
-
-
 def _keep_lines(path: Path, newest: float) -> None:
     """Rewrite a timeline, if there is one, without the steps after `newest`."""
     if not path.exists():
@@ -223,16 +205,15 @@ def _keep_lines(path: Path, newest: float) -> None:
 
 
 def _table(prompt: str, sample: Sample) -> str:
-    rows = [("prompt", prompt), ("response", sample["response"])]
-    rows += [(key, _format_value(value)) for key, value in sample.items() if key != "response"]
-    lines = [f"| {escape_markdown(key)} | {escape_markdown(text)} |" for key, text in rows]
+    rows = {"prompt": prompt, "response": sample["response"], **sample}
+    lines = [f"| {escape_markdown(key)} | {_format_value(value)} |" for key, value in rows.items()]
     return "\n".join([lines[0], "|---|---|", *lines[1:]])
 
 
 def _format_value(value: str | float | int | bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return format_number(value) if isinstance(value, float) else str(value)
+    return escape_markdown(format_number(value) if isinstance(value, float) else str(value))
 
 
 def load_prompts(prompts: Sequence[str] | str, n_prompts: int) -> list[str]:
@@ -253,57 +234,45 @@ def load_prompts(prompts: Sequence[str] | str, n_prompts: int) -> list[str]:
     """
     if n_prompts < 1:
         raise ValueError(f"n_prompts: expected at least 1, got {n_prompts}")
+    texts: list[Any] = list(prompts)
     if isinstance(prompts, str):
-        path = Path(prompts)
-        if not path.is_file():
+        if not Path(prompts).is_file():
             raise ValueError(
-                f"prompts: expected a list of texts or the path of a file, got {prompts!r}, which "
-                "is no file; a single prompt goes into a list"
+                f"prompts: expected a list of texts or the path of a file, got {prompts!r}; "
+                "a single prompt goes into a list"
             )
-        read = _json_prompts(path) if path.suffix == ".jsonl" else _text_prompts(path)
-        texts = list(islice(read, n_prompts))
-        if not texts:
-            raise ValueError(f"prompts: expected at least one prompt in {path}, got none")
-        return texts
-    texts = list(prompts)
+        texts = list(islice(_read_prompts(Path(prompts)), n_prompts))
     if not texts:
-        raise ValueError("prompts: expected at least one, got an empty list")
+        raise ValueError(f"prompts: expected at least one, got none in {prompts!r}")
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"prompts[{index}]: expected a text, got {text!r}")
     return texts
 
 
-def _text_prompts(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as lines:
-        yield from (line.strip() for line in lines if line.strip())
-
-
-def _json_prompts(path: Path) -> Iterator[str]:
+def _read_prompts(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    yield _prompt_text(json.loads(line))
-                except ValueError as error:  # json.JSONDecodeError is a ValueError
-                    raise ValueError(f"prompts: {path}:{number}: {error}") from error
+            if not line.strip():
+                continue
+            if path.suffix != ".jsonl":
+                yield line.strip()
+                continue
+            try:
+                yield _prompt_text(json.loads(line)["prompt"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(
+                    f"prompts: {path}:{number}: expected an object whose field 'prompt' is a text, "
+                    "or a list of turns {role, content} of user and assistant, "
+                    f"got {line.strip()!r:.100}"
+                ) from error
 
 
-def _prompt_text(row: object) -> str:
-    prompt = row.get("prompt") if isinstance(row, dict) else None
-    if not isinstance(prompt, list) or not prompt:
-        prompt = [{"role": "user", "content": prompt}]
-    spoken = [_turn(turn) for turn in prompt]
+def _prompt_text(prompt: str | list[dict[str, str]]) -> str:
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    spoken = [(SPEAKERS[turn["role"]], turn["content"]) for turn in turns]
+    if not spoken or not all(isinstance(text, str) and text.strip() for _, text in spoken):
+        raise ValueError("a blank prompt")
     if len(spoken) == 1:
         return spoken[0][1]
-    return "".join(f"\n\n{SPEAKERS[role]}: {content}" for role, content in spoken)
-
-
-def _turn(turn: object) -> tuple[str, str]:
-    role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else ("", "")
-    if role not in SPEAKERS or not isinstance(content, str) or not content.strip():
-        raise ValueError(
-            "expected an object whose field 'prompt' is a text, or a list of turns "
-            f"{{role, content}} of user and assistant, got {turn!r:.100}"
-        )
-    return str(role), content
+    return "".join(f"\n\n{speaker}: {text}" for speaker, text in spoken)

@@ -35,7 +35,6 @@ from lit_rlhf.cli.runs import (
     occupied_folders,
 )
 from lit_rlhf.modules import (
-    HINTS,
     ChangedRunError,
     StageModule,
     folders_during,
@@ -248,7 +247,7 @@ class RLHFCLI(LightningCLI):
         # Lightning does not declare the attribute
         added: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, PhaseSummary) for callback in added):
-            added.insert(0, PhaseSummary(hints=list(HINTS)))
+            added.insert(0, PhaseSummary())
         callbacks = trainer.checkpoint_callbacks
         if callbacks and not any(isinstance(c, ResumeCheckpoint) for c in callbacks):
             added.append(ResumeCheckpoint())

@@ -3,11 +3,9 @@
 - `SFTModule`, `RewardModule` and `PPOModule` are the stages, `StageModule` what they share.
 - The `*Options` are groups of options; see also `lit_rlhf.models.ModelOptions` and
   `lit_rlhf.rollout.SamplingOptions`.
-- `HINTS` are what `lit_callbacks.PhaseSummary` says about a run of a stage.
 """
 
 from lit_rlhf.modules.guarded_step import TooManySkippedUpdates
-from lit_rlhf.modules.hints import HINTS
 from lit_rlhf.modules.micro_batches import tokens_within_memory
 from lit_rlhf.modules.option_names import (
     check_names,
@@ -47,7 +45,6 @@ from lit_rlhf.ppo import (
 
 __all__ = [
     "CONTRACT_KEY",
-    "HINTS",
     "ROLLOUT_MEMORY",
     "SCORING_MEMORY",
     "UPDATE_MEMORY",

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from lit_callbacks import write_text
+from lit_callbacks import log_text
 from lit_rlhf.checks import check_count, check_positive
 from lit_rlhf.data import PromptBatch, PromptDataModule, TokenBatch, encode_prompts
 from lit_rlhf.forward import disable_dropout
@@ -625,7 +625,7 @@ class PPOModule(PPO, StageModule):
             records = build_response_records(rollouts, scores, estimates, self.tokenizer)
             n_rows = self.sampled_texts
             table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
-            write_text(self.trainer, f"{prefix}samples", table, int(self.iteration))
+            log_text(self.trainer, f"{prefix}samples", table, int(self.iteration))
 
     def evaluation_metrics(self) -> dict[str, Tensor]:
         """`rollout/*` of all responses; NaN if the policy could not be sampled from."""

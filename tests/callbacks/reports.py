@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -105,18 +105,6 @@ class Page(HTMLParser):
 
 def report(tmp_path: Path, *runs: str, keys: Sequence[str] | None = None) -> Page:
     return Page(write_report(list(runs), tmp_path / "report.html", keys))
-
-
-def rectangles(elements: Iterable[Element]) -> list[tuple[str, float, float]]:
-    """Level, left end and width of bands."""
-    return [
-        (
-            (element.classes & {"suspicious", "collapsed"}).pop(),
-            float(element.attributes["x"]),
-            float(element.attributes["width"]),
-        )
-        for element in elements
-    ]
 
 
 def watched_run(folder: Path) -> str:

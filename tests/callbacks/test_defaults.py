@@ -16,6 +16,7 @@ from lit_callbacks import (
     Monitor,
     ResumeCheckpoint,
     RollBack,
+    default_monitors,
 )
 
 DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
@@ -41,8 +42,32 @@ DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (ResumeCheckpoint, {"every_n_batches": None, "keep": 2}),
 ]
 
+MONITORS: dict[str, dict[str, Any]] = {  # the rest of each is as in `Monitor`
+    "KLMonitor": {"high": 10.0},
+    "KLPerTokenMonitor": {"high": 0.12, "decisive_factor": 4.0},
+    "LengthMonitor": {"high_ratio": 1.5, "low_ratio": 0.6},
+    "TruncationMonitor": {"high": 0.3, "high_ratio": 2.0},
+    "PerplexityMonitor": {"high_ratio": 1.8, "low_ratio": 0.65},
+    "EntropyMonitor": {"high_ratio": 1.8, "low_ratio": 0.6},
+    "RepetitionMonitor": {"low_ratio": 0.7},
+    "RewardDistributionMonitor": {"high": 2.0, "high_ratio": 2.5},
+    "ExplainedVarianceMonitor": {"low": 0.0, "warmup": 20, "patience": 5},
+    "FirstRatioMonitor": {"high": 1.05, "low": 0.95, "optional": True},
+    "NonFiniteMonitor": {"high": 0.0, "horizon": 0, "patience": 2},
+}
+
 
 @pytest.mark.parametrize(("function", "promised"), DEFAULTS, ids=lambda case: str(case)[:40])
 def test_defaults(function: Callable[..., Any], promised: dict[str, Any]) -> None:
     parameters = inspect.signature(function).parameters
     assert {name: parameters[name].default for name in promised} == promised
+
+
+def test_default_monitors() -> None:
+    names = ("high", "high_ratio", "low", "low_ratio", *DEFAULTS[0][1])
+    plain = {**dict.fromkeys(names[:4]), **DEFAULTS[0][1]}
+    found = {type(monitor).__name__: monitor for monitor in default_monitors()}
+    assert list(found) == list(MONITORS)
+    for name, options in MONITORS.items():
+        promised = plain | options
+        assert {key: getattr(found[name], key) for key in promised} == promised, name

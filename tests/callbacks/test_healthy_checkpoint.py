@@ -11,7 +11,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -181,15 +180,17 @@ def test_a_resumed_fit_goes_on_from_its_best(tmp_path: Path) -> None:
     assert trained_batches(resumed.best_model_path) == 3
 
 
-def test_a_received_checkpoint_deletes_nothing_outside_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["best_k_models", "kth_best_model_path", "last_model_path"])
+def test_received_checkpoint_deletes_nothing_outside_its_folder(tmp_path: Path, field: str) -> None:
     precious = tmp_path / "precious.ckpt"
     precious.touch()
-    received = checkpoint(tmp_path)
+    received = checkpoint(tmp_path, save_last=True)
     path = f"{received.dirpath}/../precious.ckpt"
     state = {**received.state_dict(), "best_model_score": torch.tensor(0.0)}
-    state |= {"best_k_models": {path: torch.tensor(0.0)}, "kth_best_model_path": path}
+    state[field] = {path: torch.tensor(0.0)} if field == "best_k_models" else path
     with pytest.warns(UserWarning, match="The dirpath has changed from None"):
         received.load_state_dict(state)
+    assert (received.best_k_models, received.last_model_path) == ({}, "")
     fitted(tmp_path, Scripted([1.0, 2.0]), received)
     assert precious.exists()
 
@@ -302,42 +303,3 @@ def test_a_bounded_metric_that_nobody_logs(tmp_path: Path) -> None:
 def test_bad_arguments(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         checkpoint(tmp_path, **options)
-
-
-def test_the_command_line_knows_the_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["fit"])
-    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        """
-trainer:
-  logger: false
-  callbacks:
-    - class_path: lit_callbacks.healthy_checkpoint.HealthyCheckpoint
-      init_args:
-        monitor: rollout/score
-        mode: max
-        save_top_k: 2
-        every_n_train_steps: 8
-        bounds: {rollout/kl: [null, 20], rollout/response_length: [2.5, null]}
-"""
-    )
-
-    def parsed(path: Path) -> HealthyCheckpoint:
-        cli = LightningCLI(
-            Scripted,
-            run=False,
-            save_config_callback=None,
-            args=["--config", str(path), "--seed_everything=false"],
-        )
-        [saver] = [c for c in cli.trainer.callbacks if isinstance(c, HealthyCheckpoint)]
-        return saver
-
-    saver = parsed(config)
-    assert saver.bounds == {"rollout/kl": (-INF, 20.0), "rollout/response_length": (2.5, INF)}
-    assert (saver.monitor, saver.mode, saver.save_top_k) == ("rollout/score", "max", 2)
-    config.write_text(config.read_text().replace("save_top_k", "save_top_q"))
-    with pytest.raises(SystemExit):
-        parsed(config)

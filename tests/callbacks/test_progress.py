@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,37 +126,25 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return stream
 
 
-def test_a_log_gets_a_line_at_the_first_batch_and_at_each_tenth(
+def test_log_gets_a_line_at_the_first_batch_and_at_each_tenth_over_all_epochs(
     clock: Clock, log: io.StringIO
 ) -> None:
     bar = StageProgressBar("sft", ["toy/loss"])
-    trainer_with(bar).fit(Module(clock), zeros(40))
+    options = {"max_epochs": 2, "num_sanity_val_steps": 2, "limit_val_batches": 1}
+    trainer_with(bar, **options).fit(Module(clock), zeros(20), zeros(3))
     assert log.getvalue().splitlines() == [
         "sft 1/40 2% 00:02 elapsed, 01:18 left, loss 1",
-        "sft 4/40 10% 00:08 elapsed, 01:12 left, loss 4",
-        "sft 8/40 20% 00:16 elapsed, 01:04 left, loss 8",
-        "sft 12/40 30% 00:24 elapsed, 00:56 left, loss 12",
-        "sft 16/40 40% 00:32 elapsed, 00:48 left, loss 16",
-        "sft 20/40 50% 00:40 elapsed, 00:40 left, loss 20",
-        "sft 24/40 60% 00:48 elapsed, 00:32 left, loss 24",
-        "sft 28/40 70% 00:56 elapsed, 00:24 left, loss 28",
-        "sft 32/40 80% 01:04 elapsed, 00:16 left, loss 32",
-        "sft 36/40 90% 01:12 elapsed, 00:08 left, loss 36",
-        "sft 40/40 100% 01:20 elapsed, loss 40",
+        *(
+            f"sft {i}/40 {i / 40:.0%} {clock_text(2 * i + (i > 20))} elapsed, "
+            f"{clock_text((2 * i + (i > 20)) / i * (40 - i))} left, loss {i}"
+            for i in range(4, 40, 4)
+        ),
+        "sft 40/40 100% 01:22 elapsed, loss 40",  # the two seconds of validation included
     ]
 
 
-def test_batches_and_time_left_are_those_of_all_epochs(clock: Clock, log: io.StringIO) -> None:
-    bar = StageProgressBar("sft")
-    trainer_with(bar, max_epochs=3).fit(Module(clock), zeros(2))
-    assert log.getvalue().splitlines() == [
-        "sft 1/6 17% 00:02 elapsed, 00:10 left",
-        "sft 2/6 33% 00:04 elapsed, 00:08 left",
-        "sft 3/6 50% 00:06 elapsed, 00:06 left",
-        "sft 4/6 67% 00:08 elapsed, 00:04 left",
-        "sft 5/6 83% 00:10 elapsed, 00:02 left",
-        "sft 6/6 100% 00:12 elapsed",
-    ]
+def clock_text(seconds: float) -> str:
+    return f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"
 
 
 def test_max_steps_ends_the_count_where_it_ends_the_fit(clock: Clock, log: io.StringIO) -> None:
@@ -167,17 +156,6 @@ def test_max_steps_ends_the_count_where_it_ends_the_fit(clock: Clock, log: io.St
     assert module.batches == 5
     assert log.getvalue().splitlines()[0] == "sft 1/5 20% 00:02 elapsed, 00:08 left"
     assert log.getvalue().splitlines()[-1] == "sft 5/5 100% 00:10 elapsed"
-
-
-def test_manual_optimization_counts_batches_and_not_optimizer_steps(
-    clock: Clock, log: io.StringIO
-) -> None:
-    bar = StageProgressBar("ppo")
-    trainer_with(bar).fit(Module(clock, manual=True), zeros(2))
-    assert log.getvalue().splitlines() == [
-        "ppo 1/2 50% 00:02 elapsed, 00:02 left",
-        "ppo 2/2 100% 00:04 elapsed",
-    ]
 
 
 def test_manual_optimization_under_max_steps_says_that_its_total_is_an_estimate(
@@ -216,13 +194,6 @@ def test_an_unknown_total_shows_no_total_and_no_time_left(clock: Clock, log: io.
     ]
 
 
-def test_a_last_line_that_stands_there_is_not_repeated(clock: Clock, log: io.StringIO) -> None:
-    module = Limited(clock)
-    module.limit = 2
-    trainer_with(StageProgressBar("ppo")).fit(module, DataLoader(Endless(), batch_size=1))
-    assert log.getvalue().splitlines() == ["ppo 1 00:02 elapsed", "ppo 2 00:04 elapsed"]
-
-
 def test_a_fit_that_stops_early_ends_with_what_it_did(clock: Clock, log: io.StringIO) -> None:
     class StopAtThree(Module):
         def on_train_batch_end(self, *_: object) -> None:
@@ -256,17 +227,6 @@ def test_a_resumed_fit_goes_on_from_its_batches(
     ]
 
 
-def test_a_log_shows_neither_the_sanity_check_nor_validation_within_fit(
-    clock: Clock, log: io.StringIO
-) -> None:
-    bar = StageProgressBar("sft")
-    trainer_with(bar, num_sanity_val_steps=2).fit(Module(clock), zeros(2), zeros(3))
-    assert log.getvalue().splitlines() == [
-        "sft 1/2 50% 00:02 elapsed, 00:02 left",
-        "sft 2/2 100% 00:07 elapsed",  # the three seconds of validation included
-    ]
-
-
 @pytest.mark.parametrize("loop", ["validate", "test", "predict"])
 def test_a_loop_of_its_own_has_lines_of_its_own(
     clock: Clock, log: io.StringIO, capsys: pytest.CaptureFixture[str], loop: str
@@ -281,37 +241,22 @@ def test_a_loop_of_its_own_has_lines_of_its_own(
     ]
 
 
-def test_a_terminal_line_is_redrawn_in_place(clock: Clock, terminal: Terminal) -> None:
+def test_terminal_line_is_redrawn_in_place(clock: Clock, terminal: Terminal) -> None:
     bar = StageProgressBar("ppo", ["toy/loss"])
-    trainer_with(bar).fit(Module(clock), zeros(4))
-    assert terminal.drawn == [
-        "ppo 1/4 25% [#####...............] 00:02 elapsed, 00:06 left, loss 1",
-        "ppo 2/4 50% [##########..........] 00:04 elapsed, 00:04 left, loss 2",
-        "ppo 3/4 75% [###############.....] 00:06 elapsed, 00:02 left, loss 3",
-        "ppo 4/4 100% [####################] 00:08 elapsed, 00:00 left, loss 4",
-        "",  # cleared
-        "ppo 4/4 100% [####################] 00:08 elapsed, loss 4\x1b[K\n",
-    ]
-
-
-def test_a_terminal_shows_validation_on_the_line_of_the_fit_and_the_last_with_its_own_bar(
-    clock: Clock, terminal: Terminal
-) -> None:
-    bar = StageProgressBar("ppo")
     trainer = trainer_with(bar, num_sanity_val_steps=1, val_check_interval=1)
     trainer.fit(Module(clock), zeros(2), zeros(2))
-    assert terminal.drawn == [
-        "ppo sanity check 1/1 100% [#################] 00:01 elapsed, 00:00 left",
+    shown = [re.sub(r" \[#+\.*\]", "", line) for line in terminal.drawn]
+    assert shown == [
+        "ppo sanity check 1/1 100% 00:01 elapsed, 00:00 left",
         "",  # cleared
-        "ppo 1/2 50% [##########..........] 00:02 elapsed, 00:02 left",
-        "ppo 1/2 50% [#######........] 00:03 elapsed, 00:03 left, validation 1/2",
-        "ppo 1/2 50% [#######........] 00:04 elapsed, 00:04 left, validation 2/2",
-        "ppo 2/2 100% [####################] 00:06 elapsed, 00:00 left",
-        "ppo validation 0/2 0% [....................] 00:00 elapsed",
-        "ppo validation 1/2 50% [##########..........] 00:01 elapsed, 00:01 left",
-        "ppo validation 2/2 100% [###################] 00:02 elapsed, 00:00 left",
+        "ppo 1/2 50% 00:02 elapsed, 00:02 left, loss 1",
+        "ppo 1/2 50% 00:03 elapsed, 00:03 left, validation 1/2, loss 1",
+        "ppo 1/2 50% 00:04 elapsed, 00:04 left, validation 2/2, loss 1",
+        "ppo 2/2 100% 00:06 elapsed, 00:00 left, loss 2",
+        "ppo 2/2 100% 00:07 elapsed, 00:00 left, validation 1/2, loss 2",
+        "ppo 2/2 100% 00:08 elapsed, 00:00 left, validation 2/2, loss 2",
         "",  # cleared
-        "ppo 2/2 100% [####################] 00:08 elapsed\x1b[K\n",
+        "ppo 2/2 100% 00:08 elapsed, loss 2\x1b[K\n",
     ]
 
 
@@ -406,11 +351,13 @@ def test_a_disabled_bar_shows_nothing_until_it_is_enabled(clock: Clock, log: io.
     assert log.getvalue() == "sft 1/1 100% 00:02 elapsed\n"
 
 
-def test_a_negative_refresh_rate_is_refused() -> None:
-    with pytest.raises(ValueError, match="refresh_rate: expected a number of at least 0, got -1"):
-        StageProgressBar(refresh_rate=-1)
-
-
-def test_a_single_string_of_metrics_is_refused() -> None:
-    with pytest.raises(ValueError, match="metrics: expected a list of keys, got the string 'kl'"):
-        StageProgressBar(metrics="kl")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"refresh_rate": -1}, "refresh_rate: expected a number of at least 0, got -1"),
+        ({"metrics": "kl"}, "metrics: expected a list of keys, got the string 'kl'"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StageProgressBar(**options)

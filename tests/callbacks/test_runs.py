@@ -43,17 +43,14 @@ class TestReading:
         told = [(point.step, point.value) for point in curve.points]
         assert told == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0), (5, 50.0)]
 
-    def test_what_was_undone_is_kept_apart_and_drawn_dotted(self, tmp_path: Path) -> None:
+    def test_undone_values_are_kept_apart(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", {"toy/a": [1.0, 2.0, 3.0, 4.0]})
         write_run(tmp_path / "run", {"toy/a": [9.0]}, first=3)
 
         curve = read_run("run", run).curves["toy/a"]
-        page = report(tmp_path, run)
 
         assert [point.step for point in curve.points] == [1, 2, 3]
         assert [[r.value for r in piece] for piece in curve.undone] == [[2.0, 3.0, 4.0]]
-        assert len(page.root.all("path", css="undone")) == 1
-        assert "Dotted pieces were undone" in page.root.one("footer").text
 
     def test_a_step_logged_again_counts_once(self, tmp_path: Path) -> None:
         run = write_run(tmp_path, {"toy/a": [1.0, 2.0]})

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -146,14 +145,15 @@ class TestFit:
             "cut": False,
         }
 
-    def test_the_end_of_fit_is_not_sampled_twice(self, tmp_path: Path) -> None:
-        fitted(tmp_path, Answering(), SampleTimeline(["hi"], every_n_batches=5))
-        assert steps(tmp_path / "samples.jsonl") == [0, 5, 10]
-
-    def test_one_optimizer_step_is_one_step_of_the_timeline(self, tmp_path: Path) -> None:
-        timeline = SampleTimeline(["hi"], every_n_batches=1)
-        fitted(tmp_path, Answering(), timeline, accumulate_grad_batches=5)
-        assert steps(tmp_path / "samples.jsonl") == [0, 1, 2]
+    @pytest.mark.parametrize(
+        ("interval", "accumulated", "sampled"), [(5, 1, [0, 5, 10]), (1, 5, [0, 1, 2])]
+    )
+    def test_each_optimizer_step_is_sampled_once(
+        self, tmp_path: Path, interval: int, accumulated: int, sampled: list[int]
+    ) -> None:
+        timeline = SampleTimeline(["hi"], every_n_batches=interval)
+        fitted(tmp_path, Answering(), timeline, accumulate_grad_batches=accumulated)
+        assert steps(tmp_path / "samples.jsonl") == sampled
 
     def test_the_sanity_check_is_not_sampled(self, tmp_path: Path) -> None:
         module = Answering()
@@ -233,16 +233,6 @@ class TestFit:
         fitted(tmp_path, Answering(), timeline, ckpt_path=tmp_path / "saved.ckpt")
         assert steps(tmp_path / "samples.jsonl") == [99, 8, 10]
 
-    def test_a_broken_line_of_the_timeline_is_named(self, tmp_path: Path) -> None:
-        saver = Saver(tmp_path / "saved.ckpt")
-        fitted(tmp_path, Answering(), SampleTimeline(["hi"]), saver)
-        path = tmp_path / "samples.jsonl"
-        path.write_text('{"step": 0}\nno json\n')
-        resumed = SampleTimeline(["hi"])
-        with pytest.raises(ValueError, match=r"samples\.jsonl:2: expected a line of a timeline"):
-            fitted(tmp_path, Answering(), resumed, ckpt_path=tmp_path / "saved.ckpt")
-        assert path.read_text() == '{"step": 0}\nno json\n'
-
     def test_a_new_fit_starts_the_file_anew(self, tmp_path: Path) -> None:
         timeline = SampleTimeline(["hi"], every_n_batches=10)
         for _ in range(2):
@@ -251,11 +241,12 @@ class TestFit:
 
     def test_a_file_that_is_no_timeline_is_left_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "prompts.jsonl"
-        path.write_text('{"prompt": "hi"}\n')
+        content = '{"step": 0, "prompt": "hi"}\n{"prompt": "hi"}\n'
+        path.write_text(content)
         timeline = SampleTimeline(str(path), file=str(path))
-        with pytest.raises(ValueError, match=r"prompts\.jsonl:1: expected a line of a timeline"):
+        with pytest.raises(ValueError, match=r"prompts\.jsonl:2: expected a line of a timeline"):
             fitted(tmp_path, Answering(), timeline)
-        assert path.read_text() == '{"prompt": "hi"}\n'
+        assert path.read_text() == content
 
     def test_other_ranks_are_asked_and_write_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -320,7 +311,7 @@ def test_prompts_from_files(tmp_path: Path) -> None:
         "hi",
         "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why",
     ]
-    with pytest.raises(ValueError, match=r"prompts: .*prompts\.jsonl:6: Expecting value"):
+    with pytest.raises(ValueError, match=r"prompts: .*prompts\.jsonl:6: expected an object"):
         SampleTimeline(str(jsonl))
 
 
@@ -346,9 +337,9 @@ def test_a_line_without_a_prompt_is_named(row: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompts": []}, "prompts: expected at least one, got an empty list"),
+        ({"prompts": []}, "prompts: expected at least one, got none"),
         ({"prompts": ["a", " "]}, r"prompts\[1\]: expected a text, got ' '"),
-        ({"prompts": "hello"}, "prompts: expected a list .* got 'hello', which is no file"),
+        ({"prompts": "hello"}, "prompts: expected a list .* got 'hello'"),
         ({"prompts": ["a"], "every_n_batches": 0}, "every_n_batches: expected at least 1, got 0"),
         ({"prompts": ["a"], "n_prompts": 0}, "n_prompts: expected at least 1, got 0"),
     ],
@@ -358,33 +349,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
         SampleTimeline(**arguments)
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
+def test_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(ValueError, match=r"expected at least one prompt in .*empty\.txt, got"):
+    with pytest.raises(ValueError, match=r"expected at least one, got none in .*empty\.txt"):
         SampleTimeline(str(tmp_path / "empty.txt"))
-
-
-def test_the_command_line_takes_a_list_or_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["fit"])
-    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    (tmp_path / "prompts.txt").write_text("one\n")
-    callback = "lit_callbacks.sample_timeline.SampleTimeline"
-    for prompts, expected in [
-        ("[hi, why]", ["hi", "why"]),
-        (str(tmp_path / "prompts.txt"), ["one"]),
-    ]:
-        cli = LightningCLI(
-            Answering,
-            run=False,
-            save_config_callback=None,
-            trainer_defaults={"logger": False, "enable_checkpointing": False},
-            args=[
-                "--seed_everything=false",
-                f"--trainer.callbacks={callback}",
-                f"--trainer.callbacks.prompts={prompts}",
-            ],
-        )
-        [timeline] = [c for c in cli.trainer.callbacks if isinstance(c, SampleTimeline)]
-        assert timeline.prompts == expected

@@ -72,6 +72,10 @@ def test_monitors_of_one_signal_have_one_vote() -> None:
     doubtful = [Signal("a", S, vote="kl"), Signal("b", S, vote="kl")]
     assert level_of(*doubtful, *CALM) is H
     assert level_of(*doubtful, Signal("c", S), *CALM) is S
+    # nor do they count twice among those beyond their thresholds at once
+    first, second, other = map(once_beyond, ("a", "b", "c"))
+    first.signal = second.signal = "kl"  # type: ignore[misc]
+    assert level_of(first, second, other, *CALM, votes=2) is H
 
 
 def test_one_signal_more_needs_no_patience() -> None:

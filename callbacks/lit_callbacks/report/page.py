@@ -7,23 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from lit_callbacks.monitors import Level
 from lit_callbacks.output import format_number, name_file
-from lit_callbacks.report.curves import (
-    NumberedVerdict,
-    cluster_verdicts,
-    metric_chart,
-    numbers_text,
-    run_class,
-    unhealthy_runs,
-)
+from lit_callbacks.report.charts import metric_chart, run_class
 from lit_callbacks.report.panels import Panel, choose_panels
-from lit_callbacks.report.table import comparison_table
+from lit_callbacks.report.table import runs_table
 from lit_callbacks.runs import Run, name_runs, read_run
 
 _SIGNS = {Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
@@ -42,19 +34,20 @@ def write_report(
         keys: Metrics to show. `None`: the usual ones of PPO as far as they were logged, and every
             scalar of a run that has none of them.
 
-    Returns:
-        The path of the page.
-
     Raises:
-        ModuleNotFoundError: If there are event files and tensorboard is not installed.
+        ModuleNotFoundError: If matplotlib is not installed, or there are event files and
+            tensorboard is not.
         ValueError: If a folder has no run or several, a run has no scalars, no run has a key, or
             `output` is a folder.
     """
-    path = Path(output)
+    loaded = [read_run(name, folder) for name, folder in name_runs(runs).items()]
+    return _write_page(loaded, Path(output), keys)
+
+
+def _write_page(runs: Sequence[Run], path: Path, keys: Sequence[str] | None) -> Path:
     if path.is_dir():
         raise ValueError(f"output: expected a file, got the folder {path}")
-    loaded = [read_run(name, folder) for name, folder in name_runs(runs).items()]
-    text = report_html(loaded, keys)
+    text = _render_runs(runs, keys)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Written beside the old page and renamed, so that a failure does not damage the old one.
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -67,19 +60,11 @@ def write_report(
     return path
 
 
-def report_html(runs: Sequence[Run], keys: Sequence[str] | None = None) -> str:
-    """The page as text.
-
-    Args:
-        runs: At least one run.
-        keys: Metrics to show, as for `write_report`.
-
-    Raises:
-        ValueError: If no run has a key.
-    """
+def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None) -> str:
     groups = choose_panels(runs, keys)
     steps = first, last = _step_range(runs, [panel for _, panels in groups for panel in panels])
-    verdicts = _number_verdicts(runs)
+    verdicts = [(index, verdict) for index, run in enumerate(runs) for verdict in run.verdicts]
+    verdicts.sort(key=lambda item: (item[1].step, item[1].time))
     newest = max(curve.points[-1].time for run in runs for curve in run.curves.values())
     return render_page(
         "lit_callbacks.report",
@@ -87,17 +72,15 @@ def report_html(runs: Sequence[Run], keys: Sequence[str] | None = None) -> str:
         runs=runs,
         groups=groups,
         verdicts=verdicts,
-        unhealthy=unhealthy_runs(runs),
+        unhealthy=any(span.level is not Level.HEALTHY for run in runs for span in run.spans),
         has_undone=any(curve.undone for run in runs for curve in run.curves.values()),
         first=first,
         last=last,
         newest=datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        chart=partial(metric_chart, runs=runs, verdicts=verdicts, steps=steps),
+        chart=partial(metric_chart, runs=runs, verdicts=[v for _, v in verdicts], steps=steps),
         percent=lambda step: 100 * (step - first) / max(1, last - first),
         signs=_SIGNS,
         run_class=run_class,
-        cluster_verdicts=cluster_verdicts,
-        numbers_text=numbers_text,
         format_number=format_number,
     )
 
@@ -105,7 +88,7 @@ def report_html(runs: Sequence[Run], keys: Sequence[str] | None = None) -> str:
 def render_page(package: str, template: str, **context: object) -> str:
     """Render a template that extends this package's `base.html`.
 
-    Everything that a template inserts is escaped, except for charts (`Chart`).
+    Everything that a template inserts is escaped, except for charts.
 
     Args:
         package: Package with the template in its folder `templates`.
@@ -136,13 +119,6 @@ def _step_range(runs: Sequence[Run], panels: Sequence[Panel]) -> tuple[int, int]
     return min(steps), max(steps)
 
 
-def _number_verdicts(runs: Sequence[Run]) -> list[NumberedVerdict]:
-    """All verdicts in order of steps, which is the order of their numbers in the charts."""
-    found = [(index, verdict) for index, run in enumerate(runs) for verdict in run.verdicts]
-    found.sort(key=lambda item: (item[1].step, item[1].time))
-    return [NumberedVerdict(n, *item) for n, item in zip(count(1), found, strict=False)]
-
-
 # --- python -m lit_callbacks.report
 
 
@@ -169,8 +145,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
     try:
         named = name_runs(_parse_runs(options.runs))
         runs = [read_run(name, folder) for name, folder in named.items()]
-        table = comparison_table(runs, options.keys)
-        path = write_report(named, options.output, options.keys)
+        table = runs_table(runs, options.keys)
+        path = _write_page(runs, Path(options.output), options.keys)
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
     print(f"{table}\n\nReport: {path}")

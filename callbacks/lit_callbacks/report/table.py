@@ -19,7 +19,7 @@ PLACES = ("trainer.logger", "trainer.callbacks", "model.init_args.output_dir")
 NONE = "-"
 
 
-def comparison_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> str:
+def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> str:
     """Runs side by side: each metric's mean over the last tenth, levels, and differing settings.
 
     Settings are those of the `config.yaml` that LightningCLI saves in the log folder.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import sys
@@ -12,6 +11,8 @@ import pytest
 
 from lit_callbacks.report import main, write_report
 from lit_callbacks.report.panels import KNOWN
+from lit_callbacks.report.table import runs_table
+from lit_callbacks.runs import read_run
 from tests.callbacks.reports import Page, calm_run, report, watched_run, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,250 +28,271 @@ def calm(tmp_path: Path) -> str:
     return calm_run(tmp_path / "calm")
 
 
-class TestThePage:
-    def test_it_is_whole_and_needs_nothing_else(self, tmp_path: Path, watched: str) -> None:
-        page = report(tmp_path, watched)
+def test_page_needs_nothing_else(tmp_path: Path, watched: str) -> None:
+    page = report(tmp_path, watched)
 
-        assert page.source.startswith("<!doctype html>")
-        assert not page.root.all("link") + page.root.all("img")
-        assert all("src" not in element.attributes for element in page.root.all())
-        assert not re.findall(r"https?:|@import|url\((?!#)", page.source)
-        links = [element.attributes["href"] for element in page.root.all("a")]
-        assert {link[0] for link in links} == {"#"}
-        ids = {element.attributes.get("id") for element in page.root.all()}
-        assert {link[1:] for link in links} <= ids
+    assert page.source.startswith("<!doctype html>")
+    assert not page.root.all("link") + page.root.all("img") + page.root.all("script")
+    assert all("src" not in element.attributes for element in page.root.all())
+    assert not re.findall(r"https?:|@import|url\((?!#)", page.source)
+    links = {element.attributes["xlink:href"] for element in page.root.all("a")}
+    assert links == {"#verdict-1", "#verdict-2"}
+    assert {link[1:] for link in links} <= {e.attributes.get("id") for e in page.root.all()}
 
-    def test_the_head_is_the_last_verdict(self, tmp_path: Path, watched: str) -> None:
-        card = report(tmp_path, watched).root.one(css="run")
 
-        assert card.one("h2").text == "watched ■ collapsed at step 5"
-        assert card.one(css="sentence").text == (
-            "KL 41 nats is 12x its baseline: the policy is exploiting the reward model (step 4)"
-        )
+def test_head_is_the_last_verdict_with_the_levels_before(tmp_path: Path, watched: str) -> None:
+    card = report(tmp_path, watched).root.one(css="run")
 
-    def test_a_run_without_a_detector_says_so(self, tmp_path: Path, calm: str) -> None:
-        page = report(tmp_path, calm)
+    assert card.one("h2").text == "watched ■ collapsed at step 5"
+    assert card.one(css="sentence").text == (
+        "KL 41 nats is 12x its baseline: the policy is exploiting the reward model (step 4)"
+    )
+    segments = {segment.text: segment.attributes["style"] for segment in card.all(css="segment")}
+    assert segments == {
+        "healthy": "left:0.00%;width:50.00%",
+        "suspicious": "left:50.00%;width:25.00%",
+        "collapsed": "left:75.00%;width:25.00%",
+    }
 
-        assert page.root.one(css="run").one(css="sentence").text == "no detector ran"
-        assert "Verdicts" not in page.root.text.partition("// The pointer")[0]
 
-    def test_a_run_that_got_better_says_what_it_was(self, tmp_path: Path) -> None:
-        series = {"toy/a": [1.0, 1.0, 1.0], "monitor/level": [0, 2, 0]}
-        run = write_run(tmp_path / "run", series, {2: "**collapsed** at step 2\n\nbad"})
-        card = report(tmp_path, run).root.one(css="run")
+def test_verdicts_are_listed_with_their_actions(tmp_path: Path, watched: str) -> None:
+    rows = report(tmp_path, watched).root.one("tbody").all("tr")
 
-        assert card.one("h2").text == "run ● healthy at step 3, collapsed before"
-        assert card.all(css="sentence") == []  # "bad" is no longer true
+    assert [[cell.text for cell in row.children] for row in rows] == [
+        ["1", "step 3", "▲ suspicious", "KL is <b>rising</b>", ""],
+        [
+            "2",
+            "step 4",
+            "■ collapsed",
+            "KL 41 nats is 12x its baseline: the policy is exploiting the reward model",
+            "raised kl_coef from 0 to 0.2 multiplied the learning rates by 0.5",
+        ],
+    ]
 
-    def test_a_run_that_was_always_healthy_has_no_marks(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "run", {"toy/a": [1.0, 2.0], "monitor/level": [0, 0]})
-        page = report(tmp_path, run)
 
-        assert page.root.one(css="run").one("h2").text == "run ● healthy at step 2"
-        assert page.root.all(css="mark") + page.root.all(css="band") == []
-        assert "The level never changed." in page.root.text
+@pytest.mark.parametrize(
+    ("levels", "texts", "head"),
+    [
+        ([], {}, "run"),  # no detector
+        ([0, 0, 0], {}, "run ● healthy at step 3"),
+        ([0, 2, 0], {2: "**collapsed** at 2\n\nbad"}, "run ● healthy at step 3, collapsed before"),
+    ],
+)
+def test_healthy_run_has_no_sentence_and_no_shade(
+    tmp_path: Path, levels: list[float], texts: dict[int, str], head: str
+) -> None:
+    series = {"toy/a": [1.0, 1.0, 1.0]} | ({"monitor/level": levels} if levels else {})
+    page = report(tmp_path, write_run(tmp_path / "run", series, texts))
+    card = page.root.one(css="run")
 
-    def test_the_known_metrics_come_in_groups(self, tmp_path: Path, watched: str) -> None:
-        page = report(tmp_path, watched)
-        headings = [section.one("h2").text for section in page.root.all("section")[1:]]
+    assert card.one("h2").text == head
+    assert [line.text for line in card.all(css="sentence")] == ["no detector ran"] * (not levels)
+    assert ("The level never changed." in page.root.text) == (sum(levels) == 0 < len(levels))
 
-        assert headings == ["Reward", "Policy", "Verdicts"]
-        assert [panel.one("h3").text for panel in page.root.all(css="panel")] == [
-            "Score of the reward model reward",
-            "KL to the SFT policy nats per response",
-        ]
 
-    def test_a_run_of_other_metrics_shows_all_of_them(self, tmp_path: Path) -> None:
-        series = {key: [1.0] for key in ("b/loss", "plain", "a/x", "hp_metric", "epoch")}
-        run = write_run(tmp_path / "run", series | {"monitor/level": [0], "monitor/x": [0]})
-        page = report(tmp_path, run)
+def test_known_metrics_come_in_groups_with_their_last_value(tmp_path: Path, watched: str) -> None:
+    page = report(tmp_path, watched)
+    headings = [section.one("h2").text for section in page.root.all("section")[1:]]
 
-        assert [code.text for code in page.root.all("code")] == ["plain", "a/x", "b/loss"]
-        assert [s.one("h2").text for s in page.root.all("section")[1:4]] == ["Metrics", "a", "b"]
+    assert headings == ["Reward", "Policy", "Verdicts"]
+    assert [panel.one("h3").text for panel in page.root.all(css="panel")] == [
+        "Score of the reward model reward",
+        "KL to the SFT policy nats per response",
+    ]
+    assert page.panel("rollout/kl").one(css="values").one("b").text == "4"
 
-    def test_keys_choose_the_panels(self, tmp_path: Path, watched: str, calm: str) -> None:
-        page = report(tmp_path, watched, calm, keys=["rollout/gold", "monitor/level"])
 
-        assert [code.text for code in page.root.all("code")] == ["rollout/gold", "monitor/level"]
+def test_run_without_known_metrics_shows_all_of_its_own(tmp_path: Path) -> None:
+    series = {key: [1.0] for key in ("b/loss", "plain", "a/x", "hp_metric", "epoch")}
+    run = write_run(tmp_path / "run", series | {"monitor/level": [0], "monitor/x": [0]})
+    page = report(tmp_path, run)
 
-    def test_every_known_metric_is_documented(self) -> None:
-        documented = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    assert [code.text for code in page.root.all("code")] == ["plain", "a/x", "b/loss"]
+    assert [s.one("h2").text for s in page.root.all("section")[1:4]] == ["Metrics", "a", "b"]
 
-        assert [panel.key for panel in KNOWN if f"| `{panel.key}` |" not in documented] == []
 
-    def test_texts_are_escaped(self, tmp_path: Path) -> None:
-        nasty = "<script>\"&'</script>"
-        texts = {1: f"**collapsed** at step 1\n\n{nasty}\n\n- {nasty}"}
-        run = write_run(tmp_path / "run", {f"toy/{nasty}": [1.0], "monitor/level": [2]}, texts)
-        path = write_report({nasty: run}, tmp_path / "report.html")
-        page = Page(path)
+def test_keys_choose_the_panels(tmp_path: Path, watched: str, calm: str) -> None:
+    page = report(tmp_path, watched, calm, keys=["rollout/gold", "monitor/level"])
 
-        assert len(page.root.all("script")) == 1  # the page's own
-        assert page.title == nasty
-        assert page.root.one(css="panel").one("code").text == f"toy/{nasty}"
-        assert page.root.one(css="why").text == nasty
-        assert page.root.one("tbody").one("li").text == nasty
+    assert [code.text for code in page.root.all("code")] == ["rollout/gold", "monitor/level"]
 
-    def test_it_replaces_an_older_page_and_leaves_nothing_beside_it(
-        self, tmp_path: Path, calm: str
-    ) -> None:
-        output = tmp_path / "new" / "report.html"
-        write_report([calm], output)
-        output.write_text("old")
 
-        assert write_report([calm], output) == output
-        assert output.read_text().startswith("<!doctype html>")
-        assert list(output.parent.iterdir()) == [output]
+def test_every_known_metric_is_documented() -> None:
+    documented = (ROOT / "docs" / "metrics.md").read_text("utf-8")
 
-    def test_a_page_that_cannot_be_written_leaves_the_older_one(
-        self, tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        output = tmp_path / "report.html"
-        output.write_text("old")
+    assert [panel.key for panel in KNOWN if f"| `{panel.key}` |" not in documented] == []
 
-        def full(self: Path, text: str, encoding: str) -> int:
-            with self.open("w") as file:
-                file.write("half a page")
-            raise OSError("no space left")
 
-        monkeypatch.setattr(Path, "write_text", full)
+def test_texts_are_escaped(tmp_path: Path) -> None:
+    nasty = "<script>\"&'</script>"
+    texts = {1: f"**collapsed** at step 1\n\n{nasty}\n\n- {nasty}"}
+    run = write_run(tmp_path / "run", {f"toy/{nasty}": [1.0], "monitor/level": [2]}, texts)
+    page = Page(write_report({nasty: run}, tmp_path / "report.html"))
+
+    assert page.root.all("script") == []
+    assert page.title == nasty
+    assert page.root.one(css="panel").one("code").text == f"toy/{nasty}"
+    assert page.root.one(css="why").text == nasty
+    assert page.root.one("tbody").one("li").text == nasty
+
+
+def test_new_page_replaces_an_older_one_once_it_is_complete(
+    tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "new" / "report.html"
+    write_report([calm], output)
+    output.write_text("old")
+
+    def full(self: Path, text: str, encoding: str) -> int:
+        with self.open("w") as file:
+            file.write("half a page")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "write_text", full)
         with pytest.raises(OSError, match="no space left"):
             write_report([calm], output)
-
-        assert output.read_text() == "old"
-        assert sorted(tmp_path.iterdir()) == sorted([output, Path(calm)])
-
-    def test_the_timeline_names_the_levels(self, tmp_path: Path, watched: str) -> None:
-        segments = report(tmp_path, watched).root.all(css="segment")
-
-        assert [segment.text for segment in segments] == ["healthy", "suspicious", "collapsed"]
-        assert [segment.attributes["style"] for segment in segments] == [
-            "left:0.00%;width:50.00%",
-            "left:50.00%;width:25.00%",
-            "left:75.00%;width:25.00%",
-        ]
-
-    def test_the_last_value_stands_above_the_picture(self, tmp_path: Path, watched: str) -> None:
-        values = report(tmp_path, watched).panel("rollout/kl").one(css="values")
-
-        assert values.one("b").text == "4"
+    assert (output.read_text(), list(output.parent.iterdir())) == ("old", [output])
+    assert write_report([calm], output) == output
+    assert output.read_text().startswith("<!doctype html>")
+    assert list(output.parent.iterdir()) == [output]
 
 
-class TestSeveralRuns:
-    def test_the_table_and_the_marks_name_the_run(
-        self, tmp_path: Path, watched: str, calm: str
-    ) -> None:
-        page = report(tmp_path, calm, watched)
+def test_verdicts_of_several_runs_are_in_order_of_steps(tmp_path: Path, watched: str) -> None:
+    series = {"rollout/kl": [1.0] * 4, "monitor/level": [1, 1, 1, 1]}
+    texts = {1: "**suspicious** at step 1\n\nfirst", 4: "**suspicious** at step 4\n\nlast"}
+    other = write_run(tmp_path / "other", series, texts)
+    page = report(tmp_path, watched, other)
 
-        rows = page.root.one("tbody").all("tr")
-        assert [row.one("td", css="name").text for row in rows] == ["watched", "watched"]
-        assert len(page.panel("rollout/kl").all("path", css="mark run-1")) == 2
-
-    def test_verdicts_are_numbered_over_all_runs_by_step(
-        self, tmp_path: Path, watched: str
-    ) -> None:
-        series = {"rollout/kl": [1.0] * 4, "monitor/level": [1, 1, 1, 1]}
-        texts = {1: "**suspicious** at step 1\n\nfirst", 4: "**suspicious** at step 4\n\nlast"}
-        other = write_run(tmp_path / "other", series, texts)
-        rows = report(tmp_path, watched, other).root.one("tbody").all("tr")
-
-        told = [(row.one("td", css="name").text, row.one("td", css="step").text) for row in rows]
-        assert told == [
-            ("other", "step 1"),
-            ("watched", "step 3"),
-            ("watched", "step 4"),
-            ("other", "step 4"),
-        ]
-
-    def test_names_are_those_of_the_folders_or_paths_where_two_are_alike(
-        self, tmp_path: Path
-    ) -> None:
-        one = write_run(tmp_path / "a" / "ppo", {"toy/a": [1.0]})
-        two = write_run(tmp_path / "b" / "ppo", {"toy/a": [1.0]})
-        three = write_run(tmp_path / "sft", {"toy/a": [1.0]})
-        page = report(tmp_path, one, two, three)
-
-        names = [item.text for item in page.root.one(css="legend").all("li")]
-        assert names == [one, two, "sft"]
+    rows = page.root.one("tbody").all("tr")
+    told = [(row.one("td", css="name").text, row.one("td", css="step").text) for row in rows]
+    assert told == [
+        ("other", "step 1"),
+        ("watched", "step 3"),
+        ("watched", "step 4"),
+        ("other", "step 4"),
+    ]
+    values = page.panel("rollout/kl").one(css="values")
+    assert [value.text for value in values.all("b")] == ["4", "1"]
 
 
-class TestErrors:
-    def test_an_unknown_key(self, tmp_path: Path, calm: str) -> None:
-        with pytest.raises(
-            ValueError, match=r"logged \(rollout/gold, rollout/kl\), got rollout/scor$"
-        ):
-            report(tmp_path, calm, keys=["rollout/kl", "rollout/scor"])
+def test_many_runs_have_small_cards_and_a_legend(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"{i}", {"toy/a": [1.0, 2.0]}) for i in range(7)]
+    page = report(tmp_path, *folders)
 
-    def test_a_run_of_placeholders_only(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "run", {"hp_metric": [-1.0]})
-
-        with pytest.raises(ValueError, match=r"logged \(hp_metric\), got none"):
-            report(tmp_path, run)
-
-    def test_no_run_one_twice_and_a_string(self, tmp_path: Path, calm: str) -> None:
-        with pytest.raises(ValueError, match="expected at least one run, got none"):
-            report(tmp_path)
-        with pytest.raises(ValueError, match="expected each folder once"):
-            report(tmp_path, calm, calm)
-        with pytest.raises(ValueError, match="expected a list of folders, got the string"):
-            write_report(calm, tmp_path / "report.html")
-        with pytest.raises(ValueError, match="expected a list of keys, got the string"):
-            write_report([calm], tmp_path / "report.html", keys="rollout/kl")
-
-    def test_an_output_that_is_a_folder(self, tmp_path: Path, calm: str) -> None:
-        with pytest.raises(ValueError, match="output: expected a file, got the folder"):
-            write_report([calm], tmp_path)
+    assert "many" in page.root.one(css="runs").classes
+    assert [item.text for item in page.root.one(css="legend").all("li")] == list("0123456")
+    assert page.root.one(css="values").all("b") == []
 
 
-class TestTheCommand:
-    def test_it_writes_the_page(
-        self,
-        tmp_path: Path,
-        watched: str,
-        calm: str,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        output = str(tmp_path / "page.html")
-        words = [watched, calm, "--output", output, "--keys", "rollout/kl"]
-        monkeypatch.setattr(sys, "argv", ["report", *words])
-        # another test of this process may have imported it, of which runpy warns
-        monkeypatch.delitem(sys.modules, "lit_callbacks.report.__main__", raising=False)
+def test_runs_are_named_by_folder_or_by_path_where_two_are_alike(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "a" / "ppo", {"toy/a": [1.0]})
+    two = write_run(tmp_path / "b" / "ppo", {"toy/a": [1.0]})
+    three = write_run(tmp_path / "sft", {"toy/a": [1.0]})
+    page = report(tmp_path, one, two, three)
 
-        runpy.run_module("lit_callbacks.report", run_name="__main__")
+    assert [item.text for item in page.root.one(css="legend").all("li")] == [one, two, "sft"]
 
-        assert capsys.readouterr().out.endswith(f"\n\nReport: {output}\n")
-        assert [c.text for c in Page(Path(output)).root.all("code")] == ["rollout/kl"]
 
-    def test_runs_may_have_names(self, tmp_path: Path, watched: str, calm: str) -> None:
-        output = tmp_path / "page.html"
-        main([f"vanilla={watched}", f"ppo max={calm}", "--output", str(output)])
+def test_table_shows_settings_only_if_every_run_has_them(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, {"toy/a": [1.0]}) for name in ("one", "two")]
+    (tmp_path / "one" / "config.yaml").write_text("lr: 0.1\nseed: 1\n")
+    runs = [read_run(Path(folder).name, folder) for folder in folders]
 
-        assert Page(output).title == "vanilla, ppo max"
+    assert "settings that differ" not in runs_table(runs)
+    (tmp_path / "two" / "config.yaml").write_text("lr: 0.2\nseed: 1\n")
+    assert [line.split() for line in runs_table(runs).splitlines()[-2:]] == [
+        ["settings", "that", "differ"],
+        ["lr", "0.1", "0.2"],
+    ]
 
-    def test_a_folder_may_have_a_sign_of_equality(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "lr=0.1", {"toy/a": [1.0]})
-        output = tmp_path / "page.html"
-        main([run, "--output", str(output)])
 
-        assert Page(output).title == "lr=0.1"
+def test_undone_piece_widens_the_axis(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"toy/a": [1.0] * 9})
+    write_run(tmp_path / "run", {"toy/a": [2.0]}, first=2)
+    page = report(tmp_path, run)
 
-    @pytest.mark.parametrize("words", [["a={calm}", "{watched}"], ["a={calm}", "a={watched}"]])
-    def test_names_for_some_runs_or_twice_the_same(
-        self, words: list[str], watched: str, calm: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as stop:
-            main([word.format(calm=calm, watched=watched) for word in words])
+    assert "Steps 1 to 9" in page.root.one("header").text
+    assert "Dotted pieces were undone" in page.root.one("footer").text
 
-        assert stop.value.code == 2
-        assert "expected folders, or NAME=FOLDER with different names" in capsys.readouterr().err
 
-    def test_an_error_is_one_line_without_a_traceback(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as stop:
-            main([str(tmp_path / "nothing"), "--output", str(tmp_path / "page.html")])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["rollout/kl", "rollout/scor"], r"logged \(rollout/gold, rollout/kl\), got rollout/scor$"),
+        ("rollout/kl", "expected a list of keys, got the string"),
+    ],
+)
+def test_unknown_keys_are_refused(tmp_path: Path, calm: str, keys: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        report(tmp_path, calm, keys=keys)
 
-        assert stop.value.code == 2
-        assert "with no event file" in capsys.readouterr().err
-        assert os.listdir(tmp_path) == []
+
+def test_unusable_runs_are_refused(tmp_path: Path, calm: str) -> None:
+    with pytest.raises(ValueError, match="expected at least one run, got none"):
+        report(tmp_path)
+    with pytest.raises(ValueError, match="expected each folder once"):
+        report(tmp_path, calm, calm)
+    with pytest.raises(ValueError, match="expected a list of folders, got the string"):
+        write_report(calm, tmp_path / "report.html")
+    with pytest.raises(ValueError, match="output: expected a file, got the folder"):
+        write_report([calm], tmp_path)
+    with pytest.raises(ValueError, match=r"logged \(hp_metric\), got none"):
+        report(tmp_path, write_run(tmp_path / "run", {"hp_metric": [-1.0]}))
+
+
+def test_missing_matplotlib_is_named(
+    tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):
+        report(tmp_path, calm)
+
+
+def test_command_writes_the_page_and_prints_the_table(
+    tmp_path: Path,
+    watched: str,
+    calm: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = str(tmp_path / "page.html")
+    words = [f"vanilla={watched}", f"ppo max={calm}", "--output", output, "--keys", "rollout/kl"]
+    monkeypatch.setattr(sys, "argv", ["report", *words])
+    # another test of this process may have imported it, of which runpy warns
+    monkeypatch.delitem(sys.modules, "lit_callbacks.report.__main__", raising=False)
+
+    runpy.run_module("lit_callbacks.report", run_name="__main__")
+
+    printed = capsys.readouterr().out
+    assert printed.split("\n")[1].split() == ["rollout/kl", "4", "0.1"]
+    assert printed.endswith(f"\n\nReport: {output}\n")
+    assert [c.text for c in Page(Path(output)).root.all("code")] == ["rollout/kl"]
+    assert Page(Path(output)).title == "vanilla, ppo max"
+
+
+def test_folder_with_a_sign_of_equality_is_a_folder(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "lr=0.1", {"toy/a": [1.0]})
+    output = tmp_path / "page.html"
+    main([run, "--output", str(output)])
+
+    assert Page(output).title == "lr=0.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a={calm}", "{watched}"], "expected folders, or NAME=FOLDER with different names"),
+        (["a={calm}", "a={watched}"], "expected folders, or NAME=FOLDER with different names"),
+        (["{calm}/nothing"], "with no event file"),
+    ],
+)
+def test_command_reports_errors_on_one_line(
+    words: list[str], message: str, watched: str, calm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([word.format(calm=calm, watched=watched) for word in words])
+
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,22 +1,28 @@
-"""The charts of the report on a reward model."""
+"""The charts of the report on a reward model, as SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_callbacks import format_number
-from lit_callbacks.report import Chart, Scale, Tick
-from lit_rlhf.tools.evaluation.reward_report.measures import LengthBucket, ReliabilityBin
+from lit_callbacks.report import COLORS, Svg, new_axes, to_svg
+from lit_rlhf.tools.evaluation.reward_report.measures import (
+    Accuracy,
+    LengthBucket,
+    ReliabilityBin,
+)
 
-HEIGHT = 166  # of the plot area; the page has few charts, so they may be tall
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MAX_DOTS = 1500
-SHARES = Scale(0.0, 1.02)  # room for a dot at 1
+RIGHT, WRONG = COLORS["c0"], COLORS["collapsed-band"]
 
 
-def histogram_chart(edges: Sequence[float], counts: Sequence[int], label: str) -> Chart:
+def histogram_chart(edges: Sequence[float], counts: Sequence[int], label: str) -> Svg:
     """Histogram of score differences: mistakes left of 0, the rest right of it.
 
     Args:
@@ -24,105 +30,75 @@ def histogram_chart(edges: Sequence[float], counts: Sequence[int], label: str) -
         counts: Their heights, `[K]`.
         label: Description for readers who do not see the chart.
     """
-    chart = Chart(
-        label,
-        x=Scale(edges[0], edges[-1]),
-        y=Scale(0.0, max(max(counts), 1) * 1.05, whole=True),
-        x_title="chosen - rejected score",
-        y_title="pairs",
-        height=HEIGHT,
-    )
-    for low, high, count in zip(edges, edges[1:], counts, strict=False):
-        kind = "wrong" if high <= 0 else "right"
-        title = f"{format_number(low)} to {format_number(high)}: {count} pairs"
-        chart.bar(low, high, count, f"bar {kind}", title)
-    chart.rule("zero-line", x=0.0)
-    return chart
+    axes = new_axes(x_title="chosen - rejected score", y_title="pairs")
+    colors = [WRONG if high <= 0 else RIGHT for high in edges[1:]]
+    axes.bar(edges[:-1], counts, width=np.diff(edges) * 0.9, align="edge", color=colors)
+    axes.axvline(0, color=COLORS["zero"], linewidth=1)
+    axes.locator_params(axis="y", integer=True, nbins=6)
+    return to_svg(axes, label)
 
 
-def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
+def reliability_chart(bins: Sequence[ReliabilityBin]) -> Svg:
     """Accuracy by confidence, with intervals; a calibrated model lies on the diagonal.
 
     Args:
         bins: The bins. A larger dot stands for more pairs.
     """
-    pairs = sum(found.pairs for found in bins)
-    chart = Chart(
-        "How often the model is right by how sure it is",
-        x=Scale(0.5, 1.0),
-        y=SHARES,
-        x_title="probability given to the preferred response",
-        y_title="right",
-        height=HEIGHT,
-        margin=6,
-    )
-    chart.line([(0.5, 0.5), (1.0, 1.0)], "ideal")
-    for found in bins:
-        chart.interval(
-            found.confidence,
-            found.low,
-            found.accuracy,
-            found.high,
-            f"{found.pairs} of {pairs} pairs: {found.confidence:.1%} sure, "
-            f"{found.accuracy:.1%} right [{found.low:.1%}, {found.high:.1%}]",
-            radius=2.5 + 4.5 * (found.pairs / pairs) ** 0.5,
-        )
-    return chart
+    axes = _share_axes("probability given to the preferred response")
+    axes.plot([0.5, 1], [0.5, 1], "--", color=COLORS["faint"], linewidth=1)
+    _draw_shares(axes, [found.confidence for found in bins], bins)
+    return to_svg(axes, "How often the model is right by how sure it is")
 
 
-def length_chart(buckets: Sequence[LengthBucket]) -> Chart:
+def length_chart(buckets: Sequence[LengthBucket]) -> Svg:
     """Accuracy by length difference, with intervals.
 
     Args:
         buckets: The buckets, from the shortest to the longest chosen response.
     """
-    chart = Chart(
-        "Accuracy by length difference",
-        x=Scale(-0.5, len(buckets) - 0.5),
-        y=SHARES,
-        x_title="chosen - rejected length, tokens",
-        y_title="right",
-        x_ticks=[Tick(place, _short_label(bucket)) for place, bucket in enumerate(buckets)],
-        height=HEIGHT,
-    )
-    chart.rule("ideal", y=0.5)
-    for place, bucket in enumerate(buckets):
-        found = bucket.accuracy
-        title = (
-            f"{bucket.label} tokens: {found.pairs} pairs, {found.accuracy:.1%} right "
-            f"[{found.low:.1%}, {found.high:.1%}]"
-        )
-        chart.interval(place, found.low, found.accuracy, found.high, title)
-    return chart
+    axes = _share_axes("chosen - rejected length, tokens")
+    axes.axhline(0.5, color=COLORS["faint"], linewidth=1, linestyle="--")
+    places = list(range(len(buckets)))
+    axes.set_xticks(places, [_short_label(bucket) for bucket in buckets])
+    _draw_shares(axes, places, [bucket.accuracy for bucket in buckets])
+    return to_svg(axes, "Accuracy by length difference")
 
 
-def scatter_chart(lengths: NDArray[np.int64], differences: NDArray[np.float64]) -> Chart:
+def scatter_chart(lengths: NDArray[np.int64], differences: NDArray[np.float64]) -> Svg:
     """Score difference against length difference, with a dot for each pair.
 
     Args:
         lengths: Length differences in tokens, `[N]`.
         differences: Score differences, `[N]`.
     """
-    x, y = _centered_scale(lengths), _centered_scale(differences)
-    chart = Chart(
-        "Score difference against length difference",
-        x,
-        y,
-        x_title="chosen - rejected length, tokens",
-        y_title="score",
-        height=HEIGHT,
-    )
-    chart.rule("zero-line", x=0.0)
-    chart.rule("zero-line", y=0.0)
+    axes = new_axes(x_title="chosen - rejected length, tokens", y_title="score")
+    axes.axvline(0, color=COLORS["zero"], linewidth=1)
+    axes.axhline(0, color=COLORS["zero"], linewidth=1)
     # Evenly spaced rows stand for a larger data set: a page of 100,000 dots would not open.
     rows = np.unique(np.linspace(0, len(lengths) - 1, MAX_DOTS).astype(int))
-    columns = zip(
-        np.clip(lengths[rows], x.low, x.high).tolist(),
-        np.clip(differences[rows], y.low, y.high).tolist(),
-        strict=True,
-    )
-    chart.dots(list(columns), "dots pair-dots")
-    return chart
+    x_reach, y_reach = _reach(lengths), _reach(differences)
+    x = np.clip(lengths[rows], -x_reach, x_reach)
+    y = np.clip(differences[rows], -y_reach, y_reach)
+    axes.plot(x, y, ".", color=RIGHT, alpha=0.35, markeredgewidth=0)
+    axes.set(xlim=(-x_reach, x_reach), ylim=(-y_reach, y_reach))
+    return to_svg(axes, "Score difference against length difference")
+
+
+def _share_axes(x_title: str) -> Axes:
+    axes = new_axes(x_title=x_title, y_title="right")
+    axes.set_ylim(0, 1.02)  # room for a dot at 1
+    return axes
+
+
+def _draw_shares(
+    axes: Axes, places: Sequence[float], shares: Sequence[Accuracy | ReliabilityBin]
+) -> None:
+    """Draw shares with their intervals; a larger dot stands for more pairs."""
+    pairs = sum(share.pairs for share in shares)
+    for place, share in zip(places, shares, strict=True):
+        axes.plot([place, place], [share.low, share.high], "-_", color=RIGHT, linewidth=1.2)
+        size = 4 + 9 * (share.pairs / pairs) ** 0.5
+        axes.plot(place, share.accuracy, "o", color=RIGHT, markersize=size)
 
 
 def _short_label(bucket: LengthBucket) -> str:
@@ -133,7 +109,6 @@ def _short_label(bucket: LengthBucket) -> str:
     return bucket.label.replace(" to ", "..")
 
 
-def _centered_scale(values: NDArray[np.generic]) -> Scale:
-    """A scale with 0 in its middle that holds 99 % of the values."""
-    reach = float(np.quantile(np.abs(values), 0.99)) * 1.05 or 1.0
-    return Scale(-reach, reach)
+def _reach(values: NDArray[np.generic]) -> float:
+    """A distance from 0 that holds 99 % of the values."""
+    return float(np.quantile(np.abs(values), 0.99)) * 1.05 or 1.0

@@ -7,6 +7,7 @@ above 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_calibration_error
 
-from lit_callbacks.report import nice_step
 from lit_rlhf.functional import preference_probability, wilson_interval
 
 CONFIDENCE_BINS = 15  # over [0, 1], as for the metric val/reward/calibration_error
@@ -215,7 +215,7 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
     """
     # A single outlier must not squeeze all other pairs into a few bars.
     reach = float(np.quantile(np.abs(differences), 0.995)) or 1.0
-    width = nice_step(2 * reach / HISTOGRAM_BARS)
+    width = _round_up(2 * reach / HISTOGRAM_BARS)
     bars = int(np.ceil(reach / width))
     edges = np.arange(-bars, bars + 1) * width
     inside = np.clip(differences, edges[0], edges[-1])  # numpy's last bar includes its upper edge
@@ -227,6 +227,12 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
             for name in dict.fromkeys(sources)
         },
     )
+
+
+def _round_up(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is at least `least`."""
+    size = 10.0 ** math.floor(math.log10(least))
+    return next(step * size for step in (1, 2, 5, 10) if step * size >= least * (1 - 1e-9))
 
 
 def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> Correlation:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypedDict
 from rich import box
 from rich.table import Table
 
-from lit_callbacks.report import Chart, render_page
+from lit_callbacks.report import Svg, render_page
 from lit_rlhf.tools.evaluation.output import print_table
 from lit_rlhf.tools.evaluation.reward_report.charts import (
     histogram_chart,
@@ -103,7 +103,7 @@ def _facts(report: RewardReport) -> Iterator[_Fact]:
     yield _Fact(f"{report.pairwise_loss:.3f}", "pairwise loss (Eq. 1), nats; 0.693 is guessing")
 
 
-def _histograms(report: RewardReport) -> dict[str, Chart]:
+def _histograms(report: RewardReport) -> dict[str, Svg]:
     edges, counts = report.histogram
     shown: dict[str, list[int]] = {}
     if len(counts) > 1:

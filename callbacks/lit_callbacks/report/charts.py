@@ -1,0 +1,301 @@
+"""Charts for the pages: matplotlib's SVG in the colours of `page.css`."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from io import StringIO
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from lit_callbacks.monitors import Level
+from lit_callbacks.output import format_number
+from lit_callbacks.report.panels import Panel
+from lit_callbacks.runs import Curve, LoggedVerdict, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH = 380  # in CSS pixels, about as wide as a column of the page
+COLUMNS = 400  # a longer curve is drawn by the extremes of this many columns
+AVERAGED_PARTS = 25  # the bold line averages over a 25th of the run
+MAX_DOTS = 12  # curves of up to this many values are drawn with dots
+FEW_RUNS = 6  # of more runs only the means are drawn
+RUN_COLORS = 6
+DASHES = ("-", "--", ":")  # of the first six runs, the next six, and so on
+DECADES = 1.5  # a metric that spans more of them may get a logarithmic axis
+LEVEL_COLORS = {Level.SUSPICIOUS: "suspicious-band", Level.COLLAPSED: "collapsed-band"}
+LEVEL_MARKERS = {Level.SUSPICIOUS: "^", Level.COLLAPSED: "s"}
+
+# Variables of `page.css`, which change with the reader's light or dark mode. matplotlib draws in
+# these colours, and `to_svg` replaces each by its variable.
+COLORS = {
+    "c0": "#0067b1",
+    "c1": "#2b2f36",
+    "c2": "#12805c",
+    "c3": "#b0489b",
+    "c4": "#3da5d9",
+    "c5": "#8a6d3b",
+    "faint": "#5c6670",
+    "grid": "#e8ebef",
+    "zero": "#b9c0c8",
+    "suspicious-band": "#f5a300",
+    "collapsed-band": "#d4202a",
+}
+
+
+class Svg(str):
+    """An `<svg>` element; Jinja2 does not escape what has the method `__html__`."""
+
+    def __html__(self) -> str:
+        """The element itself."""
+        return self
+
+
+def new_axes(height: int = 156, x_title: str = "", y_title: str = "") -> Axes:
+    """Empty axes in a figure of their own.
+
+    Args:
+        height: Height of the plot area, in CSS pixels.
+        x_title: Title below the x axis.
+        y_title: Title beside the y axis.
+
+    Raises:
+        ModuleNotFoundError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "charts are drawn with matplotlib: pip install matplotlib"
+        ) from error
+    left, bottom, right, top = 50 if y_title else 42, 38 if x_title else 24, 8, 18
+    whole = height + bottom + top
+    figure = Figure(figsize=(WIDTH / 72, whole / 72))
+    axes = figure.add_axes(
+        (left / WIDTH, bottom / whole, 1 - (left + right) / WIDTH, height / whole)
+    )
+    axes.grid(axis="y", color=COLORS["grid"], linewidth=1)
+    axes.tick_params(length=0, labelsize=10, labelcolor=COLORS["faint"])
+    axes.ticklabel_format(useOffset=False, scilimits=(-4, 5))
+    axes.yaxis.get_offset_text().set(size=10, color=COLORS["faint"])
+    axes.set_axisbelow(True)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_xlabel(x_title, size=10, color=COLORS["faint"])
+    axes.set_ylabel(y_title, size=10, color=COLORS["faint"])
+    return axes
+
+
+def to_svg(axes: Axes, label: str) -> Svg:
+    """The figure of some axes as an `<svg>` element, which a template inserts as it is.
+
+    Args:
+        axes: The axes.
+        label: Description for readers who do not see the chart.
+    """
+    import matplotlib
+
+    file, figure = StringIO(), axes.get_figure(root=True)
+    assert figure is not None
+    # Fixed ids, so that the same runs make the same page.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    _, viewbox, drawing = re.split(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', file.getvalue(), maxsplit=1
+    )
+    # A style inside the SVG would apply to the whole page, and the ids of groups occur in each.
+    drawing = re.sub(r"<style.*?</style>", "", drawing, flags=re.DOTALL)
+    drawing = re.sub(r'(?<=<g) id="[\w.]+"', "", drawing)
+    for name, color in COLORS.items():
+        drawing = drawing.replace(color, f"var(--{name})")
+    attributes = f'viewBox="{viewbox}" role="img" aria-label="{html.escape(label)}"'
+    return Svg(f'<svg class="chart" {attributes}>{drawing}')
+
+
+def metric_chart(
+    panel: Panel,
+    runs: Sequence[Run],
+    verdicts: Sequence[LoggedVerdict],
+    steps: tuple[int, int],
+) -> Svg:
+    """The chart of one metric, see `draw_metric`."""
+    label = f"{panel.title} over steps {steps[0]} to {steps[1]}"
+    return to_svg(draw_metric(panel, runs, verdicts, steps), label)
+
+
+def draw_metric(
+    panel: Panel,
+    runs: Sequence[Run],
+    verdicts: Sequence[LoggedVerdict],
+    steps: tuple[int, int],
+) -> Axes:
+    """Draw one metric over all runs.
+
+    The levels of a single run fill the background, and its verdicts are numbered lines. Several
+    runs have a mark on their curves where they became
+    suspicious or collapsed.
+
+    Args:
+        panel: The metric.
+        runs: All runs of the page; some may lack the metric.
+        verdicts: Verdicts of a single run, in the order of their numbers.
+        steps: First and last step of the x axis.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    axes = new_axes()
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    room = 0.015 * (steps[1] - steps[0]) or 0.5
+    axes.set_xlim(steps[0] - room, steps[1] + room)
+    values: list[float] = []
+    for index, run in enumerate(runs):
+        curve = run.curves.get(panel.key)
+        if curve is None:
+            continue
+        values += [p.value for piece in (curve.points, *curve.undone) for p in piece]
+        _draw_curve(axes, curve, run_style(index), shows_values=len(runs) <= FEW_RUNS)
+        if len(runs) > 1:
+            _mark_levels(axes, run, curve, COLORS[f"c{index % RUN_COLORS}"])
+    _fit_values(axes, panel, [value for value in values if math.isfinite(value)])
+    if len(runs) == 1:
+        _draw_levels(axes, runs[0])
+        _number_verdicts(axes, verdicts, apart=0.04 * (steps[1] - steps[0]))
+    return axes
+
+
+def run_style(index: int) -> dict[str, Any]:
+    """Colour and dashes of a run, as arguments of matplotlib."""
+    dashes = DASHES[index // RUN_COLORS % len(DASHES)]
+    return {"color": COLORS[f"c{index % RUN_COLORS}"], "linestyle": dashes}
+
+
+def run_class(index: int) -> str:
+    """Colour and dashes of a run, as CSS classes."""
+    return f"run-{index % RUN_COLORS} dash-{index // RUN_COLORS % len(DASHES)}"
+
+
+def moving_average(
+    values: Sequence[float], half_width: int, indices: Sequence[int] | None = None
+) -> list[float]:
+    """Mean of the finite values in a centered window, which shrinks at the ends.
+
+    Args:
+        values: The series.
+        half_width: Number of neighbours on either side.
+        indices: Indices at which to compute it; by default all.
+
+    Returns:
+        The means; NaN where the window has no finite value.
+
+    Examples:
+        >>> moving_average([0.0, 3.0, 6.0, 0.0], half_width=1)
+        [1.5, 3.0, 3.0, 3.0]
+    """
+    means = []
+    for i in range(len(values)) if indices is None else indices:
+        window = values[max(0, i - half_width) : i + half_width + 1]
+        finite = [value for value in window if math.isfinite(value)]
+        means.append(fmean(finite) if finite else math.nan)
+    return means
+
+
+def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
+    """Indices of values that look like the whole series when drawn.
+
+    They are the extremes of each column and its first gap, and both ends.
+
+    Args:
+        values: The series.
+        columns: Number of parts of equal length.
+    """
+    n = len(values)
+    if n <= 2 * columns:
+        return list(range(n))
+    kept = {0, n - 1}
+    for column in range(columns):
+        indices = range(column * n // columns, (column + 1) * n // columns)
+        finite = [i for i in indices if math.isfinite(values[i])]
+        if finite:
+            kept.add(min(finite, key=lambda i: values[i]))
+            kept.add(max(finite, key=lambda i: values[i]))
+        kept.update([i for i in indices if not math.isfinite(values[i])][:1])
+    return sorted(kept)
+
+
+def _draw_curve(axes: Axes, curve: Curve, style: dict[str, Any], shows_values: bool) -> None:
+    for piece in curve.undone:
+        kept = [piece[i] for i in thin([point.value for point in piece])]
+        undone = {**style, "linestyle": (0, (1, 3)), "linewidth": 1.6}
+        axes.plot([p.step for p in kept], [p.value for p in kept], **undone)
+    values = [point.value for point in curve.points]
+    kept_indices = thin(values)
+    steps = [curve.points[i].step for i in kept_indices]
+    shown = [values[i] if math.isfinite(values[i]) else math.nan for i in kept_indices]
+    broken = [step for step, value in zip(steps, shown, strict=True) if math.isnan(value)]
+    half_width = len(values) // AVERAGED_PARTS // 2
+    if half_width:
+        if shows_values:
+            axes.plot(steps, shown, color=style["color"], linewidth=0.8, alpha=0.4)
+        shown = moving_average(values, half_width, kept_indices)
+    marker = "o" if len(steps) <= MAX_DOTS else None
+    axes.plot(steps, shown, linewidth=1.8, markersize=4, marker=marker, **style)
+    if broken:
+        bottom = axes.get_xaxis_transform()
+        axes.plot(broken, [0.03] * len(broken), "|", color=style["color"], transform=bottom)
+
+
+def _fit_values(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    decades = _signed_log(high) - _signed_log(low)
+    if panel.signed_log and decades > DECADES:
+        axes.set_yscale("symlog", linthresh=1)
+        axes.yaxis.set_major_formatter(lambda value, _: format_number(value))
+    if 0 < low < 0.4 * high:
+        axes.set_ylim(bottom=0)  # costs little room here, and shows proportions
+    if panel.floor is not None and low < panel.floor:
+        axes.set_ylim(bottom=panel.floor, top=max(high, panel.floor + 1))
+
+
+def _signed_log(value: float) -> float:
+    return math.copysign(math.log10(1 + abs(value)), value)
+
+
+def _draw_levels(axes: Axes, run: Run) -> None:
+    for start, end, level in run.spans:
+        if level in LEVEL_COLORS:
+            color = COLORS[LEVEL_COLORS[level]]
+            axes.axvspan(start, end, color=color, alpha=0.2, zorder=0)
+            if level is Level.COLLAPSED:  # stripes tell it from a suspicion without colours
+                stripes = axes.axvspan(start, end, edgecolor=color, alpha=0.5, zorder=0)
+                stripes.set(fill=False, hatch="//", linewidth=0)
+
+
+def _number_verdicts(axes: Axes, verdicts: Sequence[LoggedVerdict], apart: float) -> None:
+    last = -math.inf
+    for number, verdict in enumerate(verdicts, start=1):
+        axes.axvline(verdict.step, color=COLORS["faint"], linewidth=1, linestyle=(0, (2, 2)))
+        if verdict.step - last >= apart:  # numbers must not overlap; the table has them all
+            last = verdict.step
+            above = axes.get_xaxis_transform()
+            text = axes.text(verdict.step, 1.03, str(number), transform=above, ha="center")
+            text.set(size=10, color=COLORS["faint"])
+            text.set_url(f"#verdict-{number}")
+
+
+def _mark_levels(axes: Axes, run: Run, curve: Curve, color: str) -> None:
+    for span in run.spans:
+        if span.level in LEVEL_MARKERS:
+            nearest = min(curve.points, key=lambda point: abs(point.step - span.start))
+            axes.plot(
+                nearest.step,
+                nearest.value,
+                LEVEL_MARKERS[span.level],
+                color=COLORS[LEVEL_COLORS[span.level]],
+                markeredgecolor=color,
+                markersize=7,
+                zorder=3,
+            )

@@ -1,0 +1,152 @@
+"""The charts of the report, read from matplotlib's axes and from the page."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_callbacks.report import COLORS, moving_average, thin
+from lit_callbacks.report.charts import draw_metric, metric_chart, run_class
+from lit_callbacks.report.panels import Panel
+from lit_callbacks.runs import read_run
+from tests.callbacks.reports import calm_run, watched_run, write_run
+
+TEMPLATES = Path(__file__).resolve().parents[3] / "callbacks/lit_callbacks/report/templates"
+
+
+def drawn(*folders: str, key: str = "toy/a", **options: Any) -> Any:
+    """The axes of a metric of some runs, over steps 1 to 5."""
+    runs = [read_run(Path(folder).name, folder) for folder in folders]
+    verdicts = runs[0].verdicts if len(runs) == 1 else []
+    return draw_metric(Panel(key, "Title", "", "Group", **options), runs, verdicts, (1, 5))
+
+
+def points(line: Any) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in line.get_xydata()]
+
+
+def test_curve_goes_through_its_values(tmp_path: Path) -> None:
+    (line,) = drawn(watched_run(tmp_path / "run"), key="rollout/score").lines[:1]
+
+    assert points(line) == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]
+
+
+def test_non_finite_values_are_gaps_with_a_stroke(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"toy/a": [0.0, math.nan, 1.0, math.inf, 1.0]})
+    curve, strokes = drawn(run).lines
+
+    assert [x for x, y in points(curve) if math.isnan(y)] == [2, 4]
+    assert [x for x, _ in points(strokes)] == [2, 4]
+
+
+def test_long_run_has_a_bold_mean_and_keeps_its_peaks(tmp_path: Path) -> None:
+    values = [0.0] * 3000
+    values[1234] = 7.0
+    thin_line, bold = drawn(write_run(tmp_path / "run", {"toy/a": values})).lines
+
+    assert len(points(thin_line)) == len(points(bold)) <= 802
+    assert [point for point in points(thin_line) if point[1]] == [(1235, 7)]
+    assert max(y for _, y in points(bold)) < 0.1
+
+
+def test_levels_of_a_single_run_fill_the_background(tmp_path: Path) -> None:
+    axes = drawn(watched_run(tmp_path / "run"), key="rollout/kl")
+    bands = [(band.get_x(), band.get_width(), band.get_hatch()) for band in axes.patches]
+
+    assert bands == [(3, 1, None), (4, 1, None), (4, 1, "//")]
+    lines = [line.get_xdata()[0] for line in axes.lines[1:]]
+    assert lines == [3, 4]
+    numbers = [(text.get_text(), text.get_position()[0], text.get_url()) for text in axes.texts]
+    assert numbers == [("1", 3, "#verdict-1"), ("2", 4, "#verdict-2")]
+
+
+def test_close_verdicts_share_a_number(tmp_path: Path) -> None:
+    texts = {step: f"**suspicious** at {step}\n\nreason" for step in (10, 11, 12, 50)}
+    folder = write_run(tmp_path / "run", {"toy/a": [0.0] * 101}, texts)
+    run = read_run("run", folder)
+    axes = draw_metric(Panel("toy/a", "A", "", "Toy"), [run], run.verdicts, (1, 101))
+
+    assert [text.get_text() for text in axes.texts] == ["1", "4"]
+    assert len(axes.lines) == 2 + 4  # the curve, its mean and the verdicts
+
+
+def test_levels_of_several_runs_are_marks_on_their_curves(tmp_path: Path) -> None:
+    axes = drawn(calm_run(tmp_path / "calm"), watched_run(tmp_path / "run"), key="rollout/kl")
+    marks = [line for line in axes.lines if line.get_marker() in ("^", "s")]
+
+    assert len(axes.patches) == len(axes.texts) == 0
+    assert [(points(mark), mark.get_marker()) for mark in marks] == [
+        ([(3, 2)], "^"),
+        ([(4, 3)], "s"),
+    ]
+
+
+def test_eighteen_runs_look_different(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / str(i), {"toy/a": [1.0, float(i)]}) for i in range(18)]
+    looks = {(line.get_color(), line.get_linestyle()) for line in drawn(*folders).lines}
+
+    assert len(looks) == len({run_class(i) for i in range(18)}) == 18
+    assert run_class(18) == run_class(0)
+
+
+def test_metric_that_a_run_lacks_is_drawn_for_the_others(tmp_path: Path) -> None:
+    axes = drawn(watched_run(tmp_path / "run"), calm_run(tmp_path / "calm"), key="rollout/gold")
+
+    (line,) = (line for line in axes.lines if len(points(line)) > 1)
+    assert line.get_color() == COLORS["c1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "scale", "low"),
+    [
+        ([1.0, 10.0], {}, "linear", 0.0),  # from zero, which costs little room
+        ([9.0, 10.0], {}, "linear", 8.95),
+        ([0.5, 100.0], {"signed_log": True}, "symlog", 0.0),
+        ([1.0, 10.0], {"signed_log": True}, "linear", 0.0),
+        ([-40.0, 0.5], {"floor": -1.0}, "linear", -1.0),
+    ],
+)
+def test_y_axis(
+    tmp_path: Path, values: list[float], options: dict[str, Any], scale: str, low: float
+) -> None:
+    axes = drawn(write_run(tmp_path / "run", {"toy/a": values}), **options)
+
+    assert axes.get_yscale() == scale
+    assert axes.get_ylim()[0] == pytest.approx(low)
+    assert axes.get_ylim()[1] >= values[-1]
+
+
+def test_svg_has_the_colors_of_the_page_and_nothing_of_matplotlibs(tmp_path: Path) -> None:
+    run = read_run("run", watched_run(tmp_path / "run"))
+    panel = Panel("rollout/kl", '"<KL>"', "", "Policy")
+    svg = metric_chart(panel, [run], run.verdicts, (1, 5))
+    css = (TEMPLATES / "page.css").read_text("utf-8")
+
+    assert svg == metric_chart(panel, [run], run.verdicts, (1, 5))
+    assert svg.startswith('<svg class="chart" viewBox="0 0 380 ')
+    assert 'aria-label="&quot;&lt;KL&gt;&quot; over steps 1 to 5"' in svg
+    assert "var(--c0)" in svg
+    assert not re.findall(r"<style|http|<g id=", svg)
+    for name, color in COLORS.items():
+        assert color not in svg
+        assert f"--{name}: {color};" in css
+
+
+def test_moving_average_passes_over_non_finite_values() -> None:
+    values = [1.0, math.nan, 3.0, 5.0, math.nan, math.nan, math.nan]
+    averages = moving_average(values, half_width=1)
+
+    assert averages[:5] == [1.0, 2.0, 4.0, 4.0, 5.0]
+    assert all(map(math.isnan, averages[5:]))
+
+
+def test_thinning_keeps_ends_extremes_and_gaps() -> None:
+    values = [0.0, 1.0, 9.0, 2.0, -5.0, 0.0, math.nan, math.nan, 3.0, 3.0]
+
+    # halves: 0 1 9 2 -5 (extremes at 2 and 4) and 0 nan nan 3 3 (at 5 and 8, gap at 6)
+    assert thin(values, columns=2) == [0, 2, 4, 5, 6, 8, 9]
+    assert thin(values[:4], columns=2) == [0, 1, 2, 3]
