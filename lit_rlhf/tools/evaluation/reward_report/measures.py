@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_calibration_error
 
-from lit_callbacks.report import nice_step
 from lit_rlhf.functional import preference_probability, wilson_interval
 
 CONFIDENCE_BINS = 15  # over [0, 1], as for the metric val/reward/calibration_error
@@ -215,7 +214,7 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
     """
     # A single outlier must not squeeze all other pairs into a few bars.
     reach = float(np.quantile(np.abs(differences), 0.995)) or 1.0
-    width = nice_step(2 * reach / HISTOGRAM_BARS)
+    width = _round_up(2 * reach / HISTOGRAM_BARS)
     bars = int(np.ceil(reach / width))
     edges = np.arange(-bars, bars + 1) * width
     inside = np.clip(differences, edges[0], edges[-1])  # numpy's last bar includes its upper edge
@@ -246,3 +245,9 @@ def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> Correlation:
 def _confidence(differences: Floats) -> Floats:
     """Probability that the model gives to the response it prefers, in [0.5, 1]."""
     return preference_probability(torch.from_numpy(np.abs(differences))).numpy()
+
+
+def _round_up(width: float) -> float:
+    """Round up to 1, 2 or 5 times a power of ten."""
+    size = 10.0 ** np.floor(np.log10(width))
+    return float(next(step * size for step in (1, 2, 5, 10) if step * size >= width * (1 - 1e-9)))
