@@ -333,9 +333,9 @@ def train_arm(stages: Quickstart, plan: Plan, arm: Arm) -> None:
 
 def evaluate_preferences(stages: Quickstart, policy: Path) -> None:
     """Sample from SFT and a policy as the paper does for its evaluation, and keep the responses."""
-    from lit_rlhf.tools.commands.evaluate import evaluate
+    from lit_rlhf.tools.commands.evaluate import EvaluateOptions, evaluate
 
-    evaluate(
+    options = EvaluateOptions(
         [str(stages.root / "sft"), str(policy)],
         prompts=str(stages.root / "world" / "prompts_heldout.jsonl"),
         rewards={"lit_rlhf.tools.lab.gold:gold_reward": 1.0},
@@ -344,6 +344,7 @@ def evaluate_preferences(stages: Quickstart, policy: Path) -> None:
         max_new_tokens=48,
         seed=stages.seed,
     )
+    evaluate(options)
 
 
 def resize_base(folder: Path, hidden: int, seed: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lit_rlhf.files import write_text
 from lit_rlhf.models import DType, ModelOptions
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.evaluation import (
-    HeadToHead,
+    Comparison,
     Responses,
     choose_device,
     compare_policies,
@@ -34,40 +35,14 @@ LISTS = {
     "Nothing is downloaded.",
 }
 NO_JUDGE = JudgeOptions()
+PROG = "lit_rlhf evaluate"
 
 
-def evaluate(
-    policies: list[str],
-    prompts: str | None = None,
-    rewards: dict[str, float | dict[str, Any]] | None = None,
-    judge: JudgeOptions = NO_JUDGE,
-    benchmarks: list[str] | None = None,
-    choices: list[str] | None = None,
-    shots: int | None = None,
-    max_questions: int | None = None,
-    benchmark_batch_size: int = 8,
-    output: str | None = None,
-    responses: str | None = None,
-    chart: str | None = None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.8,
-    top_p: float = 0.9,
-    repetition_penalty: float = 1.1,
-    tie_margin: float = 0.0,
-    split: str = "test",
-    max_prompts: int | None = None,
-    on_bad_record: OnBadRecord = "error",
-    max_prompt_length: int | None = None,
-    chat_template: str = "tokenizer",
-    batch_size: int = 64,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: DType = "float32",
-    trust_remote_code: bool = False,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class EvaluateOptions:
     """Compare policies: sample from each on the same prompts, score or judge the responses.
 
-    Args:
+    Attributes:
         policies: Folders or hub ids of language models, the baseline first; or files of responses,
             from `lit_rlhf generate` or --responses, for a judge to compare.
         prompts: File of prompts (.jsonl, .json, .parquet, .jsonl.gz) or id of a dataset on the hub.
@@ -110,148 +85,194 @@ def evaluate(
         device: auto, cpu, cuda, cuda:1 and so on.
         dtype: Type of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
-
-    Returns:
-        The report.
     """
-    _check_chart(chart)
-    model_options = ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code)
-    head_to_heads: list[HeadToHead] = []
-    to_judge: Responses | None = None
+
+    policies: list[str]
+    prompts: str | None = None
+    rewards: dict[str, float | dict[str, Any]] | None = None
+    judge: JudgeOptions = NO_JUDGE
+    benchmarks: list[str] | None = None
+    choices: list[str] | None = None
+    shots: int | None = None
+    max_questions: int | None = None
+    benchmark_batch_size: int = 8
+    output: str | None = None
+    responses: str | None = None
+    chart: str | None = None
+    max_new_tokens: int = 128
+    temperature: float = 0.8
+    top_p: float = 0.9
+    repetition_penalty: float = 1.1
+    tie_margin: float = 0.0
+    split: str = "test"
+    max_prompts: int | None = None
+    on_bad_record: OnBadRecord = "error"
+    max_prompt_length: int | None = None
+    chat_template: str = "tokenizer"
+    batch_size: int = 64
+    seed: int = 0
+    device: str = "auto"
+    dtype: DType = "float32"
+    trust_remote_code: bool = False
+
+    @property
+    def sampling(self) -> SamplingOptions:
+        """How responses are sampled."""
+        return SamplingOptions(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+    @property
+    def model_options(self) -> ModelOptions:
+        """How models are loaded."""
+        return ModelOptions(dtype=self.dtype, trust_remote_code=self.trust_remote_code)
+
+
+SETTINGS = (
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "repetition_penalty",
+    "tie_margin",
+    "batch_size",
+    "seed",
+    "dtype",
+)
+"""Options that a report with responses repeats."""
+
+
+def evaluate(options: EvaluateOptions) -> dict[str, Any]:
+    """Compare policies and return the report, which is also printed and written.
+
+    Raises:
+        ValueError: If options do not fit together, or as `compare_policies`, `judge_policies` and
+            `run_benchmarks` do.
+    """
+    check_options(options)
     report: dict[str, Any] = {}
-    given = {"prompts": prompts, "rewards": rewards, "responses": responses}
-    if any(is_file_path(policy) for policy in policies):
-        to_judge = _read_policies(policies, judge, given, max_prompts)
-        report = {"baseline": next(iter(to_judge.by_policy)), "n_prompts": len(to_judge.prompts)}
-    elif prompts is not None:
-        sampling = SamplingOptions(
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-        )
-        comparison = compare_policies(
-            policies,
-            DataSource(prompts, split=split),
-            rewards or {},
-            sampling,
-            model_options,
-            choose_device(device),
-            batch_size=batch_size,
-            tie_margin=tie_margin,
-            chat_template=chat_template,
-            max_prompt_length=max_prompt_length,
-            max_prompts=max_prompts,
-            on_bad_record=on_bad_record,
-            seed=seed,
-            responses=responses,
-        )
-        if comparison.shortened:
-            print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
-        print_comparison(comparison)
-        if sampling.off_policy_options:
-            changed = ", ".join(sampling.off_policy_options)
-            print(
-                f"KL and perplexity are those of samples with {changed}; for those of the "
-                "policies: --temperature 1 --top_p 1 --repetition_penalty 1"
-            )
-        if responses is not None:
-            print(f"Responses: {responses}")
-        settings = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "repetition_penalty": repetition_penalty,
-            "tie_margin": tie_margin,
-            "batch_size": batch_size,
-            "seed": seed,
-            "dtype": dtype,
-        }
-        report = comparison.as_dict() | {"settings": settings}
-        to_judge = comparison.responses
-        head_to_heads = comparison.head_to_heads
-    else:
-        _check_benchmarks_alone(given | {"chart": chart}, judge, benchmarks, choices)
-    if judge.model is not None and to_judge is not None:
-        judgement = judge_policies(to_judge, judge)
+    head_to_heads = []
+    responses: Responses | None = None
+    if any(is_file_path(policy) for policy in options.policies):
+        responses = read_responses(options.policies, options.max_prompts)
+        report = {"baseline": next(iter(responses.by_policy)), "n_prompts": len(responses.prompts)}
+    elif options.prompts is not None:
+        comparison = sample_and_compare(options, options.prompts)
+        report = comparison.as_dict()
+        report["settings"] = {name: getattr(options, name) for name in SETTINGS}
+        responses, head_to_heads = comparison.responses, comparison.head_to_heads
+    if options.judge.model is not None and responses is not None:
+        judgement = judge_policies(responses, options.judge)
         print_judgement(judgement)
         report["judge"] = judgement.as_dict()
         head_to_heads = head_to_heads + judgement.head_to_heads
-    if benchmarks or choices:
+    if options.benchmarks or options.choices:
         benchmark_report = run_benchmarks(
-            policies,
-            benchmarks or (),
-            choices or (),
-            model_options,
-            choose_device(device),
-            benchmark_batch_size,
-            shots,
-            max_questions,
+            options.policies,
+            options.benchmarks or (),
+            options.choices or (),
+            options.model_options,
+            choose_device(options.device),
+            options.benchmark_batch_size,
+            options.shots,
+            options.max_questions,
         )
         print_benchmarks(benchmark_report)
         report["benchmarks"] = benchmark_report.as_dict()
-        report.setdefault("settings", {"dtype": dtype})
-    if chart is not None:
+        report.setdefault("settings", {"dtype": options.dtype})
+    if options.chart is not None:
         figure = outcome_figure(head_to_heads, report["baseline"])
-        print(f"Chart: {save_figure(figure, chart)}")
-    if output is not None:
+        print(f"Chart: {save_figure(figure, options.chart)}")
+    if options.output is not None:
         text = json.dumps(report, indent=2) + "\n"
-        print(f"Report: {write_text(output, text)}")
+        print(f"Report: {write_text(options.output, text)}")
     return report
 
 
-def _check_benchmarks_alone(
-    given: Mapping[str, Any],
-    judge: JudgeOptions,
-    benchmarks: list[str] | None,
-    choices: list[str] | None,
-) -> None:
-    """Refuse arguments that need prompts, and a command with nothing to do."""
-    unused = [name for name, value in given.items() if value is not None]
-    unused += ["judge.model"] if judge.model is not None else []
-    if unused:
-        raise ValueError(
-            f"prompts: expected a file of prompts or a dataset's id with {', '.join(unused)}, "
-            "got none"
+def sample_and_compare(options: EvaluateOptions, prompts: str) -> Comparison:
+    """Let the policies respond to prompts, and print how they compare."""
+    comparison = compare_policies(
+        options.policies,
+        DataSource(prompts, split=options.split),
+        options.rewards or {},
+        options.sampling,
+        options.model_options,
+        choose_device(options.device),
+        batch_size=options.batch_size,
+        tie_margin=options.tie_margin,
+        chat_template=options.chat_template,
+        max_prompt_length=options.max_prompt_length,
+        max_prompts=options.max_prompts,
+        on_bad_record=options.on_bad_record,
+        seed=options.seed,
+        responses=options.responses,
+    )
+    if comparison.shortened:
+        print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
+    print_comparison(comparison)
+    if options.sampling.off_policy_options:
+        changed = ", ".join(options.sampling.off_policy_options)
+        print(
+            f"KL and perplexity are those of samples with {changed}; for those of the "
+            "policies: --temperature 1 --top_p 1 --repetition_penalty 1"
         )
-    if not (benchmarks or choices):
-        raise ValueError(
-            "prompts: expected a file of prompts or a dataset's id, to compare responses; or "
-            "benchmarks or choices, got none of them"
-        )
+    if options.responses is not None:
+        print(f"Responses: {options.responses}")
+    return comparison
 
 
-def _read_policies(
-    policies: Sequence[str], judge: JudgeOptions, given: Mapping[str, Any], max_prompts: int | None
-) -> Responses:
-    """Read files of responses, and refuse arguments that need models."""
-    models = [policy for policy in policies if not is_file_path(policy)]
-    if models:
-        raise ValueError(
-            "policies: expected only models or only files of responses, got both; let "
-            f"{models[0]!r} respond to the same prompts first, with `lit_rlhf generate`"
-        )
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(
-                f"{name}: expected none with files of responses, which a judge compares as they "
-                f"are, got {value!r}; give the models' folders as policies to sample and score"
-            )
-    if judge.model is None:
-        raise ValueError("judge.model: expected a judge to compare files of responses, got none")
-    return read_responses(policies, max_prompts)
+def check_options(options: EvaluateOptions) -> None:
+    """Refuse options that do not fit together, before hours of work.
 
-
-def _check_chart(chart: str | None) -> None:
-    """Refuse an unknown format before hours of work."""
-    if chart is not None:
+    Raises:
+        ValueError: If an option needs another one, or excludes it.
+    """
+    if options.chart is not None:
         from matplotlib.figure import Figure
 
-        known = Figure().canvas.get_supported_filetypes()
-        if Path(chart).suffix.removeprefix(".") not in known:
-            raise ValueError(f"chart: expected one of the suffixes {sorted(known)}, got {chart}")
+        known = sorted(Figure().canvas.get_supported_filetypes())
+        if Path(options.chart).suffix.removeprefix(".") not in known:
+            raise ValueError(f"chart: expected one of the suffixes {known}, got {options.chart}")
+    models = [policy for policy in options.policies if not is_file_path(policy)]
+    if len(models) < len(options.policies):
+        if models:
+            raise ValueError(
+                "policies: expected only models or only files of responses, got both; let "
+                f"{models[0]!r} respond to the same prompts first, with `lit_rlhf generate`"
+            )
+        for name in ("prompts", "rewards", "responses"):
+            value = getattr(options, name)
+            if value is not None:
+                raise ValueError(
+                    f"{name}: expected none with files of responses, which a judge compares as "
+                    f"they are, got {value!r}; give the models' folders as policies to sample and "
+                    "score"
+                )
+        if options.judge.model is None:
+            raise ValueError(
+                "judge.model: expected a judge to compare files of responses, got none"
+            )
+    elif options.prompts is None:
+        unused = [
+            name for name in ("rewards", "responses", "chart") if getattr(options, name) is not None
+        ]
+        unused += ["judge.model"] if options.judge.model is not None else []
+        if unused:
+            raise ValueError(
+                f"prompts: expected a file of prompts or a dataset's id with {', '.join(unused)}, "
+                "got none"
+            )
+        if not (options.benchmarks or options.choices):
+            raise ValueError(
+                "prompts: expected a file of prompts or a dataset's id, to compare responses; or "
+                "benchmarks or choices, got none of them"
+            )
 
 
 def main(argv: Sequence[str]) -> dict[str, Any]:
     """Entry point of `lit_rlhf evaluate`."""
-    return run_command(evaluate, argv, "lit_rlhf evaluate", lists=LISTS)
+    options = run_command(EvaluateOptions, argv, PROG, lists=LISTS)
+    # a command without arguments, so that its errors are reported in the same way
+    return run_command(lambda: evaluate(options), (), PROG)

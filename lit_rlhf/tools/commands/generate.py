@@ -31,8 +31,8 @@ LISTS = {
     "out.",
 }
 FLAGS = {
-    "chat": "Chat with the models in the terminal. Responses appear as they are sampled; several "
-    "models stand side by side. /help in the chat lists its commands."
+    "chat": "Chat with the models in the terminal. Responses appear as they are sampled. /help in "
+    "the chat lists its commands."
 }
 
 

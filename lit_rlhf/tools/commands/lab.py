@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.cli.command import Command, run_group
 from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptExample
 from lit_rlhf.files import ProgressFile, write_json_lines
-from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions, decode_responses
 from lit_rlhf.tools.evaluation import (
+    SampledBatch,
     choose_device,
     encode_prompt_records,
     hash_prompts,
@@ -24,6 +26,7 @@ from lit_rlhf.tools.evaluation import (
     model_files,
     progress_bar,
     read_prompts,
+    resume_batches,
     sample_batches,
 )
 from lit_rlhf.tools.lab import (
@@ -103,8 +106,7 @@ def preferences(
         batch_size: Prompts per batch, with two responses each. The samples depend on it.
         device: auto, cpu, cuda, cuda:1 and so on.
     """
-    if pairs < 1:
-        raise ValueError(f"pairs: expected an integer >= 1, got {pairs}")
+    check_count("pairs", pairs)
     with progress_bar("preference pairs", pairs) as progress:
         records = sample_preferences(
             policy, Path(world), pairs, seed, max_new_tokens, batch_size, device, progress, output
@@ -123,7 +125,7 @@ def sample_preferences(
     progress: Callable[[int], None] | None = None,
     output: str | Path | None = None,
 ) -> list[dict[str, str]]:
-    """Sample and label exactly `pairs` pairs.
+    """Sample and label exactly `pairs` pairs, as HH records.
 
     Args:
         policy: Folder of the policy.
@@ -131,14 +133,11 @@ def sample_preferences(
         pairs: Number of pairs.
         seed: Seed of the order of the prompts, the sampling and the labels.
         max_new_tokens: Longest response in tokens, including EOS.
-        batch_size: Prompts per batch, with two responses each. The samples depend on it.
+        batch_size: Prompts per batch, with two responses each.
         device: The device to sample on, or `"auto"`.
         progress: Called with the number of new records after each batch.
         output: JSON lines file for the records, written when they are complete. Until then
             `<output>.partial` keeps the finished batches, from which the same call continues.
-
-    Returns:
-        HH records.
 
     Raises:
         OSError: If a file cannot be written.
@@ -180,17 +179,13 @@ def sample_preferences(
                     f"of {attempts} from {policy!r}"
                 )
             examples = list(islice(order, pairs - len(records)))
-            sampled = sample_pairs(
-                model,
-                encoder,
-                examples,
-                options,
-                batch_size,
-                sampling_seeds.getrandbits(31),
-                progress,
-                unfinished,
-                f"pairs from {attempts} on",
+            sample = partial(
+                sample_batches,
+                *(lambda: model, encoder, examples, options, batch_size),
+                *(sampling_seeds.getrandbits(31), 2),
             )
+            name = f"pairs from {attempts} on"
+            sampled = sample_pairs(unfinished, name, sample, encoder, progress)
             attempts += len(examples)
             records += [
                 label_pair(example.text, pair, world, label_rng)
@@ -203,60 +198,46 @@ def sample_preferences(
 
 
 def sample_pairs(
-    model: LanguageModel,
+    unfinished: ProgressFile,
+    name: str,
+    sample: Callable[[set[int]], Iterator[SampledBatch]],
     encoder: DialogueEncoder,
-    examples: Sequence[PromptExample],
-    options: SamplingOptions,
-    batch_size: int,
-    seed: int,
     progress: Callable[[int], None] | None = None,
-    unfinished: ProgressFile | None = None,
-    name: str = "",
 ) -> list[ResponsePair]:
-    """Sample two responses to each prompt.
+    """Sample two responses to each prompt, or read them from the finished batches.
 
     Args:
-        model: The policy.
-        encoder: Its encoder.
-        examples: The prompts.
-        options: How to sample.
-        batch_size: Prompts per batch.
-        seed: Seed of the sampling.
-        progress: Called with the number of usable pairs after each batch.
         unfinished: Finished batches to continue from, and to add others to.
-        name: Name of these pairs in `unfinished`.
+        name: Name of these pairs there.
+        sample: As for `resume_batches`.
+        encoder: The policy's encoder.
+        progress: Called with the number of usable pairs after each batch.
 
     Returns:
         One pair per prompt, in the order of the prompts.
     """
-    unfinished = unfinished or ProgressFile(None, {})
-    pairs = {
-        position: ResponsePair(*pair)
-        for batch in unfinished.batches(name)
-        for position, pair in batch
-    }
-    if progress is not None:
-        progress(sum(pair.is_usable for pair in pairs.values()))
-    for batch in sample_batches(
-        model, encoder, examples, options, batch_size, seed, 2, finished=set(pairs)
-    ):
+
+    def describe(batch: SampledBatch) -> dict[str, Any]:
         texts = decode_responses(batch.rollouts, encoder.tokenizer)
         terminated = batch.rollouts.terminated.tolist()
-        # The two responses to a prompt are consecutive rows.
-        sampled = [
-            ResponsePair(texts[row], texts[row + 1], terminated[row], terminated[row + 1])
-            for row in range(0, len(texts), 2)
-        ]
-        finished = list(zip(batch.positions, sampled, strict=True))
-        unfinished.add(name, finished)
-        pairs.update(finished)
+        # the two responses to a prompt are consecutive rows
+        return {
+            "pairs": list(
+                zip(texts[::2], texts[1::2], terminated[::2], terminated[1::2], strict=True)
+            )
+        }
+
+    pairs: dict[int, ResponsePair] = {}
+    for batch in resume_batches(unfinished, name, sample, describe):
+        sampled = [ResponsePair(*pair) for pair in batch["pairs"]]
+        pairs.update(zip(batch["positions"], sampled, strict=True))
         if progress is not None:
             progress(sum(pair.is_usable for pair in sampled))
-    return [pairs[position] for position in range(len(examples))]
+    return [pairs[position] for position in sorted(pairs)]
 
 
 def iterate_prompts(examples: Sequence[PromptExample], seed: int) -> Iterator[PromptExample]:
-    """Yield all prompts in random order, then all of them in another order, without end."""
+    """Yield all prompts in random order, then all of them in another order, and so on."""
     rng = random.Random(f"prompts {seed}")
     while True:
         yield from rng.sample(examples, len(examples))

@@ -36,14 +36,7 @@ def plot(
 
 
 def parse_runs(runs: Sequence[str]) -> dict[str, str]:
-    """Parse runs given as FOLDER or NAME=FOLDER.
-
-    Returns:
-        Folder by name.
-
-    Raises:
-        ValueError: If a run has no name or folder, or two have one name.
-    """
+    """Parse runs given as FOLDER or NAME=FOLDER into folders by name."""
     named: dict[str, str] = {}
     for run in runs:
         name, sign, folder = run.partition("=")

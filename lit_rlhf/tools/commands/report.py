@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lit_callbacks.report import main as report_runs
 from lit_rlhf.cli.command import run_command
-from lit_rlhf.data import DataSource, RecordError
+from lit_rlhf.data import DataSource, OnBadRecord, RecordError
 from lit_rlhf.files import write_text
 from lit_rlhf.models import DType, ModelOptions
 from lit_rlhf.tools.evaluation import choose_device
@@ -36,7 +36,7 @@ def report_reward_model(
     split: str = "test",
     max_pairs: int | None = None,
     max_length: int | None = None,
-    on_bad_record: Literal["error", "skip"] = "error",
+    on_bad_record: OnBadRecord = "error",
     chat_template: str = "tokenizer",
     batch_size: int = 16,
     seed: int = 0,
@@ -99,11 +99,7 @@ def report_reward_model(
 
 
 def parse_source(word: str, split: str) -> DataSource:
-    """Parse a source given as PATH or NAME=PATH; a path may itself contain a `=`.
-
-    Raises:
-        ValueError: If the name or the path is empty.
-    """
+    """Parse a source given as PATH or NAME=PATH; a path may itself contain a `=`."""
     name, sign, path = word.partition("=")
     if not sign or Path(word).exists():
         return DataSource(word, split=split)
@@ -119,16 +115,13 @@ usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
 The first puts training runs side by side, in a table and on a page of curves
 and verdicts. A RUN is the folder of its log, or NAME=FOLDER.
 The second is about a reward model; lit_rlhf report reward --help has its options."""
-COMMANDS: dict[str, tuple[Callable[..., RewardReport], dict[str, str]]] = {
-    "reward": (report_reward_model, {"preferences": PREFERENCES_HELP})
-}
 
 
 def main(argv: Sequence[str]) -> RewardReport | None:
     """Run `lit_rlhf report`."""
-    if argv and argv[0] in COMMANDS:
-        command, lists = COMMANDS[argv[0]]
-        return run_command(command, argv[1:], f"lit_rlhf report {argv[0]}", lists)
+    if argv and argv[0] == "reward":
+        lists = {"preferences": PREFERENCES_HELP}
+        return run_command(report_reward_model, argv[1:], "lit_rlhf report reward", lists)
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return None

@@ -1,96 +1,61 @@
-"""Evaluation: policies compared on the same prompts by rewards, a judge and benchmarks.
+"""Programs that look at trained models, each with one entrance.
 
-The judge, the benchmarks, the chat and the reward model's report are packages of their own:
-`lit_rlhf.tools.evaluation.judge`, `benchmarks`, `chat` and `reward_report`.
+- `compare_policies` (`lit_rlhf evaluate`) samples from policies on the same prompts and says who
+  wins by each reward; `generate_from_models` (`lit_rlhf generate`) only samples.
+- `judge.judge_policies` (`--judge.model`) lets a language model compare the responses.
+- `benchmarks.run_benchmarks` (`--benchmarks`, `--choices`) measures what alignment costs.
+- `reward_report.score_pairs` and `measure_reward_model` (`lit_rlhf report reward`) measure a reward
+  model on preferences.
+- `chat.Chat` (`lit_rlhf generate --chat`) talks with models in the terminal.
+
+They share `loading`, `sampling`, `responses`, `outcomes` (rates with intervals), `charts`
+(`lit_rlhf plot`) and `output`.
 """
 
-from lit_rlhf.tools.evaluation.compare import (
-    Comparison,
-    PolicyReport,
-    PolicySamples,
-    compare_policies,
-    comparison_table,
-    measure_policy,
-    print_comparison,
-)
-from lit_rlhf.tools.evaluation.figures import LiveCurves, outcome_figure, run_figure, save_figure
-from lit_rlhf.tools.evaluation.loading import (
-    choose_device,
-    load_encoder,
-    load_policy,
-    load_reward,
-    load_shared_encoder,
-    short_names,
-)
-from lit_rlhf.tools.evaluation.outcomes import (
-    HeadToHead,
-    Outcomes,
-    ScoreSummary,
-    outcome_rates,
-    outcomes_table,
-    score_summary,
-)
-from lit_rlhf.tools.evaluation.output import (
-    NOTE_STYLE,
-    print_table,
-    print_text,
-    progress_bar,
-)
-from lit_rlhf.tools.evaluation.responses import Responses, SampledResponse, read_responses
+from lit_rlhf.tools.evaluation.charts import LiveCurves, outcome_figure, run_figure, save_figure
+from lit_rlhf.tools.evaluation.compare import Comparison, compare_policies, print_comparison
+from lit_rlhf.tools.evaluation.loading import choose_device, load_policy, load_shared_encoder
+from lit_rlhf.tools.evaluation.outcomes import HeadToHead
+from lit_rlhf.tools.evaluation.output import NOTE_STYLE, print_text, progress_bar
+from lit_rlhf.tools.evaluation.responses import Responses, read_responses
 from lit_rlhf.tools.evaluation.sampling import (
-    EncodedPrompts,
     Generation,
     SampledBatch,
-    batch_by_length,
     encode_prompt_records,
     generate_from_models,
     hash_prompts,
     model_files,
     print_generation,
     read_prompts,
+    resume_batches,
     sample_batches,
 )
 
 __all__ = [
     "NOTE_STYLE",
     "Comparison",
-    "EncodedPrompts",
     "Generation",
     "HeadToHead",
     "LiveCurves",
-    "Outcomes",
-    "PolicyReport",
-    "PolicySamples",
     "Responses",
     "SampledBatch",
-    "SampledResponse",
-    "ScoreSummary",
-    "batch_by_length",
     "choose_device",
     "compare_policies",
-    "comparison_table",
     "encode_prompt_records",
     "generate_from_models",
     "hash_prompts",
-    "load_encoder",
     "load_policy",
-    "load_reward",
     "load_shared_encoder",
-    "measure_policy",
     "model_files",
     "outcome_figure",
-    "outcome_rates",
-    "outcomes_table",
     "print_comparison",
     "print_generation",
-    "print_table",
     "print_text",
     "progress_bar",
     "read_prompts",
     "read_responses",
+    "resume_batches",
     "run_figure",
     "sample_batches",
     "save_figure",
-    "score_summary",
-    "short_names",
 ]

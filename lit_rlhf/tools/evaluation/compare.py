@@ -5,18 +5,18 @@ Notation: `N` prompts, `B` prompts per batch, `T` response tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
-from rich import box
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
+from lit_rlhf.checks import check_not_negative
 from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord
 from lit_rlhf.files import ProgressFile, write_json_lines
 from lit_rlhf.forward import LanguageModel
@@ -30,12 +30,7 @@ from lit_rlhf.rollout import (
     compute_policy_statistics,
     decode_responses,
 )
-from lit_rlhf.tools.evaluation.loading import (
-    load_policy,
-    load_reward,
-    load_shared_encoder,
-    short_names,
-)
+from lit_rlhf.tools.evaluation.loading import load_policy, load_shared_encoder, short_names
 from lit_rlhf.tools.evaluation.outcomes import (
     HeadToHead,
     Outcomes,
@@ -44,16 +39,22 @@ from lit_rlhf.tools.evaluation.outcomes import (
     outcomes_table,
     score_summary,
 )
-from lit_rlhf.tools.evaluation.output import print_table, progress_bar
+from lit_rlhf.tools.evaluation.output import (
+    make_table,
+    print_table,
+    progress_bar,
+    to_json_types,
+)
 from lit_rlhf.tools.evaluation.responses import Responses, SampledResponse
 from lit_rlhf.tools.evaluation.sampling import (
     EncodedPrompts,
     SampledBatch,
-    collect_responses,
+    describe_responses,
     encode_prompt_records,
     hash_prompts,
     model_files,
     read_prompts,
+    resume_batches,
     sample_batches,
 )
 
@@ -98,11 +99,7 @@ class PolicySamples:
     metrics: dict[str, float]
 
     def records(self, policy: str) -> list[dict[str, Any]]:
-        """Build one record per response, for a JSON lines file that `read_responses` reads.
-
-        Args:
-            policy: Name of the policy.
-        """
+        """Build one record per response, for a JSON lines file that `read_responses` reads."""
         return [
             {
                 "policy": policy,
@@ -177,32 +174,30 @@ class Comparison:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert the report to JSON types, without the responses; None replaces inf and nan."""
-        return {
-            "baseline": self.baseline,
-            "n_prompts": self.n_prompts,
-            "shortened_prompts": self.shortened,
-            "rewards": self.rewards,
-            "policies": {
-                name: {
-                    "path": report.path,
-                    "rewards": {
-                        reward: {
-                            **score._asdict(),
-                            "against_baseline": report.outcomes[reward]._asdict()
-                            if reward in report.outcomes
-                            else None,
-                        }
-                        for reward, score in report.scores.items()
-                    },
-                    **{
-                        metric: value if math.isfinite(value) else None
-                        for metric, value in report.metrics.items()
-                    },
-                }
-                for name, report in self.policies.items()
-            },
-        }
+        """Convert the report to JSON types, without the responses."""
+        report: dict[str, Any] = to_json_types(
+            {
+                "baseline": self.baseline,
+                "n_prompts": self.n_prompts,
+                "shortened_prompts": self.shortened,
+                "rewards": self.rewards,
+                "policies": {
+                    name: {
+                        "path": report.path,
+                        "rewards": {
+                            reward: {
+                                **score._asdict(),
+                                "against_baseline": report.outcomes.get(reward),
+                            }
+                            for reward, score in report.scores.items()
+                        },
+                        **report.metrics,
+                    }
+                    for name, report in self.policies.items()
+                },
+            }
+        )
+        return report
 
     def records(self) -> list[dict[str, Any]]:
         """Build one record per response of each policy; see `PolicySamples.records`."""
@@ -258,20 +253,13 @@ def compare_policies(
             another call.
     """
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
-    if not tie_margin >= 0:
-        raise ValueError(f"tie_margin: expected a number >= 0, got {tie_margin}")
-    names = short_names(policies, "policies")
+    check_not_negative("tie_margin", tie_margin)
+    paths = dict(zip(short_names(policies, "policies"), policies, strict=True))
     encoder = load_shared_encoder(policies, chat_template, max_prompt_length, model_options)
     records = read_prompts(prompts, max_prompts, on_bad_record)
     encoded = encode_prompt_records(records, encoder, on_bad_record)
+    loaded_rewards = _load_rewards(rewards, model_options, encoder, encoded, device)
     plain = plain_rewards(rewards)
-    loaded_rewards = {
-        name: load_reward(reward, model_options, encoder).to(device)
-        for name, reward in split_rewards(rewards).items()
-    }
-    available = {name for example in encoded.examples for name in example.fields}
-    for reward in loaded_rewards.values():
-        reward.check_fields(available, "the prompts' records")
     settings = {
         "policies": model_files(policies),
         "prompts": hash_prompts(encoded),
@@ -285,29 +273,26 @@ def compare_policies(
     }
     # the baseline stays loaded: it is every policy's reference
     reference = load_policy(policies[0], model_options, device)
-    samples = {}
+    samples: dict[str, PolicySamples] = {}
     with ProgressFile(responses, settings) as unfinished:
-        for name, path in zip(names, policies, strict=True):
-            policy = reference if path == policies[0] else load_policy(path, model_options, device)
-            with progress_bar(f"responses of {name}", len(encoded.examples)) as progress:
-                samples[name] = measure_policy(
-                    policy,
-                    reference,
-                    encoder,
-                    encoded,
-                    loaded_rewards,
-                    sampling,
-                    batch_size,
-                    seed,
-                    progress,
-                    unfinished,
-                    name,
-                )
-            del policy  # frees its memory before the next one is loaded
+        for name, path in paths.items():
+            samples[name] = measure_policy(
+                load_policy(path, model_options, device) if samples else reference,
+                reference,
+                encoder,
+                encoded,
+                loaded_rewards,
+                sampling,
+                batch_size,
+                seed,
+                unfinished,
+                name,
+            )
+        baseline = next(iter(samples.values()))
         comparison = Comparison(
             policies={
-                name: _summarize(path, samples[name], samples[names[0]], tie_margin, seed)
-                for name, path in zip(names, policies, strict=True)
+                name: _summarize(paths[name], of_policy, baseline, tie_margin, seed)
+                for name, of_policy in samples.items()
             },
             samples=samples,
             rewards={
@@ -331,9 +316,8 @@ def measure_policy(
     sampling: SamplingOptions,
     batch_size: int = 32,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
     unfinished: ProgressFile | None = None,
-    name: str = "",
+    name: str = "policy",
 ) -> PolicySamples:
     """Sample one response to each prompt and compute its scores and its KL to the reference.
 
@@ -345,10 +329,10 @@ def measure_policy(
         rewards: Rewards by name.
         sampling: How to sample. Log-probs are taken at its temperature.
         batch_size: Prompts per batch.
-        seed: Seed of the sampling; equal seeds give every policy the same seeds, batch by batch.
-        progress: Called with the number of prompts after each batch.
+        seed: Seed of the sampling; with equal seeds, policies draw with the same seeds batch by
+            batch.
         unfinished: Finished batches to continue from, and to add others to.
-        name: Name of the policy in `unfinished`.
+        name: Name of the policy there and on the progress bar.
 
     Raises:
         ValueError: If there is no prompt, or prompts and responses do not fit into the model's
@@ -356,91 +340,76 @@ def measure_policy(
     """
     if not prompts.examples:
         raise ValueError("prompts: expected at least one prompt, got none")
-    unfinished = unfinished or ProgressFile(None, {})
-    batches, responses = [], dict[int, list[SampledResponse]]()
-    for tensors, texts in unfinished.batches(name):
-        batch = _MeasuredBatch.from_json(tensors)
-        batches.append(batch)
-        for position, fields in zip(batch.positions, texts, strict=True):
-            responses[position] = [SampledResponse(prompts.records[position].prompt, **fields)]
-    if progress is not None:
-        progress(len(responses))
-    for sampled in sample_batches(
-        policy,
-        encoder,
-        prompts.examples,
-        sampling,
-        batch_size,
-        seed,
-        progress=progress,
-        finished=set(responses),
-    ):
+
+    def describe(sampled: SampledBatch) -> dict[str, Any]:
         texts = decode_responses(sampled.rollouts, encoder.tokenizer)
-        collected = collect_responses(prompts.records, sampled, texts)
-        batch = _measure_batch(policy, reference, sampled, rewards, sampling.temperature)
-        fields = [collected[position][0].sampled_fields() for position in batch.positions]
-        unfinished.add(name, [batch.as_json(), fields])
-        responses |= collected
-        batches.append(batch)
-    # batches are sorted by length; everything is returned in the order of the prompts
-    order = torch.tensor([i for batch in batches for i in batch.positions]).argsort()
-    logprobs, ref_logprobs, entropy, response_ids, response_mask, terminated = (
-        _join_batches([getattr(batch, name) for batch in batches], order)
-        for name in (
-            "logprobs",
-            "ref_logprobs",
-            "entropy",
-            "response_ids",
-            "response_mask",
-            "terminated",
-        )
+        of_prompts = describe_responses(sampled, texts)
+        return {
+            "responses": [response for (response,) in of_prompts],
+            **_measure_batch(policy, reference, sampled, rewards, sampling.temperature),
+        }
+
+    sample = partial(
+        sample_batches,
+        *(lambda: policy, encoder, prompts.examples, sampling, batch_size, seed, 1),
     )
+    batches = []
+    with progress_bar(f"responses of {name}", len(prompts.examples)) as progress:
+        for record in resume_batches(unfinished or ProgressFile(None, {}), name, sample, describe):
+            batches.append(_MeasuredBatch.from_json(record))
+            progress(len(record["positions"]))
+    positions = [position for batch in batches for position in batch.positions]
+    responses = [fields for batch in batches for fields in batch.responses]
+    # batches are sorted by length; everything is returned in the order of the prompts
+    order = torch.tensor(positions).argsort()
+    joined = {
+        key: _join_batches([batch.tensors[key] for batch in batches], order)
+        for key in batches[0].tensors
+    }
     totals = RolloutMetrics()
-    totals.update(logprobs, ref_logprobs, entropy, response_mask, response_ids, terminated)
+    totals.update(
+        joined["logprobs"],
+        joined["ref_logprobs"],
+        joined["entropy"],
+        joined["response_mask"],
+        joined["response_ids"],
+        joined["terminated"],
+    )
     metrics = totals.compute()
     return PolicySamples(
-        responses=[responses[position][0] for position in range(len(prompts.examples))],
+        responses=[
+            SampledResponse(record.prompt, **responses[place])
+            for record, place in zip(prompts.records, order.tolist(), strict=True)
+        ],
         scores={
-            name: _join_batches([batch.scores[name] for batch in batches], order)
-            for name in rewards
+            reward: _join_batches([batch.scores[reward] for batch in batches], order)
+            for reward in rewards
         },
-        kl=kl_estimate(logprobs, ref_logprobs).sum(dim=1),
-        metrics={name: float(metrics[f"rollout/{name}"]) for name in METRICS},
+        kl=kl_estimate(joined["logprobs"], joined["ref_logprobs"]).sum(dim=1),
+        metrics={metric: float(metrics[f"rollout/{metric}"]) for metric in METRICS},
     )
 
 
 class _MeasuredBatch(NamedTuple):
-    """Tensors of one batch on the CPU; `[B]` or `[B, T]`, as in `RolloutMetrics`."""
+    """One batch on the CPU: scores `[B]`, and the tensors that `RolloutMetrics` takes."""
 
     positions: list[int]
+    responses: list[dict[str, Any]]
     scores: dict[str, Tensor]
-    logprobs: Tensor
-    ref_logprobs: Tensor
-    entropy: Tensor
-    response_ids: Tensor
-    response_mask: Tensor
-    terminated: Tensor
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields as JSON types. Floats keep all of their digits."""
-        tensors = {name: getattr(self, name) for name in self._fields[2:]}
-        return {
-            "positions": self.positions,
-            "scores": {name: scores.tolist() for name, scores in self.scores.items()},
-            "tensors": {
-                name: [str(tensor.dtype), tensor.tolist()] for name, tensor in tensors.items()
-            },
-        }
+    tensors: dict[str, Tensor]
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Undo `as_json`."""
-        tensors = {
-            name: torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
-            for name, (dtype, values) in fields["tensors"].items()
-        }
-        scores = {name: torch.tensor(values) for name, values in fields["scores"].items()}
-        return cls(fields["positions"], scores, **tensors)
+    def from_json(cls, record: Mapping[str, Any]) -> _MeasuredBatch:
+        """Read a record of `resume_batches`. JSON keeps all digits of floats."""
+        return cls(
+            record["positions"],
+            record["responses"],
+            {name: torch.tensor(scores) for name, scores in record["scores"].items()},
+            {
+                name: torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
+                for name, (dtype, values) in record["tensors"].items()
+            },
+        )
 
 
 def _measure_batch(
@@ -449,7 +418,8 @@ def _measure_batch(
     batch: SampledBatch,
     rewards: Mapping[str, WeightedReward],
     temperature: float,
-) -> _MeasuredBatch:
+) -> dict[str, Any]:
+    """Compute scores, and the tensors that `RolloutMetrics` takes, as JSON types."""
     rollouts, prompts = batch.rollouts, batch.prompts
     statistics = rollouts.statistics_at(temperature)
     if statistics is None:
@@ -460,19 +430,21 @@ def _measure_batch(
         if reference is policy
         else compute_logprobs(reference, rollouts, temperature)
     )
-    return _MeasuredBatch(
-        positions=batch.positions,
-        scores={
-            name: reward(rollouts, prompts.texts, None, prompts.fields, prompts.turns).cpu()
+    tensors = {
+        "logprobs": statistics.logprobs,
+        "ref_logprobs": ref_logprobs,
+        "entropy": statistics.entropy,
+        "response_mask": rollouts.response_mask,
+        "response_ids": rollouts.response_ids,
+        "terminated": rollouts.terminated,
+    }
+    return {
+        "scores": {
+            name: reward(rollouts, prompts.texts, None, prompts.fields, prompts.turns).tolist()
             for name, reward in rewards.items()
         },
-        logprobs=statistics.logprobs.cpu(),
-        ref_logprobs=ref_logprobs.cpu(),
-        entropy=statistics.entropy.cpu(),
-        response_ids=rollouts.response_ids.cpu(),
-        response_mask=rollouts.response_mask.cpu(),
-        terminated=rollouts.terminated.cpu(),
-    )
+        "tensors": {name: [str(values.dtype), values.tolist()] for name, values in tensors.items()},
+    }
 
 
 def _join_batches(parts: Sequence[Tensor], order: Tensor) -> Tensor:
@@ -486,16 +458,35 @@ def _join_batches(parts: Sequence[Tensor], order: Tensor) -> Tensor:
     return torch.cat(list(parts))[order]
 
 
+def _load_rewards(
+    rewards: Rewards,
+    model_options: ModelOptions,
+    encoder: DialogueEncoder,
+    prompts: EncodedPrompts,
+    device: torch.device,
+) -> dict[str, WeightedReward]:
+    """Load each reward, to be reported by itself times its weight, and check that it fits."""
+    fields = {name for example in prompts.examples for name in example.fields}
+    loaded = {}
+    for name, entry in split_rewards(rewards).items():
+        reward = WeightedReward(entry, model_options, encoder.tokenizer).eval()
+        for model in reward.models:
+            model.check_contract(encoder.contract)
+        reward.check_fields(fields, "the prompts' records")
+        loaded[name] = reward.to(device)
+    return loaded
+
+
 def _summarize(
     path: str, samples: PolicySamples, baseline: PolicySamples, tie_margin: float, seed: int
 ) -> PolicyReport:
-    compared = [] if samples is baseline else list(samples.scores)
+    compared = {} if samples is baseline else samples.scores
     return PolicyReport(
         path=path,
         scores={name: score_summary(scores, seed) for name, scores in samples.scores.items()},
         outcomes={
-            name: outcome_rates(samples.scores[name], baseline.scores[name], tie_margin)
-            for name in compared
+            name: outcome_rates(scores, baseline.scores[name], tie_margin)
+            for name, scores in compared.items()
         },
         metrics=samples.metrics,
     )
@@ -509,16 +500,12 @@ def comparison_table(comparison: Comparison, narrow: bool = False) -> Table:
         narrow: Write intervals below their means; three policies then fit into 80 columns.
     """
     gap = "\n" if narrow else " "
-    table = Table(
-        box=box.HORIZONTALS,
-        padding=(0, 1),
-        title=f"{comparison.n_prompts} prompts, one response each; mean [95 % interval]",
+    table = make_table(
+        f"{comparison.n_prompts} prompts, one response each; mean [95 % interval]",
+        *("", *comparison.policies),
         caption=f"KL: per response, against {comparison.baseline}",
     )
-    table.add_column("")
     reports = comparison.policies.values()
-    for name in comparison.policies:
-        table.add_column(name, justify="right", overflow="fold")
     for reward in comparison.rewards:
         scores = [report.scores[reward] for report in reports]
         cells = (f"{score.mean:.2f}{gap}[{score.low:.2f}, {score.high:.2f}]" for score in scores)

@@ -1,4 +1,4 @@
-"""Load what an evaluation runs: policies, the encoders of their prompts, and rewards."""
+"""Load what the tools run: policies and the encoders of their prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_rlhf.models import (
     load_tokenizer,
     max_positions,
 )
-from lit_rlhf.rewards import Rewards, WeightedReward, shorten_names
+from lit_rlhf.rewards import shorten_names
 from lit_rlhf.rollout import SamplingOptions
 
 DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they were trained on
@@ -25,13 +25,8 @@ DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they were
 def load_policy(path: str, model_options: ModelOptions, device: torch.device) -> LanguageModel:
     """Load a causal language model for sampling and scoring, without gradients or dropout.
 
-    Args:
-        path: Folder or hub id.
-        model_options: How the model is loaded.
-        device: Where it is placed.
-
     Raises:
-        ValueError: If there is no causal language model at `path`.
+        ValueError: If there is no causal language model at `path`, a folder or hub id.
     """
     model = freeze(load_causal_lm(path, model_options))
     module: nn.Module = model  # transformers annotates `to` for one of its classes only
@@ -45,7 +40,7 @@ def load_shared_encoder(
     max_prompt_length: int | None = None,
     model_options: ModelOptions | None = None,
 ) -> DialogueEncoder:
-    """Load the first policy's encoder, and check that all policies read text alike.
+    """Load the first policy's encoder, and check that all policies read text the same way.
 
     Args:
         policies: Folders or hub ids.
@@ -56,8 +51,8 @@ def load_shared_encoder(
 
     Raises:
         ValueError: If a policy's tokenizer has more tokens than it embeds, or the policy would read
-            text differently from its training, or from the first policy. The message then shows
-            both renderings.
+            text differently from its training or from the first policy; the message shows both
+            renderings.
     """
     trust_remote_code = (model_options or ModelOptions()).trust_remote_code
     encoders: list[DialogueEncoder] = []
@@ -110,9 +105,8 @@ def load_encoder(
         model_options: How the model is loaded; `None` takes the defaults.
 
     Raises:
-        ValueError: If there is no causal language model at `path`, it has no chat template, it
-            would read text differently from its training, or prompt and response do not fit into
-            its positions.
+        ValueError: As `load_shared_encoder` and `load_policy` do, and if prompt and response do not
+            fit into the model's positions.
     """
     positions = max_positions(path, model_options)
     room = None if positions is None else positions - sampling.max_new_tokens
@@ -129,26 +123,6 @@ def load_encoder(
     # as long as in training, unless the model's positions leave less beside the response
     encoder.max_prompt_length = min(encoder.max_length, room or encoder.max_length)
     return encoder
-
-
-def load_reward(
-    reward: Rewards, model_options: ModelOptions, encoder: DialogueEncoder
-) -> WeightedReward:
-    """Load one reward, to be reported by itself times its weight.
-
-    Args:
-        reward: The reward, as an entry of PPO's `rewards`.
-        model_options: How reward models are loaded.
-        encoder: The policies' encoder.
-
-    Raises:
-        ValueError: If there is no such reward, or a reward model was trained on text that is
-            rendered differently from the policies'.
-    """
-    loaded = WeightedReward(reward, model_options, encoder.tokenizer).eval()
-    for model in loaded.models:
-        model.check_contract(encoder.contract)
-    return loaded
 
 
 def choose_device(name: str) -> torch.device:

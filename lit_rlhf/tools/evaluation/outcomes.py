@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from rich import box
 from rich.table import Table
 
+from lit_rlhf.checks import check_not_negative
 from lit_rlhf.functional import Interval, wilson_interval
+from lit_rlhf.tools.evaluation.output import make_table
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -48,7 +49,7 @@ class HeadToHead(NamedTuple):
 
     Attributes:
         policy: Name of the policy.
-        by: What decides: the name of a reward, or a criterion of a language-model judge.
+        by: Name of the reward, or of the judge's criterion.
         outcomes: The rates; `None` without a single valid verdict.
     """
 
@@ -90,28 +91,20 @@ def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -
         raise ValueError(
             f"baseline: expected {len(ours)} scores, one for each of scores, got {len(theirs)}"
         )
-    if not margin >= 0:
-        raise ValueError(f"margin: expected a number >= 0, got {margin}")
+    check_not_negative("margin", margin)
     difference = ours - theirs
     n = len(difference)
     wins, losses = int((difference > margin).sum()), int((difference < -margin).sum())
     ties = n - wins - losses
-    return Outcomes(
-        win=wins / n,
-        tie=ties / n,
-        lose=losses / n,
-        win_interval=wilson_interval(wins, n, CONFIDENCE),
-        tie_interval=wilson_interval(ties, n, CONFIDENCE),
-        lose_interval=wilson_interval(losses, n, CONFIDENCE),
-        n=n,
-    )
+    win, tie, lose = (wilson_interval(count, n, CONFIDENCE) for count in (wins, ties, losses))
+    return Outcomes(wins / n, ties / n, losses / n, win, tie, lose, n)
 
 
 def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
     """Mean score with its 95 % percentile bootstrap interval over prompts.
 
     Equal seeds resample the same prompts, so the intervals of policies on the same prompts are
-    comparable.
+    comparable. NumPy's global generator is not used.
 
     Args:
         scores: One score per prompt, `[N]`.
@@ -121,43 +114,21 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
         ValueError: If there is no score, or one is not finite.
     """
     values = _check_scores(scores, "scores")
-    interval = bootstrap_interval(values, seed)
-    std = values.std(ddof=1) if len(values) > 1 else 0.0
-    return ScoreSummary(float(values.mean()), *interval, float(std))
-
-
-def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
-    """95 % percentile bootstrap interval of the mean.
-
-    Args:
-        values: `[N]`.
-        seed: Seed of the resampling. NumPy's global generator is not used.
-    """
     generator = np.random.default_rng(seed)
     n = len(values)
     # one resample at a time: all of them at once would take RESAMPLES times the memory of values
     means = [values[generator.integers(n, size=n)].mean() for _ in range(RESAMPLES)]
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(means, [tail, 1 - tail]).tolist()
-    return Interval(low, high)
+    std = values.std(ddof=1) if n > 1 else 0.0
+    return ScoreSummary(float(values.mean()), low, high, float(std))
 
 
 def outcomes_table(rows: Sequence[HeadToHead], baseline: str) -> Table:
-    """Build a terminal table with a row per policy and criterion.
-
-    Args:
-        rows: The outcomes.
-        baseline: Name of the policy that the others are compared with.
-    """
-    table = Table(
-        box=box.HORIZONTALS,
-        padding=(0, 1),
-        title=f"against {baseline}, % of prompts [95 % interval]",
-    )
-    for heading in ("by", "policy"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("win", "tie", "lose", "n"):
-        table.add_column(heading, justify="right", no_wrap=True)  # names are folded first
+    """Build a terminal table with a row per policy and criterion."""
+    title = f"against {baseline}, % of prompts [95 % interval]"
+    headings = ("by", "policy", "win", "tie", "lose", "n")
+    table = make_table(title, *headings, n_names=2, no_wrap=True)
     for row in rows:
         result = row.outcomes
         cells = ("-", "-", "-", "0")

@@ -1,14 +1,18 @@
-"""Output of the command-line tools: tables and text in the terminal, a progress bar.
+"""Output of the tools: tables and text in the terminal, a progress bar, reports as JSON.
 
 Results go to standard output; progress goes to standard error.
 """
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -21,22 +25,42 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from lit_rlhf.functional import Interval
+
 NAME_STYLE, NOTE_STYLE = "bold cyan", "dim"
 _UNBOUNDED_WIDTH = 100_000  # characters
+
+
+def make_table(
+    title: str, *headings: str, n_names: int = 1, no_wrap: bool = False, caption: str | None = None
+) -> Table:
+    """Build a table whose first `n_names` columns hold names and the others numbers.
+
+    With `no_wrap`, a narrow terminal folds the names before the numbers.
+    """
+    table = Table(box=box.HORIZONTALS, padding=(0, 1), title=title, caption=caption)
+    for place, heading in enumerate(headings):
+        is_name = place < n_names
+        table.add_column(
+            heading,
+            justify="left" if is_name else "right",
+            overflow="fold",
+            no_wrap=no_wrap and not is_name,
+        )
+    return table
 
 
 def print_table(table: Table, narrow: Table | None = None) -> None:
     """Print a table on standard output; outside of a terminal no column is folded.
 
-    Names, for instance of folders, are printed as they are, also where rich would read markup.
+    Names are printed literally, even where rich would read markup.
 
     Args:
         table: The table.
-        narrow: The same table in fewer columns of the terminal, for one in which `table` would be
-            folded.
+        narrow: The same table in fewer columns, for a terminal in which `table` would be folded.
     """
     console = Console(markup=False, emoji=False)
-    # measured without bounds, as rich measures a table up to the console's own width
+    # rich measures a table up to the console's own width
     width = Console(width=_UNBOUNDED_WIDTH, markup=False, emoji=False).measure(table).maximum
     if not console.is_terminal:
         # rich assumes 80 columns for a file or a pipe and would break names and numbers
@@ -45,14 +69,7 @@ def print_table(table: Table, narrow: Table | None = None) -> None:
 
 
 def print_text(console: Console, text: str, style: str = "", end: str = "\n") -> None:
-    """Print text literally, without markup, line breaks of rich's own, or control characters.
-
-    Args:
-        console: Where to print.
-        text: For example the response of a model.
-        style: A rich style.
-        end: Printed after the text.
-    """
+    """Print text, such as a model's response, without markup, wrapping or control characters."""
     console.print(Text(remove_control_characters(text), style), end=end, soft_wrap=True)
 
 
@@ -63,13 +80,7 @@ def remove_control_characters(text: str) -> str:
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar with the remaining time on standard error.
-
-    In a terminal the bar is redrawn in place; a log file gets its final state as one line.
-
-    Args:
-        label: What is running.
-        total: Number of steps.
+    """Show a progress bar on standard error; a log file gets its final state as one line.
 
     Yields:
         A function that is called with the number of steps just completed.
@@ -86,3 +97,21 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, advance=done)
+
+
+def to_json_types(value: Any) -> Any:  # noqa: ANN401  # a report or any part of one
+    """Convert dataclasses and named tuples to dictionaries, and inf and nan to `None`.
+
+    An `Interval` becomes the list of its ends.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif hasattr(value, "_asdict") and not isinstance(value, Interval):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: to_json_types(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json_types(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.data import (
     Location,
     Message,
@@ -23,7 +24,7 @@ Turns = tuple[Message, ...]
 
 @dataclass(frozen=True)
 class SampledResponse:
-    """One response of a policy; its fields are those of a line in a file of responses.
+    """One response of a policy, with the fields of a line in a file of responses.
 
     Attributes:
         prompt: The turns of the prompt, before anything was dropped to make it fit.
@@ -40,10 +41,6 @@ class SampledResponse:
     response: str
     ended: bool
     length: int
-
-    def sampled_fields(self) -> dict[str, Any]:
-        """All fields but the turns of the prompt, as JSON types."""
-        return {name: value for name, value in vars(self).items() if name != "prompt"}
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,8 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
         ValueError: If there are fewer than two policies, or they did not respond to the same
             prompts in the same order. The message names the first line that differs.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"max_prompts: expected an integer >= 1, got {limit}")
+    if limit is not None:
+        check_count("max_prompts", limit)
     by_policy: dict[str, list[_Line]] = {}
     for path in paths:
         of_file: dict[str, list[_Line]] = {}

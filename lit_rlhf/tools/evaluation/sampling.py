@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.data import (
     DataSource,
     DialogueEncoder,
@@ -90,11 +92,7 @@ class Generation:
     settings: Mapping[str, Any]
 
     def records(self) -> list[dict[str, Any]]:
-        """Build one record per response, for a JSON lines file.
-
-        The file can be read by `read_responses`, and by a `DataSource` as prompts or as
-        demonstrations.
-        """
+        """Build one record per response, for a file of responses, prompts or demonstrations."""
         return [
             {
                 "model": self.models[name],
@@ -110,7 +108,7 @@ class Generation:
 def read_prompts(
     source: DataSource, limit: int | None = None, on_bad_record: OnBadRecord = "error"
 ) -> list[PromptRecord]:
-    """Read prompts; records of preferences and demonstrations have some too.
+    """Read prompts, or the prompts of preferences and demonstrations.
 
     Args:
         source: Where the prompts come from.
@@ -122,8 +120,8 @@ def read_prompts(
             `on_bad_record` is `"error"`.
         ValueError: If `limit` is not positive.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"max_prompts: expected an integer >= 1, got {limit}")
+    if limit is not None:
+        check_count("max_prompts", limit)
     return load_records("prompt", [source], on_bad_record, limit).records
 
 
@@ -166,8 +164,7 @@ def encode_prompt_records(
 def batch_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """Divide positions into batches of similar length.
 
-    The batches with the longest sequences come first: if memory does not suffice, the first batch
-    fails.
+    The longest sequences come first: if memory does not suffice, the first batch fails.
 
     Args:
         lengths: Length of the sequence at each position.
@@ -176,39 +173,36 @@ def batch_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     Raises:
         ValueError: If `batch_size` is not positive.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size: expected an integer >= 1, got {batch_size}")
+    check_count("batch_size", batch_size)
     order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 def sample_batches(
-    model: LanguageModel,
+    load_model: Callable[[], LanguageModel],
     encoder: DialogueEncoder,
     examples: Sequence[PromptExample],
     sampling: SamplingOptions,
     batch_size: int,
     seed: int,
     responses_per_prompt: int = 1,
-    progress: Callable[[int], None] | None = None,
     finished: Container[int] = (),
 ) -> Iterator[SampledBatch]:
     """Sample responses to all prompts, batch by batch.
 
-    Every batch has a seed of its own that follows from `seed`. Models that are given the same
-    prompts, seed and batch size draw with the same seeds.
+    Each batch has its own seed, derived from `seed`. Models that are given the same prompts, seed
+    and batch size draw with the same seeds.
 
     Args:
-        model: The policy.
+        load_model: Returns the policy; not called if all batches are finished.
         encoder: Its encoder.
         examples: The prompts.
         sampling: How to sample.
         batch_size: Prompts per batch. The responses depend on it.
         seed: Seed of the sampling.
         responses_per_prompt: Responses to each prompt.
-        progress: Called with the number of prompts after each batch.
-        finished: Positions of prompts whose batches are left out. The others are sampled as they
-            are without it.
+        finished: Positions of prompts whose batches are left out. The other batches do not depend
+            on it.
 
     Yields:
         The batches, those with the longest prompts first.
@@ -217,13 +211,18 @@ def sample_batches(
         ValueError: If prompts and responses do not fit into the model's positions, or a number is
             out of range.
     """
-    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     lengths = [len(example.input_ids) for example in examples]
-    for positions in batch_by_length(lengths, batch_size):
-        batch_seed = int(torch.randint(2**31, (), generator=generator))
-        if positions[0] in finished:
-            continue
+    batches = [
+        (positions, int(torch.randint(2**31, (), generator=generator)))
+        for positions in batch_by_length(lengths, batch_size)
+    ]
+    unfinished = [batch for batch in batches if batch[0][0] not in finished]
+    if not unfinished:
+        return
+    model = load_model()
+    device = next(model.parameters()).device
+    for positions, batch_seed in unfinished:
         prompts = collate_prompts([examples[i] for i in positions], encoder.pad_token_id)
         rollouts = generate_responses(
             model,
@@ -235,38 +234,62 @@ def sample_batches(
             seed=batch_seed,
         )
         yield SampledBatch(positions, prompts, rollouts)
-        if progress is not None:
-            progress(len(positions))
 
 
-def collect_responses(
-    records: Sequence[PromptRecord], batch: SampledBatch, texts: Sequence[str]
-) -> dict[int, list[SampledResponse]]:
-    """Describe the responses of a batch, by the position of their prompt.
+def resume_batches(
+    unfinished: ProgressFile,
+    name: str,
+    sample: Callable[[set[int]], Iterable[SampledBatch]],
+    describe: Callable[[SampledBatch], dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Yield the batches that an interrupted command finished, then sample the others.
 
     Args:
-        records: All prompts.
+        unfinished: The file of finished batches, to which each new one is added.
+        name: Name of the batches in the file.
+        sample: `sample_batches` with all arguments but the last, the finished positions.
+        describe: Converts a batch to JSON types.
+
+    Yields:
+        For each batch the positions of its prompts as `"positions"`, and its description.
+    """
+    finished: set[int] = set()
+    for record in unfinished.batches(name):
+        finished.update(record["positions"])
+        yield record
+    for batch in sample(finished):
+        record = {"positions": batch.positions, **describe(batch)}
+        unfinished.add(name, record)
+        yield record
+
+
+def describe_responses(batch: SampledBatch, texts: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """Describe the responses to each prompt of a batch by the fields of `SampledResponse`.
+
+    Args:
         batch: The batch.
         texts: Its decoded responses, in the order of its rows.
+
+    Returns:
+        For each prompt all fields but `prompt` of each of its responses.
     """
     ended, lengths = batch.rollouts.terminated.tolist(), batch.rollouts.lengths.tolist()
     n_samples = len(texts) // len(batch.positions)
-    return {
-        position: [
-            SampledResponse(
-                prompt=records[position].prompt,
-                prompt_text=prompt_text,
-                sample=sample,
-                response=texts[row],
-                ended=ended[row],
-                length=lengths[row],
-            )
-            for sample, row in enumerate(range(place * n_samples, (place + 1) * n_samples))
+    return [
+        [
+            {
+                "prompt_text": prompt_text,
+                "sample": row - first,
+                "response": texts[row],
+                "ended": ended[row],
+                "length": lengths[row],
+            }
+            for row in range(first, first + n_samples)
         ]
-        for place, (position, prompt_text) in enumerate(
-            zip(batch.positions, batch.prompts.texts, strict=True)
+        for first, prompt_text in zip(
+            range(0, len(texts), n_samples), batch.prompts.texts, strict=True
         )
-    }
+    ]
 
 
 def generate_from_models(
@@ -300,7 +323,7 @@ def generate_from_models(
         output: JSON lines file for the responses, written when they are complete. Until then
             `<output>.partial` keeps the finished batches, from which the same call continues.
         on_bad_record: What to do about a prompt that a model's encoder refuses, see
-            `encode_prompt_records`.
+            `encode_prompt_records`. A prompt that one model refuses is left out for all.
 
     Raises:
         OSError: If a file cannot be written.
@@ -311,8 +334,7 @@ def generate_from_models(
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     if not prompts:
         raise ValueError("prompts: expected at least one, got none")
-    if responses_per_prompt < 1:
-        raise ValueError(f"responses_per_prompt: expected >= 1, got {responses_per_prompt}")
+    check_count("responses_per_prompt", responses_per_prompt)
     names = short_names(models, "models")
     # Encoders take seconds and weights take minutes: an error in the last model's tokenizer or in
     # a prompt has to come before the first model's weights are loaded.
@@ -320,7 +342,7 @@ def generate_from_models(
         load_encoder(path, sampling, chat_template, max_prompt_length, model_options)
         for path in models
     ]
-    if on_bad_record == "skip":  # a prompt that one of the models cannot read is left out for all
+    if on_bad_record == "skip":
         for encoder in encoders:
             prompts = encode_prompt_records(prompts, encoder, on_bad_record).records
     encoded = [encode_prompt_records(prompts, encoder) for encoder in encoders]
@@ -332,57 +354,40 @@ def generate_from_models(
         "dtype": model_options.dtype,
         "device": str(device),
     }
-    begun = settings | {
+    inputs = {
         "seed": seed,
         "models": model_files(models),
-        "prompts": [hash_prompts(model_prompts) for model_prompts in encoded],
+        "prompts": [hash_prompts(of_model) for of_model in encoded],
     }
-    responses: dict[str, list[SampledResponse]] = {}
-    with ProgressFile(output, begun) as unfinished:
-        for name, path, encoder, model_prompts in zip(
-            names, models, encoders, encoded, strict=True
-        ):
-            by_position = {
-                position: [
-                    SampledResponse(prompts[position].prompt, **fields) for fields in of_prompt
-                ]
-                for batch in unfinished.batches(name)
-                for position, of_prompt in batch
-            }
-            if len(by_position) < len(prompts):
-                model = load_policy(path, model_options, device)
-                with progress_bar(f"responses of {name}", len(prompts)) as progress:
-                    progress(len(by_position))
-                    for batch in sample_batches(
-                        model,
-                        encoder,
-                        model_prompts.examples,
-                        sampling,
-                        batch_size,
-                        seed,
-                        responses_per_prompt,
-                        progress,
-                        finished=set(by_position),
-                    ):
-                        collected = collect_responses(prompts, batch, _decode(batch, encoder))
-                        unfinished.add(
-                            name,
-                            [
-                                [position, [response.sampled_fields() for response in of_prompt]]
-                                for position, of_prompt in collected.items()
-                            ],
-                        )
-                        by_position |= collected
-                del model  # frees its memory before the next one is loaded
+    responses = {}
+    with ProgressFile(output, settings | inputs) as unfinished:
+        for name, path, encoder, of_model in zip(names, models, encoders, encoded, strict=True):
+            sample = partial(
+                sample_batches,
+                partial(load_policy, path, model_options, device),
+                encoder,
+                of_model.examples,
+                sampling,
+                batch_size,
+                seed,
+                responses_per_prompt,
+            )
+            describe = partial(_describe, encoder)
+            by_position: dict[int, list[dict[str, Any]]] = {}
+            with progress_bar(f"responses of {name}", len(prompts)) as progress:
+                for batch in resume_batches(unfinished, name, sample, describe):
+                    by_position |= dict(zip(batch["positions"], batch["responses"], strict=True))
+                    progress(len(batch["positions"]))
             responses[name] = [
-                response for position in range(len(prompts)) for response in by_position[position]
+                SampledResponse(record.prompt, **fields)
+                for position, record in enumerate(prompts)
+                for fields in by_position[position]
             ]
         generation = Generation(
             models=dict(zip(names, models, strict=True)),
             responses=responses,
             shortened={
-                name: model_prompts.shortened
-                for name, model_prompts in zip(names, encoded, strict=True)
+                name: of_model.shortened for name, of_model in zip(names, encoded, strict=True)
             },
             seed=seed,
             settings=settings,
@@ -392,11 +397,10 @@ def generate_from_models(
     return generation
 
 
-def _decode(batch: SampledBatch, encoder: DialogueEncoder) -> list[str]:
+def _describe(encoder: DialogueEncoder, batch: SampledBatch) -> dict[str, Any]:
     ids, mask = batch.rollouts.response_ids.cpu(), batch.rollouts.response_mask.cpu()
-    return [
-        encoder.decode_response(row[real].tolist()) for row, real in zip(ids, mask, strict=True)
-    ]
+    rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+    return {"responses": describe_responses(batch, [encoder.decode_response(r) for r in rows])}
 
 
 def model_files(models: Sequence[str]) -> dict[str, dict[str, list[int]]]:

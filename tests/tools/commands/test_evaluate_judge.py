@@ -71,7 +71,6 @@ def test_files_of_responses_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
                 *("--policies", *write_responses(tmp_path)),
                 *judged_by(server.base_url, tmp_path / "judge"),
                 *("--judge.criteria", "[harmless]", "--chart", str(tmp_path / "chart.svg")),
-                *("--judge.input_price", "1", "--judge.output_price", "1"),
             ]
         )
 
@@ -81,7 +80,6 @@ def test_files_of_responses_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "8 questions, 0 of them answered by an earlier run; 8 requests" in printed
     assert "50 [9, 91]" in printed
-    assert ", cost 0.0" in printed
     assert "Verdicts and reasons:" in printed
 
 

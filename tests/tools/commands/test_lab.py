@@ -172,8 +172,9 @@ class FakeResponses:
         self.n_prompts: list[int] = []
 
     def __call__(
-        self, model: object, encoder: object, examples: Sequence[PromptExample], *rest: object
+        self, unfinished: object, name: str, sample: Any, *rest: object
     ) -> list[ResponsePair]:
+        examples: Sequence[PromptExample] = sample.args[2]
         self.n_prompts.append(len(examples))
         second = ["copper.", "iron.", "zinc."] if self.usable else ["iron."] * 3
         return [

@@ -20,21 +20,16 @@ from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.evaluation import (
     Comparison,
-    EncodedPrompts,
-    Outcomes,
-    PolicyReport,
-    PolicySamples,
-    ScoreSummary,
     compare_policies,
     encode_prompt_records,
-    measure_policy,
     print_comparison,
     read_prompts,
     read_responses,
     sample_batches,
-    score_summary,
 )
-from lit_rlhf.tools.evaluation.compare import METRICS
+from lit_rlhf.tools.evaluation.compare import METRICS, PolicyReport, PolicySamples, measure_policy
+from lit_rlhf.tools.evaluation.outcomes import Outcomes, ScoreSummary, score_summary
+from lit_rlhf.tools.evaluation.sampling import EncodedPrompts
 from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
 from tests.tools.evaluation.conftest import Folders
 from tests.tools.evaluation.folders import (
@@ -302,7 +297,7 @@ def test_a_reward_model_of_another_template_is_refused(folders: Folders, tmp_pat
     [
         (["sft", "sft"], {}, "policies: expected one or more, each once"),
         ([], {}, "policies: expected one or more, each once"),
-        (["sft"], {"tie_margin": -1.0}, "tie_margin: expected a number >= 0"),
+        (["sft"], {"tie_margin": -1.0}, "tie_margin: expected a finite number >= 0"),
         (["sft"], {"max_prompts": 0}, "max_prompts: expected an integer >= 1"),
         (["sft"], {"rewards": {"no.such:function": 1.0}}, "reward function 'no.such:function'"),
     ],
@@ -376,7 +371,7 @@ def test_metrics_are_those_of_an_unpadded_loop(
     prompts: EncodedPrompts,
 ) -> None:
     responses: dict[int, list[int]] = {}
-    for batch in sample_batches(policy, encoder, prompts.examples, OPTIONS, 2, seed=5):
+    for batch in sample_batches(lambda: policy, encoder, prompts.examples, OPTIONS, 2, 5):
         rows = batch.rollouts
         for row, position in enumerate(batch.positions):
             responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()

@@ -7,7 +7,7 @@ import torch
 
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.rollout import SamplingOptions
-from lit_rlhf.tools.evaluation import (
+from lit_rlhf.tools.evaluation.loading import (
     choose_device,
     load_encoder,
     load_shared_encoder,

@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from lit_rlhf.tools.evaluation import (
+from lit_rlhf.tools.evaluation.outcomes import (
     HeadToHead,
     outcome_rates,
     outcomes_table,
-    print_table,
     score_summary,
 )
+from lit_rlhf.tools.evaluation.output import print_table
 
 
 def test_outcomes_are_shares_of_prompts() -> None:
@@ -67,8 +67,8 @@ def test_the_interval_of_a_share_of_0_or_1_has_a_width() -> None:
         ([], [], 0.0, "scores: expected shape"),
         ([[1.0]], [[1.0]], 0.0, "scores: expected shape"),
         ([1.0], [math.nan], 0.0, "baseline: expected finite"),
-        ([1.0], [1.0], -0.1, "margin: expected a number >= 0, got -0.1"),
-        ([1.0], [1.0], math.nan, "margin: expected a number >= 0, got nan"),
+        ([1.0], [1.0], -0.1, "margin: expected a finite number >= 0, got -0.1"),
+        ([1.0], [1.0], math.nan, "margin: expected a finite number >= 0, got nan"),
     ],
 )
 def test_outcomes_refuse(

@@ -6,8 +6,12 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from lit_rlhf.tools.evaluation import print_table, print_text, progress_bar
-from lit_rlhf.tools.evaluation.output import remove_control_characters
+from lit_rlhf.tools.evaluation.output import (
+    print_table,
+    print_text,
+    progress_bar,
+    remove_control_characters,
+)
 
 
 def test_text_is_printed_as_it_is() -> None:

@@ -25,16 +25,16 @@ from lit_rlhf.files import write_json_lines
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions
 from lit_rlhf.tools.evaluation import (
     Generation,
-    batch_by_length,
     encode_prompt_records,
     generate_from_models,
     load_policy,
     read_prompts,
     sample_batches,
 )
+from lit_rlhf.tools.evaluation.sampling import batch_by_length
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 from tests.tools.evaluation.conftest import Folders
-from tests.tools.evaluation.folders import QUESTIONS, Sampling, write_policy, write_prompts
+from tests.tools.evaluation.folders import QUESTIONS, Sampling, write_policy
 
 
 @pytest.fixture
@@ -116,23 +116,6 @@ def test_bad_prompts_are_skipped_and_counted(
     assert "left out prompts: 1 x " in caplog.text
 
 
-def test_a_missing_column_is_named_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        '{"prompt": [{"role": "user", "content": "hi"}]}\n{"query": "hi"}\n', encoding="utf-8"
-    )
-
-    with pytest.raises(RecordError, match=r"prompts\.jsonl:2: field 'prompt'"):
-        read_prompts(DataSource(str(path)))
-
-
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    path = write_prompts(tmp_path / "prompts.jsonl", [])
-
-    with pytest.raises(RecordError, match=r"prompts\.jsonl: empty file"):
-        read_prompts(DataSource(path))
-
-
 def test_prompts_that_do_not_fit_are_counted() -> None:
     encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length=16)
     long = "name three metals, please, and more"
@@ -153,7 +136,7 @@ def test_responses_to_one_prompt_lie_side_by_side(
     model = tiny_causal_lm()
     options = SamplingOptions(max_new_tokens=3)
 
-    batches = list(sample_batches(model, encoder, examples, options, 3, 0, 2))
+    batches = list(sample_batches(lambda: model, encoder, examples, options, 3, 0, 2))
 
     for batch in batches:
         rows = batch.rollouts.prompt_ids
@@ -171,20 +154,9 @@ def test_batches_draw_from_seeds_of_their_own(encoder: DialogueEncoder, folders:
     ).examples[0]
     options = SamplingOptions(max_new_tokens=8)
 
-    first, second = sample_batches(tiny_causal_lm(), encoder, [prompt, prompt], options, 1, seed=0)
+    first, second = sample_batches(tiny_causal_lm, encoder, [prompt, prompt], options, 1, seed=0)
 
     assert not torch.equal(first.rollouts.response_ids, second.rollouts.response_ids)
-
-
-def test_progress_counts_prompts(encoder: DialogueEncoder, examples: list[PromptExample]) -> None:
-    done: list[int] = []
-
-    for _ in sample_batches(
-        tiny_causal_lm(), encoder, examples, SamplingOptions(2), 3, 0, progress=done.append
-    ):
-        pass
-
-    assert done == [3, 3, 1]
 
 
 FEW = SamplingOptions(max_new_tokens=6, temperature=0.8, top_p=0.9, repetition_penalty=1.1)
@@ -378,7 +350,7 @@ def test_what_is_wrong_with_the_last_model_is_told_before_the_first_is_loaded(
 
 
 def test_bad_numbers_are_refused(folders: Folders) -> None:
-    with pytest.raises(ValueError, match="responses_per_prompt: expected >= 1, got 0"):
+    with pytest.raises(ValueError, match="responses_per_prompt: expected an integer >= 1, got 0"):
         generated(folders, folders.sft, responses_per_prompt=0)
     with pytest.raises(ValueError, match="prompts: expected at least one, got none"):
         generate_from_models([folders.sft], [], FEW)

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.tools.evaluation.benchmarks.choices import read_questions
 from lit_rlhf.tools.evaluation.benchmarks.harness import (
@@ -22,7 +22,7 @@ from lit_rlhf.tools.evaluation.benchmarks.harness import (
     run_harness_tasks,
 )
 from lit_rlhf.tools.evaluation.loading import short_names
-from lit_rlhf.tools.evaluation.output import print_table
+from lit_rlhf.tools.evaluation.output import make_table, print_table
 
 MAX_PARTS = 12  # parts of a benchmark in the table; MMLU has 61
 
@@ -121,9 +121,11 @@ def run_benchmarks(
     """
     if not tasks and not choices:
         raise ValueError("benchmarks, choices: expected at least one of them, got none")
-    for argument, value, least in (("shots", shots, 0), ("max_questions", max_questions, 1)):
-        if value is not None and value < least:
-            raise ValueError(f"{argument}: expected an integer >= {least}, got {value}")
+    if shots is not None:
+        check_count("shots", shots, minimum=0)
+    if max_questions is not None:
+        check_count("max_questions", max_questions)
+    check_count("benchmark_batch_size", batch_size)
     files = dict(zip(short_names(choices, "choices"), choices, strict=True)) if choices else {}
     questions = {name: read_questions(path) for name, path in files.items()}
     for name, of_file in questions.items():
@@ -149,12 +151,7 @@ def run_benchmarks(
 def compare_results(
     results: Mapping[str, Mapping[str, Sequence[TaskResult]]],
 ) -> list[BenchmarkRow]:
-    """Put the scores of all models side by side, with differences from the first.
-
-    Args:
-        results: Results by model and benchmark; the whole of a benchmark comes before its parts.
-            All models have the same benchmarks and parts.
-    """
+    """Compare the results of all models, by model and benchmark, with those of the first model."""
     baseline = next(iter(results))
     rows = []
     for benchmark, parts in results[baseline].items():
@@ -201,20 +198,13 @@ def benchmark_table(report: BenchmarkReport) -> Table:
     if len(rows) < len(report.rows):
         caption += f" {len(report.rows) - len(rows)} more rows, of parts, are in the report."
     shots = "" if report.shots is None else f", {report.shots} examples before each"
-    table = Table(
-        box=box.HORIZONTALS,
-        padding=(0, 1),
-        title=f"benchmarks{shots}; score ± standard error",
-        caption=caption.strip() or None,
-    )
-    table.add_column("", overflow="fold")
-    table.add_column("questions", justify="right")
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
+    title = f"benchmarks{shots}; score ± standard error"
+    table = make_table(title, "", "questions", *names, caption=caption.strip() or None)
     for row in rows:
-        table.add_row(
-            _format_label(row), str(row.questions), *(_format_score(row.scores[n]) for n in names)
-        )
+        name = f"  {row.part}" if row.part else row.benchmark
+        lower = ", lower is better" if row.higher_is_better is False else ""
+        cells = (_format_score(row.scores[model]) for model in names)
+        table.add_row(f"{name} ({row.metric}{lower})", str(row.questions), *cells)
     return table
 
 
@@ -238,12 +228,6 @@ def print_benchmarks(report: BenchmarkReport) -> None:
     for name, cut in {row.benchmark: row.cut for row in report.rows if not row.part}.items():
         if cut:
             print(f"{name}: the beginning of {cut} questions did not fit into a model.")
-
-
-def _format_label(row: BenchmarkRow) -> str:
-    name = f"  {row.part}" if row.part else row.benchmark
-    lower = ", lower is better" if row.higher_is_better is False else ""
-    return f"{name} ({row.metric}{lower})"
 
 
 def _format_score(score: BenchmarkScore) -> str:

@@ -70,18 +70,10 @@ def load_harness_model(
 ) -> HFLM:
     """Load a model for the harness, with the project's own loader: from safetensors only.
 
-    Args:
-        path: Folder or hub id.
-        model_options: How the model is loaded.
-        device: Where to run.
-        batch_size: Texts per forward.
-
     Raises:
-        ValueError: If there is no causal language model at `path`, or `batch_size` is not positive.
+        ValueError: If there is no causal language model at `path`.
         ModuleNotFoundError: If lm-evaluation-harness is not installed.
     """
-    if batch_size < 1:
-        raise ValueError(f"benchmark_batch_size: expected an integer >= 1, got {batch_size}")
     with _quiet_harness():
         from lm_eval.models.huggingface import HFLM
 
@@ -98,13 +90,6 @@ def run_harness_tasks(
     limit: int | None,
 ) -> dict[str, list[TaskResult]]:
     """Run tasks, groups or tags.
-
-    Args:
-        model: The model, from `load_harness_model`.
-        tasks: Their names.
-        manager: The index, from `find_tasks`.
-        shots: Examples before each question; `None` takes the tasks' own number.
-        limit: Number of questions to use of each task, from the first; `None` uses all.
 
     Returns:
         For each task or group its result and those of its sub-tasks. A tag is replaced by its
@@ -135,13 +120,7 @@ def run_choice_tasks(
     shots: int | None,
     limit: int | None,
 ) -> dict[str, list[TaskResult]]:
-    """Ask the questions of files.
-
-    Args:
-        model: The model, from `load_harness_model`.
-        questions: Questions by file name.
-        shots: Examples before each question; `None` is none.
-        limit: Number of questions to use of each file, from the first; `None` uses all.
+    """Ask the questions of files, by file name.
 
     Returns:
         For each file its result, and those of its subjects if it has several.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
+from lit_rlhf.checks import check_count, check_not_negative, check_positive
 from lit_rlhf.rewards import redact_url
 from lit_rlhf.tools.evaluation.judge.messages import (
     SCHEMA,
@@ -48,8 +49,6 @@ class JudgeOptions:
         max_retries: How often a failed request is repeated, with growing pauses.
         max_attempts: How often the judge is asked for a reply that can be read. After that the
             verdict is invalid.
-        input_price: Price of a million tokens sent, for the cost. Default: unknown.
-        output_price: Price of a million tokens received.
     """
 
     model: str | None = None
@@ -66,43 +65,20 @@ class JudgeOptions:
     timeout: float = 120.0
     max_retries: int = 6
     max_attempts: int = 3
-    input_price: float | None = None
-    output_price: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: If one is out of range.
-        """
-        for name, lowest in {
-            "max_labels": 1,
-            "max_tokens": 1,
-            "max_characters": 1,
-            "concurrency": 1,
-            "max_retries": 0,
-            "max_attempts": 1,
-        }.items():
-            if getattr(self, name) < lowest:
-                raise ValueError(
-                    f"judge.{name}: expected an integer >= {lowest}, got {getattr(self, name)}"
-                )
+        """Raise ValueError if an option is out of range."""
+        for name in ("max_labels", "max_tokens", "max_characters", "concurrency", "max_attempts"):
+            check_count(f"judge.{name}", getattr(self, name))
+        check_count("judge.max_retries", self.max_retries, minimum=0)
+        check_positive("judge.timeout", self.timeout)
+        if self.temperature is not None:
+            check_not_negative("judge.temperature", self.temperature)
         known = get_args(Criterion)
         for name in ("criteria", "labels"):
             given = list(getattr(self, name))
             if set(given) - set(known) or len(set(given)) < len(given):
                 raise ValueError(f"judge.{name}: expected some of {known}, each once, got {given}")
-        if not self.timeout > 0:
-            raise ValueError(f"judge.timeout: expected seconds > 0, got {self.timeout}")
-        for name in ("temperature", "input_price", "output_price"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"judge.{name}: expected a number >= 0, got {value}")
-        if (self.input_price is None) != (self.output_price is None):
-            raise ValueError(
-                "judge.input_price, judge.output_price: expected both or neither, got "
-                f"{self.input_price} and {self.output_price}"
-            )
 
 
 @dataclass(frozen=True)
@@ -130,23 +106,11 @@ class JudgeError(OSError):
     """The judge cannot be asked; the message says why and what to do."""
 
 
-class _Completion(NamedTuple):
-    """A response of the endpoint; token counts are 0 if it does not count."""
-
-    text: str
-    cut_off: bool
-    prompt_tokens: int
-    completion_tokens: int
-
-
 class JudgeClient:
     """A judge behind an OpenAI-compatible endpoint. Threads may share it.
 
     The `openai` client repeats requests that fail for a temporary reason (no connection, time-out,
     status 408, 409, 429 and 5xx). Its pauses double, or last as long as the server asks for.
-
-    Args:
-        options: The judge and how it is asked; `model` has to be set.
 
     Raises:
         JudgeError: If the `openai` package is missing.
@@ -181,9 +145,6 @@ class JudgeClient:
     def ask(self, messages: Sequence[ChatMessage]) -> Answer:
         """Ask a question until the reply can be read, at most `max_attempts` times.
 
-        Args:
-            messages: The question, from `question_messages`.
-
         Raises:
             JudgeError: If the endpoint does not reply.
         """
@@ -193,22 +154,25 @@ class JudgeClient:
         problem = ""
         for attempt in range(1, self.options.max_attempts + 1):
             completion = self._complete(sent_messages)
-            sent += completion.prompt_tokens
-            received += completion.completion_tokens
+            choice, usage = completion.choices[0], completion.usage
+            if usage is not None:  # an endpoint need not count
+                sent += usage.prompt_tokens
+                received += usage.completion_tokens
+            text = choice.message.content or choice.message.refusal or ""
             try:
-                verdict, reason = parse_reply(completion.text)
+                verdict, reason = parse_reply(text)
             except MalformedReplyError as error:
                 problem = str(error)
-                if completion.cut_off:
+                if choice.finish_reason == "length":
                     problem = f"it was cut off after {self.options.max_tokens} tokens"
-                malformed.append(completion.text)
+                malformed.append(text)
                 # only the last bad reply is sent back: a judge copies what it reads
-                sent_messages = retry_messages(messages, completion.text, problem)
+                sent_messages = retry_messages(messages, text, problem)
             else:
                 return Answer(verdict, reason, attempt, sent, received, malformed)
         return Answer(None, problem, self.options.max_attempts, sent, received, malformed)
 
-    def _complete(self, messages: Sequence[ChatMessage]) -> _Completion:
+    def _complete(self, messages: Sequence[ChatMessage]) -> ChatCompletion:
         """Send one request, which the `openai` client repeats if it fails for a temporary reason.
 
         Raises:
@@ -233,13 +197,7 @@ class JudgeClient:
                 "OpenAI-compatible endpoint does; the address usually ends in /v1. It sent "
                 f"{str(completion)!r:.200}"
             )
-        choice, usage = completion.choices[0], completion.usage
-        return _Completion(
-            choice.message.content or choice.message.refusal or "",
-            choice.finish_reason == "length",
-            usage.prompt_tokens if usage else 0,
-            usage.completion_tokens if usage else 0,
-        )
+        return completion
 
     def _create(self, messages: Sequence[ChatMessage]) -> ChatCompletion:
         optional: dict[str, Any] = {}
@@ -262,23 +220,23 @@ def _describe(error: Exception, options: JudgeOptions) -> str:
     import openai
 
     where = redact_url(options.base_url) if options.base_url else "OpenAI's endpoint"
-    said = f"{type(error).__name__}: {error}"[:500]
+    said = f"It said {type(error).__name__}: {error}"[:500]
     repeated = f"after {options.max_retries} retries (judge.max_retries)"
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
         return (
             f"the judge at {where} does not accept the key. Set the environment variable "
             f"{options.api_key_variable} to a valid one, or name another variable with "
-            f"judge.api_key_variable. It said {said}"
+            f"judge.api_key_variable. {said}"
         )
     if isinstance(error, openai.NotFoundError):
         return (
             f"the judge at {where} knows no model {options.model!r}, or the address is wrong. "
-            f"Check judge.model and judge.base_url, which usually ends in /v1. It said {said}"
+            f"Check judge.model and judge.base_url, which usually ends in /v1. {said}"
         )
     if isinstance(error, openai.RateLimitError):
         return (
             f"the judge at {where} still limits the rate {repeated}. Lower judge.concurrency, "
-            f"wait, or check your quota. It said {said}"
+            f"wait, or check your quota. {said}"
         )
     if isinstance(error, openai.APITimeoutError):
         return (
@@ -291,9 +249,9 @@ def _describe(error: Exception, options: JudgeOptions) -> str:
             f"that judge.base_url is its address. {said} ({error.__cause__})"
         )
     if isinstance(error, openai.InternalServerError):
-        return f"the judge at {where} fails {repeated}; its log tells why. It said {said}"
+        return f"the judge at {where} fails {repeated}; its log tells why. {said}"
     return (
         f"the judge at {where} refuses the request. If it does not support a setting, change "
         "judge.temperature (null sends none) or judge.max_tokens; if the texts are too long for "
-        f"it, lower judge.max_characters. It said {said}"
+        f"it, lower judge.max_characters. {said}"
     )

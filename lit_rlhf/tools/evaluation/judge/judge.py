@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -46,73 +46,49 @@ class Pair(NamedTuple):
     baseline: str
 
     def questions(self) -> tuple[Question, Question]:
-        """The questions with the policy's answer as A, and as B."""
+        """Build the questions with the policy's answer as A, and as B."""
         return (
             Question(self.criterion, self.prompt, self.answer, self.baseline),
             Question(self.criterion, self.prompt, self.baseline, self.answer),
         )
 
 
-class RequestTotals(NamedTuple):
-    """What a number of answers cost.
-
-    Attributes:
-        requests: Requests, without the repetitions of failed ones.
-        prompt_tokens: Tokens sent, as counted by the endpoint.
-        completion_tokens: Tokens received.
-        cost: In the currency of the prices; `None` if they are unknown.
-    """
-
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost: float | None
-
-
 class Usage(NamedTuple):
-    """What was asked and what it cost.
+    """Questions put to the judge, and the requests of this run.
 
     Attributes:
         questions: Number of different questions; a pair has two.
         from_cache: Questions that an earlier run had asked already.
         invalid: Questions without a reply that could be read.
         shortened: Questions with a text longer than `max_characters`.
-        this_run: Totals of the requests of this run.
-        total: Totals of all answers, including those of earlier runs.
+        requests: Requests of this run, without the repetitions of failed ones.
+        prompt_tokens: Tokens sent in this run, as counted by the endpoint.
+        completion_tokens: Tokens received in this run.
     """
 
     questions: int
     from_cache: int
     invalid: int
     shortened: int
-    this_run: RequestTotals
-    total: RequestTotals
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
 
 
 def question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str:
     """Hash everything that an answer depends on.
 
-    That is the messages (criterion, conversation, both answers and their order), the wording of
-    retries, the judge's name and its sampling settings. The endpoint's address is left out: a local
-    server may come back on another port.
+    The endpoint's address is left out: a local server may come back on another port.
     """
-    settings = [
-        options.model,
-        options.temperature,
-        options.max_tokens,
-        options.max_attempts,
-        wording(),
-    ]
-    return hashlib.sha256(json.dumps([list(messages), settings]).encode()).hexdigest()
+    sampling = [options.model, options.temperature, options.max_tokens, options.max_attempts]
+    parts = [list(messages), [*sampling, wording()]]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class AnswerCache:
     """Answers by key in a JSON lines file, to which each is appended as it arrives.
 
     A last line that a crash left incomplete is dropped. Threads may share the cache.
-
-    Args:
-        path: The file. It and its folder are created if missing.
 
     Raises:
         ValueError: If a line other than an incomplete last one is damaged.
@@ -141,12 +117,9 @@ class AnswerCache:
         return self._answers.get(key)
 
     def add(self, key: str, answer: Answer, description: Mapping[str, Any]) -> None:
-        """Store an answer. Its line has left the process when this returns.
+        """Store an answer, with a description for people who read the file.
 
-        Args:
-            key: The key of the question, from `question_key`.
-            answer: The answer.
-            description: Further fields of the line, for people who read the file.
+        The line has left the process when this returns.
         """
         line = json.dumps({"key": key, **description, **asdict(answer)}) + "\n"
         with self._lock:
@@ -171,9 +144,7 @@ class AnswerCache:
 
 
 class Judge:
-    """A judge with a cache of its answers.
-
-    It is a context manager, as it holds connections and an open file.
+    """A judge with a cache of its answers; a context manager, which closes connections and file.
 
     Args:
         options: The judge and how it is asked; `model` has to be set.
@@ -228,14 +199,15 @@ class Judge:
     def usage(self) -> Usage:
         """What has been asked so far."""
         answers = {key: self._get(key) for key in self._questions}
-        limit = self.options.max_characters
+        new, limit = [answers[key] for key in self._new], self.options.max_characters
         return Usage(
             questions=len(answers),
-            from_cache=len(answers) - len(self._new),
+            from_cache=len(answers) - len(new),
             invalid=sum(answer.verdict is None for answer in answers.values()),
             shortened=sum(_max_length(question) > limit for question in self._questions.values()),
-            this_run=self._add_up(answers[key] for key in self._new),
-            total=self._add_up(answers.values()),
+            requests=sum(answer.requests for answer in new),
+            prompt_tokens=sum(answer.prompt_tokens for answer in new),
+            completion_tokens=sum(answer.completion_tokens for answer in new),
         )
 
     def _answer(self, questions: Sequence[Question], label: str) -> list[Answer]:
@@ -251,15 +223,14 @@ class Judge:
         return [self._get(key) for key in keys]
 
     def _ask_all(self, questions: dict[str, Question], progress: Callable[[int], None]) -> None:
-        first, rest = list(questions.items())[:1], list(questions.items())[1:]
+        items = list(questions.items())
         pool = ThreadPoolExecutor(self.options.concurrency)
         try:
-            # The first question goes alone: a wrong key or address costs one request, not as many
-            # as may run at a time.
-            for item in first:
+            # the first question by itself: a wrong key or address then costs one request
+            for item in items[:1]:
                 self._new.add(self._ask(*item))
                 progress(1)
-            running = [pool.submit(self._ask, *item) for item in rest]
+            running = [pool.submit(self._ask, *item) for item in items[1:]]
             for done in as_completed(running):
                 self._new.add(done.result())
                 progress(1)
@@ -283,15 +254,6 @@ class Judge:
         answer = self._cache.get(key)
         assert answer is not None  # for mypy: `_answer` has asked all questions
         return answer
-
-    def _add_up(self, answers: Iterable[Answer]) -> RequestTotals:
-        counted = list(answers)
-        sent = sum(answer.prompt_tokens for answer in counted)
-        received = sum(answer.completion_tokens for answer in counted)
-        cost = None
-        if self.options.input_price is not None and self.options.output_price is not None:
-            cost = (sent * self.options.input_price + received * self.options.output_price) / 1e6
-        return RequestTotals(sum(answer.requests for answer in counted), sent, received, cost)
 
 
 def _max_length(question: Question) -> int:

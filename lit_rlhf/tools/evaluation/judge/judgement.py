@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from lit_rlhf.data import DataSource, load_records
@@ -25,7 +24,7 @@ from lit_rlhf.tools.evaluation.judge.verdicts import (
     verdict_rates,
 )
 from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes, format_share, outcomes_table
-from lit_rlhf.tools.evaluation.output import print_table
+from lit_rlhf.tools.evaluation.output import make_table, print_table, to_json_types
 from lit_rlhf.tools.evaluation.responses import Responses
 
 VERDICTS_FILE = "verdicts.jsonl"
@@ -39,16 +38,16 @@ class JudgedPolicy:
     Attributes:
         policy: Name of the policy.
         criterion: What the answers were compared by.
-        outcomes: Win, tie and lose rates; `None` without a valid verdict.
+        against_baseline: Win, tie and lose rates; `None` without a valid verdict.
         invalid: Number of prompts without a valid verdict. The rates leave them out.
-        bias: Position bias.
+        position_bias: Position bias.
     """
 
     policy: str
     criterion: Criterion
-    outcomes: Outcomes | None
+    against_baseline: Outcomes | None
     invalid: int
-    bias: PositionBias | None
+    position_bias: PositionBias | None
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class Judgement:
         base_url: Address of its endpoint, without user and password; `None` is OpenAI's.
         baseline: Name of the policy that the others are compared with.
         policies: Results, criterion by criterion.
-        agreements: Agreement with human labels, for the criteria that have labels.
-        usage: What was asked and what it cost.
+        agreement: Agreement with human labels, for the criteria that have labels.
+        usage: What was asked.
         files: The files of verdicts.
     """
 
@@ -69,37 +68,23 @@ class Judgement:
     base_url: str | None
     baseline: str
     policies: list[JudgedPolicy]
-    agreements: dict[Criterion, Agreement]
+    agreement: dict[Criterion, Agreement]
     usage: Usage
     files: list[Path]
 
     @property
     def head_to_heads(self) -> list[HeadToHead]:
         """Each policy against the baseline, by each criterion."""
-        return [HeadToHead(row.policy, row.criterion, row.outcomes) for row in self.policies]
+        return [
+            HeadToHead(row.policy, row.criterion, row.against_baseline) for row in self.policies
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Convert the result to JSON types."""
-        return {
-            "model": self.model,
-            "base_url": self.base_url,
-            "policies": [
-                {
-                    "policy": row.policy,
-                    "criterion": row.criterion,
-                    "against_baseline": row.outcomes._asdict() if row.outcomes else None,
-                    "invalid": row.invalid,
-                    "position_bias": row.bias._asdict() if row.bias else None,
-                }
-                for row in self.policies
-            ],
-            "agreement": {name: value.as_dict() for name, value in self.agreements.items()},
-            "usage": {
-                **self.usage._asdict(),
-                "this_run": self.usage.this_run._asdict(),
-                "total": self.usage.total._asdict(),
-            },
-        }
+        left_out = ("baseline", "files")
+        fields = {name: value for name, value in vars(self).items() if name not in left_out}
+        values: dict[str, Any] = to_json_types(fields)
+        return values
 
 
 def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
@@ -117,7 +102,7 @@ def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
     """
     baseline, *others = responses.by_policy
     if not others:
-        raise ValueError(f"policies: expected two or more for the judge, got {baseline!r} alone")
+        raise ValueError(f"policies: expected two or more for the judge, got only {baseline!r}")
     if not options.criteria:
         raise ValueError("judge.criteria: expected at least one, got none")
     pairs = {
@@ -180,7 +165,7 @@ def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
             )
             for (criterion, policy), group in verdicts.items()
         ],
-        agreements={name: human_agreement(group) for name, group in on_labels.items()},
+        agreement={name: human_agreement(group) for name, group in on_labels.items()},
         usage=usage,
         files=files,
     )
@@ -213,22 +198,20 @@ def _build_records(
             "criterion": pair.criterion,
             "policy": policy,
             "baseline": baseline,
-            "prompt": [asdict(turn) for turn in pair.prompt],
+            "prompt": to_json_types(pair.prompt),
             "response": pair.answer,
             "baseline_response": pair.baseline,
-            "result": verdict.result,
-            "policy_as_a": asdict(verdict.policy_as_a) if verdict.policy_as_a else None,
-            "policy_as_b": asdict(verdict.policy_as_b) if verdict.policy_as_b else None,
+            **to_json_types(verdict),
         }
         for pair, verdict in zip(pairs, verdicts, strict=True)
     ]
 
 
 def print_judgement(judgement: Judgement) -> None:
-    """Print who wins, the position bias, the agreement with labels, and what it cost."""
+    """Print who wins, the position bias, the agreement with labels, and what was asked."""
     print_table(outcomes_table(judgement.head_to_heads, judgement.baseline))
     print_table(bias_table(judgement))
-    if judgement.agreements:
+    if judgement.agreement:
         print_table(agreement_table(judgement))
     for line in usage_lines(judgement):
         print(line)
@@ -236,27 +219,32 @@ def print_judgement(judgement: Judgement) -> None:
 
 def bias_table(judgement: Judgement) -> Table:
     """Build a terminal table of position bias and invalid verdicts."""
-    table = _make_table("both orders of a pair", "by", "policy", "first, %", "second, %", "invalid")
-    for row in judgement.policies:
-        table.add_row(row.criterion, row.policy, *_format_bias(row.bias), str(row.invalid))
-    for criterion, agreement in judgement.agreements.items():
-        cells = _format_bias(agreement.bias)
-        table.add_row(criterion, "(labels)", *cells, str(agreement.invalid))
-    table.caption = "first, second: preferred in both orders because of its position; a tie"
+    table = make_table(
+        "both orders of a pair",
+        *("by", "policy", "first, %", "second, %", "invalid"),
+        n_names=2,
+        caption="first, second: preferred in both orders because of its position; a tie",
+    )
+    rows = [
+        (row.criterion, row.policy, row.position_bias, row.invalid) for row in judgement.policies
+    ] + [
+        (criterion, "(labels)", found.position_bias, found.invalid)
+        for criterion, found in judgement.agreement.items()
+    ]
+    for criterion, name, bias, invalid in rows:
+        cells = ["-", "-"] if bias is None else [f"{100 * share:.0f}" for share in bias]
+        table.add_row(criterion, name, *cells, str(invalid))
     return table
 
 
 def agreement_table(judgement: Judgement) -> Table:
     """Build a terminal table of the agreement with human labels."""
-    table = _make_table(
+    table = make_table(
         "agreement with human labels [95 % interval]",
-        "by",
-        "agrees, %",
-        "kappa",
-        "ties, %",
-        "pairs",
+        *("by", "agrees, %", "kappa", "ties, %", "pairs"),
+        caption="a tie counts half; guessing agrees in 50 %",
     )
-    for criterion, agreement in judgement.agreements.items():
+    for criterion, agreement in judgement.agreement.items():
         share, interval, rates = agreement.share, agreement.share_interval, agreement.outcomes
         if share is None or interval is None or rates is None or agreement.kappa is None:
             table.add_row(criterion, "-", "-", "-", "0")
@@ -268,20 +256,16 @@ def agreement_table(judgement: Judgement) -> Table:
             f"{100 * rates.tie:.0f}",
             str(rates.n),
         )
-    table.caption = "a tie counts half; guessing agrees in 50 %"
     return table
 
 
 def usage_lines(judgement: Judgement) -> list[str]:
-    """Describe what was asked, what it cost, what went wrong, and where the reasons are."""
-    usage, this_run = judgement.usage, judgement.usage.this_run
-    cost = ""
-    if this_run.cost is not None:
-        cost = f", cost {this_run.cost:.4f} ({usage.total.cost:.4f} with earlier runs)"
+    """Describe what was asked, what went wrong, and where the reasons are."""
+    usage = judgement.usage
     lines = [
         f"Judge {judgement.model}: {usage.questions} questions, {usage.from_cache} of them "
-        f"answered by an earlier run; {this_run.requests} requests, {this_run.prompt_tokens} "
-        f"tokens sent, {this_run.completion_tokens} received{cost}"
+        f"answered by an earlier run; {usage.requests} requests, {usage.prompt_tokens} tokens "
+        f"sent, {usage.completion_tokens} received"
     ]
     if usage.invalid:
         lines.append(
@@ -294,15 +278,3 @@ def usage_lines(judgement: Judgement) -> list[str]:
             f"{usage.shortened} questions had texts that were cut off after judge.max_characters."
         )
     return [*lines, f"Verdicts and reasons: {', '.join(map(str, judgement.files))}"]
-
-
-def _make_table(title: str, *headings: str) -> Table:
-    table = Table(box=box.HORIZONTALS, padding=(0, 1), title=title)
-    for heading in headings:
-        is_text = heading in ("by", "policy")
-        table.add_column(heading, overflow="fold", justify="left" if is_text else "right")
-    return table
-
-
-def _format_bias(bias: PositionBias | None) -> list[str]:
-    return ["-", "-"] if bias is None else [f"{100 * share:.0f}" for share in bias]

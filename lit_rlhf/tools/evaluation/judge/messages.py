@@ -159,13 +159,7 @@ def question_messages(question: Question, max_characters: int) -> list[ChatMessa
 
 
 def retry_messages(messages: Sequence[ChatMessage], reply: str, problem: str) -> list[ChatMessage]:
-    """Build the messages that ask a question again after a reply that could not be parsed.
-
-    Args:
-        messages: The messages of the question.
-        reply: The judge's reply.
-        problem: What is wrong with it.
-    """
+    """Build the messages that ask again after a reply that could not be parsed for a `problem`."""
     return [
         *messages,
         {"role": "assistant", "content": reply[:_MAX_REPEATED] or "(no text)"},
@@ -174,7 +168,7 @@ def retry_messages(messages: Sequence[ChatMessage], reply: str, problem: str) ->
 
 
 def wording() -> str:
-    """All text that is the same for every question, to tell answers to other wordings apart."""
+    """Return the text that all questions share, to tell answers to other wordings apart."""
     return json.dumps([_SYSTEM, _USER, _AGAIN, _FORMAT, CRITERIA, SCHEMA])
 
 
@@ -213,14 +207,14 @@ def parse_reply(text: str) -> ParsedReply:
     try:
         fields = json.loads(fenced[1] if fenced else answer, object_pairs_hook=_refuse_duplicates)
     except json.JSONDecodeError as error:
-        raise MalformedReplyError("it is not one JSON object alone") from error
+        raise MalformedReplyError("it is not only one JSON object") from error
     except RecursionError as error:
         raise MalformedReplyError("its JSON is nested too deeply") from error
     if not isinstance(fields, dict) or set(fields) != {"verdict", "reason"}:
-        raise MalformedReplyError('it is not an object with "reason" and "verdict" alone')
+        raise MalformedReplyError('it is not an object with exactly "reason" and "verdict"')
     verdict, reason = fields["verdict"], fields["reason"]
     if verdict not in get_args(Verdict):
-        raise MalformedReplyError('its "verdict" is none of "A", "B" and "tie"')
+        raise MalformedReplyError('its "verdict" is not "A", "B" or "tie"')
     if not isinstance(reason, str):
         raise MalformedReplyError('its "reason" is not a string')
     return ParsedReply(verdict, reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from lit_rlhf.functional import Interval, wilson_interval
 from lit_rlhf.tools.evaluation.judge.client import Answer
@@ -30,7 +30,7 @@ class PairVerdict(NamedTuple):
 
 
 EQUAL_ANSWERS = PairVerdict("tie", None, None)
-"""The verdict on two answers that are the same text."""
+"""The verdict on two answers with the same text."""
 
 
 class PositionBias(NamedTuple):
@@ -56,7 +56,7 @@ class Agreement(NamedTuple):
         outcomes: Rates at which the judge preferred the answer that people chose (win), neither
             (tie), or the one that they rejected (lose).
         invalid: Number of pairs without a valid verdict. Nothing else counts them.
-        bias: Position bias.
+        position_bias: Position bias.
     """
 
     share: float | None
@@ -64,28 +64,13 @@ class Agreement(NamedTuple):
     kappa: float | None
     outcomes: Outcomes | None
     invalid: int
-    bias: PositionBias | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Convert to JSON types."""
-        return {
-            "share": self.share,
-            "share_interval": self.share_interval,
-            "kappa": self.kappa,
-            "outcomes": self.outcomes._asdict() if self.outcomes else None,
-            "invalid": self.invalid,
-            "position_bias": self.bias._asdict() if self.bias else None,
-        }
+    position_bias: PositionBias | None
 
 
 def combine_orders(policy_as_a: Answer, policy_as_b: Answer) -> PairVerdict:
     """Combine the judge's answers to both orders of a pair.
 
     The policy wins or loses if both answers say so. Otherwise it is a tie.
-
-    Args:
-        policy_as_a: The judge's answer with the policy's answer as A.
-        policy_as_b: The judge's answer with the policy's answer as B.
     """
     verdicts = (policy_as_a.verdict, policy_as_b.verdict)
     result: Result = "tie"
@@ -130,7 +115,7 @@ def human_agreement(verdicts: Sequence[PairVerdict]) -> Agreement:
         kappa=None if rates is None else cohens_kappa(rates),
         outcomes=rates,
         invalid=len(verdicts) - len(credits),
-        bias=position_bias(verdicts),
+        position_bias=position_bias(verdicts),
     )
 
 

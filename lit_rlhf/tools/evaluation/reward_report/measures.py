@@ -7,7 +7,6 @@ above 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -229,12 +228,6 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
     )
 
 
-def _round_up(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is at least `least`."""
-    size = 10.0 ** math.floor(math.log10(least))
-    return next(step * size for step in (1, 2, 5, 10) if step * size >= least * (1 - 1e-9))
-
-
 def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> Correlation:
     """Pearson and Spearman correlation.
 
@@ -252,3 +245,9 @@ def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> Correlation:
 def _confidence(differences: Floats) -> Floats:
     """Probability that the model gives to the response it prefers, in [0.5, 1]."""
     return preference_probability(torch.from_numpy(np.abs(differences))).numpy()
+
+
+def _round_up(width: float) -> float:
+    """Round up to 1, 2 or 5 times a power of ten."""
+    size = 10.0 ** np.floor(np.log10(width))
+    return float(next(step * size for step in (1, 2, 5, 10) if step * size >= width * (1 - 1e-9)))

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
-from rich import box
-from rich.table import Table
-
-from lit_callbacks.report import Svg, render_page
-from lit_rlhf.tools.evaluation.output import print_table
-from lit_rlhf.tools.evaluation.reward_report.charts import (
+from lit_callbacks.report import render_page
+from lit_rlhf.tools.evaluation.charts import (
     histogram_chart,
     length_chart,
     reliability_chart,
     scatter_chart,
+    svg_address,
 )
+from lit_rlhf.tools.evaluation.output import make_table, print_table
 from lit_rlhf.tools.evaluation.reward_report.measures import Accuracy, Correlation, ReliabilityBin
 from lit_rlhf.tools.evaluation.reward_report.report import RewardReport
 from lit_rlhf.tools.evaluation.reward_report.scores import LANGUAGE_MODEL
 
 _ROLES = {"user": "Human", "assistant": "Assistant", "system": "System"}
-
-
-class _Fact(NamedTuple):
-    value: str
-    text: str
 
 
 class _PageTable(TypedDict):
@@ -34,7 +27,7 @@ class _PageTable(TypedDict):
 
 
 def report_html(report: RewardReport) -> str:
-    """The page as text, with everything that comes from data escaped."""
+    """Build the page, with everything that comes from data escaped."""
     return render_page(
         "lit_rlhf.tools.evaluation.reward_report",
         "reward.html",
@@ -43,10 +36,10 @@ def report_html(report: RewardReport) -> str:
         verdict=verdict(report),
         histograms=_histograms(report),
         source_table=_source_table(report),
-        length_chart=length_chart(report.by_length),
+        length_chart=svg_address(length_chart(report.by_length)),
         length_table=_length_table(report),
-        scatter_chart=scatter_chart(report.length_differences, report.differences),
-        reliability_chart=reliability_chart(report.reliability),
+        scatter_chart=svg_address(scatter_chart(report.length_differences, report.differences)),
+        reliability_chart=svg_address(reliability_chart(report.reliability)),
         reliability_table=_reliability_table(report),
         correlation_text=_correlation_text,
         roles=_ROLES,
@@ -55,7 +48,7 @@ def report_html(report: RewardReport) -> str:
 
 
 def verdict(report: RewardReport) -> str:
-    """One sentence that says whether the model has learned more than length."""
+    """Say in one sentence whether the model has learned more than length."""
     gain = report.gain
     rule = f"preferring the {report.length_baseline} response"
     points = f"{100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
@@ -68,14 +61,11 @@ def verdict(report: RewardReport) -> str:
 
 def print_reward_report(report: RewardReport) -> None:
     """Print a table with a row for each source, and one for all if there are several."""
-    table = Table(
-        box=box.HORIZONTALS,
-        padding=(0, 1),
-        title=f"{report.accuracy.pairs} pairs; right: the chosen response scores higher",
+    table = make_table(
+        f"{report.accuracy.pairs} pairs; right: the chosen response scores higher",
+        *("", "pairs", "right [95 % interval]", "longer is right"),
         caption=f"calibration error {report.calibration_error:.3f}. {verdict(report)}",
     )
-    for head in ("", "pairs", "right [95 % interval]", "longer is right"):
-        table.add_column(head, justify="right" if head else "left", overflow="fold")
     rows = dict(report.by_source)
     if len(rows) > 1:
         rows |= {"all": report.accuracy}
@@ -89,30 +79,28 @@ def print_reward_report(report: RewardReport) -> None:
     print_table(table)
 
 
-def _facts(report: RewardReport) -> Iterator[_Fact]:
-    """The main numbers of the report."""
+def _facts(report: RewardReport) -> Iterator[tuple[str, str]]:
+    """Yield the main numbers, each with its description."""
     whole = report.accuracy
     baseline = max(whole.longer, 1.0 - whole.longer)
-    yield _Fact(f"{whole.accuracy:.1%}", f"right [{whole.low:.1%}, {whole.high:.1%}]")
-    yield _Fact(f"{baseline:.1%}", f"would be right by preferring the {report.length_baseline}")
-    yield _Fact(f"{report.calibration_error:.3f}", "expected calibration error")
+    yield f"{whole.accuracy:.1%}", f"right [{whole.low:.1%}, {whole.high:.1%}]"
+    yield f"{baseline:.1%}", f"would be right by preferring the {report.length_baseline}"
+    yield f"{report.calibration_error:.3f}", "expected calibration error"
     correlation = _coefficient_text(report.difference_by_length.pearson)
-    yield _Fact(correlation, "correlation of score and length differences")
+    yield correlation, "correlation of score and length differences"
     for reader, found in report.perplexity.items():
-        yield _Fact(f"{found.all:.2f}", f"perplexity of chosen responses, {reader}")
-    yield _Fact(f"{report.pairwise_loss:.3f}", "pairwise loss (Eq. 1), nats; 0.693 is guessing")
+        yield f"{found.all:.2f}", f"perplexity of chosen responses, {reader}"
+    yield f"{report.pairwise_loss:.3f}", "pairwise loss (Eq. 1), nats; 0.693 is guessing"
 
 
-def _histograms(report: RewardReport) -> dict[str, Svg]:
+def _histograms(report: RewardReport) -> dict[str, str]:
+    """Draw the histograms of all sources together and of each."""
     edges, counts = report.histogram
     shown: dict[str, list[int]] = {}
     if len(counts) > 1:
         shown["all sources"] = [sum(bars) for bars in zip(*counts.values(), strict=True)]
     shown |= counts
-    return {
-        name: histogram_chart(edges, bars, f"Difference of the scores, {name}")
-        for name, bars in shown.items()
-    }
+    return {name: svg_address(histogram_chart(edges, bars)) for name, bars in shown.items()}
 
 
 def _source_table(report: RewardReport) -> _PageTable:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.data import Message
 from lit_rlhf.functional import (
     loss_perplexity,
@@ -18,6 +18,7 @@ from lit_rlhf.functional import (
     preference_probability,
 )
 from lit_rlhf.tools.evaluation.outcomes import ScoreSummary, score_summary
+from lit_rlhf.tools.evaluation.output import to_json_types
 from lit_rlhf.tools.evaluation.reward_report.measures import (
     Accuracy,
     Correlation,
@@ -135,13 +136,13 @@ class RewardReport:
     length_differences: NDArray[np.int64]
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as values that JSON can hold; `None` for numbers that are not finite."""
+        """Convert the report to JSON types; `None` replaces inf and nan."""
         fields = {
             name: value
-            for name, value in asdict(self).items()
+            for name, value in vars(self).items()
             if name not in ("differences", "length_differences")
         }
-        values: dict[str, Any] = _plain(fields)
+        values: dict[str, Any] = to_json_types(fields)
         return values
 
 
@@ -160,8 +161,7 @@ def measure_reward_model(
     Raises:
         ValueError: If `n_mistakes` is negative.
     """
-    if n_mistakes < 0:
-        raise ValueError(f"mistakes: expected an integer >= 0, got {n_mistakes}")
+    check_count("mistakes", n_mistakes, minimum=0)
     differences = pairs.chosen - pairs.rejected
     lengths = pairs.chosen_lengths - pairs.rejected_lengths
     names = [record.source for record in pairs.records]
@@ -208,51 +208,35 @@ def measure_reward_model(
 
 def _perplexities(pairs: ScoredPairs, names: Sequence[str]) -> dict[str, Perplexity]:
     by_name, tokens = np.array(names), pairs.chosen_lengths
+
+    def perplexity(logprobs: NDArray[np.float64], rows: NDArray[np.bool_]) -> float:
+        loss = -logprobs[rows].sum() / tokens[rows].sum()
+        return float(loss_perplexity(torch.tensor(loss, dtype=torch.float64)))
+
     return {
         reader: Perplexity(
-            _perplexity(logprobs, tokens),
-            {
-                name: _perplexity(logprobs[by_name == name], tokens[by_name == name])
-                for name in dict.fromkeys(names)
-            },
+            perplexity(logprobs, np.full(len(names), True)),
+            {name: perplexity(logprobs, by_name == name) for name in dict.fromkeys(names)},
         )
         for reader, logprobs in pairs.logprobs.items()
     }
 
 
-def _perplexity(logprobs: NDArray[np.float64], tokens: NDArray[np.int64]) -> float:
-    loss = torch.tensor(-logprobs.sum() / tokens.sum(), dtype=torch.float64)
-    return float(loss_perplexity(loss))
-
-
 def _mistakes(pairs: ScoredPairs, differences: NDArray[np.float64], limit: int) -> list[Mistake]:
-    worst = np.argsort(differences, kind="stable")[:limit]
+    worst = np.argsort(differences, kind="stable")[:limit].tolist()
     return [
         Mistake(
-            source=pairs.records[row].source,
-            location=str(pairs.records[row].location),
-            prompt=pairs.records[row].prompt,
-            chosen=pairs.records[row].chosen,
-            rejected=pairs.records[row].rejected,
+            source=record.source,
+            location=str(record.location),
+            prompt=record.prompt,
+            chosen=record.chosen,
+            rejected=record.rejected,
             chosen_score=float(pairs.chosen[row]),
             rejected_score=float(pairs.rejected[row]),
             chosen_length=int(pairs.chosen_lengths[row]),
             rejected_length=int(pairs.rejected_lengths[row]),
             probability=float(preference_probability(torch.tensor(-differences[row]))),
         )
-        for row in worst
+        for row, record in ((row, pairs.records[row]) for row in worst)
         if differences[row] < 0  # a tie is a miss, but not a preference for the rejected response
     ]
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401  # a field of any type
-    """Replace named tuples by dictionaries, and numbers that are not finite by `None`."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return _plain(value._asdict())
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

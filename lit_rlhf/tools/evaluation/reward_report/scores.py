@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.data import (
     DataSource,
     DialogueEncoder,
@@ -121,14 +122,14 @@ def score_pairs(
         ValueError: If a model cannot be loaded or was trained on text rendered differently, no pair
             is left, a score is not finite, or an argument is out of range.
     """
-    if max_pairs is not None and max_pairs < 1:
-        raise ValueError(f"max_pairs: expected an integer >= 1, got {max_pairs}")
+    if max_pairs is not None:
+        check_count("max_pairs", max_pairs)
     options, device = options or ModelOptions(), device or torch.device("cpu")
     folders = [model] if language_model is None else [model, language_model]
     encoder = load_shared_encoder(folders, chat_template, max_length, options)
     loaded = load_records("preference", sources, on_bad_record)
     counts = EncodingCounts()
-    pairs = _encode(_take_first(loaded.records, max_pairs), encoder, counts, on_bad_record)
+    pairs = _encode(loaded.records, max_pairs, encoder, counts, on_bad_record)
     if not pairs:
         raise ValueError(
             f"preferences: expected pairs of at most {encoder.max_length} tokens (max_length), got "
@@ -155,24 +156,15 @@ def score_pairs(
     )
 
 
-def _take_first(records: Sequence[PreferenceRecord], limit: int | None) -> list[PreferenceRecord]:
-    """The first records of each source, at most `limit`."""
-    seen: Counter[str] = Counter()
-    kept = []
-    for record in records:
-        seen[record.source] += 1
-        if limit is None or seen[record.source] <= limit:
-            kept.append(record)
-    return kept
-
-
 def _encode(
     records: Sequence[PreferenceRecord],
+    limit: int | None,
     encoder: DialogueEncoder,
     counts: EncodingCounts,
     on_bad_record: OnBadRecord,
 ) -> list[tuple[PreferenceRecord, PreferenceExample]]:
-    """Encode the pairs that fit, each with its record."""
+    """Encode the first `limit` pairs of each source; keep those that fit, with their records."""
+    seen: Counter[str] = Counter()
     kept = []
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
@@ -180,7 +172,12 @@ def _encode(
         kept.append(record)
         return [example]
 
-    examples = encode_records(records, encode, counts, on_bad_record)
+    first = []
+    for record in records:
+        seen[record.source] += 1
+        if limit is None or seen[record.source] <= limit:
+            first.append(record)
+    examples = encode_records(first, encode, counts, on_bad_record)
     return list(zip(kept, examples, strict=True))
 
 

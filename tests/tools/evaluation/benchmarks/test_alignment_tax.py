@@ -10,13 +10,9 @@ import pytest
 import torch
 
 from lit_rlhf.models import load_causal_lm, load_tokenizer
-from lit_rlhf.tools.evaluation.benchmarks import (
-    BenchmarkScore,
-    ChoiceQuestion,
-    print_benchmarks,
-    run_benchmarks,
-)
-from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import compare_results
+from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmarks
+from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import BenchmarkScore, compare_results
+from lit_rlhf.tools.evaluation.benchmarks.choices import ChoiceQuestion
 from lit_rlhf.tools.evaluation.benchmarks.harness import TaskResult
 from tests.tools.evaluation.benchmarks.questions import RECORDS, write_questions
 from tests.tools.evaluation.folders import write_policy

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from lit_rlhf.data import RecordError
-from lit_rlhf.tools.evaluation.benchmarks import read_questions
-from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task
+from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task, read_questions
 from tests.tools.evaluation.benchmarks.questions import RECORDS, write_questions
 
 

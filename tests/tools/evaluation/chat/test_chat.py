@@ -62,7 +62,7 @@ def after(chat: Chat, fed: Fed, *lines: str) -> str:
             raise KeyboardInterrupt
         return line
 
-    with patch("lit_rlhf.tools.evaluation.chat.chat.stream_reply", fed):
+    with patch("lit_rlhf.tools.evaluation.chat.stream_reply", fed):
         chat.run(read)
     assert isinstance(chat.console.file, io.StringIO)
     return chat.console.file.getvalue()

@@ -22,7 +22,7 @@ from tests.tools.evaluation.judge.one_pair import judge_pair
 AT_ONCE = {"retry-after-ms": "1"}  # what the client waits, in place of its half a second and more
 
 
-@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
+@pytest.mark.parametrize("status", [408, 429, 503])
 def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
     def recovers(asked: Asked) -> str | Failure:
         return Failure(status, headers=AT_ONCE) if asked.number < 3 else longer_wins(asked)
@@ -31,9 +31,9 @@ def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
         judged = judge_pair(server.base_url, tmp_path, max_retries=2)
 
     assert len(server.asked) == 2 + 2
-    assert judged.usage.this_run.requests == 2
-    assert judged.policies[0].outcomes is not None
-    assert judged.policies[0].outcomes.win == 1.0
+    assert judged.usage.requests == 2
+    assert judged.policies[0].against_baseline is not None
+    assert judged.policies[0].against_baseline.win == 1.0
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,8 @@ def test_no_temperature_is_sent_where_none_is_wanted(tmp_path: Path) -> None:
         ({"criteria": ["nice"]}, "judge.criteria: expected some of"),
         ({"criteria": ["helpful", "helpful"]}, "judge.criteria: expected some of .* each once"),
         ({"labels": {"nice": "a.jsonl"}}, "judge.labels: expected some of"),
-        ({"timeout": 0.0}, "judge.timeout: expected seconds > 0"),
-        ({"temperature": -1.0}, "judge.temperature: expected a number >= 0"),
-        ({"input_price": 1.0}, "expected both or neither"),
+        ({"timeout": 0.0}, "judge.timeout: expected a finite number > 0"),
+        ({"temperature": -1.0}, "judge.temperature: expected a finite number >= 0"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:

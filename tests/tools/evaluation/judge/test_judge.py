@@ -25,8 +25,8 @@ def test_a_run_that_failed_goes_on_where_it_was(tmp_path: Path) -> None:
 
     assert len(server.asked) == 3
     assert (judged.usage.questions, judged.usage.from_cache) == (2, 1)
-    assert judged.policies[0].outcomes is not None
-    assert judged.policies[0].outcomes.win == 1.0
+    assert judged.policies[0].against_baseline is not None
+    assert judged.policies[0].against_baseline.win == 1.0
 
 
 def test_a_key_that_is_wrong_is_found_by_one_request(tmp_path: Path) -> None:

@@ -46,9 +46,13 @@ def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> Non
 
     assert results(judged) == ["win", "lose", "tie", "tie"]
     (row,) = judged.policies
-    assert row.outcomes is not None
-    assert (row.policy, row.outcomes[:3], row.outcomes.n) == ("ppo", (0.25, 0.5, 0.25), 4)
-    assert row.bias == (0.0, 0.0)
+    assert row.against_baseline is not None
+    assert (row.policy, row.against_baseline[:3], row.against_baseline.n) == (
+        "ppo",
+        (0.25, 0.5, 0.25),
+        4,
+    )
+    assert row.position_bias == (0.0, 0.0)
     shown = sorted((asked.data["answer_a"], asked.data["answer_b"]) for asked in server.asked)
     pairs = [("longer", "four"), ("a", "four"), ("fore", "four")]  # equal answers are not asked
     assert shown == sorted(pairs + [(b, a) for a, b in pairs])
@@ -75,9 +79,9 @@ def test_a_judge_that_looks_at_the_place_alone_ties(
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
 
     (row,) = judged.policies
-    assert row.outcomes is not None
-    assert row.outcomes[:3] == (0.0, 1.0, 0.0)
-    assert row.bias == bias
+    assert row.against_baseline is not None
+    assert row.against_baseline[:3] == (0.0, 1.0, 0.0)
+    assert row.position_bias == bias
 
 
 def test_a_tie_in_one_order_alone_is_a_tie(tmp_path: Path) -> None:
@@ -88,7 +92,7 @@ def test_a_tie_in_one_order_alone_is_a_tie(tmp_path: Path) -> None:
         judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
 
     assert results(judged) == ["tie"]
-    assert judged.policies[0].bias == (0.0, 0.0)
+    assert judged.policies[0].position_bias == (0.0, 0.0)
 
 
 def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
@@ -106,7 +110,9 @@ def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
         )
 
     assert [
-        (row.criterion, row.policy, row.outcomes.win) for row in judged.policies if row.outcomes
+        (row.criterion, row.policy, row.against_baseline.win)
+        for row in judged.policies
+        if row.against_baseline
     ] == [
         ("helpful", "ppo", 1.0),
         ("helpful", "raw", 0.0),
@@ -125,8 +131,7 @@ def test_a_second_run_asks_nothing_and_says_the_same(tmp_path: Path) -> None:
     assert (asked, len(server.asked)) == (6, 6)
     assert (first.usage.questions, first.usage.from_cache) == (6, 0)
     assert (second.usage.questions, second.usage.from_cache) == (6, 6)
-    assert second.usage.this_run == (0, 0, 0, None)
-    assert second.usage.total == first.usage.this_run == first.usage.total
+    assert second.usage[-3:] == (0, 0, 0)
     assert second.policies == first.policies
     assert second.files[0].read_bytes() == verdicts
 
@@ -154,17 +159,16 @@ def test_another_setting_is_another_question(tmp_path: Path, change: dict[str, A
     assert len(server.asked) == 4
 
 
-def test_tokens_and_cost_are_counted(tmp_path: Path) -> None:
+def test_tokens_are_counted(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
         judged = judge_policies(
             said(sft=["four"], ppo=["longer"]),
-            options(server, tmp_path, input_price=2.0, output_price=30.0),
+            options(server, tmp_path),
         )
 
     sent = sum(len(m["content"].split()) for asked in server.asked for m in asked.body["messages"])
     received = sum(len(longer_wins(asked).split()) for asked in server.asked)
-    assert judged.usage.this_run[:3] == (2, sent, received)
-    assert judged.usage.this_run.cost == pytest.approx((2 * sent + 30 * received) / 1e6)
+    assert judged.usage[-3:] == (2, sent, received)
 
 
 def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path) -> None:
@@ -175,13 +179,13 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
         judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
 
     assert results(judged) == ["win"]
-    assert judged.usage.this_run.requests == 4
+    assert judged.usage.requests == 4
     again = [asked.body["messages"] for asked in server.asked if len(asked.body["messages"]) > 2]
     assert [[message["role"] for message in messages] for messages in again] == [
         ["system", "user", "assistant", "user"]
     ] * 2
     assert again[0][2]["content"] == "I prefer A"
-    assert "it is not one JSON object alone" in again[0][3]["content"]
+    assert "it is not only one JSON object" in again[0][3]["content"]
     assert lines(judged.files[0])[0]["policy_as_a"]["malformed"] == ["I prefer A"]
 
 
@@ -199,8 +203,12 @@ def test_what_stays_malformed_is_invalid_and_no_tie(tmp_path: Path) -> None:
     assert requests == 3 + 5
     assert results(judged) == ["invalid", "lose", "tie", "tie"]
     (row,) = judged.policies
-    assert row.outcomes is not None
-    assert (row.invalid, row.outcomes.n, row.outcomes.lose) == (1, 3, pytest.approx(1 / 3))
+    assert row.against_baseline is not None
+    assert (row.invalid, row.against_baseline.n, row.against_baseline.lose) == (
+        1,
+        3,
+        pytest.approx(1 / 3),
+    )
     assert judged.usage.invalid == again.usage.invalid == 1
 
 
@@ -208,7 +216,7 @@ def test_without_a_valid_verdict_there_are_no_rates(tmp_path: Path) -> None:
     with judge_server(lambda asked: "no") as server:
         judged = judge_policies(said(sft=SFT[:3], ppo=PPO[:3]), options(server, tmp_path))
 
-    assert (judged.policies[0].outcomes, judged.policies[0].invalid) == (None, 3)
+    assert (judged.policies[0].against_baseline, judged.policies[0].invalid) == (None, 3)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -270,7 +278,7 @@ def test_agreement_with_human_labels(tmp_path: Path) -> None:
             options(server, tmp_path / "judge", labels={"helpful": file}, max_labels=5),
         )
 
-    measured = judged.agreements["helpful"]
+    measured = judged.agreement["helpful"]
     assert measured.outcomes is not None
     assert measured.outcomes[:3] == (0.6, 0.2, 0.2)
     assert measured.share == pytest.approx((3 + 0.5) / 5)
@@ -310,7 +318,7 @@ def test_the_result_is_strict_json_without_the_key(
     report = json.loads(text)
     assert report["policies"][0]["against_baseline"]["win"] == 0.25
     assert report["agreement"]["helpful"]["kappa"] == 1.0
-    assert report["usage"]["this_run"]["requests"] == 8
+    assert report["usage"]["requests"] == 8
     assert server.asked[0].headers["authorization"] == "Bearer sk-secret"
     written = [text, *(path.read_text("utf-8") for path in tmp_path.rglob("*.jsonl"))]
     assert not any("sk-secret" in content for content in written)
@@ -319,7 +327,7 @@ def test_the_result_is_strict_json_without_the_key(
 @pytest.mark.parametrize(
     ("responses", "more", "message"),
     [
-        (said(sft=SFT), {}, "policies: expected two or more for the judge, got 'sft' alone"),
+        (said(sft=SFT), {}, "policies: expected two or more for the judge, got only 'sft'"),
         (said(sft=SFT, ppo=PPO), {"criteria": []}, "judge.criteria: expected at least one"),
     ],
 )

@@ -37,24 +37,28 @@ def options(base_url: str, model: str, folder: Path, **more: Any) -> JudgeOption
 
 def test_a_model_that_always_says_a(base_url: str, tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "model", reply=verdict("A", "always the first"))
-    settings = options(base_url, model, tmp_path / "judge", input_price=1.0, output_price=1.0)
+    settings = options(
+        base_url,
+        model,
+        tmp_path / "judge",
+    )
 
     judged = judge_policies(RESPONSES, settings)
     again = judge_policies(RESPONSES, settings)
 
-    assert [(row.criterion, row.outcomes and row.outcomes[:3]) for row in judged.policies] == [
+    assert [
+        (row.criterion, row.against_baseline and row.against_baseline[:3])
+        for row in judged.policies
+    ] == [
         ("helpful", (0.0, 1.0, 0.0)),
         ("harmless", (0.0, 1.0, 0.0)),
     ]
-    assert [row.bias for row in judged.policies] == [(1.0, 0.0)] * 2
+    assert [row.position_bias for row in judged.policies] == [(1.0, 0.0)] * 2
     # two prompts, two criteria, two orders; each reply is one token and EOS
-    assert judged.usage.this_run.requests == 8
-    assert judged.usage.this_run.completion_tokens == 16
-    assert judged.usage.this_run.prompt_tokens > 8 * 500
-    assert judged.usage.this_run.cost == pytest.approx(
-        (judged.usage.this_run.prompt_tokens + 16) / 1e6
-    )
-    assert (again.usage.from_cache, again.usage.this_run.requests) == (8, 0)
+    assert judged.usage.requests == 8
+    assert judged.usage.completion_tokens == 16
+    assert judged.usage.prompt_tokens > 8 * 500
+    assert (again.usage.from_cache, again.usage.requests) == (8, 0)
     assert again.policies == judged.policies
 
 
@@ -63,10 +67,10 @@ def test_a_model_that_talks_nonsense(base_url: str, tmp_path: Path) -> None:
 
     judged = judge_policies(RESPONSES, options(base_url, model, tmp_path / "judge"))
 
-    assert [(row.outcomes, row.invalid) for row in judged.policies] == [(None, 2)] * 2
+    assert [(row.against_baseline, row.invalid) for row in judged.policies] == [(None, 2)] * 2
     assert (judged.usage.questions, judged.usage.invalid) == (8, 8)
-    assert judged.usage.this_run.requests == 8 * 3
-    assert 0 < judged.usage.this_run.completion_tokens <= 8 * 3 * 8
+    assert judged.usage.requests == 8 * 3
+    assert 0 < judged.usage.completion_tokens <= 8 * 3 * 8
 
 
 def test_a_model_that_is_not_there(base_url: str, tmp_path: Path) -> None:

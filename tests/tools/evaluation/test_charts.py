@@ -19,14 +19,13 @@ from lit_rlhf.functional import Interval
 from lit_rlhf.tools.evaluation import (
     HeadToHead,
     LiveCurves,
-    Outcomes,
-    figures,
+    charts,
     outcome_figure,
     run_figure,
     save_figure,
 )
-
-# --- runs
+from lit_rlhf.tools.evaluation.outcomes import Outcomes
+from lit_rlhf.tools.evaluation.reward_report.measures import length_buckets, reliability
 
 
 def write_run(folder: Path, series: Mapping[str, Sequence[float]], first: int = 0) -> Path:
@@ -157,9 +156,6 @@ def test_a_run_named_as_the_baseline_is_in_the_legend_once(vanilla: Path) -> Non
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SFT"]
 
 
-# --- live curves
-
-
 class Screen:
     """Stands for a notebook's output: the images that were shown and those that replaced them."""
 
@@ -216,7 +212,7 @@ def test_live_curves_are_one_figure_that_ends_with_the_whole_run(
         drawn.append(run_figure(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(figures, "run_figure", record)
+    monkeypatch.setattr(charts, "run_figure", record)
     live = LiveCurves(["rollout/score"], "live", every_n_batches=2, beside={"vanilla": vanilla})
 
     fit_live(live, logger_class(tmp_path / "live", name="", version=""))
@@ -245,8 +241,6 @@ def test_live_curves_are_drawn_every_so_many_batches() -> None:
     with pytest.raises(ValueError, match="every_n_batches: expected an integer >= 1, got 0"):
         LiveCurves(every_n_batches=0)
 
-
-# --- outcomes
 
 MAX = Outcomes(
     0.44, 0.26, 0.3, Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36), 200
@@ -313,3 +307,47 @@ def test_the_suffix_is_the_format(tmp_path: Path) -> None:
 def test_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match="chart: expected verdicts of a reward or a judge"):
         outcome_figure([], "sft")
+
+
+def test_bars_left_of_zero_have_the_color_of_mistakes() -> None:
+    (axis,) = charts.histogram_chart([-1.0, 0.0, 1.0], [2, 3]).axes
+
+    wrong, right = axis.patches
+    assert (wrong.get_x(), wrong.get_width(), wrong.get_height()) == (-1.0, 1.0, 2.0)
+    assert (right.get_x(), right.get_height()) == (0.0, 3.0)
+    assert wrong.get_facecolor() != right.get_facecolor()
+
+
+def test_reward_charts_draw_accuracies_with_their_intervals() -> None:
+    differences, lengths = np.array([2.0, -1.0, 0.5, 3.0]), np.array([5, 5, 0, -2])
+    bins, buckets = reliability(differences), length_buckets(differences, lengths)
+
+    for figure, found in (
+        (charts.reliability_chart(bins), list(bins)),
+        (charts.length_chart(buckets), [bucket.accuracy for bucket in buckets]),
+    ):
+        intervals, dots = figure.axes[0].collections
+        assert [float(y) for _, y in dots.get_offsets()] == [f.accuracy for f in found]
+        assert [list(path.vertices[:, 1]) for path in intervals.get_paths()] == [
+            [f.low, f.high] for f in found
+        ]
+
+
+def test_scatter_chart_holds_every_pair_and_is_the_same_address_each_time() -> None:
+    def chart() -> Figure:
+        return charts.scatter_chart(np.array([3, -1]), np.array([0.5, 2.0]))
+
+    (dots,) = chart().axes[0].collections
+    assert dots.get_offsets().tolist() == [[3.0, 0.5], [-1.0, 2.0]]
+    assert charts.svg_address(chart()) == charts.svg_address(chart())
+
+
+def test_moving_average_passes_over_missing_values() -> None:
+    values = np.arange(100.0)
+    values[50] = np.nan
+
+    averaged = charts._moving_average(values)
+
+    assert averaged[10] == pytest.approx(10.0)
+    assert averaged[50] == pytest.approx(50.0)
+    assert averaged[0] == pytest.approx(1.0)  # a window of five, cut at the end

@@ -1,7 +1,8 @@
-"""Figures for a notebook or a paper: the course of runs, and who wins against a baseline."""
+"""Charts by matplotlib: the course of runs, who wins against a baseline, and reward models."""
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -18,15 +19,22 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread, imsave
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
 
 from lit_callbacks import Curve, read_run
-from lit_callbacks.report import moving_average, thin
+from lit_rlhf.checks import check_count
 from lit_rlhf.files import name_file
 from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle, Image
+
+    from lit_rlhf.tools.evaluation.reward_report.measures import (
+        Accuracy,
+        LengthBucket,
+        ReliabilityBin,
+    )
 
 PANELS = {
     "rollout/score": "score that PPO optimizes",
@@ -51,8 +59,9 @@ _STYLE: dict[Any, Any] = {  # Any: older stubs of matplotlib type the keys as st
     "axes.labelsize": 9,
     "legend.frameon": False,
 }
+_IDEAL: dict[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.0}
 _COLUMNS = 3
-_AVERAGED_PARTS = 25  # the moving average goes over a 25th of a run
+_AVERAGED_PARTS = 25  # the moving average covers a 25th of a run
 _OF_PPO = ("rollout/", "ppo/")  # logged once per iteration
 _SIGNED_LOG = ("rollout/kl",)  # spans orders of magnitude, and its estimate can be negative
 _FLOORS = {"ppo/explained_variance": -1.0}  # a new critic's first values would flatten the rest
@@ -61,14 +70,7 @@ _NOTEBOOK_DPI = 80  # two figures of six panels and their notebook stay below 15
 
 
 def save_figure(figure: Figure, output: str | Path) -> Path:
-    """Write a figure into a file; missing folders are made.
-
-    Args:
-        figure: The figure.
-        output: Path of the file; its suffix is the format, for example `.png` or `.svg`.
-
-    Returns:
-        The path.
+    """Write a figure into a file whose suffix is the format, for example `.png` or `.svg`.
 
     Raises:
         ValueError: If matplotlib does not know the format.
@@ -80,15 +82,12 @@ def save_figure(figure: Figure, output: str | Path) -> Path:
     return path
 
 
-# --- runs
-
-
 def run_figure(
     runs: Mapping[str, str | Path],
     keys: Sequence[str] | None = None,
     baseline: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Metrics of runs over their iterations or steps, with one panel per metric.
+    """Draw metrics of runs over their iterations or steps, with one panel per metric.
 
     As in Figure 4 of arXiv 2307.04964. Thin lines are the logged values, bold ones their moving
     average.
@@ -153,8 +152,7 @@ class LiveCurves(Callback):
         every_n_batches: int = 5,
         beside: Mapping[str, str | Path] | None = None,
     ) -> None:
-        if every_n_batches < 1:
-            raise ValueError(f"every_n_batches: expected an integer >= 1, got {every_n_batches}")
+        check_count("every_n_batches", every_n_batches)
         self.keys = keys
         self.name = name
         self.every_n_batches = every_n_batches
@@ -200,7 +198,7 @@ class LiveCurves(Callback):
 
     def _draw(self, trainer: Trainer) -> None:
         folder = trainer.log_dir  # communicates between ranks, so it is read on all of them
-        # Those of a validation come later, and a folder without any is an error of `read_run`.
+        # metrics of a validation come later, and `read_run` refuses a folder without any
         keys = [key for key in self.keys or PANELS if key in trainer.logged_metrics]
         if folder is None or not trainer.is_global_zero or not keys:
             return
@@ -215,7 +213,7 @@ class LiveCurves(Callback):
 
 
 def _png_image(figure: Figure) -> Image:
-    """A figure as an image for a notebook, whatever backend matplotlib has there."""
+    """Render a figure for a notebook, whatever backend matplotlib has there."""
     from IPython.display import Image
 
     drawn, small = BytesIO(), BytesIO()
@@ -239,11 +237,20 @@ def _choose_keys(keys: Sequence[str] | None, logged: set[str]) -> list[str]:
 
 def _draw_curve(axis: Axes, curve: Curve, color: str) -> Line2D:
     steps = [point.step for point in curve.points]
-    values = [point.value for point in curve.points]
+    values = np.array([point.value for point in curve.points])
     axis.plot(steps, values, color=color, linewidth=0.8, alpha=0.3)
-    kept = thin(values)  # all of them in a run of up to 800 values
-    average = moving_average(values, len(values) // _AVERAGED_PARTS // 2, kept)
-    return axis.plot([steps[i] for i in kept], average, color=color, linewidth=1.8)[0]
+    return axis.plot(steps, _moving_average(values), color=color, linewidth=1.8)[0]
+
+
+def _moving_average(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of the finite values in a centered window, which shrinks at the ends."""
+    window = np.ones(2 * (len(values) // _AVERAGED_PARTS // 2) + 1)
+    finite = np.isfinite(values)
+    counts = np.convolve(finite, window, "same")
+    sums = np.convolve(np.where(finite, values, 0.0), window, "same")
+    with np.errstate(invalid="ignore"):
+        means: NDArray[np.float64] = np.where(counts > 0, sums / counts, np.nan)
+    return means
 
 
 def _format_panel(axis: Axes, key: str) -> None:
@@ -262,11 +269,8 @@ def _format_panel(axis: Axes, key: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-# --- outcomes
-
-
 def outcome_figure(rows: Sequence[HeadToHead], baseline: str) -> Figure:
-    """Win, tie and lose shares as one stacked bar per policy, with one panel per judge.
+    """Draw win, tie and lose shares as one stacked bar per policy, with one panel per judge.
 
     As in Figure 10 of arXiv 2307.04964. The lines above and below a bar are the 95 % intervals of
     win and of lose.
@@ -290,7 +294,7 @@ def outcome_figure(rows: Sequence[HeadToHead], baseline: str) -> Figure:
         for axis, (judge, group) in zip(axes[:, 0], by_judge.items(), strict=True):
             _draw_judge(axis, judge, group)
         axis.set_xlabel(f"share of prompts, against {baseline}; lines: 95 % intervals")
-        axis.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        axis.xaxis.set_major_formatter(PercentFormatter(1.0))
         handles = [Patch(facecolor=color) for color in _OUTCOME_COLORS.values()]
         figure.legend(
             handles, list(_OUTCOME_COLORS), loc="outside upper center", ncols=3, fontsize=10
@@ -325,3 +329,100 @@ def _draw_bar(axis: Axes, place: int, outcomes: Outcomes) -> None:
     axis.plot([win.low, win.high], [place - 0.35] * 2, color=_OUTCOME_COLORS["win"])
     # Lose is counted from the right end of the bar.
     axis.plot([1 - lose.high, 1 - lose.low], [place + 0.35] * 2, color=_OUTCOME_COLORS["lose"])
+
+
+def histogram_chart(edges: Sequence[float], counts: Sequence[int]) -> Figure:
+    """Draw a histogram of score differences: mistakes left of 0, the rest right of it.
+
+    Args:
+        edges: Edges of the bars, `[K + 1]`.
+        counts: Their heights, `[K]`.
+    """
+    figure, axis = _small_figure("chosen - rejected score", "pairs")
+    colors = [_ORANGE if high <= 0 else _BLUE for high in edges[1:]]
+    axis.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colors)
+    axis.axvline(0.0, color="black", linewidth=0.8)
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def reliability_chart(bins: Sequence[ReliabilityBin]) -> Figure:
+    """Draw accuracy by confidence; the dots of a calibrated model lie on the diagonal.
+
+    Args:
+        bins: The bins. A larger dot stands for more pairs.
+    """
+    figure, axis = _small_figure("probability given to the preferred response", "right")
+    axis.plot([0.5, 1.0], [0.5, 1.0], **_IDEAL)
+    pairs = np.array([found.pairs for found in bins])
+    places = [found.confidence for found in bins]
+    _draw_shares(axis, places, bins, 15 + 60 * pairs / pairs.sum())
+    axis.set_xlim(0.49, 1.01)
+    return figure
+
+
+def length_chart(buckets: Sequence[LengthBucket]) -> Figure:
+    """Draw accuracy by length difference.
+
+    Args:
+        buckets: The buckets, from the shortest to the longest chosen response.
+    """
+    figure, axis = _small_figure("chosen - rejected length, tokens", "right")
+    axis.axhline(0.5, **_IDEAL)
+    places = range(len(buckets))
+    _draw_shares(axis, places, [bucket.accuracy for bucket in buckets], 30)
+    labels = [bucket.label.replace(" or ", "\nor ").replace(" to ", "\nto ") for bucket in buckets]
+    axis.set_xticks(places, labels, fontsize=8)
+    return figure
+
+
+def scatter_chart(lengths: NDArray[np.int64], differences: NDArray[np.float64]) -> Figure:
+    """Draw score difference against length difference, with a dot for each pair.
+
+    Args:
+        lengths: Length differences in tokens, `[N]`.
+        differences: Score differences, `[N]`.
+    """
+    figure, axis = _small_figure("chosen - rejected length, tokens", "score")
+    # one image in the vector graphic: a page of 100,000 dots would not open
+    axis.scatter(lengths, differences, s=6, alpha=0.35, color=_BLUE, rasterized=True, linewidths=0)
+    axis.axhline(0.0, color="black", linewidth=0.8)
+    axis.axvline(0.0, color="black", linewidth=0.8)
+    reach_x, reach_y = (
+        1.05 * float(np.quantile(np.abs(values), 0.99)) or 1.0 for values in (lengths, differences)
+    )  # outliers lie outside
+    axis.set_xlim(-reach_x, reach_x)
+    axis.set_ylim(-reach_y, reach_y)
+    return figure
+
+
+def svg_address(figure: Figure) -> str:
+    """Render a figure as a `data:` address, for an image that is part of an HTML page."""
+    svg = BytesIO()
+    # without the date, equal figures are equal bytes
+    with rc_context({"svg.hashsalt": "lit_rlhf"}):
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.getvalue()).decode()}"
+
+
+def _small_figure(x_title: str, y_title: str) -> tuple[Figure, Axes]:
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(5.2, 2.6))
+        axis = figure.subplots()
+    axis.set_xlabel(x_title)
+    axis.set_ylabel(y_title)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure, axis
+
+
+def _draw_shares(
+    axis: Axes,
+    places: Sequence[float],
+    found: Sequence[Accuracy | ReliabilityBin],
+    sizes: float | NDArray[np.float64],
+) -> None:
+    """Draw accuracies as dots with their intervals."""
+    axis.vlines(places, [f.low for f in found], [f.high for f in found], color=_BLUE)
+    axis.scatter(places, [f.accuracy for f in found], sizes, color=_BLUE, zorder=3)
+    axis.set_ylim(0.0, 1.03)
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -1,29 +1,122 @@
-"""A chat in which every message goes to one or more models, each with a memory of its own."""
+"""A chat in which every message goes to one or more models, which remember it separately."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 import torch
 from rich.console import Console
+from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
-from lit_rlhf.forward import LanguageModel
-from lit_rlhf.models import ModelOptions
-from lit_rlhf.rollout import SamplingOptions
-from lit_rlhf.tools.evaluation.chat.display import Replier, ShowText, show_replies
-from lit_rlhf.tools.evaluation.chat.streaming import ChatReply, stream_reply
+from lit_rlhf.forward import LanguageModel, eval_mode, unwrap_model
+from lit_rlhf.models import ModelOptions, stop_token_ids
+from lit_rlhf.rollout import SamplingOptions, using_generation_config
 from lit_rlhf.tools.evaluation.loading import load_encoder, load_policy, short_names
-from lit_rlhf.tools.evaluation.output import NOTE_STYLE, print_text, progress_bar
+from lit_rlhf.tools.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progress_bar
+
+ShowText: TypeAlias = Callable[[str], None]
+"""Takes the next piece of a reply."""
 
 HELP = """\
 /reset    forget the dialogue
 /seed N   sample with seed N from here on; without N, show the seed
 /help     show these lines
 /quit     end the chat, like Ctrl-D
-Ctrl-C stops a response; what was said until then stays in the dialogue.
+Ctrl-C stops a response; the text until then stays in the dialogue.
 To begin a message with a slash, put a blank before it."""
+
+
+class ChatReply(NamedTuple):
+    """A model's reply to a message.
+
+    Attributes:
+        text: The reply, without special tokens and outer whitespace.
+        ended: Whether the model ended it.
+        interrupted: Whether Ctrl-C did. A reply that neither of them ended was cut off at
+            `max_new_tokens`.
+        dropped_turns: Oldest turns that were dropped from the dialogue to make room.
+        cut_tokens: Tokens cut from the beginning of the message, which was too long by itself.
+    """
+
+    text: str
+    ended: bool
+    interrupted: bool
+    dropped_turns: int = 0
+    cut_tokens: int = 0
+
+
+class _Streamer(TextStreamer):
+    """Passes text on word by word, without the response's leading whitespace."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, show: ShowText) -> None:
+        super().__init__(
+            tokenizer,
+            skip_prompt=True,
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        self.show = show
+        self.text = ""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if not self.text:
+            text = text.lstrip()
+        if text:
+            self.text += text
+            self.show(text)
+
+
+@torch.no_grad()
+def stream_reply(
+    model: LanguageModel,
+    encoder: DialogueEncoder,
+    prompt_ids: Sequence[int],
+    sampling: SamplingOptions,
+    seed: int,
+    show: ShowText,
+) -> ChatReply:
+    """Sample a response and show it while it grows.
+
+    The generation settings in the model's folder are ignored, as in `generate_responses`. Equal
+    seeds give equal tokens; the caller's random state is restored. KeyboardInterrupt (Ctrl-C) ends
+    the response and is not raised again.
+    """
+    inner = unwrap_model(model)
+    stop_ids = stop_token_ids(model, encoder.tokenizer)
+    ids = torch.tensor([prompt_ids], dtype=torch.long, device=inner.device)
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
+        **sampling.generation_kwargs(),
+        eos_token_id=stop_ids,
+        pad_token_id=encoder.pad_token_id,
+        num_beams=1,
+        use_cache=True,
+    )
+    streamer = _Streamer(encoder.tokenizer, show)
+    try:
+        # transformers completes a configuration from the model's, which is therefore replaced by an
+        # empty one
+        with (
+            eval_mode(inner),
+            using_generation_config(inner, GenerationConfig()),  # type: ignore[no-untyped-call]
+            torch.random.fork_rng(devices=[inner.device] if inner.device.type == "cuda" else []),
+        ):
+            torch.manual_seed(seed)
+            sequences = inner.generate(  # type: ignore[operator]
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                streamer=streamer,
+            )
+    except KeyboardInterrupt:
+        # the streamer holds the last word back until it is complete; `end` flushes it
+        streamer.end()  # type: ignore[no-untyped-call]
+        return ChatReply(streamer.text.strip(), ended=False, interrupted=True)
+    response = sequences[0, len(prompt_ids) :].tolist()
+    ended = not set(stop_ids).isdisjoint(response)
+    return ChatReply(encoder.decode_response(response), ended, interrupted=False)
 
 
 @dataclass
@@ -49,12 +142,6 @@ class Speaker:
 
         An exchange that was interrupted before the first word is not remembered.
 
-        Args:
-            content: The message.
-            sampling: How to sample.
-            seed: Seed of the reply.
-            show: Called with each new piece of the reply.
-
         Raises:
             EncodingError: If the message contains the text of a control token.
         """
@@ -63,8 +150,8 @@ class Speaker:
         ids = prompt.input_ids.tolist()
         reply = stream_reply(self.model, self.encoder, ids, sampling, seed, show)
         if reply.text or not reply.interrupted:
-            # A model can spell a control token out letter by letter, or go on with the user's turn.
-            # Remembered, that text would make every later prompt one that the encoder refuses.
+            # A model can spell out a control token letter by letter, or continue with the user's
+            # turn. If that text were remembered, the encoder would refuse every later prompt.
             said = self.encoder.control_text.split(reply.text, maxsplit=1)[0].strip()
             self.messages = [*turns[prompt.dropped_turns :], Message("assistant", said)]
         return reply._replace(dropped_turns=prompt.dropped_turns, cut_tokens=prompt.cut_tokens)
@@ -116,23 +203,22 @@ class Chat:
         elif line.strip():
             seed = self.seed + self.turn
             self.turn += 1
-            show_replies(
-                self.console,
-                {
-                    speaker.name: self._make_replier(speaker, line.strip(), seed)
-                    for speaker in self.speakers
-                },
+            for speaker in self.speakers:
+                print_text(self.console, f"{speaker.name}: ", NAME_STYLE, end="")
+                note = self._reply(speaker, line.strip(), seed)
+                print_text(self.console, "")
+                if note:
+                    self._print_note(f"({note})")
+
+    def _reply(self, speaker: Speaker, content: str, seed: int) -> str:
+        """Show a model's reply as it grows; return a note on it, which may be empty."""
+        try:
+            reply = speaker.reply(
+                content, self.sampling, seed, lambda text: print_text(self.console, text, end="")
             )
-
-    def _make_replier(self, speaker: Speaker, content: str, seed: int) -> Replier:
-        def reply(show: ShowText) -> str:
-            try:
-                reply = speaker.reply(content, self.sampling, seed, show)
-            except EncodingError as error:
-                return f"no answer: {error}"
-            return "; ".join(self._notes(reply, speaker.encoder.max_prompt_length))
-
-        return reply
+        except EncodingError as error:
+            return f"no answer: {error}"
+        return "; ".join(self._notes(reply, speaker.encoder.max_prompt_length))
 
     def _notes(self, reply: ChatReply, max_prompt_length: int) -> list[str]:
         notes = []
@@ -181,14 +267,8 @@ def load_speakers(
 ) -> list[Speaker]:
     """Load the models of a chat; all of them stay in memory.
 
-    Args:
-        models: Folders or hub ids of causal language models.
-        sampling: How replies will be sampled; `max_new_tokens` limits the memory of a dialogue.
-        model_options: How models are loaded; `None` takes the defaults.
-        device: Where to run; `None` is the CPU.
-        chat_template: `tokenizer` for the models' own, or the name of a built-in one.
-        max_prompt_length: Tokens of dialogue that a model remembers; `None` decides as
-            `load_encoder` does.
+    The arguments are those of `generate_from_models`; `max_prompt_length` is the number of tokens
+    of dialogue that a model remembers.
 
     Raises:
         ValueError: If a model is given twice or cannot be used.
