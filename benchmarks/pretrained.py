@@ -9,7 +9,7 @@ beside vanilla PPO, judged by the gold model, which neither is trained on (the m
 arXiv 2210.10760); the collapse detector on these runs; and LoRA. A step that is finished is not
 repeated, and one that was interrupted goes on from its newest checkpoint. After each step the page
 is written anew to `<output_dir>/pretrained.md`. `publish` copies the results to
-`benchmarks/results/pretrained` and writes `docs/pretrained.md` and its figure.
+`benchmarks/results/pretrained.jsonl` and writes `docs/pretrained.md` and its figure.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from torchmetrics.functional import spearman_corrcoef
 from benchmarks.pretrained_figure import draw
 from benchmarks.pretrained_page import format_page
 from benchmarks.reproduce.drawing import save
+from benchmarks.results_file import read_run, read_runs, write_run
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
 from lit_rlhf.data import (
     DataSource,
@@ -51,7 +52,7 @@ from lit_rlhf.models import load_causal_lm, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
-RESULTS = ROOT / "benchmarks" / "results" / "pretrained"
+RESULTS = ROOT / "benchmarks" / "results" / "pretrained.jsonl"
 PAGE = ROOT / "docs" / "pretrained.md"
 FILES = {
     "helpful": "helpful_base_test.jsonl.gz",
@@ -112,7 +113,7 @@ class Step(NamedTuple):
     """A process of the benchmark.
 
     Attributes:
-        name: Its name, and that of its file of results.
+        name: Its name, also in the file of the results.
         part: Number of its part.
         command: Words after the interpreter.
         collect: Reads the figures once the process has ended.
@@ -528,11 +529,6 @@ def python_path() -> str:
     return os.pathsep.join((str(ROOT), str(ROOT / "callbacks")))
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """The results of the finished steps by name."""
-    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
-
-
 def run(
     base: str,
     data: str,
@@ -558,7 +554,7 @@ def run(
             on a processor with instructions for it (`avx512_bf16` or `amx_bf16`).
     """
     root = Path(output_dir).resolve()
-    results = root / "results"
+    results = root / "results.jsonl"
     benchmark = Benchmark(
         root, str(Path(base).resolve()), str(Path(data).resolve()), sizes, precision
     )
@@ -573,28 +569,26 @@ def run(
             "python": platform.python_version(),
         },
     }
-    known = root / "results" / "settings.json"
-    earlier = read_json(known) if known.exists() else settings
+    earlier = read_run(results, "settings") or settings
     for name in ("sizes", "precision"):
         if earlier[name] != settings[name]:
             raise ValueError(
                 f"{name}: expected that of the results in {results}, {earlier[name]}, or another "
                 f"output_dir; got {settings[name]}"
             )
-    write_text(known, json.dumps(settings, indent=1) + "\n")
+    write_run(results, "settings", settings)
     steps = benchmark.steps(seeds)
     wanted = [step for part in parts for step in steps if step.part == part]
     for number, step in enumerate(wanted, 1):
         place = f"[{number}/{len(wanted)}] part {step.part}: {step.name}"
-        result = results / f"{step.name}.json"
-        if not result.exists():
+        if (result := read_run(results, step.name)) is None:
             say(f"{place}; its output: {root / 'output' / step.name}.txt")
-            write_text(result, json.dumps(run_step(step, root, threads), indent=1) + "\n")
+            result = run_step(step, root, threads)
+            write_run(results, step.name, result)
             # Gigabytes, which only an interrupted step needs. Its model is elsewhere.
             shutil.rmtree(root / "logs" / step.name / "checkpoints", ignore_errors=True)
-            write_page(read_results(results), root / "pretrained.md")
-        minutes, peak = (read_json(result)[key] for key in ("minutes", "peak_gib"))
-        say(f"{place} took {minutes:.1f} minutes and {peak:.1f} GiB")
+            write_page(read_runs(results), root / "pretrained.md")
+        say(f"{place} took {result['minutes']:.1f} minutes and {result['peak_gib']:.1f} GiB")
     say(f"page: {root / 'pretrained.md'}")
 
 
@@ -620,15 +614,13 @@ def processor_name() -> str:
 
 
 def publish(output_dir: str = "runs/pretrained") -> None:
-    """Copy the results to `benchmarks/results/pretrained`, and write the page and its figure.
+    """Copy the results to `benchmarks/results`, and write the page and its figure.
 
     Args:
         output_dir: Folder of the run.
     """
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    for path in sorted((Path(output_dir) / "results").glob("*.json")):
-        shutil.copyfile(path, RESULTS / path.name)
-    write_page(read_results(RESULTS), PAGE)
+    shutil.copyfile(Path(output_dir) / "results.jsonl", RESULTS)
+    write_page(read_runs(RESULTS), PAGE)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python -m benchmarks.quickstart_seeds report   # writes docs/quickstart_seeds.md
 
 Rounding differs between the three, so a result that hangs on it differs too. The criterion is
-`CLAIMS`; each claim was fixed before the first run of the seeds that decide it. `run` keeps the
-result of each run as a JSON file in `benchmarks/results/quickstart_seeds` and repeats none that is
-there. An interrupted run continues with its first unfinished stage.
+`CLAIMS`; each claim was fixed before the first run of the seeds that decide it. `run` adds the
+result of each run to `benchmarks/results/quickstart_seeds.jsonl` and repeats none that is there. An
+interrupted run continues with its first unfinished stage.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from benchmarks.collapse import (
     detect_collapse,
     scale_thresholds,
 )
+from benchmarks.results_file import read_runs, write_run
 from lit_callbacks import default_monitors
 from lit_rlhf.files import write_text
 from lit_rlhf.tools.commands.quickstart import (
@@ -42,7 +43,7 @@ from lit_rlhf.tools.commands.quickstart import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds"
+RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds.jsonl"
 PAGE = ROOT / "docs" / "quickstart_seeds.md"
 
 RECIPE_SEEDS = (30, 31, 32, 33, 34, 35, 36, 37, 38, 39)
@@ -75,7 +76,7 @@ ARITHMETICS = {
 
 
 class RunResult(NamedTuple):
-    """One quickstart, as its JSON file has it.
+    """One quickstart, as its line in the file of results.
 
     Attributes:
         seed: Its seed.
@@ -191,9 +192,7 @@ def run_one(output_dir: str, seed: int, arithmetic: str) -> None:
     stage("ppo_max", lambda: stages.fit_ppo(("ppo_max.yaml", *overlays), "--name", "ppo_max"))
     stage("evaluation", lambda: stages.evaluate("sft", "ppo_vanilla", "ppo_max"))
     result = judge_run(root, seed, arithmetic, sum(minutes.values()))
-    write_text(
-        RESULTS / f"seed_{seed}_{arithmetic}.json", json.dumps(result.as_dict(), indent=1) + "\n"
-    )
+    write_run(RESULTS, f"seed_{seed}_{arithmetic}", result.as_dict())
     print(f"seed {seed}, {arithmetic}: {result.outcome.sentence()}", flush=True)
 
 
@@ -260,11 +259,12 @@ def run(
         arithmetics: Keys of `ARITHMETICS` to run.
         parallel: Number of runs at a time.
     """
+    finished = read_runs(RESULTS)
     missing = [
         (seed, name)
         for seed in seeds
         for name in arithmetics
-        if not (RESULTS / f"seed_{seed}_{name}.json").is_file()
+        if f"seed_{seed}_{name}" not in finished
     ]
 
     def start(seed: int, arithmetic: str) -> None:
@@ -289,9 +289,9 @@ def run(
             future.result()
 
 
-def read_results(folder: Path = RESULTS) -> list[RunResult]:
-    """The results that are there, by seed."""
-    runs = [RunResult.from_dict(json.loads(path.read_text())) for path in folder.glob("*.json")]
+def read_results(path: Path = RESULTS) -> list[RunResult]:
+    """Read the results that are there, by seed."""
+    runs = [RunResult.from_dict(result) for result in read_runs(path).values()]
     order = list(ARITHMETICS)
     return sorted(runs, key=lambda run: (run.seed, order.index(run.arithmetic)))
 
@@ -427,7 +427,7 @@ def format_page(runs: Sequence[RunResult]) -> str:
     )
     made = (
         f"The runs used {'; '.join(versions)} on a CPU. Their numbers are in "
-        "`benchmarks/results/quickstart_seeds`, a file for each run."
+        "`benchmarks/results/quickstart_seeds.jsonl`."
     )
     return PAGE_TEXT.format(
         done=f"{len(runs)} of {n_all} runs are done.",

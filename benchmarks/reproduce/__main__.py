@@ -103,7 +103,7 @@ class Runner:
         self.console = console
         self.stopped = False
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._locks: dict[Path, threading.Lock] = {}
+        self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
 
     def run(self, plan: Plan) -> None:
@@ -114,7 +114,7 @@ class Runner:
         """
         for needed in plan.chain() if not plan.is_finished() else ():
             with self._guard:
-                lock = self._locks.setdefault(needed.result, threading.Lock())
+                lock = self._locks.setdefault(needed.name, threading.Lock())
             with lock:  # another figure may need the same run
                 if not (self.stopped or needed.is_ready()):
                     self._train(needed)
@@ -158,10 +158,10 @@ def run(
     Args:
         figures: Names of figures, or `all`.
         output_dir: Folder for models and logs.
-        results: Folder of the results.
+        results: File of the results.
         seeds: Seeds to run, instead of those of the table.
         parallel: Number of processes at a time, with one thread each.
-        trial: Cut all stages to a few batches, to try the commands. Give it folders of its own.
+        trial: Cut all stages to a few batches, to try the commands. Give it its own `output_dir` and `results`.
     """
     chosen = list(EXPERIMENTS) if figures == ["all"] else figures
     if unknown := [name for name in chosen if name not in EXPERIMENTS]:
@@ -197,7 +197,7 @@ def list_figures(results: str = str(RESULTS)) -> None:
     """List the figures with their arms, budget, and how many runs are finished.
 
     Args:
-        results: Folder of the results.
+        results: File of the results.
     """
     minutes = f"minutes\non {CORES} cores"
     table = Table("figure", "arms", "seeds", "finished", minutes, "title")
@@ -225,7 +225,7 @@ def train(name: str, seed: int, output_dir: str, results: str, trial: bool = Fal
         name: Name of a foundation or an arm.
         seed: Its seed.
         output_dir: Folder for models and logs.
-        results: Folder of the results.
+        results: File of the results.
         trial: Cut all stages to a few batches.
     """
     train_plan(find_plan(name, seed, output_dir, results, trial))
@@ -235,7 +235,7 @@ def page(results: str = str(RESULTS), docs: str = "docs") -> None:
     """Draw the figures and write the page, from the results that there are.
 
     Args:
-        results: Folder of the results.
+        results: File of the results.
         docs: Folder of the page; the figures go to images/reproduction in it.
     """
     for path in write_page(Path(results), Path(docs)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from benchmarks.reproduce.table import (
     foundations_by_name,
     total_seconds,
 )
+from benchmarks.results_file import read_runs
 from lit_rlhf.files import write_text
 
 PAGE = "reproduction.md"
@@ -27,12 +27,11 @@ IMAGES = "images/reproduction"
 TEMPLATE = Path(__file__).with_name("page.md")
 
 
-def read_results(folder: Path) -> dict[int, dict[str, Mapping[str, Any]]]:
-    """The results by seed and by the name of arm or foundation; trials are left out."""
+def read_results(path: Path) -> dict[int, dict[str, Mapping[str, Any]]]:
+    """Read the results by seed and by the name of arm or foundation, without trials."""
     known = arms_by_name().keys() | foundations_by_name().keys()
     results: dict[int, dict[str, Mapping[str, Any]]] = {}
-    for path in sorted(folder.glob("*.json")):
-        result = json.loads(path.read_text("utf-8"))
+    for result in read_runs(path).values():
         if result["name"] in known and not result["trial"]:
             results.setdefault(result["seed"], {})[result["name"]] = result
     return dict(sorted(results.items()))
@@ -45,17 +44,17 @@ def has_seeds(experiment: Experiment, results: Results) -> bool:
     return all(sum(part.name in runs for runs in seeds) >= MIN_SEEDS for part in parts)
 
 
-def write_page(results_folder: Path, docs: Path) -> Iterator[Path]:
+def write_page(results_file: Path, docs: Path) -> Iterator[Path]:
     """Draw every figure whose curves all have `MIN_SEEDS` runs, and write the page.
 
     Args:
-        results_folder: Folder of the results.
+        results_file: File of the results.
         docs: Folder of the page.
 
     Yields:
         The paths that were written.
     """
-    results = read_results(results_folder)
+    results = read_results(results_file)
     drawn = []
     for experiment in EXPERIMENTS.values():
         path = docs / IMAGES / f"{experiment.name}.svg"

@@ -1,4 +1,4 @@
-"""Trains the runs that are missing, and keeps each as a JSON file with the key of its settings.
+"""Trains the runs that are missing, and keeps the result of each with the key of its settings.
 
 A run is cached by content: its key is a hash of its configurations, of the versions of the
 libraries, and of the source of the world and the formulas. A run whose key has changed is trained
@@ -27,11 +27,12 @@ import yaml
 import lit_rlhf
 from benchmarks.reproduce.measuring import measure_foundation, measure_run
 from benchmarks.reproduce.table import Arm, Foundation, arms_by_name, foundations_by_name
+from benchmarks.results_file import read_run, write_run
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.files import write_text
 from lit_rlhf.tools.commands.quickstart import DEFAULT_DIR, Quickstart
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "reproduction"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "reproduction.jsonl"
 REVISION = 1
 """To be raised with a change outside of `HASHED` that changes results."""
 HASHED = ("functional", "lab")
@@ -72,7 +73,7 @@ class Plan:
         part: The foundation or arm.
         seed: Seed of the world, the weights, the order of the data and the rollouts.
         output_dir: Folder of all runs.
-        results: Folder of the results.
+        results: File of the results.
         trial: Whether all stages are cut to a few batches.
     """
 
@@ -98,9 +99,9 @@ class Plan:
         return self.output_dir / f"{self.foundation.name}-seed_{self.seed}-{key[:8]}"
 
     @property
-    def result(self) -> Path:
-        """File of the result."""
-        return self.results / f"{self.part.name}-seed_{self.seed}.json"
+    def name(self) -> str:
+        """Name of the run in the file of the results."""
+        return f"{self.part.name}-seed_{self.seed}"
 
     @property
     def log(self) -> Path:
@@ -109,11 +110,8 @@ class Plan:
 
     def is_finished(self) -> bool:
         """Whether there is a result of these settings."""
-        try:
-            kept = json.loads(self.result.read_text("utf-8"))
-        except (OSError, ValueError):
-            return False
-        return bool(kept.get("key") == self.key())
+        kept = read_run(self.results, self.name)
+        return kept is not None and bool(kept["key"] == self.key())
 
     def is_ready(self) -> bool:
         """Whether it is finished and, for a foundation, its models are still there."""
@@ -262,7 +260,7 @@ def train(plan: Plan) -> None:
         "versions": versions(),
         **measured,
     }
-    write_text(plan.result, json.dumps(result) + "\n")
+    write_run(plan.results, plan.name, result)
     if isinstance(plan.part, Arm):
         shutil.rmtree(stages.root / "logs" / plan.part.name / "checkpoints", ignore_errors=True)
 

@@ -23,6 +23,7 @@ from benchmarks.pretrained import (
 )
 from benchmarks.pretrained_figure import PANELS, draw, smooth
 from benchmarks.pretrained_page import ESTIMATES, format_page, quarter_means
+from benchmarks.results_file import read_runs
 from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.tools.lab import World, write_world
 from tests.configs.parsing import cli_parser
@@ -47,7 +48,7 @@ def test_parts_without_results_say_so() -> None:
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    page = format_page(pretrained.read_results(pretrained.RESULTS))
+    page = format_page(read_runs(pretrained.RESULTS))
     assert pretrained.PAGE.read_text("utf-8") == page
 
 

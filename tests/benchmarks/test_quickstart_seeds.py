@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -21,6 +20,7 @@ from benchmarks.quickstart_seeds import (
     format_verdicts,
     read_results,
 )
+from benchmarks.results_file import write_run
 from lit_rlhf.tools.commands.quickstart import Outcome
 
 AS_EXPECTED = RunResult(
@@ -99,10 +99,10 @@ def test_one_run_of_thirty_may_not_collapse() -> None:
 
 
 def test_results_are_read_back_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
     for run in reversed(ALL[:4]):
-        path = tmp_path / f"seed_{run.seed}_{run.arithmetic}.json"
-        path.write_text(json.dumps(run.as_dict()), "utf-8")
-    assert read_results(tmp_path) == ALL[:4]
+        write_run(path, f"seed_{run.seed}_{run.arithmetic}", run.as_dict())
+    assert read_results(path) == ALL[:4]
 
 
 def test_an_interrupted_run_continues_with_its_first_unfinished_stage(
@@ -123,7 +123,7 @@ def test_an_interrupted_run_continues_with_its_first_unfinished_stage(
     for name in stages:
         monkeypatch.setattr(quickstart_seeds.Quickstart, name, recorded(name))
     monkeypatch.setattr(quickstart_seeds, "judge_run", lambda *_: AS_EXPECTED)
-    monkeypatch.setattr(quickstart_seeds, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(quickstart_seeds, "RESULTS", tmp_path / "results.jsonl")
 
     with pytest.raises(KeyboardInterrupt):
         quickstart_seeds.run_one(str(tmp_path), 24, "bf16")
@@ -131,8 +131,7 @@ def test_an_interrupted_run_continues_with_its_first_unfinished_stage(
     quickstart_seeds.run_one(str(tmp_path), 24, "bf16")
 
     assert acts == [*stages[:4], *stages[3:5], *stages[4:]]
-    kept = json.loads((tmp_path / "results" / "seed_24_bf16.json").read_text("utf-8"))
-    assert RunResult.from_dict(kept) == AS_EXPECTED
+    assert read_results(tmp_path / "results.jsonl") == [AS_EXPECTED]
 
 
 def test_the_page_says_how_many_runs_are_done() -> None:

@@ -47,6 +47,7 @@ from benchmarks.reproduce.table import (
     arms_by_name,
     total_seconds,
 )
+from benchmarks.results_file import read_runs, write_run
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.tools.lab import World, render_prompt
 
@@ -188,11 +189,11 @@ def test_comments_and_docstrings_are_no_code() -> None:
 
 
 def test_a_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> None:
-    plan = Plan(VANILLA, 0, tmp_path, tmp_path)
+    plan = Plan(VANILLA, 0, tmp_path, tmp_path / "results.jsonl")
     assert not plan.is_finished()
-    plan.result.write_text(json.dumps({"key": plan.key()}), "utf-8")
+    write_run(plan.results, plan.name, {"key": plan.key()})
     assert plan.is_finished()
-    plan.result.write_text(json.dumps({"key": "of another configuration"}), "utf-8")
+    write_run(plan.results, plan.name, {"key": "of another configuration"})
     assert not plan.is_finished()
 
 
@@ -212,8 +213,7 @@ class FinishedProcess:
     def __init__(self, plan: Plan, status: int) -> None:
         self.status = status
         if not status:
-            plan.result.parent.mkdir(parents=True, exist_ok=True)
-            plan.result.write_text(json.dumps({"key": plan.key()}), "utf-8")
+            write_run(plan.results, plan.name, {"key": plan.key()})
 
     def wait(self) -> int:
         return self.status
@@ -233,7 +233,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_run_is_trained_once_and_kept(tmp_path: Path, started: list[str]) -> None:
-    results = str(tmp_path / "results")
+    results = str(tmp_path / "results.jsonl")
     reproduce.run(["fig4"], str(tmp_path), results, seeds=(7,))
     first, started[:] = list(started), []
     for part in (ENGLISH, VANILLA):
@@ -254,9 +254,9 @@ def test_a_failed_run_names_its_log_and_the_others_are_kept(
     started.append("fails")
 
     with pytest.raises(RuntimeError, match=r"ppo_max, seed 7: .* status 1, see .*ppo_max\.log"):
-        reproduce.run(["fig4"], str(tmp_path), str(tmp_path / "results"), seeds=(7,))
+        reproduce.run(["fig4"], str(tmp_path), str(tmp_path / "results.jsonl"), seeds=(7,))
 
-    assert Plan(VANILLA, 7, tmp_path, tmp_path / "results").is_finished()
+    assert Plan(VANILLA, 7, tmp_path, tmp_path / "results.jsonl").is_finished()
 
 
 def test_an_unknown_figure_is_refused() -> None:
@@ -434,10 +434,10 @@ def test_a_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "benchmarks.reproduce", "run", "fig4", "--trial", "true"),
         *("--seeds", "[0]", "--output_dir", str(tmp_path / "runs")),
-        *("--results", str(tmp_path / "results")),
+        *("--results", str(tmp_path / "results.jsonl")),
     ]
     log = tmp_path / "log.txt"
-    results = tmp_path / "results"
+    results = tmp_path / "results.jsonl"
     with log.open("w") as file:
         process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
         # the first checkpoint of the first PPO run
@@ -446,22 +446,18 @@ def test_a_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
-    assert {path.name for path in results.iterdir()} == {"foundation-biased-en-seed_0.json"}
+    assert read_runs(results).keys() == {"foundation-biased-en-seed_0"}
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ)
     again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
 
-    assert {path.stem for path in results.iterdir()} == {
-        f"{name}-seed_0" for name in ("foundation-biased-en", "vanilla", "ppo_max")
-    }
+    found = {name.removesuffix("-seed_0"): run for name, run in read_runs(results).items()}
+    assert found.keys() == {"foundation-biased-en", "vanilla", "ppo_max"}
     (output,) = tmp_path.glob("runs/*/vanilla.log")
     assert "resum" in output.read_text("utf-8").lower()
     assert "0 of 0 runs trained" in again.stderr
-    curve = json.loads((results / "vanilla-seed_0.json").read_text("utf-8"))["curves"]
+    curve = found["vanilla"]["curves"]
     assert curve["iteration"] == [1, 2, 3, 4]
     assert None not in curve["score"]
-    found = {
-        run["name"]: run for run in map(json.loads, (p.read_text() for p in results.iterdir()))
-    }
     assert found["ppo_max"]["preferences"]["helpful"].keys() == {"win", "tie", "lose"}
     assert found["foundation-biased-en"]["accuracy"] >= 0
     assert read_results(results) == {}  # a trial is no result
