@@ -161,7 +161,8 @@ def run(
         results: File of the results.
         seeds: Seeds to run, instead of those of the table.
         parallel: Number of processes at a time, with one thread each.
-        trial: Cut all stages to a few batches, to try the commands. Give it its own `output_dir` and `results`.
+        trial: Cut all stages to a few batches, to try the commands. Give it its own `output_dir`
+            and `results`.
     """
     chosen = list(EXPERIMENTS) if figures == ["all"] else figures
     if unknown := [name for name in chosen if name not in EXPERIMENTS]:

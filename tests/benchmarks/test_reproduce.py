@@ -406,7 +406,7 @@ def test_the_table_of_tricks_is_that_of_the_committed_results() -> None:
         for without, added in zip(LEFT_OUT, ADDED, strict=True)
     ]
     rows.append(f"| none left out, none added | {gold(PPO_MAX)} | {gold(VANILLA)} |")
-    text = (ROOT / "docs" / "tricks.md").read_text("utf-8")
+    text = (ROOT / "docs" / "recipe.md").read_text("utf-8")
     assert "\n".join(rows) in text
     assert f"means of three seeds, SFT has {gold(PPO_MAX, 0)} (" in text
 

@@ -20,19 +20,23 @@ from tests.docs.blocks import ROOT
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 
 
-def pages(entries: list[dict[str, Any]]) -> Iterator[str]:
+def pages(entries: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Title and file of each page of the navigation."""
     for entry in entries:
-        for value in entry.values() if isinstance(entry, dict) else [entry]:
+        for title, value in entry.items() if isinstance(entry, dict) else [("", entry)]:
             if isinstance(value, str):
-                yield value
+                yield title, value
             else:
                 yield from pages(value)
 
 
-def test_the_navigation_has_every_page() -> None:
+def test_navigation_has_every_page_with_its_title() -> None:
     written = {file.name for file in (ROOT / "docs").glob("*.md")} | {*site_pages.PAGES.values()}
-    named = [page for page in pages(SITE["nav"]) if not page.startswith("reference/")]
+    named = {page: title for title, page in pages(SITE["nav"]) if not page.startswith("reference/")}
     assert sorted(named) == sorted(written)
+    titles = {page: (ROOT / "docs" / page) for page in named.keys() - site_pages.PAGES.values()}
+    shown = {page: file.read_text("utf-8").split("\n", 1)[0] for page, file in titles.items()}
+    assert shown == {page: f"# {named[page]}" for page in titles}
 
 
 def test_every_package_has_a_page_of_the_reference() -> None:

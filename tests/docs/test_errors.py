@@ -1,4 +1,4 @@
-"""Messages and settings that docs/failures.md names are those of the program."""
+"""Messages and settings that docs/errors.md names are those of the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_rlhf.modules.guarded_step import UpdateGuard
 from lit_rlhf.modules.stage import SUPERVISED_MEMORY
 from tests.docs.blocks import ROOT, blocks
 
-PAGE = ROOT / "docs" / "failures.md"
+PAGE = ROOT / "docs" / "errors.md"
 SETTINGS = {
     "rollout": ROLLOUT_MEMORY,
     "score, estimate": SCORING_MEMORY,
