@@ -28,7 +28,7 @@ from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.reproduce.drawing import COLORS, STYLE, band, finish_panel, save
+from benchmarks.drawing import COLORS, STYLE, band, finish_panel, save
 from lit_callbacks import (
     FirstRatioMonitor,
     Level,
@@ -285,7 +285,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     Args:
         rows: What `summarize_seed` says of each seed.
     """
-    with rc_context(STYLE):  # type: ignore[arg-type]  # older stubs type the keys
+    with rc_context(STYLE):
         figure = Figure(figsize=(10.5, 3.2))
         axes = figure.subplots(1, len(MEASURES))
         for axis, measure in zip(axes, MEASURES, strict=True):

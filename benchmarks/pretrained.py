@@ -7,9 +7,9 @@
 models with and without LM imitation, and a gold reward model with other and more data; PPO-max
 beside vanilla PPO, judged by the gold model, which neither is trained on (the method of Gao et al.,
 arXiv 2210.10760); the collapse detector on these runs; and LoRA. A step that is finished is not
-repeated, and one that was interrupted goes on from its newest checkpoint. After each step the page
-is written anew to `<output_dir>/pretrained.md`. `publish` copies the results to
-`benchmarks/results/pretrained.jsonl` and writes `docs/pretrained.md` and its figure.
+repeated, and one that was interrupted resumes from its newest checkpoint. After each step the
+tables are written anew to `<output_dir>/results.md`. `publish` copies the results to
+`benchmarks/results/pretrained.jsonl`, and writes their tables, `docs/pretrained.md` and its figure.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ import yaml
 from jsonargparse import auto_cli
 from torchmetrics.functional import spearman_corrcoef
 
-from benchmarks.pretrained_figure import draw
-from benchmarks.pretrained_page import format_page
-from benchmarks.reproduce.drawing import save
+from benchmarks.drawing import save
+from benchmarks.pretrained_page import draw, format_page, format_tables
 from benchmarks.results_file import read_run, read_runs, write_run
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
 from lit_rlhf.data import (
@@ -54,6 +53,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 RESULTS = ROOT / "benchmarks" / "results" / "pretrained.jsonl"
 PAGE = ROOT / "docs" / "pretrained.md"
+FIGURE = ROOT / "docs" / "images" / "pretrained.svg"
 FILES = {
     "helpful": "helpful_base_test.jsonl.gz",
     "sampled": "helpful_rejection_sampled_test.jsonl.gz",
@@ -299,7 +299,7 @@ class Benchmark:
         data: dict[str, Any],
         trainer: dict[str, Any],
     ) -> Step:
-        """A step of `lit_rlhf fit`, which goes on from its newest checkpoint."""
+        """A step of `lit_rlhf fit`, which resumes from its newest checkpoint."""
         data |= {"val_fraction": 0.0, "val_sources": self.sources("val")}
         changes = {
             "trainer": {
@@ -587,18 +587,9 @@ def run(
             write_run(results, step.name, result)
             # Gigabytes, which only an interrupted step needs. Its model is elsewhere.
             shutil.rmtree(root / "logs" / step.name / "checkpoints", ignore_errors=True)
-            write_page(read_runs(results), root / "pretrained.md")
+            write_text(root / "results.md", format_tables(read_runs(results)))
         say(f"{place} took {result['minutes']:.1f} minutes and {result['peak_gib']:.1f} GiB")
-    say(f"page: {root / 'pretrained.md'}")
-
-
-def write_page(results: dict[str, Any], page: Path) -> None:
-    """Write a page, and the figure of its PPO runs in the folder `images` beside it."""
-    if any(name.startswith("ppo_") for name in results):
-        figure = page.parent / "images" / "pretrained.svg"
-        figure.parent.mkdir(parents=True, exist_ok=True)
-        save(draw(results), figure)
-    write_text(page, format_page(results))
+    say(f"results: {root / 'results.md'}")
 
 
 def say(text: str) -> None:
@@ -614,13 +605,21 @@ def processor_name() -> str:
 
 
 def publish(output_dir: str = "runs/pretrained") -> None:
-    """Copy the results to `benchmarks/results`, and write the page and its figure.
+    """Copy the results to `benchmarks/results`, and write their tables, the page and its figure.
 
     Args:
         output_dir: Folder of the run.
     """
     shutil.copyfile(Path(output_dir) / "results.jsonl", RESULTS)
-    write_page(read_runs(RESULTS), PAGE)
+    write_pages()
+
+
+def write_pages() -> None:
+    """Write the tables, the page and its figure from the published results."""
+    results = read_runs(RESULTS)
+    write_text(RESULTS.with_suffix(".md"), format_tables(results))
+    write_text(PAGE, format_page(results))
+    save(draw(results), FIGURE)
 
 
 if __name__ == "__main__":

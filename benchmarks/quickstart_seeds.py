@@ -1,7 +1,7 @@
 """Fresh seeds of the quickstart, each with one thread, two threads and in bf16.
 
     python -m benchmarks.quickstart_seeds run      # trains what is missing
-    python -m benchmarks.quickstart_seeds report   # writes docs/quickstart_seeds.md
+    python -m benchmarks.quickstart_seeds report   # writes docs/quickstart_seeds.md and tables
 
 Rounding differs between the three, so a result that hangs on it differs too. The criterion is
 `CLAIMS`; each claim was fixed before the first run of the seeds that decide it. `run` adds the
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jsonargparse import auto_cli
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from benchmarks.collapse import (
     DETECTOR_SEEDS,
@@ -31,6 +33,7 @@ from benchmarks.collapse import (
     detect_collapse,
     scale_thresholds,
 )
+from benchmarks.drawing import COLORS, STYLE, finish_axis, save
 from benchmarks.results_file import read_runs, write_run
 from lit_callbacks import default_monitors
 from lit_rlhf.files import write_text
@@ -44,7 +47,9 @@ from lit_rlhf.tools.commands.quickstart import (
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds.jsonl"
+TABLES = RESULTS.with_suffix(".md")
 PAGE = ROOT / "docs" / "quickstart_seeds.md"
+FIGURE = ROOT / "docs" / "images" / "quickstart_seeds.svg"
 
 RECIPE_SEEDS = (30, 31, 32, 33, 34, 35, 36, 37, 38, 39)
 """Seeds that decide about the recipe, which was chosen on seeds 0, 1 and 24 to 28."""
@@ -366,39 +371,50 @@ def format_detections(runs: Iterable[RunResult]) -> str:
 
 PAGE_TEXT = """# Seeds of the quickstart
 
-`lit_rlhf quickstart` is to show on every machine that vanilla PPO exploits its reward model and
-that PPO-max improves the policy. Whether it does must not hang on rounding. Seeds that were used
-to choose nothing are therefore run with one thread, with two threads, and in bf16:
+`lit_rlhf quickstart` should show on every machine that vanilla PPO exploits its reward model and
+that PPO-max improves the policy, whatever the rounding. Seeds that were used to choose nothing
+are therefore run with one thread, with two threads, and in bf16:
 
 ```bash
 python -m benchmarks.quickstart_seeds run      # trains what is missing
 python -m benchmarks.quickstart_seeds report   # writes this page
 ```
 
-Each claim was fixed before the first run of the seeds that decide it. **{done}**
+{done} Each claim was fixed before the first run of the seeds that decide it:
 
 {verdicts}
 
 {in_time}
+
+![Gold of SFT, vanilla PPO and PPO-max in each run](images/quickstart_seeds.svg)
+
+A point is a run, with the mean gold over 512 held-out prompts. The
+[tables](../benchmarks/results/quickstart_seeds.md) have every run, and what was tried before.
+"""
+
+TABLES_TEXT = """# Seeds of the quickstart: all runs
+
+Written by `python -m benchmarks.quickstart_seeds report` from `quickstart_seeds.jsonl` for the page
+on [seeds of the quickstart](../../docs/quickstart_seeds.md).
 
 ## The policies
 
 {outcomes}
 
 Gold and the share of well-formed responses are over 512 held-out prompts with one response
-each, sampled at temperature 1 ([gold](lab.md)). "std" is the standard deviation of the SFT policy's
-gold over prompts. KL is in nats per response.
+each, sampled at temperature 1 ([gold](../../docs/lab.md)). "std" is the standard deviation of the
+SFT policy's gold over prompts. KL is in nats per response.
 
 ## The detector
 
 {detections}
 
 A run does harm from the first iteration whose mean gold (128 rollouts) is {collapse} standard
-deviations of the SFT policy's gold below its mean. The detector's iterations are those with its
-thresholds {margin} times nearer to their baselines, as they are, and {margin} times farther away;
-"healthy until" is the last one that it calls healthy before it flags the collapse. A roll-back
-restores weights that later iterations have confirmed to be healthy, so those of a policy from
-before that iteration.
+deviations of the SFT policy's gold below its mean. The detector's iterations are given with its
+thresholds {margin} times nearer to their baselines, as they are, and {margin} times farther away.
+"Healthy until" is the last iteration that it calls healthy before it flags the collapse. A
+roll-back restores weights that later iterations have confirmed to be healthy, from before that
+iteration.
 
 ## How the criterion came about
 
@@ -406,7 +422,7 @@ An earlier criterion asked for the flag itself before harm. Four first runs (see
 it: gold falls from its peak to harm within three or four iterations, the monitors move with it, and
 they wait for a second reading, so the flag came one iteration before harm to one after. Ten further
 runs (seeds 24 to 28) had learning rates of 2e-4 and 6e-4. With two of these seeds vanilla PPO did
-harm in iteration 7 or 8, before the detector has its baseline, so that no rule could be in time.
+harm in iteration 7 or 8, before the detector has its baseline, so no rule could be in time.
 The learning rates were lowered to 7e-5 and 2.1e-4, and seeds 30 to 39 run with them.
 
 There the detector was in time in all 30 runs, but with thresholds {margin} times farther away it
@@ -419,25 +435,26 @@ distinct bigrams were moved nearer, by an eighth to a quarter, and seeds 60 to 6
 
 
 def format_page(runs: Sequence[RunResult]) -> str:
-    """The page with all results that there are."""
+    """Format the page: the claims and whether they hold."""
     n_all = len(SEEDS) * len(ARITHMETICS)
-    watched = [run for run in runs if run.seed in DETECTOR_SEEDS]
-    versions = sorted(
-        {", ".join(f"{name} {number}" for name, number in run.versions.items()) for run in runs}
-    )
-    made = (
-        f"The runs used {'; '.join(versions)} on a CPU. Their numbers are in "
-        "`benchmarks/results/quickstart_seeds.jsonl`."
-    )
     return PAGE_TEXT.format(
         done=f"{len(runs)} of {n_all} runs are done.",
         verdicts=format_verdicts(runs),
         in_time=format_others(runs),
+    )
+
+
+def format_tables(runs: Sequence[RunResult]) -> str:
+    """Format the tables of all runs, as Markdown."""
+    versions = sorted(
+        {", ".join(f"{name} {number}" for name, number in run.versions.items()) for run in runs}
+    )
+    return TABLES_TEXT.format(
         outcomes=format_outcomes(runs),
-        detections=format_detections(watched),
+        detections=format_detections(run for run in runs if run.seed in DETECTOR_SEEDS),
         collapse=COLLAPSE_STDS,
         margin=MARGIN,
-        made=made if runs else "There are no results yet.",
+        made=f"The runs used {'; '.join(versions)} on a CPU." if runs else "No results yet.",
     )
 
 
@@ -453,10 +470,32 @@ def format_others(runs: Sequence[RunResult]) -> str:
     )
 
 
+def draw(runs: Sequence[RunResult]) -> Figure:
+    """Draw the gold of the policies, with a point for each run."""
+    policies = {"SFT": "sft_gold", "vanilla PPO": "vanilla_gold", "PPO-max": "max_gold"}
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.5, 2.8))
+        axis = figure.subplots()
+        for (label, field), color in zip(policies.items(), ("#555555", *COLORS), strict=False):
+            values = [getattr(run.outcome, field) for run in runs]
+            axis.plot(range(len(runs)), values, ".", color=color, label=label)
+        axis.set_yscale("symlog", linthresh=1.0)
+        axis.yaxis.set_major_formatter("{x:g}")
+        firsts = range(0, len(runs), 2 * len(ARITHMETICS))
+        axis.set_xticks(firsts, [str(runs[first].seed) for first in firsts])
+        axis.set_xlabel("seed, with 1 thread, 2 threads and bf16")
+        axis.set_ylabel("gold reward")
+        axis.legend(fontsize=8, loc="lower left", ncols=3)
+        finish_axis(axis)
+        return figure
+
+
 def report() -> None:
-    """Write the page from the results that are there, and print the verdicts."""
+    """Write the page, its figure and the tables from the results, and print the verdicts."""
     runs = read_results()
     write_text(PAGE, format_page(runs))
+    write_text(TABLES, format_tables(runs))
+    save(draw(runs), FIGURE)
     print(f"{len(runs)} runs\n{format_verdicts(runs)}")
 
 

@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, page, content=text))
     for package in reference_packages(config.nav or []):
         text = f"# {package}\n\n::: {package}\n"
-        path = f"reference/{package.removeprefix('lit_rlhf.')}.md"
+        path = f"reference/{package.rpartition('.')[2]}.md"
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, CONFIGURATION, content=configuration_page()))
     files.append(File.generated(config, MESSAGES, content=messages_page()))

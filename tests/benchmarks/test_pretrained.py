@@ -21,8 +21,15 @@ from benchmarks.pretrained import (
     find_harm,
     first_responses,
 )
-from benchmarks.pretrained_figure import PANELS, draw, smooth
-from benchmarks.pretrained_page import ESTIMATES, format_page, quarter_means
+from benchmarks.pretrained_page import (
+    ESTIMATES,
+    PANELS,
+    draw,
+    format_page,
+    format_tables,
+    quarter_means,
+    smooth,
+)
 from benchmarks.results_file import read_runs
 from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.tools.lab import World, write_world
@@ -39,17 +46,19 @@ TINY = Sizes(48, 24, 6, 24, iterations=4, prompts=4, max_new_tokens=4)
 
 
 def test_parts_without_results_say_so() -> None:
-    page = format_page({"settings": SETTINGS})
+    page = format_tables({"settings": SETTINGS})
 
-    sections = page.split("\n## ")[3:]
+    sections = page.split("\n## ")[2:]
     assert [text[0] for text in sections] == ["1", "2", "3", "4", "5", "T"]
     assert all("not run yet" in text for text in sections)
+    assert "from not run yet to not run yet" in format_page({"settings": SETTINGS})
     assert "| gold | 7 | 7 | 14 |" in page
 
 
-def test_the_page_is_that_of_the_results() -> None:
-    page = format_page(read_runs(pretrained.RESULTS))
-    assert pretrained.PAGE.read_text("utf-8") == page
+def test_page_and_tables_agree_with_the_results() -> None:
+    results = read_runs(pretrained.RESULTS)
+    assert pretrained.PAGE.read_text("utf-8") == format_page(results)
+    assert pretrained.RESULTS.with_suffix(".md").read_text("utf-8") == format_tables(results)
 
 
 def test_responses_are_shown_by_prompt() -> None:
@@ -173,7 +182,7 @@ def test_finished_steps_are_not_repeated(
         with pytest.raises(RuntimeError, match="interrupted"):
             pretrained.run("base", "hh", str(tmp_path), TINY, parts=(1,))
     assert ran == ["perplexity_base", "sft"]
-    assert "| pretrained | 9.00 [8.00, 10.00] |" in (tmp_path / "pretrained.md").read_text("utf-8")
+    assert "| pretrained | 9.00 [8.00, 10.00] |" in (tmp_path / "results.md").read_text("utf-8")
     assert "[2/3] part 1: sft took 1.0 minutes" in capsys.readouterr().err
     with pytest.raises(ValueError, match="sizes: expected that of the results in"):
         pretrained.run("base", "hh", str(tmp_path), Sizes(), parts=(1,))
@@ -210,7 +219,7 @@ def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
         threads=1,
     )
 
-    page = (root / "pretrained.md").read_text("utf-8")
+    page = (root / "results.md").read_text("utf-8")
     assert "not run yet)" not in page.split("## 1.")[1]
     assert page.count("ppo_max_0") >= 3
-    assert (root / "images" / "pretrained.svg").is_file()
+    assert draw(read_runs(root / "results.jsonl")).axes

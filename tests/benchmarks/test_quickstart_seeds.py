@@ -16,7 +16,9 @@ from benchmarks.quickstart_seeds import (
     RECIPE_SEEDS,
     SEEDS,
     RunResult,
+    draw,
     format_page,
+    format_tables,
     format_verdicts,
     read_results,
 )
@@ -134,15 +136,16 @@ def test_an_interrupted_run_continues_with_its_first_unfinished_stage(
     assert read_results(tmp_path / "results.jsonl") == [AS_EXPECTED]
 
 
-def test_the_page_says_how_many_runs_are_done() -> None:
-    assert "**0 of 60 runs are done.**" in format_page([])
+def test_page_and_tables_have_the_runs() -> None:
+    assert "0 of 60 runs are done." in format_page([])
     worse = AS_EXPECTED.outcome._replace(max_gold=0.7)
-    page = format_page(
-        [ALL[0], ALL[30]._replace(in_time=[True, False, True]), ALL[31]._replace(outcome=worse)]
-    )
-    assert "**3 of 60 runs are done.**" in page
+    runs = [ALL[0], ALL[30]._replace(in_time=[True, False, True])]
+    runs.append(ALL[31]._replace(outcome=worse))
+    page = format_page(runs)
+    assert "3 of 60 runs are done." in page
     assert "the detector is in time in 1 of 2 runs" in page
     assert "the first claim holds in 2 and the second in 1 of 2 runs" in page
+    page = format_tables(runs)
     outcome = "0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | 8.0 / 8.0 / 8.0 | 1.0 / 1.0"
     assert f"| 30 | 1 thread | {outcome} |" in page
     assert f"| 60 | 1 thread | {outcome} |" in page
@@ -150,6 +153,9 @@ def test_the_page_says_how_many_runs_are_done() -> None:
     assert "| 30 | 1 thread | 11 |" not in page
 
 
-def test_the_page_is_that_of_the_results() -> None:
-    page = quickstart_seeds.PAGE.read_text("utf-8")
-    assert page == format_page(read_results())
+def test_page_and_tables_agree_with_the_results() -> None:
+    runs = read_results()
+    assert quickstart_seeds.PAGE.read_text("utf-8") == format_page(runs)
+    assert quickstart_seeds.TABLES.read_text("utf-8") == format_tables(runs)
+    gold = {line.get_label(): line.get_ydata() for line in draw(runs).axes[0].lines}
+    assert list(gold["PPO-max"]) == [run.outcome.max_gold for run in runs]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.drawing import save
 from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import running
 from benchmarks.reproduce.claims import CLAIMS, Check, Claim, Runs, Value, Verdict, judge
-from benchmarks.reproduce.drawing import draw, save
+from benchmarks.reproduce.drawing import draw
 from benchmarks.reproduce.measuring import (
     BINS,
     averaged,
@@ -30,7 +32,14 @@ from benchmarks.reproduce.measuring import (
     skewness,
     summarize_samples,
 )
-from benchmarks.reproduce.page import IMAGES, PAGE, format_page, has_seeds, read_results
+from benchmarks.reproduce.page import (
+    IMAGES,
+    PAGE,
+    format_claims,
+    format_page,
+    has_seeds,
+    read_results,
+)
 from benchmarks.reproduce.running import RESULTS, Plan, subtract
 from benchmarks.reproduce.table import (
     ADDED,
@@ -313,6 +322,14 @@ def test_small_measures() -> None:
 
 # --- figures and page
 
+Found = Mapping[int, Runs]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """The committed results."""
+    return read_results(RESULTS)
+
 
 def made_up() -> dict[int, dict[str, Any]]:
     """A result of every part for two seeds."""
@@ -381,26 +398,25 @@ def test_scores_are_drawn_above_that_of_their_start() -> None:
     assert panel.get_lines()[0].get_ydata().tolist() == [-1.0, 7.0]  # 1 and 9
 
 
-def test_the_page_is_that_of_the_committed_results() -> None:
-    found = read_results(RESULTS)
+def test_page_and_claims_agree_with_the_committed_results(found: Found) -> None:
     drawn = [name for name, figure in EXPERIMENTS.items() if has_seeds(figure, found)]
 
-    page = (ROOT / "docs" / PAGE).read_text("utf-8")
-    assert page == format_page(found, drawn)
+    assert (ROOT / "docs" / PAGE).read_text("utf-8") == format_page(found)
+    claims = format_claims(found, drawn, "../../docs")
+    assert RESULTS.with_suffix(".md").read_text("utf-8") == claims
     images = {path.stem for path in (ROOT / "docs" / IMAGES).glob("*.svg")}
     assert images == set(drawn)
     assert f"tests {len(CLAIMS)} statements" in (ROOT / "README.md").read_text("utf-8")
 
 
-def mean_gold(figure: str, arm: Arm, place: int = -1) -> str:
+def mean_gold(found: Found, figure: str, arm: Arm, place: int = -1) -> str:
     """The committed gold reward of an arm, in the sample at a place, as the pages have it."""
-    found = read_results(RESULTS)
     seeds = EXPERIMENTS[figure].seeds
     return f"{fmean(found[seed][arm.name]['samples']['gold'][place] for seed in seeds):.2f}"
 
 
-def test_the_table_of_tricks_is_that_of_the_committed_results() -> None:
-    gold = partial(mean_gold, "tricks")
+def test_table_of_tricks_agrees_with_the_committed_results(found: Found) -> None:
+    gold = partial(mean_gold, found, "tricks")
     rows = [
         f"| {added.label.removeprefix('with ')} | {gold(without)} | {gold(added)} |"
         for without, added in zip(LEFT_OUT, ADDED, strict=True)
@@ -411,9 +427,9 @@ def test_the_table_of_tricks_is_that_of_the_committed_results() -> None:
     assert f"means of three seeds, SFT has {gold(PPO_MAX, 0)} (" in text
 
 
-def test_the_page_of_the_worlds_is_that_of_the_committed_results() -> None:
-    figure, found = EXPERIMENTS["worlds"], read_results(RESULTS)
-    gold = partial(mean_gold, "worlds")
+def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> None:
+    figure = EXPERIMENTS["worlds"]
+    gold = partial(mean_gold, found, "worlds")
     vanilla, ppo_max = figure.arms
     text = " ".join((ROOT / "docs" / "lab.md").read_text("utf-8").split())
     assert (
