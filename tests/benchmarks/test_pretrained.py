@@ -16,10 +16,8 @@ from benchmarks.pretrained import (
     Benchmark,
     Sizes,
     Step,
-    common_opening,
     correlate_scores,
     find_harm,
-    first_responses,
 )
 from benchmarks.pretrained_page import (
     ESTIMATES,
@@ -61,24 +59,6 @@ def test_page_and_tables_agree_with_the_results() -> None:
     assert pretrained.RESULTS.with_suffix(".md").read_text("utf-8") == format_tables(results)
 
 
-def test_responses_are_shown_by_prompt() -> None:
-    rows = [
-        {
-            "policy": policy,
-            "prompt": [],
-            "prompt_text": prompt,
-            "response": f"{policy[5:]} {prompt}",
-        }
-        for policy in ("runs/sft", "runs/ppo")
-        for prompt in "abc"
-    ]
-    shown = first_responses(rows, prompts=2)
-    assert [entry["responses"] for entry in shown] == [
-        {"sft": "sft a", "ppo": "ppo a"},
-        {"sft": "sft b", "ppo": "ppo b"},
-    ]
-
-
 def test_the_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     scores = {"runs/sft": [(1, 10), (2, 1000), (3, 100)], "runs/ppo": [(1, 3), (2, 2), (3, 1)]}
     rows = [
@@ -89,14 +69,6 @@ def test_the_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     # 1 - 6 * (0 + 1 + 1) / (3 * 8), where the ranks of two responses differ by 1
     assert correlate_scores(rows, "sft") == pytest.approx(0.5, abs=1e-5)
     assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
-
-
-def test_the_opening_that_most_responses_share() -> None:
-    responses = ["Research suggests sleep.", "Research suggests food.", "You can rest.", ""]
-    rows = [{"policy": f"runs/{name}", "response": r} for r in responses for name in ("sft", "ppo")]
-    rows += [{"policy": "runs/sft", "response": "You can eat."}] * 2
-    assert common_opening(rows, "ppo") == {"words": "Research suggests", "share": 0.5}
-    assert common_opening(rows, "sft") == {"words": "You can", "share": 0.5}
 
 
 def test_the_figure_has_means_of_four_iterations_above_the_first() -> None:
@@ -149,10 +121,6 @@ def test_harm_is_a_gold_score_that_stays_low() -> None:
     start = [0.0, 0.1, -0.1, 0.1, -0.1]  # deviation 0.1, of a response 0.4: the bound is -0.2
     assert find_harm([*start, -0.19, -0.19, -0.19]) is None
     assert find_harm([*start, -0.3, -0.3, 0.0, -0.3, -0.3, -0.3]) == 9
-
-
-def test_quarters_are_of_the_iterations() -> None:
-    assert quarter_means([1, 3, 5, 5, 0, 0, 2, 4]) == [2, 5, 0, 3]
 
 
 def test_finished_steps_are_not_repeated(
@@ -223,3 +191,7 @@ def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
     assert "not run yet)" not in page.split("## 1.")[1]
     assert page.count("ppo_max_0") >= 3
     assert draw(read_runs(root / "results.jsonl")).axes
+
+
+def test_quarters_are_of_the_iterations() -> None:
+    assert quarter_means([1, 3, 5, 5, 0, 0, 2, 4]) == [2, 5, 0, 3]

@@ -105,20 +105,6 @@ def test_verdicts(found: dict[int, Runs], asked: Claim, verdict: Verdict) -> Non
     assert judge(asked, found).verdict is verdict
 
 
-def test_a_verdict_says_what_was_compared() -> None:
-    check = Check(Value(A, "gold"), ">", Value(B, "gold", "start"), factor=2.0, margin=-0.5)
-
-    (line,) = judge(claim(check), results((1.0, 0.0), (1.2, 0.0), (-1.4, 0.0))).lines
-
-    expected = "gold: a (0.267 ± 1.4) above 2 x b at the start (0 ± 0) - 0.5; 2 of 3 seeds"
-    assert line == expected
-
-    check = Check(Value(A, "gold", "peak"), "~", Value(A, "response_length"), margin=200.0)
-    (line,) = judge(claim(check), results((123.4, 0.0))).lines
-    expected = "gold of a at its peak (123) near response length of a (8), within 200; 1 of 1 seeds"
-    assert line == expected
-
-
 def test_values_of_courses_and_single_numbers() -> None:
     curve = [None, 1.0, *([3.0] * 16), 4.0, 6.0]
     run = {"curves": {"kl": curve}, "preferences": {"helpful": {"win": 0.4}}, "first_warning": {}}
@@ -189,12 +175,6 @@ def test_a_key_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len({key, *(other.key() for other in others)}) == 5
     monkeypatch.setattr(running, "code_hash", lambda: "other code")
     assert plan.key() != key
-
-
-def test_comments_and_docstrings_are_no_code() -> None:
-    code = '"""Doc."""\ndef f(x):\n    """Doc."""\n    return x  # why\n'
-
-    assert ast.unparse(running.strip_docstrings(code)) == "def f(x):\n    return x"
 
 
 def test_a_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> None:
@@ -268,27 +248,6 @@ def test_a_failed_run_names_its_log_and_the_others_are_kept(
     assert Plan(VANILLA, 7, tmp_path, tmp_path / "results.jsonl").is_finished()
 
 
-def test_an_unknown_figure_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"figures: expected some of fig4, .* got fig5"):
-        reproduce.run(["fig4", "fig5"])
-
-
-def test_the_time_left_is_that_of_the_pace_so_far(tmp_path: Path) -> None:
-    plans = [Plan(part, 0, tmp_path) for part in (ENGLISH, VANILLA)]
-    progress = reproduce.Progress(plans)
-    assert progress.time_left() == "-"
-
-    progress.started -= 2 * ENGLISH.seconds
-    progress.finish(plans[0])
-
-    minutes, seconds = map(int, progress.time_left().split(":"))
-    assert 60 * minutes + seconds == pytest.approx(2 * VANILLA.seconds, abs=2)
-    log = tmp_path / "log"
-    log.write_text("first\nlast  \n\n", "utf-8")
-    assert reproduce.last_line(log) == "last"
-    assert reproduce.last_line(tmp_path / "none") == ""
-
-
 # --- measures
 
 
@@ -359,14 +318,17 @@ def made_up() -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["fig4", "fig2", "fig3", "fig10", "fig12", "fig13", "size", "monitors", "tricks"]
+    "name", ["fig2", "fig3", "fig10", "fig12", "fig13", "size", "monitors", "tricks"]
 )
-def test_a_figure_of_each_kind_is_drawn(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "figure.svg"
+def test_figure_of_each_kind_is_drawn(name: str) -> None:
+    assert draw(EXPERIMENTS[name], made_up()).axes
+
+
+def test_figure_of_the_same_results_is_the_same_file(tmp_path: Path) -> None:
     files = []
     for _ in range(2):
-        save(draw(EXPERIMENTS[name], made_up()), path)
-        files.append(path.read_bytes())
+        save(draw(EXPERIMENTS["fig12"], made_up()), tmp_path / "figure.svg")
+        files.append((tmp_path / "figure.svg").read_bytes())
     assert files[0] == files[1]
 
 
@@ -477,3 +439,14 @@ def test_a_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
     assert found["ppo_max"]["preferences"]["helpful"].keys() == {"win", "tie", "lose"}
     assert found["foundation-biased-en"]["accuracy"] >= 0
     assert read_results(results) == {}  # a trial is no result
+
+
+def test_comments_and_docstrings_are_no_code() -> None:
+    code = '"""Doc."""\ndef f(x):\n    """Doc."""\n    return x  # why\n'
+
+    assert ast.unparse(running.strip_docstrings(code)) == "def f(x):\n    return x"
+
+
+def test_an_unknown_figure_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"figures: expected some of fig4, .* got fig5"):
+        reproduce.run(["fig4", "fig5"])

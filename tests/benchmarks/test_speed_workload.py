@@ -21,7 +21,6 @@ from benchmarks.speed.workload import (
     policy_network,
     prompts,
     save_networks,
-    tokenizer,
 )
 
 TINY = Workload(**SIZES["tiny"])
@@ -72,13 +71,6 @@ def test_responses_end_with_the_probability_asked_for(mode: str) -> None:
         assert ends[2] == pytest.approx(1 / 32, rel=0.1)
     else:
         assert ends[2] < 1e-12
-
-
-def test_the_tokenizer_has_the_networks_special_tokens() -> None:
-    words = tokenizer(TINY)
-
-    assert (words.pad_token_id, words.bos_token_id, words.eos_token_id) == (PAD, BOS, EOS)
-    assert len(words) == TINY.vocab
 
 
 def test_a_job_survives_its_file(folder: Path, tmp_path: Path) -> None:

@@ -180,13 +180,3 @@ def test_dotted_options_exist(document: Path) -> None:
     named = {match for span in spans for match in re.findall(r"(?<![\w./])\w+\.\w+", span)}
     of_groups = {name for name in named if name.partition(".")[0] in GROUPS}
     assert of_groups - OPTIONS == set()
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_line_waits_to_be_filled_in(document: Path) -> None:
-    assert re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", _without_code(document)) == []
-
-
-def _without_code(document: Path) -> str:
-    text = re.sub(r"^```.*?^```", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"`[^`]*`", "", text)

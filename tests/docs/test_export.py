@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_scalar_model
 from tests.configs.tiny_runs import RUNS, SMALL, fit, moved, overlay
 from tests.docs.blocks import ROOT, blocks, commands
-from tests.docs.running import run_here, run_in_shell
+from tests.docs.running import run_here
 from tests.docs.workspace import make_workspace, standing_in
 from tests.support.gguf_file import CHAT_TEMPLATE
 
@@ -72,14 +71,6 @@ def test_the_first_story(page: Path, capsys: pytest.CaptureFixture[str]) -> None
     for command in commands(BLOCKS[0]):
         assert run_here(command.words).status == 0
     check_first_story(page, capsys.readouterr().out)
-
-
-@pytest.mark.slow  # starts two commands in a shell
-def test_the_first_story_from_a_shell(page: Path) -> None:
-    shutil.rmtree(page / "runs/exported", ignore_errors=True)
-    done = run_in_shell(BLOCKS[0].text, page)
-    assert done.returncode == 0, done.stderr
-    check_first_story(page, done.stdout)
 
 
 def test_a_smaller_copy(page: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_rlhf.rewards import RULES, LengthRule
 from tests.configs.tiny_runs import SMALL, logged, overlay, run
 from tests.docs.blocks import ROOT, blocks, commands
 
@@ -71,13 +70,3 @@ def test_the_evaluation_of_the_page_reports_the_rule(fresh_workspace: Path) -> N
     assert report["rewards"]["length"] == {"rule": "length", "longest": 0}
     for policy in report["policies"].values():
         assert policy["rewards"]["length"]["mean"] == -policy["response_length"]
-
-
-def test_the_page_lists_every_rule_with_its_arguments() -> None:
-    text = PAGE.read_text("utf-8")
-    rows = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| `")}
-    for name, rule in RULES.items():
-        arguments = rule.__dataclass_fields__  # type: ignore[attr-defined]
-        where = text if name == "http" else rows[name]
-        assert [a for a in arguments if f"`{a}`" not in where and f"{a}:" not in where] == []
-    assert LengthRule(longest=0)([], [], [4]) == [-4.0]

@@ -47,13 +47,6 @@ def parse(cell: Any) -> ast.Module:
     return ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", cell.source, flags=re.MULTILINE))
 
 
-def test_the_notebooks_are_numbered() -> None:
-    assert NOTEBOOKS
-    assert [path.stem[:2] for path in NOTEBOOKS] == [
-        f"{number:02d}" for number in range(1, len(NOTEBOOKS) + 1)
-    ]
-
-
 @each_notebook
 def test_a_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -> None:
     notebook = read(path)
@@ -69,15 +62,6 @@ def test_a_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -
     package = "lit_callbacks" if path.stem == ALONE else "lit_rlhf"
     assert f'if importlib.util.find_spec("{package}") is None:\n    %pip install' in install.source
     assert f'PACKAGE = "{package.replace("_", "-")}"' in parameters.source
-
-
-@each_notebook
-def test_every_step_is_explained_before_it_is_computed(path: Path) -> None:
-    cells = read(path).cells
-
-    headings = [cell for cell in cells if cell.cell_type == "markdown" and "## " in cell.source]
-    assert len(headings) >= 2
-    assert all(cell.source.strip() for cell in cells)
 
 
 def defined_names(module: str) -> set[str]:

@@ -85,12 +85,3 @@ def test_the_hooks_of_a_commit_run_the_commands_of_make_lint() -> None:
     for hook in hooks:
         command = hook["entry"].replace(" --force-exclude", "")
         assert f"$(BIN)/{command}" in makefile
-
-
-@pytest.mark.parametrize("name", ["bug", "feature"])
-def test_a_form_for_issues_has_what_the_forms_need(name: str) -> None:
-    form = read_yaml(ROOT / f".github/ISSUE_TEMPLATE/{name}.yml")
-    assert form["name"]
-    assert form["description"]
-    fields = [field for field in form["body"] if field["type"] != "markdown"]
-    assert all(field["id"] and field["attributes"]["label"] for field in fields)
