@@ -113,7 +113,7 @@ def read_metric(folder: Path, key: str) -> dict[int, float]:
 
 
 class Detection(NamedTuple):
-    """What a detector says of a run.
+    """The verdict of a detector on a run.
 
     Attributes:
         flagged_at: Iteration of the first verdict "collapsed"; `None` without one.
@@ -209,7 +209,7 @@ COLUMNS = ("flagged_at", "gold_at_flag", "peak_gold", "last_gold", "harmed_at", 
 
 
 def format_policies(rows: list[dict[str, Any]]) -> str:
-    """What became of the policies, as a Markdown table and a sentence."""
+    """Format the outcome of each policy, as a Markdown table and a sentence."""
     kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
     lines = [
         "| seed | final gold: SFT | vanilla | vanilla, roll-back | PPO-max | collapses flagged |",
@@ -225,7 +225,7 @@ def format_policies(rows: list[dict[str, Any]]) -> str:
         ),
         "",
         f"With roll-back, the final gold of {kept} of {len(rows)} vanilla runs is no lower than "
-        "that of SFT.",
+        "SFT's.",
     ]
     return "\n".join(lines)
 

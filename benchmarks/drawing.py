@@ -1,4 +1,4 @@
-"""What the benchmarks' figures share: style, bands over seeds, and files that repeat."""
+"""Shared parts of the benchmarks' figures: style, bands over seeds, and files that repeat."""
 
 from __future__ import annotations
 

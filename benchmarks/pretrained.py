@@ -64,9 +64,9 @@ GOLD_SEED = 1000
 """Seed of the gold reward model's head and of the order of its data."""
 LORA = {"lora_rank": 16, "lora_alpha": 32}
 LORA_RATE = 10.0
-"""Learning rate of adapters over that of full fine-tuning."""
+"""Learning rate of adapters over full fine-tuning's."""
 FASTER_RUNS = {"ppo_fast": 5.0, "ppo_faster": 20.0}
-"""Learning rates of the runs of part 4 that are to leave SFT farther, over those of vanilla PPO."""
+"""Learning rates of the runs of part 4 that are to leave SFT farther, over vanilla PPO's."""
 HARM = 0.5
 """Harm is done below the first gold score minus this many of its standard deviations."""
 CURVES = (
@@ -89,10 +89,10 @@ class Sizes:
 
     Attributes:
         gold_pairs: Pairs of the gold reward model.
-        proxy_pairs: Pairs of the other reward models. Their chosen responses are the demonstrations
-            of SFT, and their prompts those of PPO.
+        proxy_pairs: Pairs of the other reward models. SFT trains on their chosen responses, and
+            PPO on their prompts.
         val_pairs: Pairs for validation during training.
-        test_pairs: Pairs for the figures of parts 1, 2 and 5; their prompts are those of part 3.
+        test_pairs: Pairs for the figures of parts 1, 2 and 5; part 3 uses their prompts.
         max_response: Longest response of a pair, in tokens; longer ones are left out.
         iterations: Iterations of PPO.
         prompts: Prompts of each evaluation of policies.
@@ -573,8 +573,8 @@ def run(
     for name in ("sizes", "precision"):
         if earlier[name] != settings[name]:
             raise ValueError(
-                f"{name}: expected that of the results in {results}, {earlier[name]}, or another "
-                f"output_dir; got {settings[name]}"
+                f"{name}: expected {earlier[name]}, as in {results}, or another output_dir; "
+                f"got {settings[name]}"
             )
     write_run(results, "settings", settings)
     steps = benchmark.steps(seeds)
@@ -593,7 +593,7 @@ def run(
 
 
 def say(text: str) -> None:
-    """Print a line at once, also where the output is a file."""
+    """Print a line at once, even to a file."""
     print(text, file=sys.stderr, flush=True)
 
 

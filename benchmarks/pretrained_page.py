@@ -296,7 +296,7 @@ def format_detector(results: Mapping[str, Any]) -> str:
 
 
 def format_faster(results: Mapping[str, Any]) -> str:
-    """What became of the policies of part 4; empty if they have not been evaluated."""
+    """Format the policies of part 4; empty if they have not been evaluated."""
     evaluations = find_evaluations(results, "faster_policies_")
     if not evaluations:
         return ""
@@ -338,7 +338,7 @@ def format_lora(results: Mapping[str, Any]) -> str:
 
 
 def format_times(results: Mapping[str, Any]) -> str:
-    """What each step took, and the estimates of those that have not been run."""
+    """Format the time of each step, or its estimate if it has not been run."""
     rows = []
     for name, estimate in ESTIMATES.items():
         steps = {

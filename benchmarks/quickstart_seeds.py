@@ -65,7 +65,7 @@ class Arithmetic(NamedTuple):
     Attributes:
         title: Name in the tables.
         threads: Number of threads.
-        overlays: Configurations that are added to those of every stage.
+        overlays: Configurations that are added in every stage.
     """
 
     title: str
@@ -139,7 +139,7 @@ class Claim(NamedTuple):
 CLAIMS = (
     Claim(
         f"vanilla PPO ends at least {COLLAPSE_STDS} SFT standard deviations below SFT in gold, "
-        "with a reward-model score above that of PPO-max",
+        "with a reward-model score above PPO-max's",
         lambda run: run.outcome.exploited,
         RECIPE_SEEDS,
         allowed_failures=1,
@@ -191,7 +191,7 @@ def run_one(output_dir: str, seed: int, arithmetic: str) -> None:
     stage("sft", lambda: stages.fit(["sft.yaml", *overlays], seeded=["--data.seed"]))
     stage("preferences", stages.label_preferences)
     stage("reward", lambda: stages.fit_reward("reward.yaml", *overlays))
-    # named, or the overlay would add its own name to that of the run
+    # named, or the overlay would add its own name to the run's
     vanilla = ("ppo_max.yaml", "ppo_vanilla.yaml", *overlays)
     stage("ppo_vanilla", lambda: stages.fit_ppo(vanilla, "--name", "ppo_vanilla"))
     stage("ppo_max", lambda: stages.fit_ppo(("ppo_max.yaml", *overlays), "--name", "ppo_max"))
@@ -256,7 +256,7 @@ def run(
     arithmetics: tuple[str, ...] = tuple(ARITHMETICS),
     parallel: int = 1,
 ) -> None:
-    """Train the runs that have no result yet, each in a process of its own.
+    """Train the runs that have no result yet, each in its own process.
 
     Args:
         output_dir: Folder for the runs.
@@ -326,7 +326,7 @@ def format_verdicts(runs: Sequence[RunResult]) -> str:
 
 
 def format_outcomes(runs: Iterable[RunResult]) -> str:
-    """What became of the policies, as a Markdown table with a row for each run."""
+    """Format the outcomes, as a Markdown table with a row for each run."""
     lines = [
         "| seed | arithmetic | gold: SFT (std) / vanilla / PPO-max | "
         "well-formed, %: SFT / vanilla / PPO-max | RM: vanilla / PPO-max | "
@@ -349,7 +349,7 @@ def format_outcomes(runs: Iterable[RunResult]) -> str:
 
 
 def format_detections(runs: Iterable[RunResult]) -> str:
-    """What the detector did, as a Markdown table with a row for each run."""
+    """Format the detections, as a Markdown table with a row for each run."""
 
     def step(value: int | None) -> str:
         return "-" if value is None else str(value)
@@ -459,7 +459,7 @@ def format_tables(runs: Sequence[RunResult]) -> str:
 
 
 def format_others(runs: Sequence[RunResult]) -> str:
-    """What the table of verdicts leaves out."""
+    """Format what the table of verdicts leaves out."""
     watched = [run for run in runs if run.seed in DETECTOR_SEEDS]
     in_time = sum(run.in_time[FACTORS.index(1.0)] for run in watched)
     exploited, improved = (sum(map(claim.holds, watched)) for claim in CLAIMS[:2])

@@ -137,7 +137,7 @@ def configuration_page() -> str:
         "Generated from the signatures and docstrings of the classes that a configuration names.\n"
         "A key with a point is nested in YAML (`model: {init_args: {sampling: {top_p: 1.0}}}`),\n"
         "and the command line takes it as it stands (`--model.sampling.top_p 1.0`). Keys of the\n"
-        "trainer are those of Lightning's `Trainer`, and those of callbacks are in\n"
+        "trainer belong to Lightning's `Trainer`, and keys of callbacks are in\n"
         "[their reference](lit_callbacks.md).\n"
     ]
     for stage, classes in stages.items():

@@ -159,7 +159,7 @@ def run(
         figures: Names of figures, or `all`.
         output_dir: Folder for models and logs.
         results: File of the results.
-        seeds: Seeds to run, instead of those of the table.
+        seeds: Seeds to run, instead of the table's.
         parallel: Number of processes at a time, with one thread each.
         trial: Cut all stages to a few batches, to try the commands. Give it its own `output_dir`
             and `results`.

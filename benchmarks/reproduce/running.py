@@ -35,8 +35,8 @@ from lit_rlhf.tools.commands.quickstart import DEFAULT_DIR, Quickstart
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reproduction.jsonl"
 REVISION = 1
 """To be raised with a change outside of `HASHED` that changes results."""
-HASHED = ("functional", "lab")
-"""Packages whose source is part of the key; that of all others changes too often."""
+HASHED = ("functional", "tools/lab")
+"""Packages whose source is part of the key; other packages change too often."""
 LIBRARIES = ("torch", "lightning", "transformers")
 SAMPLED_PROMPTS = 256
 SAMPLES = 7
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def foundation(self) -> Foundation:
-        """What PPO starts from."""
+        """The foundation that PPO starts from."""
         return self.part.foundation if isinstance(self.part, Arm) else self.part
 
     def of(self, part: Foundation | Arm) -> Plan:
@@ -120,12 +120,12 @@ class Plan:
         return self.is_finished() and (is_arm or all(model.is_file() for model in models))
 
     def chain(self) -> list[Plan]:
-        """What has to be ready before it, in order, and itself."""
+        """The plans that have to be ready first, in order, and this one."""
         foundation = self.foundation
         return list(map(self.of, dict.fromkeys((foundation.base, foundation, self.part))))
 
     def configs(self) -> list[dict[str, Any]]:
-        """The configurations of PPO, the last of which wins; without an arm those of the stages."""
+        """The configurations of PPO, the last of which wins; without an arm the stages'."""
         if isinstance(self.part, Foundation):
             overlays = [read_yaml(f"ablations/{name}") for name in self.part.overlays]
             stages = [read_yaml("quickstart/sft"), read_yaml("quickstart/reward"), *overlays]
@@ -230,7 +230,7 @@ def strip_docstrings(source: str) -> ast.Module:
     return tree
 
 
-# --- one run, in a process of its own
+# --- one run, in its own process
 
 
 def train(plan: Plan) -> None:
@@ -255,7 +255,7 @@ def train(plan: Plan) -> None:
         "seed": plan.seed,
         "key": key,
         "trial": plan.trial,
-        # of the last process alone, if there was an interruption
+        # of the last process only, if there was an interruption
         "cpu_seconds": round(sum(used.ru_utime + used.ru_stime for used in usage), 1),
         "versions": versions(),
         **measured,

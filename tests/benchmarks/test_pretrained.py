@@ -152,9 +152,9 @@ def test_finished_steps_are_not_repeated(
     assert ran == ["perplexity_base", "sft"]
     assert "| pretrained | 9.00 [8.00, 10.00] |" in (tmp_path / "results.md").read_text("utf-8")
     assert "[2/3] part 1: sft took 1.0 minutes" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="sizes: expected that of the results in"):
+    with pytest.raises(ValueError, match=r"sizes: expected .*, as in .* got"):
         pretrained.run("base", "hh", str(tmp_path), Sizes(), parts=(1,))
-    with pytest.raises(ValueError, match=r"precision: .*, 32-true, .* got bf16-mixed"):
+    with pytest.raises(ValueError, match=r"precision: expected 32-true, .* got bf16-mixed"):
         pretrained.run("base", "hh", str(tmp_path), TINY, precision="bf16-mixed")
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lit_rlhf
 from benchmarks.drawing import save
 from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import running
@@ -173,6 +174,8 @@ def test_a_key_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.Monkey
     others = [replace(plan, seed=1), replace(plan, trial=True), plan.of(PPO_MAX)]
     others.append(plan.of(replace(VANILLA, foundation=FEW_PAIRS)))
     assert len({key, *(other.key() for other in others)}) == 5
+    packages = [Path(lit_rlhf.__file__).parent / name for name in running.HASHED]
+    assert all(list(package.glob("*.py")) for package in packages)
     monkeypatch.setattr(running, "code_hash", lambda: "other code")
     assert plan.key() != key
 
