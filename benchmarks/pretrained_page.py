@@ -14,33 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.drawing import COLORS, STYLE, band, finish_panel
+from benchmarks.results_file import table
 
 PAGE_TEMPLATE = Path(__file__).with_suffix(".md.j2")
 TABLES_TEMPLATE = Path(__file__).with_name("pretrained_tables.md.j2")
 NOT_RUN = "not run yet"
-
-ESTIMATES = {
-    "perplexity_base": 3,
-    "sft": 26,
-    "perplexity_sft": 3,
-    "reward": 45,
-    "report_reward": 9,
-    "reward_no_lm": 42,
-    "report_reward_no_lm": 9,
-    "gold": 73,
-    "report_gold": 9,
-    "sft_lora": 20,
-    "perplexity_sft_lora": 3,
-    "reward_lora": 35,
-    "report_reward_lora": 9,
-    "ppo_max": 36,
-    "ppo_vanilla": 36,
-    "policies": 20,
-    "ppo_fast": 36,
-    "ppo_faster": 36,
-    "faster_policies": 20,
-}
-"""CPU minutes of a step, estimated from 105 trained tokens per second and core."""
 
 RUNS = {
     "ppo_vanilla": "vanilla PPO",
@@ -338,24 +316,16 @@ def format_lora(results: Mapping[str, Any]) -> str:
 
 
 def format_times(results: Mapping[str, Any]) -> str:
-    """Format the time of each step, or its estimate if it has not been run."""
-    rows = []
-    for name, estimate in ESTIMATES.items():
-        steps = {
-            key: value
-            for key, value in results.items()
-            if key == name or (key.removeprefix(f"{name}_").isdigit() and key != name)
-        }
-        for key, step in steps.items():
-            title = f"{key} (resumed)" if step["resumed"] else key
-            rows.append(
-                [
-                    *(title, step["part"], f"{step['cpu_minutes']:.1f}", f"{step['minutes']:.1f}"),
-                    *(step["threads"], step["load"], f"{step['peak_gib']:.1f}"),
-                ]
-            )
-        if not steps:
-            rows.append([name, "", f"{estimate} (estimated)", NOT_RUN, "", "", ""])
+    """Format the time of each step."""
+    rows = [
+        [
+            f"{name} (resumed)" if step["resumed"] else name,
+            *(step["part"], f"{step['cpu_minutes']:.1f}", f"{step['minutes']:.1f}"),
+            *(step["threads"], step["load"], f"{step['peak_gib']:.1f}"),
+        ]
+        for name, step in sorted(results.items(), key=lambda item: item[1].get("part", 0))
+        if "minutes" in step
+    ]
     heads = ["step", "part", "CPU minutes", "minutes", "threads", "load", "peak, GiB"]
     return table(heads, rows)
 
@@ -403,12 +373,6 @@ def one_line(text: str) -> str:
     """A text on one line that Markdown shows as it is."""
     escaped = "".join(f"\\{letter}" if letter in "\\`*_<>[]#|" else letter for letter in text)
     return " ".join(escaped.split())
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
 
 
 # --- the figure

@@ -12,13 +12,9 @@ interrupted run continues with its first unfinished stage.
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +30,8 @@ from benchmarks.collapse import (
     scale_thresholds,
 )
 from benchmarks.drawing import COLORS, STYLE, finish_axis, save
-from benchmarks.results_file import read_runs, write_run
+from benchmarks.processes import Job, run_jobs
+from benchmarks.results_file import read_runs, table, write_run
 from lit_callbacks import default_monitors
 from lit_rlhf.files import write_text
 from lit_rlhf.tools.commands.quickstart import (
@@ -264,34 +261,20 @@ def run(
         arithmetics: Keys of `ARITHMETICS` to run.
         parallel: Number of runs at a time.
     """
-    finished = read_runs(RESULTS)
-    missing = [
-        (seed, name)
-        for seed in seeds
-        for name in arithmetics
-        if f"seed_{seed}_{name}" not in finished
-    ]
-
-    def start(seed: int, arithmetic: str) -> None:
-        root = Path(output_dir)
-        root.mkdir(parents=True, exist_ok=True)
-        log_path = root / f"seed_{seed}_{arithmetic}.txt"
-        with log_path.open("a") as log:
-            subprocess.run(
-                [
-                    *(sys.executable, "-m", "benchmarks.quickstart_seeds", "run_one"),
-                    *(str(root), str(seed), arithmetic),
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": str(ARITHMETICS[arithmetic].threads)},
-                check=True,
+    finished, root = read_runs(RESULTS), Path(output_dir)
+    run_jobs(
+        [
+            Job(
+                ["benchmarks.quickstart_seeds", "run_one", str(root), str(seed), name],
+                root / f"seed_{seed}_{name}.txt",
+                ARITHMETICS[name].threads,
             )
-        print(f"seed {seed}, {arithmetic} has finished", file=sys.stderr, flush=True)
-
-    with ThreadPoolExecutor(parallel) as pool:
-        for future in [pool.submit(start, *one) for one in missing]:
-            future.result()
+            for seed in seeds
+            for name in arithmetics
+            if f"seed_{seed}_{name}" not in finished
+        ],
+        parallel,
+    )
 
 
 def read_results(path: Path = RESULTS) -> list[RunResult]:
@@ -303,10 +286,7 @@ def read_results(path: Path = RESULTS) -> list[RunResult]:
 
 def format_verdicts(runs: Sequence[RunResult]) -> str:
     """The claims with the number of runs in which they hold, as a Markdown table."""
-    lines = [
-        "| claim | decided on seeds | required | holds in | fails in | verdict |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for claim in CLAIMS:
         n_all = len(claim.seeds) * len(ARITHMETICS)
         deciding = [run for run in runs if run.seed in claim.seeds]
@@ -319,54 +299,52 @@ def format_verdicts(runs: Sequence[RunResult]) -> str:
         required = f"{n_all - claim.allowed_failures} of {n_all}"
         held = f"{len(deciding) - len(failed)} of {len(deciding)}"
         where = "; ".join(f"seed {r.seed}, {ARITHMETICS[r.arithmetic].title}" for r in failed)
-        lines.append(
-            f"| {claim.text} | {seeds} | {required} | {held} | {where or '-'} | {verdict} |"
-        )
-    return "\n".join(lines)
+        rows.append([claim.text, seeds, required, held, where or "-", verdict])
+    head = ["claim", "decided on seeds", "required", "holds in", "fails in", "verdict"]
+    return table(head, rows)
 
 
 def format_outcomes(runs: Iterable[RunResult]) -> str:
     """Format the outcomes, as a Markdown table with a row for each run."""
-    lines = [
-        "| seed | arithmetic | gold: SFT (std) / vanilla / PPO-max | "
-        "well-formed, %: SFT / vanilla / PPO-max | RM: vanilla / PPO-max | "
-        "length: SFT / vanilla / PPO-max | KL: vanilla / PPO-max |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for run in runs:
         o, m = run.outcome, run.metrics
         shares = (o.sft_well_formed, o.vanilla_well_formed, o.max_well_formed)
         lengths = (m[name]["response_length"] for name in ("sft", "ppo_vanilla", "ppo_max"))
-        lines.append(
-            f"| {run.seed} | {ARITHMETICS[run.arithmetic].title} "
-            f"| {o.sft_gold:.2f} ({o.sft_std:.2f}) / {o.vanilla_gold:.2f} / {o.max_gold:.2f} "
-            f"| {' / '.join(f'{100 * share:.0f}' for share in shares)} "
-            f"| {o.vanilla_score:.2f} / {o.max_score:.2f} "
-            f"| {' / '.join(f'{length:.1f}' for length in lengths)} "
-            f"| {m['ppo_vanilla']['kl']:.1f} / {m['ppo_max']['kl']:.1f} |"
+        rows.append(
+            [
+                run.seed,
+                ARITHMETICS[run.arithmetic].title,
+                f"{o.sft_gold:.2f} ({o.sft_std:.2f}) / {o.vanilla_gold:.2f} / {o.max_gold:.2f}",
+                " / ".join(f"{100 * share:.0f}" for share in shares),
+                f"{o.vanilla_score:.2f} / {o.max_score:.2f}",
+                " / ".join(f"{length:.1f}" for length in lengths),
+                f"{m['ppo_vanilla']['kl']:.1f} / {m['ppo_max']['kl']:.1f}",
+            ]
         )
-    return "\n".join(lines)
+    head = ["seed", "arithmetic", "gold: SFT (std) / vanilla / PPO-max"]
+    head += ["well-formed, %: SFT / vanilla / PPO-max", "RM: vanilla / PPO-max"]
+    head += ["length: SFT / vanilla / PPO-max", "KL: vanilla / PPO-max"]
+    return table(head, rows)
 
 
 def format_detections(runs: Iterable[RunResult]) -> str:
     """Format the detections, as a Markdown table with a row for each run."""
 
-    def step(value: int | None) -> str:
-        return "-" if value is None else str(value)
+    def shown(*steps: int | None) -> str:
+        return ", ".join("-" if step is None else str(step) for step in steps)
 
-    lines = [
-        "| seed | arithmetic | vanilla harmed at | vanilla healthy until | vanilla flagged at "
-        "| PPO-max flagged at |",
-        "|---|---|---|---|---|---|",
+    head = ["seed", "arithmetic", "vanilla harmed at", "vanilla healthy until"]
+    head += ["vanilla flagged at", "PPO-max flagged at"]
+    rows = [
+        [
+            *(run.seed, ARITHMETICS[run.arithmetic].title, shown(run.harmed_at)),
+            shown(*run.healthy_until),
+            *(shown(*run.flagged_at[name]) for name in ("ppo_vanilla", "ppo_max")),
+        ]
+        for run in runs
     ]
-    for run in runs:
-        lines.append(
-            f"| {run.seed} | {ARITHMETICS[run.arithmetic].title} | {step(run.harmed_at)} "
-            f"| {', '.join(map(str, run.healthy_until))} "
-            f"| {', '.join(map(step, run.flagged_at['ppo_vanilla']))} "
-            f"| {', '.join(map(step, run.flagged_at['ppo_max']))} |"
-        )
-    return "\n".join(lines)
+    return table(head, rows)
 
 
 PAGE_TEXT = """# Seeds of the quickstart
@@ -383,7 +361,6 @@ python -m benchmarks.quickstart_seeds report   # writes this page
 {done} Each claim was fixed before the first run of the seeds that decide it:
 
 {verdicts}
-
 {in_time}
 
 ![Gold of SFT, vanilla PPO and PPO-max in each run](images/quickstart_seeds.svg)
@@ -400,7 +377,6 @@ on [seeds of the quickstart](../../docs/quickstart_seeds.md).
 ## The policies
 
 {outcomes}
-
 Gold and the share of well-formed responses are over 512 held-out prompts with one response
 each, sampled at temperature 1 ([gold](../../docs/lab.md)). "std" is the standard deviation of the
 SFT policy's gold over prompts. KL is in nats per response.
@@ -408,7 +384,6 @@ SFT policy's gold over prompts. KL is in nats per response.
 ## The detector
 
 {detections}
-
 A run does harm from the first iteration whose mean gold (128 rollouts) is {collapse} standard
 deviations of the SFT policy's gold below its mean. The detector's iterations are given with its
 thresholds {margin} times nearer to their baselines, as they are, and {margin} times farther away.

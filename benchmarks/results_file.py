@@ -1,10 +1,11 @@
-"""The results of a benchmark in one file: JSON lines, one for each run."""
+"""The results of a benchmark: a file with a JSON line for each run, and Markdown tables."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,9 @@ def write_run(path: Path, name: str, result: dict[str, Any]) -> None:
         write_text(path, "".join(lines))
     finally:
         os.close(folder)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Format a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

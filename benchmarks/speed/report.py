@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.results_file import table
 from benchmarks.speed.flops import generation_bytes, stage_flops
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
@@ -175,12 +176,6 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 # Tables
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def comparison_tables(result: dict[str, Any]) -> str:

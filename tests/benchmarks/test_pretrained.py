@@ -20,7 +20,6 @@ from benchmarks.pretrained import (
     find_harm,
 )
 from benchmarks.pretrained_page import (
-    ESTIMATES,
     PANELS,
     draw,
     format_page,
@@ -48,7 +47,7 @@ def test_parts_without_results_say_so() -> None:
 
     sections = page.split("\n## ")[2:]
     assert [text[0] for text in sections] == ["1", "2", "3", "4", "5", "T"]
-    assert all("not run yet" in text for text in sections)
+    assert all("not run yet" in text for text in sections[:-1])
     assert "from not run yet to not run yet" in format_page({"settings": SETTINGS})
     assert "| gold | 7 | 7 | 14 |" in page
 
@@ -59,7 +58,7 @@ def test_page_and_tables_agree_with_the_results() -> None:
     assert pretrained.RESULTS.with_suffix(".md").read_text("utf-8") == format_tables(results)
 
 
-def test_the_agreement_of_proxy_and_gold_is_of_ranks() -> None:
+def test_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     scores = {"runs/sft": [(1, 10), (2, 1000), (3, 100)], "runs/ppo": [(1, 3), (2, 2), (3, 1)]}
     rows = [
         {"policy": policy, "scores": {"reward": float(proxy), "gold": float(gold)}}
@@ -71,7 +70,7 @@ def test_the_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
 
 
-def test_the_figure_has_means_of_four_iterations_above_the_first() -> None:
+def test_figure_has_means_of_four_iterations_above_the_first() -> None:
     assert smooth([1, 3, 5, 7, 9, 3]).tolist() == [4, 6, 6]
     assert smooth([1, 3, 5, 7, 9, 3], above_start=True).tolist() == [0, 2, 2]
     curves = {key: np.arange(8.0).tolist() for key in PANELS}
@@ -87,13 +86,6 @@ def test_the_figure_has_means_of_four_iterations_above_the_first() -> None:
     gold = [line.get_xydata() for line in axes[5].lines]
     assert len(gold) == 3
     assert gold[0].tolist() == [[np.sqrt(1.5), 0], [np.sqrt(5.5), 4]]
-
-
-def test_every_step_has_an_estimate(tmp_path: Path) -> None:
-    steps = Benchmark(tmp_path, "base", "hh", TINY).steps([0, 1])
-
-    assert {step.name.rstrip("_01") for step in steps} == set(ESTIMATES)
-    assert len({step.name for step in steps}) == len(steps)
 
 
 def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
@@ -159,7 +151,7 @@ def test_finished_steps_are_not_repeated(
 
 
 @pytest.mark.parametrize("logged", [99.0, 0.0])
-def test_the_peak_is_that_of_all_phases_of_a_run(logged: float, tmp_path: Path) -> None:
+def test_peak_covers_all_phases_of_a_run(logged: float, tmp_path: Path) -> None:
     figures = {"peak_gib": logged, "perplexity": 2.0}
     step = Step("name", 1, ["-c", "print('done')"], lambda: figures)
     row = pretrained.run_step(step, tmp_path, threads=1)

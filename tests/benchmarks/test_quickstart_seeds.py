@@ -64,7 +64,7 @@ def test_missing_runs_leave_a_claim_open() -> None:
     assert verdicts(ALL[1:]) == [missing, missing, "holds", "holds"]
 
 
-def test_the_runs_in_which_a_claim_fails_are_named() -> None:
+def test_runs_in_which_a_claim_fails_are_named() -> None:
     outcome = AS_EXPECTED.outcome._replace(max_gold=0.6)
     worse = ALL[4]._replace(outcome=outcome)
     row = format_verdicts([*ALL[:4], worse, *ALL[5:]]).splitlines()[3]
@@ -72,7 +72,7 @@ def test_the_runs_in_which_a_claim_fails_are_named() -> None:
 
 
 @pytest.mark.parametrize("place", FAILURES)
-def test_a_failing_run_decides_its_claim_alone(place: int) -> None:
+def test_failing_run_decides_its_claim_alone(place: int) -> None:
     claim = CLAIMS[place]
     deciding = [run for run in ALL if run.seed in claim.seeds]
     others = [
@@ -96,7 +96,7 @@ def test_results_are_read_back_in_order(tmp_path: Path) -> None:
     assert read_results(path) == ALL[:4]
 
 
-def test_an_interrupted_run_continues_with_its_first_unfinished_stage(
+def test_interrupted_run_continues_with_its_first_unfinished_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acts: list[str] = []

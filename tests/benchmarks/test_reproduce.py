@@ -147,7 +147,7 @@ def test_arms_of_one_name_are_one_run() -> None:
     assert all(find_config(f"ablations/{name}") for arm in arms for name in arm.overlays)
 
 
-def test_the_budget_holds() -> None:
+def test_budget_holds() -> None:
     assert total_seconds() / CORES <= 10 * 3600
     minutes = {name: figure.wall_seconds() / 60 for name, figure in EXPERIMENTS.items()}
     assert {name: figure for name, figure in minutes.items() if figure > 60} == {}
@@ -155,7 +155,7 @@ def test_the_budget_holds() -> None:
     assert all(len(EXPERIMENTS[name].seeds) >= 5 for name in ("fig4", "fig6", "fig7"))
 
 
-def test_a_restored_trick_has_the_value_of_ppo_max(tmp_path: Path) -> None:
+def test_restored_trick_has_the_value_of_ppo_max(tmp_path: Path) -> None:
     kept = Plan(ADDED[0], 0, tmp_path).configs()
     base, switched_off = kept[0], kept[1]
 
@@ -166,7 +166,7 @@ def test_a_restored_trick_has_the_value_of_ppo_max(tmp_path: Path) -> None:
     assert subtract({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 0}, "d": None}) == {"a": {"c": 2}}
 
 
-def test_a_key_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_follows_from_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(VANILLA, 0, tmp_path)
     key = plan.key()
 
@@ -180,7 +180,7 @@ def test_a_key_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.Monkey
     assert plan.key() != key
 
 
-def test_a_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> None:
+def test_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> None:
     plan = Plan(VANILLA, 0, tmp_path, tmp_path / "results.jsonl")
     assert not plan.is_finished()
     write_run(plan.results, plan.name, {"key": plan.key()})
@@ -189,7 +189,7 @@ def test_a_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> Non
     assert not plan.is_finished()
 
 
-def test_an_arm_comes_after_what_it_starts_from(tmp_path: Path) -> None:
+def test_arm_comes_after_what_it_starts_from(tmp_path: Path) -> None:
     arm = replace(VANILLA, foundation=FEW_PAIRS)
     names = [plan.part.name for plan in Plan(arm, 0, tmp_path).chain()]
 
@@ -224,7 +224,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_run_is_trained_once_and_kept(tmp_path: Path, started: list[str]) -> None:
+def test_run_is_trained_once_and_kept(tmp_path: Path, started: list[str]) -> None:
     results = str(tmp_path / "results.jsonl")
     reproduce.run(["fig4"], str(tmp_path), results, seeds=(7,))
     first, started[:] = list(started), []
@@ -240,7 +240,7 @@ def test_a_run_is_trained_once_and_kept(tmp_path: Path, started: list[str]) -> N
     assert started == [arm.name for arm in EXPERIMENTS["fig17"].arms[1:]]
 
 
-def test_a_failed_run_names_its_log_and_the_others_are_kept(
+def test_failed_run_names_its_log_and_the_others_are_kept(
     tmp_path: Path, started: list[str]
 ) -> None:
     started.append("fails")
@@ -346,7 +346,7 @@ def test_other_seeds_than_the_figures_are_not_drawn() -> None:
     assert np.allclose(panel.get_lines()[0].get_ydata(), [0.0, 1.0, 2.0])
 
 
-def test_a_figure_is_on_the_page_when_each_curve_has_its_seeds() -> None:
+def test_figure_is_on_the_page_when_each_curve_has_its_seeds() -> None:
     three = {seed: made_up()[SEEDS[0]] for seed in SEEDS[:3]}
     assert has_seeds(EXPERIMENTS["fig4"], three)
     assert has_seeds(EXPERIMENTS["fig2"], three)
@@ -411,7 +411,7 @@ def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> N
 
 
 @pytest.mark.slow
-def test_a_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
+def test_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "benchmarks.reproduce", "run", "fig4", "--trial", "true"),
         *("--seeds", "[0]", "--output_dir", str(tmp_path / "runs")),
@@ -444,12 +444,12 @@ def test_a_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
     assert read_results(results) == {}  # a trial is no result
 
 
-def test_comments_and_docstrings_are_no_code() -> None:
+def test_comments_and_docstrings_do_not_count_as_code() -> None:
     code = '"""Doc."""\ndef f(x):\n    """Doc."""\n    return x  # why\n'
 
     assert ast.unparse(running.strip_docstrings(code)) == "def f(x):\n    return x"
 
 
-def test_an_unknown_figure_is_refused() -> None:
+def test_unknown_figure_is_refused() -> None:
     with pytest.raises(ValueError, match=r"figures: expected some of fig4, .* got fig5"):
         reproduce.run(["fig4", "fig5"])

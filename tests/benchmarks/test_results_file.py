@@ -1,14 +1,18 @@
-"""The file that keeps the results of a benchmark."""
+"""The file that keeps the results of a benchmark, and the processes of its runs."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CalledProcessError
 
+import pytest
+
+from benchmarks.processes import Job, run_jobs
 from benchmarks.results_file import read_run, read_runs, write_run
 
 
-def test_a_run_is_added_or_replaced(tmp_path: Path) -> None:
+def test_run_is_added_or_replaced(tmp_path: Path) -> None:
     path = tmp_path / "new" / "results.jsonl"
     assert read_runs(path) == {}
     assert read_run(path, "b") is None
@@ -26,3 +30,11 @@ def test_writers_at_the_same_time_keep_each_others_runs(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: write_run(path, name, {"name": name}), names))
     assert list(read_runs(path)) == names
+
+
+def test_jobs_keep_their_output_and_a_failure_is_raised(tmp_path: Path) -> None:
+    jobs = [Job(["platform"], tmp_path / "a" / "log.txt"), Job(["no_such_module"], tmp_path / "b")]
+    with pytest.raises(CalledProcessError):
+        run_jobs(jobs, parallel=2)
+    assert (tmp_path / "a" / "log.txt").read_text("utf-8").strip()
+    assert "no_such_module" in (tmp_path / "b").read_text("utf-8")

@@ -18,19 +18,19 @@ from benchmarks.speed.workload import Workload, policy_network, scalar_network
 SMALL = Workload(hidden=8, layers=2, heads=2, kv_heads=1, intermediate=12, vocab=16)
 
 
-def test_weights_are_those_of_the_network() -> None:
+def test_weights_match_the_network() -> None:
     layers = policy_network(SMALL).get_submodule("model.layers")
     matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
 
     assert layer_weights(SMALL) == matrices
 
 
-def test_a_trunks_forward_pass() -> None:
+def test_trunks_forward_pass() -> None:
     # 3 tokens: 2 * 960 * 3 products; 6 pairs, each 2 products of width 8 in 2 layers
     assert trunk_flops(SMALL, 3) == 5760 + 6 * (2 * 2 * 8) * 2
 
 
-def test_an_update_with_one_response() -> None:
+def test_update_with_one_response() -> None:
     # prompt 2, response 2: three tokens are fed to policy and critic, four to the reward model
     trunk_of_3 = 5760 + 384
     trunk_of_4 = 2 * 960 * 4 + 10 * 64

@@ -51,6 +51,6 @@ def test_updates_with_foreign_load_are_dropped() -> None:
     assert [update["foreign_cores"] for update in used] == [0.0, 0.05]
 
 
-def test_a_case_without_a_quiet_update_is_an_error() -> None:
+def test_case_without_a_quiet_update_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"TRL, full: expected .* 0.05 .* got 0.20 at least"):
         quiet_updates([run_with(0.4, 0.2)], "TRL, full")

@@ -61,7 +61,7 @@ def run_of(side: str, *seconds: float, foreign: float = 0.0, memory: float = 100
     }
 
 
-def test_a_summary_takes_medians_over_quiet_updates() -> None:
+def test_summary_takes_medians_over_quiet_updates() -> None:
     runs = [run_of("TRL", 2.0, 4.0), run_of("TRL", 100.0, foreign=1.0), run_of("TRL", 3.0)]
 
     row = summarize(runs, CEILINGS, quiet_cores=0.05)
@@ -87,7 +87,7 @@ def test_on_a_gpu_utilization_and_bandwidth_are_reported() -> None:
     assert row["generation_bound_fraction"] == 0.5
 
 
-def test_a_later_tree_is_compared_with_the_first_and_both_with_the_peer() -> None:
+def test_later_tree_is_compared_with_the_first_and_both_with_the_peer() -> None:
     seconds = {"lit_rlhf a": 2.0, "lit_rlhf b": 1.0, "TRL": 6.0}
     runs = [
         run_of(side, value, memory=100 if side == "TRL" else 50) | {"precision": precision}
@@ -145,17 +145,17 @@ def test_folders_that_are_not_two_source_trees_are_refused(tmp_path: Path) -> No
         our_sides("benchmarks.speed.ours", trees)
 
 
-def test_a_line_through_other_points() -> None:
+def test_fit_line_by_hand() -> None:
     # mean (2, 2): slope 1/2, residuals -1/2, 1, -1/2: 1 - 1.5 / 2
     assert fit_line([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx((1.0, 0.5, 0.25))
 
 
-def test_two_points_are_no_line() -> None:
+def test_fit_line_needs_three_points() -> None:
     with pytest.raises(ValueError, match="at least 3 points, got 2"):
         fit_line([1.0, 2.0], [1.0, 2.0])
 
 
-def test_a_changed_size_takes_what_belongs_to_it() -> None:
+def test_changed_size_takes_what_belongs_to_it() -> None:
     assert resize(Workload(), "hidden", 256) == Workload()
     assert resize(Workload(), "hidden", 512).heads == 16
     assert resize(Workload(), "response", 64) == Workload()
@@ -212,7 +212,7 @@ def test_without_an_interpreter_the_peers_environment_is_made_once(
     assert commands[1][3:] == ["install", *comparison.PEER_PACKAGES]
 
 
-def test_a_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([run_of("TRL", 9.0, foreign=1.0), run_of("TRL", 3.0), run_of("TRL", 4.0)])
     monkeypatch.setattr(comparison, "wait_until_quiet", lambda _: 0.0)
     monkeypatch.setattr(comparison, "run_job", lambda *_: next(answers))
@@ -222,7 +222,7 @@ def test_a_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.Mon
     assert result["updates"][0]["seconds"] == 3.0
 
 
-def test_an_interrupted_benchmark_goes_on_with_the_turns_that_are_missing(
+def test_interrupted_benchmark_continues_with_the_turns_that_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken: list[str] = []
@@ -258,7 +258,7 @@ def test_an_interrupted_benchmark_goes_on_with_the_turns_that_are_missing(
     assert "round 2 of 2: ragged fp32 TRL" in capsys.readouterr().err
 
 
-def test_a_process_that_fails_is_shown(tmp_path: Path) -> None:
+def test_process_that_fails_is_shown(tmp_path: Path) -> None:
     side = comparison.Side("nobody", "benchmarks.speed.nobody")
 
     with pytest.raises(RuntimeError, match=r"(?s)nobody: .* failed.*No module named"):

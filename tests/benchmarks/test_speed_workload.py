@@ -73,7 +73,7 @@ def test_responses_end_with_the_probability_asked_for(mode: str) -> None:
         assert ends[2] < 1e-12
 
 
-def test_a_job_survives_its_file(folder: Path, tmp_path: Path) -> None:
+def test_job_survives_its_file(folder: Path, tmp_path: Path) -> None:
     job = Job(replace(TINY, mode="full"), str(folder), threads=torch.get_num_threads())
     job.save(tmp_path / "job.json")
 

@@ -92,12 +92,12 @@ def test_python_blocks_run_one_after_the_other(document: Path, workspace: Path) 
 
 
 @pytest.mark.parametrize("command", starting_with("lit_rlhf"), ids=command_id)
-def test_a_command_parses(command: Command, workspace: Path) -> None:
+def test_command_parses(command: Command, workspace: Path) -> None:
     parse(command.words[1:])
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_a_command_in_a_configurations_comment_parses(config: Path, workspace: Path) -> None:
+def test_command_in_a_configurations_comment_parses(config: Path, workspace: Path) -> None:
     lines = re.findall(r"^#\s+(lit_rlhf .*)$", config.read_text("utf-8"), re.MULTILINE)
 
     for line in lines:
@@ -115,7 +115,7 @@ def test_make_has_the_target(command: Command) -> None:
 
 
 @pytest.mark.parametrize("command", starting_with("python", "python3", "pip"), ids=command_id)
-def test_the_files_of_a_python_command_are_there(command: Command) -> None:
+def test_files_of_a_python_command_are_there(command: Command) -> None:
     files = [word for word in command.words[1:] if word.startswith("./") or word.endswith(".py")]
     of_page = [block.title for block in blocks(command.block.document)]
 
@@ -141,7 +141,7 @@ def test_callbacks_in_yaml_are_parsed_on_top_of_a_configuration(
 
 
 @pytest.mark.parametrize("command", starting_with("python"), ids=command_id)
-def test_a_python_module_runs(command: Command, workspace: Path) -> None:
+def test_python_module_runs(command: Command, workspace: Path) -> None:
     if command.words[1:2] != ["-m"] or not command.words[2].startswith("lit_callbacks"):
         return
     importlib.import_module(f"{command.words[2]}.__main__").main(command.words[3:])

@@ -53,7 +53,7 @@ def test_example_of_a_format_is_detected_and_loads(format: str, tmp_path: Path) 
         assert len(loaded.records) == (2 if format == "instances" else 1)
 
 
-def test_the_yaml_blocks_go_on_top_of_a_configuration(workspace: Path) -> None:
+def test_yaml_blocks_go_on_top_of_a_configuration(workspace: Path) -> None:
     files = ("configs/sft/hh_cpu.yaml", "sources.yaml", "dynamic.yaml")
     flags = [part for file in files for part in ("--config", file)]
     data = cli_parser().parse_args(["fit", *flags]).fit.data.init_args
@@ -74,7 +74,7 @@ def test_bad_records_are_reported_as_the_page_shows(
     assert capsys.readouterr().out.splitlines() == comments
 
 
-def test_the_encoding_example_trains_on_the_response_and_eos(
+def test_encoding_example_trains_on_the_response_and_eos(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (block,) = (b for b in blocks(PAGE) if "encode_dialogue" in b.text)

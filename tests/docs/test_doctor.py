@@ -27,7 +27,7 @@ def small(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, 
     return "--config", str(overlay(fresh_workspace, "small_ppo", SMALL["ppo"]))
 
 
-def test_a_run_on_other_text_does_not_start(
+def test_run_on_other_text_does_not_start(
     small: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (doctor,) = STORY[0]
@@ -40,7 +40,7 @@ def test_a_run_on_other_text_does_not_start(
     assert any(line.startswith("ok    clipping") for line in shown)
 
 
-def test_a_sound_run_starts(small: tuple[str, str]) -> None:
+def test_sound_run_starts(small: tuple[str, str]) -> None:
     doctor, fit = STORY[1]
 
     assert run_here(doctor, *small).status == 0

@@ -67,13 +67,13 @@ def check_first_story(page: Path, printed: str) -> None:
     AutoModelForSequenceClassification.from_pretrained(page / "runs/exported/critic")
 
 
-def test_the_first_story(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_story(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in commands(BLOCKS[0]):
         assert run_here(command.words).status == 0
     check_first_story(page, capsys.readouterr().out)
 
 
-def test_a_smaller_copy(page: Path) -> None:
+def test_smaller_copy(page: Path) -> None:
     (command,) = typed("exported/half")
     main(command)
     plain = AutoModelForCausalLM.from_pretrained("runs/exported/half")
@@ -87,14 +87,14 @@ def scores(folder: str) -> torch.Tensor:
     return sequence_scores(model, ids, torch.ones_like(ids, dtype=torch.bool))
 
 
-def test_a_value_head(page: Path) -> None:
+def test_value_head(page: Path) -> None:
     (command,) = typed("reward_trl")
     main(command)
     expected = scores("runs/quickstart/reward")
     torch.testing.assert_close(scores("runs/exported/reward_trl"), expected, rtol=0, atol=1e-6)
 
 
-def test_the_papers_reward_model(page: Path) -> None:
+def test_papers_reward_model(page: Path) -> None:
     (command,) = typed("downloads/reward_en")
     main([word if word != "bfloat16" else "float32" for word in command])
     contract = TextContract.load("runs/reward_en")
@@ -103,13 +103,13 @@ def test_the_papers_reward_model(page: Path) -> None:
     torch.testing.assert_close(scores("runs/reward_en"), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_gguf_file(page: Path) -> None:
+def test_gguf_file(page: Path) -> None:
     (command,) = typed(".gguf")
     main(command)
     assert TextContract.load("runs/smollm2/base").chat_template == CHAT_TEMPLATE
 
 
-def test_an_upload(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upload(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uploaded: dict[str, Any] = {}
 
     class Address(str):

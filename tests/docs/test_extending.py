@@ -49,7 +49,7 @@ def test_all_commands_of_the_page_are_tested_here() -> None:
     )
 
 
-def test_a_function_adds_to_the_reward_models_score(
+def test_function_adds_to_the_reward_models_score(
     fresh_workspace: Path, logs: Path, quickstart: Path
 ) -> None:
     run_small(command_with("brevity.yaml"), fresh_workspace)
@@ -64,7 +64,7 @@ def test_a_function_adds_to_the_reward_models_score(
     assert logged(logs / "ppo_brevity")["rollout/score"][0] != before[0]
 
 
-def test_an_overlay_and_a_flag_leave_the_other_options_of_their_groups(
+def test_overlay_and_a_flag_leave_the_other_options_of_their_groups(
     fresh_workspace: Path, logs: Path
 ) -> None:
     run_small(command_with("cooler.yaml"), fresh_workspace)
@@ -76,7 +76,7 @@ def test_an_overlay_and_a_flag_leave_the_other_options_of_their_groups(
     assert model["loss"]["ratio_clip"] == 0.2  # type: ignore[index]
 
 
-def test_an_overridden_phase_takes_part_in_the_run(
+def test_overridden_phase_takes_part_in_the_run(
     fresh_workspace: Path, logs: Path, quickstart: Path
 ) -> None:
     run_small(command_with("frugal.yaml"), fresh_workspace)
@@ -88,7 +88,7 @@ def test_an_overridden_phase_takes_part_in_the_run(
     assert logged(logs / "ppo_frugal")["rollout/reward"][0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_own_optimizer_trains_with_the_stages_schedule(
+def test_own_optimizer_trains_with_the_stages_schedule(
     fresh_workspace: Path, logs: Path, quickstart: Path
 ) -> None:
     run_small(command_with("my_optimizers.AdafactorSFT"), fresh_workspace)
@@ -113,7 +113,7 @@ def test_own_data_train_a_model_that_keeps_their_contract(
 
 
 @pytest.mark.parametrize(("longest", "iterations"), [(40, 2), (1, 1)])
-def test_an_own_callback_ends_a_run(
+def test_own_callback_ends_a_run(
     fresh_workspace: Path, logs: Path, longest: int, iterations: int
 ) -> None:
     watched = fresh_workspace / "watched.yaml"

@@ -96,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow  # a run with Lightning's progress bar and logger
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
-def test_the_script_trains_what_trls_does(folder: Path) -> None:
+def test_script_trains_what_trls_does(folder: Path) -> None:
     names: dict[str, Any] = {}
     exec(compile(script("lit_ppo.py"), "lit_ppo.py", "exec"), names)
 
@@ -117,7 +117,7 @@ def test_the_script_trains_what_trls_does(folder: Path) -> None:
     assert load_causal_lm(folder / "models" / "ppo").can_generate()
 
 
-def test_a_reward_function_of_trls_gives_the_same_here() -> None:
+def test_reward_function_of_trls_gives_the_same_here() -> None:
     names: dict[str, Any] = {}
     exec(compile(script("my_reward.py"), "my_reward.py", "exec"), names)
     texts, answers = ["iron, I think", "no"], ["iron", "Mars"]

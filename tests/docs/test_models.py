@@ -44,7 +44,7 @@ def test_transformers_score_is_the_stages_score(workspace: Path) -> None:
     assert isinstance(names["response"], str)
 
 
-def test_a_model_of_ones_own_is_optimized_by_the_same_call(workspace: Path) -> None:
+def test_model_of_ones_own_is_optimized_by_the_same_call(workspace: Path) -> None:
     assert supports_chunked_logits(executed("optimize_forward")["model"])
 
 
@@ -55,7 +55,7 @@ def test_adapters_stay_in_float32_on_bfloat16_weights(quickstart: Path) -> None:
     assert types == {(True, torch.float32), (False, torch.bfloat16)}
 
 
-def test_a_reward_model_is_trained_on_without_the_language_models_loss(quickstart: Path) -> None:
+def test_reward_model_is_trained_on_without_the_language_models_loss(quickstart: Path) -> None:
     assert RewardModule(str(quickstart / "reward"), lm_coef=0.0).lm_head is None
     with pytest.raises(ValueError, match="expected a causal language model"):
         RewardModule(str(quickstart / "reward"))

@@ -44,7 +44,7 @@ def test_all_sources_of_the_page_are_logged_and_add_up(fresh_workspace: Path) ->
     assert metrics["rollout/score"][0] == pytest.approx(total, abs=1e-5)
 
 
-def test_the_pages_service_scores_a_run(fresh_workspace: Path, monkeypatch: Any) -> None:
+def test_pages_service_scores_a_run(fresh_workspace: Path, monkeypatch: Any) -> None:
     from scorer import Scorer  # type: ignore[import-not-found]
 
     monkeypatch.setenv("no_proxy", "*")
@@ -63,7 +63,7 @@ def test_the_pages_service_scores_a_run(fresh_workspace: Path, monkeypatch: Any)
     assert metrics["rollout/score/safety"] == [0.0, 0.0]
 
 
-def test_the_evaluation_of_the_page_reports_the_rule(fresh_workspace: Path) -> None:
+def test_evaluation_of_the_page_reports_the_rule(fresh_workspace: Path) -> None:
     run(*COMMANDS[2], "--max_prompts", "2", "--max_new_tokens", "4", "--output", "report.json")
 
     report = json.loads(Path("report.json").read_text())

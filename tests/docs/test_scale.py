@@ -74,7 +74,7 @@ def rows() -> Iterator[str]:
             yield f"| {size} | {name} | {' | '.join(shown)} |"
 
 
-def test_the_table_of_memory_is_the_estimates() -> None:
+def test_memory_table_agrees_with_the_estimate() -> None:
     text = PAGE.read_text("utf-8")
     shown = [line for line in text.splitlines() if re.match(r"\| \d+B \|", line)]
     assert shown == list(rows())
@@ -125,7 +125,7 @@ def test_every_launch_line_parses(monkeypatch: pytest.MonkeyPatch) -> None:
         assert gpus * settings.model.init_args.minibatches.minibatch_size == 32
 
 
-def test_the_timeout_of_the_page_reaches_the_strategy(tmp_path: Path) -> None:
+def test_timeout_of_the_page_reaches_the_strategy(tmp_path: Path) -> None:
     (block,) = (block for block in blocks(PAGE) if block.language == "yaml")
     overlay = tmp_path / "timeout.yaml"
     overlay.write_text(block.text, "utf-8")

@@ -51,7 +51,7 @@ def test_every_package_has_a_page_of_the_reference() -> None:
 @pytest.mark.parametrize(
     ("stage", "config"), [("SFT", "sft"), ("Reward model", "reward"), ("PPO", "ppo_max")]
 )
-def test_the_configuration_page_has_the_keys_of_the_command_line(stage: str, config: str) -> None:
+def test_configuration_page_has_the_keys_of_the_command_line(stage: str, config: str) -> None:
     page = site_pages.configuration_page()
     section = page.partition(f"## {stage}\n")[2].partition("\n## ")[0]
     arguments = ["fit", "--config", str(ROOT / f"configs/quickstart/{config}.yaml")]
@@ -76,7 +76,7 @@ def keys(options: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(
         command,

@@ -18,7 +18,7 @@ def stories(document: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_reward_report(
+def test_reward_report(
     number: int, fresh_workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_here(stories("reward_report.md")[number]).status == 0
@@ -32,7 +32,7 @@ def test_the_reward_report(
     assert list(report["perplexity"]) == ["reward model", "language model"][: number + 1]
 
 
-def test_the_reward_report_says_which_line_is_bad(fresh_workspace: Path) -> None:
+def test_reward_report_says_which_line_is_bad(fresh_workspace: Path) -> None:
     words = stories("reward_report.md")[0]
     file = Path(words[words.index("--preferences") + 1])
     lines = file.read_text("utf-8").splitlines()

@@ -48,7 +48,7 @@ def test_callbacks_use_only_what_lightning_documents() -> None:
 
 
 @pytest.mark.parametrize("package", ["lit_rlhf", "lit_callbacks"])
-def test_a_package_is_typed(package: str) -> None:
+def test_package_is_typed(package: str) -> None:
     folder = ROOT / package if package == "lit_rlhf" else ROOT / "callbacks" / package
     assert (folder / "py.typed").is_file()
 
