@@ -64,6 +64,7 @@ def test_without_a_gpu_the_smoke_test_says_what_it_needs(
         varlen_smoke.varlen_smoke(device)
 
 
+@pytest.mark.slow  # a profile of two decodings
 def test_profile_has_a_line_with_graphs_and_one_without(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

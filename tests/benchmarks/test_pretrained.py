@@ -99,7 +99,7 @@ def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
     fast, lora = options("ppo_fast_3"), options("reward_lora")
     assert list(fast["rewards"].values()) == [1.0, 0.0]  # never trained on gold
     assert fast["policy_optimizer"]["learning_rate"] == pytest.approx(5e-5)
-    assert options("ppo_faster_3")["critic_optimizer"]["learning_rate"] == pytest.approx(6e-4)
+    assert fast["critic_optimizer"]["learning_rate"] == pytest.approx(1.5e-4)
     assert options("ppo_vanilla_3")["policy_optimizer"]["learning_rate"] == pytest.approx(1e-5)
     assert fast["policy_optimizer"]["grad_clip"] is None
     assert fast["reward_shaping"]["kl_coef"] == 0.0
