@@ -13,11 +13,7 @@ more runs, without rolling back.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +24,9 @@ from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.reproduce.drawing import COLORS, STYLE, band, finish_panel, save
+from benchmarks.drawing import COLORS, STYLE, band, finish_panel, save
+from benchmarks.processes import Job, run_jobs
+from benchmarks.results_file import table
 from lit_callbacks import (
     FirstRatioMonitor,
     Level,
@@ -86,22 +84,17 @@ def run(
         seeds: Seeds to run.
         parallel: Number of seeds that run at a time.
     """
-
-    def one(seed: int) -> None:
-        folder = Path(output_dir) / f"seed_{seed}"
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log.txt").open("a") as log:
-            subprocess.run(
-                [sys.executable, "-m", "benchmarks.collapse", "run_seed", output_dir, str(seed)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                check=True,
+    root = Path(output_dir)
+    run_jobs(
+        [
+            Job(
+                ["benchmarks.collapse", "run_seed", output_dir, str(seed)],
+                root / f"seed_{seed}" / "log.txt",
             )
-        print(f"seed {seed} done", flush=True)
-
-    with ThreadPoolExecutor(parallel) as pool:
-        list(pool.map(one, seeds))
+            for seed in seeds
+        ],
+        parallel,
+    )
 
 
 read_steps = cache(read_logged_steps)
@@ -113,7 +106,7 @@ def read_metric(folder: Path, key: str) -> dict[int, float]:
 
 
 class Detection(NamedTuple):
-    """What a detector says of a run.
+    """The verdict of a detector on a run.
 
     Attributes:
         flagged_at: Iteration of the first verdict "collapsed"; `None` without one.
@@ -209,25 +202,25 @@ COLUMNS = ("flagged_at", "gold_at_flag", "peak_gold", "last_gold", "harmed_at", 
 
 
 def format_policies(rows: list[dict[str, Any]]) -> str:
-    """What became of the policies, as a Markdown table and a sentence."""
+    """Format the outcome of each policy, as a Markdown table and a sentence."""
     kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
-    lines = [
-        "| seed | final gold: SFT | vanilla | vanilla, roll-back | PPO-max | collapses flagged |",
-        "|---|---|---|---|---|---|",
-        *(
-            f"| {row['seed']} | {row['sft_gold']:.2f} | "
-            + " | ".join(
-                f"{row['final_gold'][name]:.2f}"
-                for name in ("ppo_vanilla", "ppo_rollback", "ppo_max")
-            )
-            + f" | {row['collapses']} |"
+    names = ("ppo_vanilla", "ppo_rollback", "ppo_max")
+    head = ["seed", "final gold: SFT", "vanilla", "vanilla, roll-back", "PPO-max"]
+    golds = table(
+        [*head, "collapses flagged"],
+        [
+            [
+                *(row["seed"], f"{row['sft_gold']:.2f}"),
+                *(f"{row['final_gold'][name]:.2f}" for name in names),
+                row["collapses"],
+            ]
             for row in rows
-        ),
-        "",
-        f"With roll-back, the final gold of {kept} of {len(rows)} vanilla runs is no lower than "
-        "that of SFT.",
-    ]
-    return "\n".join(lines)
+        ],
+    )
+    return (
+        f"{golds}\nWith roll-back, the final gold of {kept} of {len(rows)} vanilla runs is no "
+        "lower than SFT's."
+    )
 
 
 def format_flags(rows: list[dict[str, Any]]) -> str:
@@ -239,19 +232,13 @@ def format_flags(rows: list[dict[str, Any]]) -> str:
     in_time = sum(row["ppo_vanilla"]["in_time"] for row in rows)
     flagged = sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows)
     false = sum(row["ppo_max"]["flagged_at"] is not None for row in rows)
-    lines = [
-        "| seed | flagged at iteration | gold at that iteration | peak gold | "
-        "gold, last 10 iterations | harm at iteration | lead, iterations |",
-        "|---|---|---|---|---|---|---|",
-        *(
-            f"| {row['seed']} | {' | '.join(shown(row['ppo_vanilla'][key]) for key in COLUMNS)} |"
-            for row in rows
-        ),
-        "",
-        f"The detector flags {flagged} of {len(rows)} vanilla runs, {in_time} of them in "
-        f"time, and {false} of {len(rows)} PPO-max runs.",
-    ]
-    return "\n".join(lines)
+    head = ["seed", "flagged at iteration", "gold at that iteration", "peak gold"]
+    head += ["gold, last 10 iterations", "harm at iteration", "lead, iterations"]
+    flags = [[row["seed"], *(shown(row["ppo_vanilla"][key]) for key in COLUMNS)] for row in rows]
+    return (
+        f"{table(head, flags)}\nThe detector flags {flagged} of {len(rows)} vanilla runs, "
+        f"{in_time} of them in time, and {false} of {len(rows)} PPO-max runs."
+    )
 
 
 def scale_thresholds(monitor: Monitor, factor: float) -> Monitor:
@@ -285,7 +272,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     Args:
         rows: What `summarize_seed` says of each seed.
     """
-    with rc_context(STYLE):  # type: ignore[arg-type]  # older stubs type the keys
+    with rc_context(STYLE):
         figure = Figure(figsize=(10.5, 3.2))
         axes = figure.subplots(1, len(MEASURES))
         for axis, measure in zip(axes, MEASURES, strict=True):

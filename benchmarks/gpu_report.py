@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_report
     python -m benchmarks.gpu_report --only '[decode,varlen]' --output runs/gpu_report.md
 
-The parts run one after the other, the most telling first, each in a process of its own with a time
+The parts run one after the other, the most telling first, each in its own process with a time
 limit. One that fails or takes too long does not stop the others. The report names the machine and
 the versions, has a table of the parts, and the end of what each of them printed. It is written
 again after every part, so that an interrupted run leaves what it has.
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of a part.
+    """The outcome of a part.
 
     Attributes:
         part: The part.
@@ -172,7 +172,7 @@ def gpu_report(output: str = "runs/gpu_report/report.md", only: tuple[str, ...] 
         only: Names of the parts to run; none: all.
 
     Raises:
-        ValueError: If there is no part of a name.
+        ValueError: If a name is unknown.
         SystemExit: With status 1 if there is no CUDA GPU, or a part failed.
     """
     names = [part.name for part in PARTS]

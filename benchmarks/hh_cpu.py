@@ -5,7 +5,7 @@
 `FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`. 90 % of the prompts
 are for training and 10 % are held out, by the seed. The script runs `lit_rlhf init`, `lit_rlhf fit`
 for the three stages, and a report on the reward model with the held-out pairs, beside two baselines
-by length alone. The same command continues an interrupted run: parts that have ended are kept, and
+by length only. The same command continues an interrupted run: parts that have ended are kept, and
 the part that was interrupted starts anew.
 """
 
@@ -33,7 +33,7 @@ def run_once(result: Path, *arguments: str) -> None:
 
 
 def check_settings(root: Path, settings: Mapping[str, Any]) -> None:
-    """Keep the settings of a run, or compare them with those of the run that is continued.
+    """Keep the settings of a run, or compare them with the run that is continued.
 
     Raises:
         ValueError: If they differ.

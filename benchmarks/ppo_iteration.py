@@ -8,7 +8,7 @@
 
 All sides get the same prompts in the same order and networks of the same shape and weights, and
 take the same number of optimizer steps of policy and critic in one epoch. Every round measures the
-machine's ceilings, then every mode, precision and side in a process of its own, after waiting for
+machine's ceilings, then every mode, precision and side in its own process, after waiting for
 quiet. Updates with foreign load are recorded and not used. Without `--peer_python` TRL's
 environment is made in `runs/peer_trl`.
 

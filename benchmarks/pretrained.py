@@ -7,9 +7,9 @@
 models with and without LM imitation, and a gold reward model with other and more data; PPO-max
 beside vanilla PPO, judged by the gold model, which neither is trained on (the method of Gao et al.,
 arXiv 2210.10760); the collapse detector on these runs; and LoRA. A step that is finished is not
-repeated, and one that was interrupted goes on from its newest checkpoint. After each step the page
-is written anew to `<output_dir>/pretrained.md`. `publish` copies the results to
-`benchmarks/results/pretrained` and writes `docs/pretrained.md` and its figure.
+repeated, and one that was interrupted resumes from its newest checkpoint. After each step the
+tables are written anew to `<output_dir>/results.md`. `publish` copies the results to
+`benchmarks/results/pretrained.jsonl`, and writes their tables, `docs/pretrained.md` and its figure.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ import yaml
 from jsonargparse import auto_cli
 from torchmetrics.functional import spearman_corrcoef
 
-from benchmarks.pretrained_figure import draw
-from benchmarks.pretrained_page import format_page
-from benchmarks.reproduce.drawing import save
+from benchmarks.drawing import save
+from benchmarks.pretrained_page import draw, format_page, format_tables
+from benchmarks.results_file import read_run, read_runs, write_run
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
 from lit_rlhf.data import (
     DataSource,
@@ -51,8 +51,9 @@ from lit_rlhf.models import load_causal_lm, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
-RESULTS = ROOT / "benchmarks" / "results" / "pretrained"
+RESULTS = ROOT / "benchmarks" / "results" / "pretrained.jsonl"
 PAGE = ROOT / "docs" / "pretrained.md"
+FIGURE = ROOT / "docs" / "images" / "pretrained.svg"
 FILES = {
     "helpful": "helpful_base_test.jsonl.gz",
     "sampled": "helpful_rejection_sampled_test.jsonl.gz",
@@ -63,9 +64,9 @@ GOLD_SEED = 1000
 """Seed of the gold reward model's head and of the order of its data."""
 LORA = {"lora_rank": 16, "lora_alpha": 32}
 LORA_RATE = 10.0
-"""Learning rate of adapters over that of full fine-tuning."""
+"""Learning rate of adapters over full fine-tuning's."""
 FASTER_RUNS = {"ppo_fast": 5.0, "ppo_faster": 20.0}
-"""Learning rates of the runs of part 4 that are to leave SFT farther, over those of vanilla PPO."""
+"""Learning rates of the runs of part 4 that are to leave SFT farther, over vanilla PPO's."""
 HARM = 0.5
 """Harm is done below the first gold score minus this many of its standard deviations."""
 CURVES = (
@@ -88,10 +89,10 @@ class Sizes:
 
     Attributes:
         gold_pairs: Pairs of the gold reward model.
-        proxy_pairs: Pairs of the other reward models. Their chosen responses are the demonstrations
-            of SFT, and their prompts those of PPO.
+        proxy_pairs: Pairs of the other reward models. SFT trains on their chosen responses, and
+            PPO on their prompts.
         val_pairs: Pairs for validation during training.
-        test_pairs: Pairs for the figures of parts 1, 2 and 5; their prompts are those of part 3.
+        test_pairs: Pairs for the figures of parts 1, 2 and 5; part 3 uses their prompts.
         max_response: Longest response of a pair, in tokens; longer ones are left out.
         iterations: Iterations of PPO.
         prompts: Prompts of each evaluation of policies.
@@ -112,7 +113,7 @@ class Step(NamedTuple):
     """A process of the benchmark.
 
     Attributes:
-        name: Its name, and that of its file of results.
+        name: Its name, also in the file of the results.
         part: Number of its part.
         command: Words after the interpreter.
         collect: Reads the figures once the process has ended.
@@ -298,7 +299,7 @@ class Benchmark:
         data: dict[str, Any],
         trainer: dict[str, Any],
     ) -> Step:
-        """A step of `lit_rlhf fit`, which goes on from its newest checkpoint."""
+        """A step of `lit_rlhf fit`, which resumes from its newest checkpoint."""
         data |= {"val_fraction": 0.0, "val_sources": self.sources("val")}
         changes = {
             "trainer": {
@@ -528,11 +529,6 @@ def python_path() -> str:
     return os.pathsep.join((str(ROOT), str(ROOT / "callbacks")))
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """The results of the finished steps by name."""
-    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
-
-
 def run(
     base: str,
     data: str,
@@ -558,7 +554,7 @@ def run(
             on a processor with instructions for it (`avx512_bf16` or `amx_bf16`).
     """
     root = Path(output_dir).resolve()
-    results = root / "results"
+    results = root / "results.jsonl"
     benchmark = Benchmark(
         root, str(Path(base).resolve()), str(Path(data).resolve()), sizes, precision
     )
@@ -573,42 +569,31 @@ def run(
             "python": platform.python_version(),
         },
     }
-    known = root / "results" / "settings.json"
-    earlier = read_json(known) if known.exists() else settings
+    earlier = read_run(results, "settings") or settings
     for name in ("sizes", "precision"):
         if earlier[name] != settings[name]:
             raise ValueError(
-                f"{name}: expected that of the results in {results}, {earlier[name]}, or another "
-                f"output_dir; got {settings[name]}"
+                f"{name}: expected {earlier[name]}, as in {results}, or another output_dir; "
+                f"got {settings[name]}"
             )
-    write_text(known, json.dumps(settings, indent=1) + "\n")
+    write_run(results, "settings", settings)
     steps = benchmark.steps(seeds)
     wanted = [step for part in parts for step in steps if step.part == part]
     for number, step in enumerate(wanted, 1):
         place = f"[{number}/{len(wanted)}] part {step.part}: {step.name}"
-        result = results / f"{step.name}.json"
-        if not result.exists():
+        if (result := read_run(results, step.name)) is None:
             say(f"{place}; its output: {root / 'output' / step.name}.txt")
-            write_text(result, json.dumps(run_step(step, root, threads), indent=1) + "\n")
+            result = run_step(step, root, threads)
+            write_run(results, step.name, result)
             # Gigabytes, which only an interrupted step needs. Its model is elsewhere.
             shutil.rmtree(root / "logs" / step.name / "checkpoints", ignore_errors=True)
-            write_page(read_results(results), root / "pretrained.md")
-        minutes, peak = (read_json(result)[key] for key in ("minutes", "peak_gib"))
-        say(f"{place} took {minutes:.1f} minutes and {peak:.1f} GiB")
-    say(f"page: {root / 'pretrained.md'}")
-
-
-def write_page(results: dict[str, Any], page: Path) -> None:
-    """Write a page, and the figure of its PPO runs in the folder `images` beside it."""
-    if any(name.startswith("ppo_") for name in results):
-        figure = page.parent / "images" / "pretrained.svg"
-        figure.parent.mkdir(parents=True, exist_ok=True)
-        save(draw(results), figure)
-    write_text(page, format_page(results))
+            write_text(root / "results.md", format_tables(read_runs(results)))
+        say(f"{place} took {result['minutes']:.1f} minutes and {result['peak_gib']:.1f} GiB")
+    say(f"results: {root / 'results.md'}")
 
 
 def say(text: str) -> None:
-    """Print a line at once, also where the output is a file."""
+    """Print a line at once, even to a file."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -620,15 +605,21 @@ def processor_name() -> str:
 
 
 def publish(output_dir: str = "runs/pretrained") -> None:
-    """Copy the results to `benchmarks/results/pretrained`, and write the page and its figure.
+    """Copy the results to `benchmarks/results`, and write their tables, the page and its figure.
 
     Args:
         output_dir: Folder of the run.
     """
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    for path in sorted((Path(output_dir) / "results").glob("*.json")):
-        shutil.copyfile(path, RESULTS / path.name)
-    write_page(read_results(RESULTS), PAGE)
+    shutil.copyfile(Path(output_dir) / "results.jsonl", RESULTS)
+    write_pages()
+
+
+def write_pages() -> None:
+    """Write the tables, the page and its figure from the published results."""
+    results = read_runs(RESULTS)
+    write_text(RESULTS.with_suffix(".md"), format_tables(results))
+    write_text(PAGE, format_page(results))
+    save(draw(results), FIGURE)
 
 
 if __name__ == "__main__":

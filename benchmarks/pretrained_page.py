@@ -1,4 +1,4 @@
-"""The page about the pretrained model, from the results of its benchmark."""
+"""The page about the pretrained model with its figure and tables, from the benchmark's results."""
 
 from __future__ import annotations
 
@@ -7,39 +7,69 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Template
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from benchmarks.pretrained_figure import WINDOW
+from benchmarks.drawing import COLORS, STYLE, band, finish_panel
+from benchmarks.results_file import table
 
-TEMPLATE = Path(__file__).with_suffix(".md.j2")
+PAGE_TEMPLATE = Path(__file__).with_suffix(".md.j2")
+TABLES_TEMPLATE = Path(__file__).with_name("pretrained_tables.md.j2")
 NOT_RUN = "not run yet"
 
-ESTIMATES = {
-    "perplexity_base": 3,
-    "sft": 26,
-    "perplexity_sft": 3,
-    "reward": 45,
-    "report_reward": 9,
-    "reward_no_lm": 42,
-    "report_reward_no_lm": 9,
-    "gold": 73,
-    "report_gold": 9,
-    "sft_lora": 20,
-    "perplexity_sft_lora": 3,
-    "reward_lora": 35,
-    "report_reward_lora": 9,
-    "ppo_max": 36,
-    "ppo_vanilla": 36,
-    "policies": 20,
-    "ppo_fast": 36,
-    "ppo_faster": 36,
-    "faster_policies": 20,
+RUNS = {
+    "ppo_vanilla": "vanilla PPO",
+    "ppo_max": "PPO-max",
+    "ppo_fast": "vanilla PPO, 5x the learning rates",
+    "ppo_faster": "vanilla PPO, 20x",
 }
-"""CPU minutes of a step, estimated from 105 trained tokens per second and core."""
+"""Names of runs, without their seeds, and what the legend calls them."""
+PANELS = {
+    "rollout/score/reward": "proxy score, above the start",
+    "rollout/score/gold": "gold score, above the start",
+    "rollout/kl": "kl",
+    "rollout/response_length": "response_length",
+    "rollout/perplexity": "perplexity",
+}
+"""Metrics of the panels, and their titles or the names by which `finish_panel` knows them."""
+SCORES = ("rollout/score/reward", "rollout/score/gold")
+WINDOW = 4
+"""Iterations of a mean: one has 16 rollouts only, whose scores are noisy."""
 
 
 def format_page(results: Mapping[str, Any]) -> str:
-    """The page.
+    """Format the page: what each part shows, in sentences.
+
+    Args:
+        results: Results of the finished steps by name, and `settings`.
+    """
+    template = Template(PAGE_TEMPLATE.read_text("utf-8"), keep_trailing_newline=True)
+    runs = [
+        {"name": name, **step["result"]} for name, step in sorted(results.items()) if is_ppo(name)
+    ]
+    reports = {name: figures_of(results, f"report_{name}") for name in ("reward", "reward_lora")}
+    return template.render(
+        perplexity={name: perplexity(results, name) for name in ("base", "sft", "sft_lora")},
+        accuracy={name: share(r["accuracy"]) if r else NOT_RUN for name, r in reports.items()},
+        gain="" if reports["reward"] is None else format_gain(reports["reward"]),
+        watched=len(runs),
+        flagged=[run for run in runs if run["flagged_at"] is not None],
+        faster=figures_of(results, "faster_policies_0"),
+        total=format_total(results),
+        window=WINDOW,
+    )
+
+
+def is_ppo(name: str) -> bool:
+    """Whether a step is a PPO run."""
+    return name.startswith("ppo_")
+
+
+def format_tables(results: Mapping[str, Any]) -> str:
+    """Format all tables and samples.
 
     Args:
         results: Results of the finished steps by name, and `settings`.
@@ -57,7 +87,7 @@ def format_page(results: Mapping[str, Any]) -> str:
         "total": format_total(results),
         "times": format_times(results),
     }
-    template = Template(TEMPLATE.read_text("utf-8"), keep_trailing_newline=True)
+    template = Template(TABLES_TEMPLATE.read_text("utf-8"), keep_trailing_newline=True)
     return template.render(
         max_response=settings["sizes"]["max_response"],
         machine=settings["machine"],
@@ -115,14 +145,12 @@ def format_reward_models(results: Mapping[str, Any]) -> str:
             rows.append([title, NOT_RUN, "", "", "", ""])
             continue
         sources = sources or list(figures["by_source"])
-        gain = figures["gain"]
-        rule = figures["length_baseline"]
         language = figures["perplexity"].get("reward model")
         rows.append(
             [
                 title,
                 share(figures["accuracy"]),
-                f"{gain['mean']:+.1%} [{gain['low']:+.1%}, {gain['high']:+.1%}] over {rule}",
+                format_gain(figures),
                 f"{figures['calibration_error']:.3f}",
                 f"{figures['difference_by_length']['spearman']:.2f}",
                 "-" if language is None else f"{language['all']:.1f}",
@@ -139,6 +167,13 @@ def format_reward_models(results: Mapping[str, Any]) -> str:
     return f"{text}\n{table(['reward model', *sources], judged)}" if judged else text
 
 
+def format_gain(figures: Mapping[str, Any]) -> str:
+    """How much more often a reward model is right than the better rule on length."""
+    gain = figures["gain"]
+    interval = f"[{gain['low']:+.1%}, {gain['high']:+.1%}]"
+    return f"{gain['mean']:+.1%} {interval} over {figures['length_baseline']}"
+
+
 def format_ppo(results: Mapping[str, Any]) -> str:
     """Part 3."""
     evaluations = find_evaluations(results, "policies_")
@@ -148,8 +183,7 @@ def format_ppo(results: Mapping[str, Any]) -> str:
     return (
         f"{format_scores(evaluations)}\nThe rank correlation of proxy and gold over SFT's "
         f"responses is {agreement}. Over training, means of each quarter of the iterations:\n\n"
-        f"{format_curves(results)}\n![Scores and monitors of the runs](images/pretrained.svg)\n\n"
-        f"Lines are means of {WINDOW} iterations and over seeds, bands the range of the seeds.\n"
+        f"{format_curves(results)}"
         f"{format_samples(next(iter(evaluations.values()))['responses'])}"
     )
 
@@ -198,7 +232,7 @@ def format_curves(results: Mapping[str, Any]) -> str:
     keys = ("rollout/kl", "rollout/score/reward", "rollout/score/gold")
     rows = []
     for name in sorted(results):
-        if not name.startswith("ppo_"):
+        if not is_ppo(name):
             continue
         curves = results[name]["result"]["curves"]
         quarters = [
@@ -230,7 +264,7 @@ def format_detector(results: Mapping[str, Any]) -> str:
     """Part 4."""
     rows = []
     for name in sorted(results):
-        if name.startswith("ppo_"):
+        if is_ppo(name):
             figures = results[name]["result"]
             flagged, harmed = figures["flagged_at"], figures["harmed_at"]
             length = len(figures["curves"]["rollout/kl"])
@@ -240,7 +274,7 @@ def format_detector(results: Mapping[str, Any]) -> str:
 
 
 def format_faster(results: Mapping[str, Any]) -> str:
-    """What became of the policies of part 4; empty if they have not been evaluated."""
+    """Format the policies of part 4; empty if they have not been evaluated."""
     evaluations = find_evaluations(results, "faster_policies_")
     if not evaluations:
         return ""
@@ -282,24 +316,16 @@ def format_lora(results: Mapping[str, Any]) -> str:
 
 
 def format_times(results: Mapping[str, Any]) -> str:
-    """What each step took, and the estimates of those that have not been run."""
-    rows = []
-    for name, estimate in ESTIMATES.items():
-        steps = {
-            key: value
-            for key, value in results.items()
-            if key == name or (key.removeprefix(f"{name}_").isdigit() and key != name)
-        }
-        for key, step in steps.items():
-            title = f"{key} (resumed)" if step["resumed"] else key
-            rows.append(
-                [
-                    *(title, step["part"], f"{step['cpu_minutes']:.1f}", f"{step['minutes']:.1f}"),
-                    *(step["threads"], step["load"], f"{step['peak_gib']:.1f}"),
-                ]
-            )
-        if not steps:
-            rows.append([name, "", f"{estimate} (estimated)", NOT_RUN, "", "", ""])
+    """Format the time of each step."""
+    rows = [
+        [
+            f"{name} (resumed)" if step["resumed"] else name,
+            *(step["part"], f"{step['cpu_minutes']:.1f}", f"{step['minutes']:.1f}"),
+            *(step["threads"], step["load"], f"{step['peak_gib']:.1f}"),
+        ]
+        for name, step in sorted(results.items(), key=lambda item: item[1].get("part", 0))
+        if "minutes" in step
+    ]
     heads = ["step", "part", "CPU minutes", "minutes", "threads", "load", "peak, GiB"]
     return table(heads, rows)
 
@@ -349,7 +375,54 @@ def one_line(text: str) -> str:
     return " ".join(escaped.split())
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
+# --- the figure
+
+
+def draw(results: Mapping[str, Any]) -> Figure:
+    """Draw the PPO runs among the results; the last panel has gold over the root of KL.
+
+    Args:
+        results: Results of the finished steps by name.
+    """
+    with rc_context(STYLE):
+        figure = Figure(figsize=(10.5, 5.6))
+        axes = figure.subplots(2, 3).flatten()
+        for (run, label), color in zip(RUNS.items(), COLORS, strict=False):
+            curves = [
+                results[name]["result"]["curves"]
+                for name in sorted(results)
+                if name.rpartition("_")[0] == run
+            ]
+            if curves:
+                draw_run(axes, curves, label, color)
+        for axis, title in zip(axes, [*PANELS.values(), "gold over KL"], strict=True):
+            finish_panel(axis, title)
+            axis.set_xlabel("PPO iteration")
+        axes[-1].set_xlabel("root of KL, nats per response")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+        return figure
+
+
+def draw_run(
+    axes: Sequence[Axes], curves: Sequence[Mapping[str, Sequence[float]]], label: str, color: str
+) -> None:
+    """Draw the runs of all seeds into all panels."""
+    for axis, key in zip(axes, PANELS, strict=False):
+        courses = [smooth(curve[key], above_start=key in SCORES) for curve in curves]
+        steps = np.arange(len(courses[0])) + (WINDOW + 1) / 2
+        band(axis, courses, steps.tolist(), label, color)
+    for curve in curves:
+        root_kl = np.sqrt(np.maximum(0.0, smooth(curve["rollout/kl"])))
+        gold = smooth(curve["rollout/score/gold"], above_start=True)
+        axes[-1].plot(root_kl[::WINDOW], gold[::WINDOW], ".-", color=color, alpha=0.7)
+
+
+def smooth(course: Sequence[float], above_start: bool = False) -> np.ndarray:
+    """Means of `WINDOW` iterations in a row, `[N - WINDOW + 1]`.
+
+    Args:
+        course: A value of each iteration, `[N]`.
+        above_start: Whether to subtract the first mean.
+    """
+    means = np.convolve(course, np.full(WINDOW, 1 / WINDOW), mode="valid")
+    return means - means[0] if above_start else means

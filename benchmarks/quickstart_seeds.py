@@ -1,29 +1,27 @@
 """Fresh seeds of the quickstart, each with one thread, two threads and in bf16.
 
     python -m benchmarks.quickstart_seeds run      # trains what is missing
-    python -m benchmarks.quickstart_seeds report   # writes docs/quickstart_seeds.md
+    python -m benchmarks.quickstart_seeds report   # writes docs/quickstart_seeds.md and tables
 
 Rounding differs between the three, so a result that hangs on it differs too. The criterion is
-`CLAIMS`; each claim was fixed before the first run of the seeds that decide it. `run` keeps the
-result of each run as a JSON file in `benchmarks/results/quickstart_seeds` and repeats none that is
-there. An interrupted run continues with its first unfinished stage.
+`CLAIMS`; each claim was fixed before the first run of the seeds that decide it. `run` adds the
+result of each run to `benchmarks/results/quickstart_seeds.jsonl` and repeats none that is there. An
+interrupted run continues with its first unfinished stage.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jsonargparse import auto_cli
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from benchmarks.collapse import (
     DETECTOR_SEEDS,
@@ -31,6 +29,9 @@ from benchmarks.collapse import (
     detect_collapse,
     scale_thresholds,
 )
+from benchmarks.drawing import COLORS, STYLE, finish_axis, save
+from benchmarks.processes import Job, run_jobs
+from benchmarks.results_file import read_runs, table, write_run
 from lit_callbacks import default_monitors
 from lit_rlhf.files import write_text
 from lit_rlhf.tools.commands.quickstart import (
@@ -42,8 +43,10 @@ from lit_rlhf.tools.commands.quickstart import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds"
+RESULTS = ROOT / "benchmarks" / "results" / "quickstart_seeds.jsonl"
+TABLES = RESULTS.with_suffix(".md")
 PAGE = ROOT / "docs" / "quickstart_seeds.md"
+FIGURE = ROOT / "docs" / "images" / "quickstart_seeds.svg"
 
 RECIPE_SEEDS = (30, 31, 32, 33, 34, 35, 36, 37, 38, 39)
 """Seeds that decide about the recipe, which was chosen on seeds 0, 1 and 24 to 28."""
@@ -59,7 +62,7 @@ class Arithmetic(NamedTuple):
     Attributes:
         title: Name in the tables.
         threads: Number of threads.
-        overlays: Configurations that are added to those of every stage.
+        overlays: Configurations that are added in every stage.
     """
 
     title: str
@@ -75,7 +78,7 @@ ARITHMETICS = {
 
 
 class RunResult(NamedTuple):
-    """One quickstart, as its JSON file has it.
+    """One quickstart, as its line in the file of results.
 
     Attributes:
         seed: Its seed.
@@ -133,7 +136,7 @@ class Claim(NamedTuple):
 CLAIMS = (
     Claim(
         f"vanilla PPO ends at least {COLLAPSE_STDS} SFT standard deviations below SFT in gold, "
-        "with a reward-model score above that of PPO-max",
+        "with a reward-model score above PPO-max's",
         lambda run: run.outcome.exploited,
         RECIPE_SEEDS,
         allowed_failures=1,
@@ -185,15 +188,13 @@ def run_one(output_dir: str, seed: int, arithmetic: str) -> None:
     stage("sft", lambda: stages.fit(["sft.yaml", *overlays], seeded=["--data.seed"]))
     stage("preferences", stages.label_preferences)
     stage("reward", lambda: stages.fit_reward("reward.yaml", *overlays))
-    # named, or the overlay would add its own name to that of the run
+    # named, or the overlay would add its own name to the run's
     vanilla = ("ppo_max.yaml", "ppo_vanilla.yaml", *overlays)
     stage("ppo_vanilla", lambda: stages.fit_ppo(vanilla, "--name", "ppo_vanilla"))
     stage("ppo_max", lambda: stages.fit_ppo(("ppo_max.yaml", *overlays), "--name", "ppo_max"))
     stage("evaluation", lambda: stages.evaluate("sft", "ppo_vanilla", "ppo_max"))
     result = judge_run(root, seed, arithmetic, sum(minutes.values()))
-    write_text(
-        RESULTS / f"seed_{seed}_{arithmetic}.json", json.dumps(result.as_dict(), indent=1) + "\n"
-    )
+    write_run(RESULTS, f"seed_{seed}_{arithmetic}", result.as_dict())
     print(f"seed {seed}, {arithmetic}: {result.outcome.sentence()}", flush=True)
 
 
@@ -252,7 +253,7 @@ def run(
     arithmetics: tuple[str, ...] = tuple(ARITHMETICS),
     parallel: int = 1,
 ) -> None:
-    """Train the runs that have no result yet, each in a process of its own.
+    """Train the runs that have no result yet, each in its own process.
 
     Args:
         output_dir: Folder for the runs.
@@ -260,48 +261,32 @@ def run(
         arithmetics: Keys of `ARITHMETICS` to run.
         parallel: Number of runs at a time.
     """
-    missing = [
-        (seed, name)
-        for seed in seeds
-        for name in arithmetics
-        if not (RESULTS / f"seed_{seed}_{name}.json").is_file()
-    ]
-
-    def start(seed: int, arithmetic: str) -> None:
-        root = Path(output_dir)
-        root.mkdir(parents=True, exist_ok=True)
-        log_path = root / f"seed_{seed}_{arithmetic}.txt"
-        with log_path.open("a") as log:
-            subprocess.run(
-                [
-                    *(sys.executable, "-m", "benchmarks.quickstart_seeds", "run_one"),
-                    *(str(root), str(seed), arithmetic),
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": str(ARITHMETICS[arithmetic].threads)},
-                check=True,
+    finished, root = read_runs(RESULTS), Path(output_dir)
+    run_jobs(
+        [
+            Job(
+                ["benchmarks.quickstart_seeds", "run_one", str(root), str(seed), name],
+                root / f"seed_{seed}_{name}.txt",
+                ARITHMETICS[name].threads,
             )
-        print(f"seed {seed}, {arithmetic} has finished", file=sys.stderr, flush=True)
+            for seed in seeds
+            for name in arithmetics
+            if f"seed_{seed}_{name}" not in finished
+        ],
+        parallel,
+    )
 
-    with ThreadPoolExecutor(parallel) as pool:
-        for future in [pool.submit(start, *one) for one in missing]:
-            future.result()
 
-
-def read_results(folder: Path = RESULTS) -> list[RunResult]:
-    """The results that are there, by seed."""
-    runs = [RunResult.from_dict(json.loads(path.read_text())) for path in folder.glob("*.json")]
+def read_results(path: Path = RESULTS) -> list[RunResult]:
+    """Read the results that are there, by seed."""
+    runs = [RunResult.from_dict(result) for result in read_runs(path).values()]
     order = list(ARITHMETICS)
     return sorted(runs, key=lambda run: (run.seed, order.index(run.arithmetic)))
 
 
 def format_verdicts(runs: Sequence[RunResult]) -> str:
     """The claims with the number of runs in which they hold, as a Markdown table."""
-    lines = [
-        "| claim | decided on seeds | required | holds in | fails in | verdict |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for claim in CLAIMS:
         n_all = len(claim.seeds) * len(ARITHMETICS)
         deciding = [run for run in runs if run.seed in claim.seeds]
@@ -314,91 +299,97 @@ def format_verdicts(runs: Sequence[RunResult]) -> str:
         required = f"{n_all - claim.allowed_failures} of {n_all}"
         held = f"{len(deciding) - len(failed)} of {len(deciding)}"
         where = "; ".join(f"seed {r.seed}, {ARITHMETICS[r.arithmetic].title}" for r in failed)
-        lines.append(
-            f"| {claim.text} | {seeds} | {required} | {held} | {where or '-'} | {verdict} |"
-        )
-    return "\n".join(lines)
+        rows.append([claim.text, seeds, required, held, where or "-", verdict])
+    head = ["claim", "decided on seeds", "required", "holds in", "fails in", "verdict"]
+    return table(head, rows)
 
 
 def format_outcomes(runs: Iterable[RunResult]) -> str:
-    """What became of the policies, as a Markdown table with a row for each run."""
-    lines = [
-        "| seed | arithmetic | gold: SFT (std) / vanilla / PPO-max | "
-        "well-formed, %: SFT / vanilla / PPO-max | RM: vanilla / PPO-max | "
-        "length: SFT / vanilla / PPO-max | KL: vanilla / PPO-max |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """Format the outcomes, as a Markdown table with a row for each run."""
+    rows = []
     for run in runs:
         o, m = run.outcome, run.metrics
         shares = (o.sft_well_formed, o.vanilla_well_formed, o.max_well_formed)
         lengths = (m[name]["response_length"] for name in ("sft", "ppo_vanilla", "ppo_max"))
-        lines.append(
-            f"| {run.seed} | {ARITHMETICS[run.arithmetic].title} "
-            f"| {o.sft_gold:.2f} ({o.sft_std:.2f}) / {o.vanilla_gold:.2f} / {o.max_gold:.2f} "
-            f"| {' / '.join(f'{100 * share:.0f}' for share in shares)} "
-            f"| {o.vanilla_score:.2f} / {o.max_score:.2f} "
-            f"| {' / '.join(f'{length:.1f}' for length in lengths)} "
-            f"| {m['ppo_vanilla']['kl']:.1f} / {m['ppo_max']['kl']:.1f} |"
+        rows.append(
+            [
+                run.seed,
+                ARITHMETICS[run.arithmetic].title,
+                f"{o.sft_gold:.2f} ({o.sft_std:.2f}) / {o.vanilla_gold:.2f} / {o.max_gold:.2f}",
+                " / ".join(f"{100 * share:.0f}" for share in shares),
+                f"{o.vanilla_score:.2f} / {o.max_score:.2f}",
+                " / ".join(f"{length:.1f}" for length in lengths),
+                f"{m['ppo_vanilla']['kl']:.1f} / {m['ppo_max']['kl']:.1f}",
+            ]
         )
-    return "\n".join(lines)
+    head = ["seed", "arithmetic", "gold: SFT (std) / vanilla / PPO-max"]
+    head += ["well-formed, %: SFT / vanilla / PPO-max", "RM: vanilla / PPO-max"]
+    head += ["length: SFT / vanilla / PPO-max", "KL: vanilla / PPO-max"]
+    return table(head, rows)
 
 
 def format_detections(runs: Iterable[RunResult]) -> str:
-    """What the detector did, as a Markdown table with a row for each run."""
+    """Format the detections, as a Markdown table with a row for each run."""
 
-    def step(value: int | None) -> str:
-        return "-" if value is None else str(value)
+    def shown(*steps: int | None) -> str:
+        return ", ".join("-" if step is None else str(step) for step in steps)
 
-    lines = [
-        "| seed | arithmetic | vanilla harmed at | vanilla healthy until | vanilla flagged at "
-        "| PPO-max flagged at |",
-        "|---|---|---|---|---|---|",
+    head = ["seed", "arithmetic", "vanilla harmed at", "vanilla healthy until"]
+    head += ["vanilla flagged at", "PPO-max flagged at"]
+    rows = [
+        [
+            *(run.seed, ARITHMETICS[run.arithmetic].title, shown(run.harmed_at)),
+            shown(*run.healthy_until),
+            *(shown(*run.flagged_at[name]) for name in ("ppo_vanilla", "ppo_max")),
+        ]
+        for run in runs
     ]
-    for run in runs:
-        lines.append(
-            f"| {run.seed} | {ARITHMETICS[run.arithmetic].title} | {step(run.harmed_at)} "
-            f"| {', '.join(map(str, run.healthy_until))} "
-            f"| {', '.join(map(step, run.flagged_at['ppo_vanilla']))} "
-            f"| {', '.join(map(step, run.flagged_at['ppo_max']))} |"
-        )
-    return "\n".join(lines)
+    return table(head, rows)
 
 
 PAGE_TEXT = """# Seeds of the quickstart
 
-`lit_rlhf quickstart` is to show on every machine that vanilla PPO exploits its reward model and
-that PPO-max improves the policy. Whether it does must not hang on rounding. Seeds that were used
-to choose nothing are therefore run with one thread, with two threads, and in bf16:
+`lit_rlhf quickstart` should show on every machine that vanilla PPO exploits its reward model and
+that PPO-max improves the policy, whatever the rounding. Seeds that were used to choose nothing
+are therefore run with one thread, with two threads, and in bf16:
 
 ```bash
 python -m benchmarks.quickstart_seeds run      # trains what is missing
 python -m benchmarks.quickstart_seeds report   # writes this page
 ```
 
-Each claim was fixed before the first run of the seeds that decide it. **{done}**
+{done} Each claim was fixed before the first run of the seeds that decide it:
 
 {verdicts}
-
 {in_time}
+
+![Gold of SFT, vanilla PPO and PPO-max in each run](images/quickstart_seeds.svg)
+
+A point is a run, with the mean gold over 512 held-out prompts. The
+[tables](../benchmarks/results/quickstart_seeds.md) have every run, and what was tried before.
+"""
+
+TABLES_TEXT = """# Seeds of the quickstart: all runs
+
+Written by `python -m benchmarks.quickstart_seeds report` from `quickstart_seeds.jsonl` for the page
+on [seeds of the quickstart](../../docs/quickstart_seeds.md).
 
 ## The policies
 
 {outcomes}
-
 Gold and the share of well-formed responses are over 512 held-out prompts with one response
-each, sampled at temperature 1 ([gold](lab.md)). "std" is the standard deviation of the SFT policy's
-gold over prompts. KL is in nats per response.
+each, sampled at temperature 1 ([gold](../../docs/lab.md)). "std" is the standard deviation of the
+SFT policy's gold over prompts. KL is in nats per response.
 
 ## The detector
 
 {detections}
-
 A run does harm from the first iteration whose mean gold (128 rollouts) is {collapse} standard
-deviations of the SFT policy's gold below its mean. The detector's iterations are those with its
-thresholds {margin} times nearer to their baselines, as they are, and {margin} times farther away;
-"healthy until" is the last one that it calls healthy before it flags the collapse. A roll-back
-restores weights that later iterations have confirmed to be healthy, so those of a policy from
-before that iteration.
+deviations of the SFT policy's gold below its mean. The detector's iterations are given with its
+thresholds {margin} times nearer to their baselines, as they are, and {margin} times farther away.
+"Healthy until" is the last iteration that it calls healthy before it flags the collapse. A
+roll-back restores weights that later iterations have confirmed to be healthy, from before that
+iteration.
 
 ## How the criterion came about
 
@@ -406,7 +397,7 @@ An earlier criterion asked for the flag itself before harm. Four first runs (see
 it: gold falls from its peak to harm within three or four iterations, the monitors move with it, and
 they wait for a second reading, so the flag came one iteration before harm to one after. Ten further
 runs (seeds 24 to 28) had learning rates of 2e-4 and 6e-4. With two of these seeds vanilla PPO did
-harm in iteration 7 or 8, before the detector has its baseline, so that no rule could be in time.
+harm in iteration 7 or 8, before the detector has its baseline, so no rule could be in time.
 The learning rates were lowered to 7e-5 and 2.1e-4, and seeds 30 to 39 run with them.
 
 There the detector was in time in all 30 runs, but with thresholds {margin} times farther away it
@@ -419,30 +410,31 @@ distinct bigrams were moved nearer, by an eighth to a quarter, and seeds 60 to 6
 
 
 def format_page(runs: Sequence[RunResult]) -> str:
-    """The page with all results that there are."""
+    """Format the page: the claims and whether they hold."""
     n_all = len(SEEDS) * len(ARITHMETICS)
-    watched = [run for run in runs if run.seed in DETECTOR_SEEDS]
-    versions = sorted(
-        {", ".join(f"{name} {number}" for name, number in run.versions.items()) for run in runs}
-    )
-    made = (
-        f"The runs used {'; '.join(versions)} on a CPU. Their numbers are in "
-        "`benchmarks/results/quickstart_seeds`, a file for each run."
-    )
     return PAGE_TEXT.format(
         done=f"{len(runs)} of {n_all} runs are done.",
         verdicts=format_verdicts(runs),
         in_time=format_others(runs),
+    )
+
+
+def format_tables(runs: Sequence[RunResult]) -> str:
+    """Format the tables of all runs, as Markdown."""
+    versions = sorted(
+        {", ".join(f"{name} {number}" for name, number in run.versions.items()) for run in runs}
+    )
+    return TABLES_TEXT.format(
         outcomes=format_outcomes(runs),
-        detections=format_detections(watched),
+        detections=format_detections(run for run in runs if run.seed in DETECTOR_SEEDS),
         collapse=COLLAPSE_STDS,
         margin=MARGIN,
-        made=made if runs else "There are no results yet.",
+        made=f"The runs used {'; '.join(versions)} on a CPU." if runs else "No results yet.",
     )
 
 
 def format_others(runs: Sequence[RunResult]) -> str:
-    """What the table of verdicts leaves out."""
+    """Format what the table of verdicts leaves out."""
     watched = [run for run in runs if run.seed in DETECTOR_SEEDS]
     in_time = sum(run.in_time[FACTORS.index(1.0)] for run in watched)
     exploited, improved = (sum(map(claim.holds, watched)) for claim in CLAIMS[:2])
@@ -453,10 +445,32 @@ def format_others(runs: Sequence[RunResult]) -> str:
     )
 
 
+def draw(runs: Sequence[RunResult]) -> Figure:
+    """Draw the gold of the policies, with a point for each run."""
+    policies = {"SFT": "sft_gold", "vanilla PPO": "vanilla_gold", "PPO-max": "max_gold"}
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.5, 2.8))
+        axis = figure.subplots()
+        for (label, field), color in zip(policies.items(), ("#555555", *COLORS), strict=False):
+            values = [getattr(run.outcome, field) for run in runs]
+            axis.plot(range(len(runs)), values, ".", color=color, label=label)
+        axis.set_yscale("symlog", linthresh=1.0)
+        axis.yaxis.set_major_formatter("{x:g}")
+        firsts = range(0, len(runs), 2 * len(ARITHMETICS))
+        axis.set_xticks(firsts, [str(runs[first].seed) for first in firsts])
+        axis.set_xlabel("seed, with 1 thread, 2 threads and bf16")
+        axis.set_ylabel("gold reward")
+        axis.legend(fontsize=8, loc="lower left", ncols=3)
+        finish_axis(axis)
+        return figure
+
+
 def report() -> None:
-    """Write the page from the results that are there, and print the verdicts."""
+    """Write the page, its figure and the tables from the results, and print the verdicts."""
     runs = read_results()
     write_text(PAGE, format_page(runs))
+    write_text(TABLES, format_tables(runs))
+    save(draw(runs), FIGURE)
     print(f"{len(runs)} runs\n{format_verdicts(runs)}")
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.sft_reward --size 135m --peer false
 
 All sides step on the same batches: prompts with a ragged response each, or with two for the reward
-model, whose loss is the pairwise one alone. Rounds, source trees and waiting for quiet are as in
+model, whose loss is only the pairwise one. Rounds, source trees and waiting for quiet are as in
 `ppo_iteration.py`. Results go to `benchmarks/results/sft_reward.{md,json}`.
 """
 

@@ -48,18 +48,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, page, content=text))
     for package in reference_packages(config.nav or []):
         text = f"# {package}\n\n::: {package}\n"
-        path = f"reference/{package.removeprefix('lit_rlhf.')}.md"
+        path = f"reference/{package.rpartition('.')[2]}.md"
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, CONFIGURATION, content=configuration_page()))
     files.append(File.generated(config, MESSAGES, content=messages_page()))
-    for page_file in files.documentation_pages():
+    pages = list(files.documentation_pages())
+    for page_file in pages:  # grows: a linked Markdown file is shown as a page
         for target in _linked_outside(page_file):
-            copy = f"{COPIES}/{target}"
-            if files.get_file_from_path(copy) is None:
-                path = str(ROOT / target)
-                # a linked Markdown file is shown as a page
+            path = f"{COPIES}/{target}"
+            if files.get_file_from_path(path) is None:
                 kind = InclusionLevel.NOT_IN_NAV
-                files.append(File.generated(config, copy, abs_src_path=path, inclusion=kind))
+                source = str(ROOT / target)
+                copy = File.generated(config, path, abs_src_path=source, inclusion=kind)
+                files.append(copy)
+                if copy.is_documentation_page():
+                    pages.append(copy)
     return files
 
 
@@ -80,6 +83,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def _source(file: File) -> str:
     """Path in the repository of the file that a page shows."""
+    if file.src_uri.startswith(f"{COPIES}/"):
+        return file.src_uri.removeprefix(f"{COPIES}/")
     pages = {page: source for source, page in PAGES.items() if source != "README.md"}
     return pages.get(file.src_uri, f"docs/{file.src_uri}")
 
@@ -132,7 +137,7 @@ def configuration_page() -> str:
         "Generated from the signatures and docstrings of the classes that a configuration names.\n"
         "A key with a point is nested in YAML (`model: {init_args: {sampling: {top_p: 1.0}}}`),\n"
         "and the command line takes it as it stands (`--model.sampling.top_p 1.0`). Keys of the\n"
-        "trainer are those of Lightning's `Trainer`, and those of callbacks are in\n"
+        "trainer belong to Lightning's `Trainer`, and keys of callbacks are in\n"
         "[their reference](lit_callbacks.md).\n"
     ]
     for stage, classes in stages.items():
@@ -213,8 +218,8 @@ def messages_page() -> str:
     sections = [
         "---\nhide: [toc]\n---\n\n# Messages\n\n"
         "Generated from the source. Three points stand for what a message fills in. An error of\n"
-        "an argument names it, what was expected and what came. What helps is on the pages on\n"
-        "[failures](../failures.md) and on [runs that do not learn](../troubleshooting.md).\n"
+        "an argument names it, what was expected and what came. What helps is in\n"
+        "[errors](../errors.md) and [diagnosis](../diagnosis.md).\n"
     ]
     found = sorted({*messages()})
     for title, kinds in {

@@ -1,1 +1,1 @@
-"""What a machine with a CUDA device shows in minutes: the parts of its report."""
+"""Parts of the GPU report, which take minutes on a machine with a CUDA device."""

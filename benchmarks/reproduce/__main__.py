@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from benchmarks.reproduce.page import write_page
@@ -34,8 +33,6 @@ from benchmarks.reproduce.table import (
 )
 from lit_callbacks.output import format_duration
 from lit_rlhf.cli.command import Command, run_group
-
-REFRESH_SECONDS = 1.0
 
 
 def plan_experiment(
@@ -51,59 +48,15 @@ def plan_experiment(
             yield Plan(arm, seed, output_dir, results, trial)
 
 
-class Progress:
-    """The state of all processes: runs done of all, the time left, and each current run's line."""
-
-    def __init__(self, plans: Sequence[Plan]) -> None:
-        self.total = len(plans)
-        self.done = 0
-        self.seconds_left = sum(plan.part.seconds for plan in plans)
-        self.seconds_done = 0.0
-        self.current: dict[str, Plan] = {}
-        self.started = time.monotonic()
-
-    def finish(self, plan: Plan) -> None:
-        """Count a finished run."""
-        self.done += 1
-        self.seconds_left -= plan.part.seconds
-        self.seconds_done += plan.part.seconds
-
-    def time_left(self) -> str:
-        """The time left at the pace so far."""
-        if not self.seconds_done:
-            return "-"
-        pace = (time.monotonic() - self.started) / self.seconds_done
-        return format_duration(pace * self.seconds_left)
-
-    def __rich__(self) -> Table:
-        """Build the view."""
-        table = Table.grid(padding=(0, 2))
-        passed = format_duration(time.monotonic() - self.started)
-        table.add_row(f"{self.done}/{self.total} runs", f"{passed}, {self.time_left()} left")
-        for name, plan in list(self.current.items()):
-            table.add_row(name, last_line(plan.log))
-        return table
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that is not empty."""
-    if not log.is_file():
-        return ""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
-        lines = file.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
 class Runner:
     """Trains plans in processes, each run once, and ends the processes when it is interrupted."""
 
-    def __init__(self, progress: Progress, console: Console) -> None:
-        self.progress = progress
-        self.console = console
+    def __init__(self, n_plans: int) -> None:
+        self.n_plans = n_plans
+        self.n_done = 0
         self.stopped = False
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._locks: dict[Path, threading.Lock] = {}
+        self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
 
     def run(self, plan: Plan) -> None:
@@ -114,27 +67,25 @@ class Runner:
         """
         for needed in plan.chain() if not plan.is_finished() else ():
             with self._guard:
-                lock = self._locks.setdefault(needed.result, threading.Lock())
+                lock = self._locks.setdefault(needed.name, threading.Lock())
             with lock:  # another figure may need the same run
                 if not (self.stopped or needed.is_ready()):
                     self._train(needed)
-        self.progress.finish(plan)
+        self.n_done += 1
 
     def _train(self, plan: Plan) -> None:
         name = f"{plan.part.name}, seed {plan.seed}"
         begun = time.monotonic()
         process = start(plan)
         self._processes.add(process)
-        self.progress.current[name] = plan
         try:
             status = process.wait()
         finally:
             self._processes.discard(process)
-            self.progress.current.pop(name, None)
         # Lightning ends a stage that gets SIGTERM with status 0, so the status alone says little
         if plan.is_finished():
             passed = format_duration(time.monotonic() - begun)
-            self.console.print(f"{name}: finished in {passed}", highlight=False)
+            say(f"{name}: finished in {passed}, after {self.n_done} of {self.n_plans} runs")
         elif not self.stopped:
             raise RuntimeError(f"{name}: the process ended with status {status}, see {plan.log}")
 
@@ -158,10 +109,11 @@ def run(
     Args:
         figures: Names of figures, or `all`.
         output_dir: Folder for models and logs.
-        results: Folder of the results.
-        seeds: Seeds to run, instead of those of the table.
+        results: File of the results.
+        seeds: Seeds to run, instead of the table's.
         parallel: Number of processes at a time, with one thread each.
-        trial: Cut all stages to a few batches, to try the commands. Give it folders of its own.
+        trial: Cut all stages to a few batches, to try the commands. Give it its own `output_dir`
+            and `results`.
     """
     chosen = list(EXPERIMENTS) if figures == ["all"] else figures
     if unknown := [name for name in chosen if name not in EXPERIMENTS]:
@@ -176,28 +128,30 @@ def run(
         )
     ]
     plans = [plan for plan in dict.fromkeys(plans) if not plan.is_finished()]
-    console = Console(stderr=True)
-    progress = Progress(plans)
-    runner = Runner(progress, console)
+    runner = Runner(len(plans))
     # as Ctrl-C does: without it the processes would outlive this one
     default = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with Live(progress, console=console, refresh_per_second=1 / REFRESH_SECONDS, transient=True):
-        pool = ThreadPoolExecutor(parallel)
-        try:
-            for done in [pool.submit(runner.run, plan) for plan in plans]:
-                done.result()
-        finally:
-            runner.stop()
-            pool.shutdown(cancel_futures=True)
-            signal.signal(signal.SIGTERM, default)
-    console.print(f"{progress.done} of {progress.total} runs trained.", highlight=False)
+    pool = ThreadPoolExecutor(parallel)
+    try:
+        for done in [pool.submit(runner.run, plan) for plan in plans]:
+            done.result()
+    finally:
+        runner.stop()
+        pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, default)
+    say(f"{runner.n_done} of {len(plans)} runs trained.")
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def list_figures(results: str = str(RESULTS)) -> None:
     """List the figures with their arms, budget, and how many runs are finished.
 
     Args:
-        results: Folder of the results.
+        results: File of the results.
     """
     minutes = f"minutes\non {CORES} cores"
     table = Table("figure", "arms", "seeds", "finished", minutes, "title")
@@ -225,7 +179,7 @@ def train(name: str, seed: int, output_dir: str, results: str, trial: bool = Fal
         name: Name of a foundation or an arm.
         seed: Its seed.
         output_dir: Folder for models and logs.
-        results: Folder of the results.
+        results: File of the results.
         trial: Cut all stages to a few batches.
     """
     train_plan(find_plan(name, seed, output_dir, results, trial))
@@ -235,7 +189,7 @@ def page(results: str = str(RESULTS), docs: str = "docs") -> None:
     """Draw the figures and write the page, from the results that there are.
 
     Args:
-        results: Folder of the results.
+        results: File of the results.
         docs: Folder of the page; the figures go to images/reproduction in it.
     """
     for path in write_page(Path(results), Path(docs)):

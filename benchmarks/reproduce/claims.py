@@ -18,7 +18,7 @@ from benchmarks.reproduce import table
 from benchmarks.reproduce.table import Arm, Foundation
 
 MIN_SEEDS = 3
-"""Seeds below which there is no verdict."""
+"""Fewer seeds give no verdict."""
 MOST = 2 / 3
 """Share of the seeds in which a comparison has to hold."""
 TAIL = 0.1
@@ -30,7 +30,7 @@ At = Literal["start", "end", "peak", "low", "early"]
 
 
 class Verdict(StrEnum):
-    """What the results say about a claim."""
+    """A verdict on a claim."""
 
     CONFIRMED = "confirmed"
     PARTLY = "partly"
@@ -199,7 +199,7 @@ class Claim:
 
 
 class Finding(NamedTuple):
-    """What the results say about a claim.
+    """The verdict on a claim with its numbers.
 
     Attributes:
         verdict: The verdict.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,31 +12,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.drawing import COLORS, STYLE, band, finish_panel
 from benchmarks.reproduce.claims import Runs, Value
 from benchmarks.reproduce.table import LANGUAGES, Arm, Experiment, Foundation
 
-COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLE = {
-    "figure.constrained_layout.use": True,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
-    "legend.frameon": False,
-}
-TITLES = {
-    "score": "reward model's score, above SFT's",
-    "gold": "gold reward",
-    "kl": "KL to the reference, nats",
-    "response_length": "response length, tokens",
-    "perplexity": "perplexity of the responses",
-    "win": "wins against SFT by gold, share",
-    "policy_loss": "policy loss",
-    "value_loss": "value loss",
-    "explained_variance": "critic's explained variance",
-}
-SIGNED_LOG = {"kl": 5.0, "value_loss": 5.0, "perplexity": 50.0}
-"""Measures on a logarithmic scale beyond 1 where their largest value is above this."""
-FLOORS = {"explained_variance": -1.0}
 COLUMNS = 4
 OUTCOMES = {"win": "#0072B2", "tie": "#D9D9D9", "lose": "#D55E00"}
 Results = Mapping[int, Runs]
@@ -67,54 +45,12 @@ def draw(experiment: Experiment, results: Results) -> Figure:
         "monitors": draw_monitors,
         "tricks": draw_tricks,
     }[experiment.kind]
-    with rc_context(STYLE):  # type: ignore[arg-type]  # older stubs type the keys
+    with rc_context(STYLE):
         return drawing(experiment, chosen)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as SVG; the same data give the same file."""
-    with rc_context({"svg.hashsalt": path.stem}):
-        figure.savefig(path, metadata={"Date": None})
-
-
-def band(
-    axis: Axes,
-    courses: Sequence[Sequence[float | None] | np.ndarray],
-    steps: Sequence[float],
-    label: str,
-    color: str,
-) -> None:
-    """Draw the mean of courses as a line, and their range as a band."""
-    size = min([len(steps), *map(len, courses)])
-    values = np.array([course[:size] for course in courses], float)
-    shown = ~np.isnan(values).all(axis=0)  # the policy has no loss while the critic is pre-trained
-    values, x = values[:, shown], np.array(steps[:size], float)[shown]
-    axis.plot(x, np.nanmean(values, axis=0), color=color, linewidth=1.6, label=label)
-    axis.fill_between(
-        x,
-        np.nanmin(values, axis=0),
-        np.nanmax(values, axis=0),
-        color=color,
-        alpha=0.18,
-        linewidth=0,
-    )
-
-
-def finish_panel(axis: Axes, measure: str) -> None:
-    """Title, scale and grid of a panel."""
-    if axis.dataLim.y1 > SIGNED_LOG.get(measure, math.inf):
-        axis.set_yscale("symlog", linthresh=1.0)
-        axis.yaxis.set_major_formatter("{x:g}")
-    if measure in FLOORS:
-        axis.set_ylim(bottom=max(axis.get_ylim()[0], FLOORS[measure]))
-    axis.set_title(TITLES.get(measure, measure))
-    axis.tick_params(labelsize=8)
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def shown_course(run: Mapping[str, Any], kind: str, measure: str) -> np.ndarray:
-    """A measure over a run; scores above the first, as each reward model has a zero of its own."""
+    """A measure over a run; scores above the first, as each reward model has its own zero."""
     course = np.array(run[kind][measure], float)
     return course - run["samples"]["score"][0] if measure == "score" else course
 

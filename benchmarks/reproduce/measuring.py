@@ -1,4 +1,4 @@
-"""What is kept of a run: curves, samples over its course, and the verdicts of its monitors."""
+"""Measurements of a run: curves, samples over its course, and the verdicts of its monitors."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def read_curves(log: Path) -> dict[str, list[float | None]]:
     steps = [step for step in read_logged_steps(str(log)) if CURVES["score"] in step.scalars]
     curves = {"iteration": rounded(averaged([step.step for step in steps]))}
     for name, key in CURVES.items():
-        # a critic that is pre-trained alone logs no policy loss
+        # while only the critic is trained there is no policy loss
         values = [step.scalars.get(key, math.nan) for step in steps]
         curves[name] = rounded(averaged(values))
     return curves
@@ -97,7 +97,7 @@ def summarize_samples(path: Path, prompts: Sequence[str]) -> dict[str, Any]:
     """Gold, wins against the policy at the start, and scores, over the course of a run.
 
     Args:
-        path: File of a `SampleTimeline`, whose first samples are those of the SFT policy.
+        path: File of a `SampleTimeline`, whose first samples are from the SFT policy.
         prompts: The prompts as the models read them.
     """
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
@@ -148,7 +148,7 @@ def skewness(values: Sequence[float]) -> float:
 
 
 def replay_monitors(log: Path) -> dict[str, Any]:
-    """First iteration at which each monitor is beyond its threshold, and that of the verdict."""
+    """First iteration at which each monitor, and the detector, is beyond its threshold."""
     of_signal: dict[str, list[Monitor]] = {}
     for monitor in default_monitors():
         of_signal.setdefault(monitor.vote, []).append(monitor)

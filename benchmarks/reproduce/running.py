@@ -1,4 +1,4 @@
-"""Trains the runs that are missing, and keeps each as a JSON file with the key of its settings.
+"""Trains the runs that are missing, and keeps the result of each with the key of its settings.
 
 A run is cached by content: its key is a hash of its configurations, of the versions of the
 libraries, and of the source of the world and the formulas. A run whose key has changed is trained
@@ -27,15 +27,16 @@ import yaml
 import lit_rlhf
 from benchmarks.reproduce.measuring import measure_foundation, measure_run
 from benchmarks.reproduce.table import Arm, Foundation, arms_by_name, foundations_by_name
+from benchmarks.results_file import read_run, write_run
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.files import write_text
 from lit_rlhf.tools.commands.quickstart import DEFAULT_DIR, Quickstart
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "reproduction"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "reproduction.jsonl"
 REVISION = 1
 """To be raised with a change outside of `HASHED` that changes results."""
-HASHED = ("functional", "lab")
-"""Packages whose source is part of the key; that of all others changes too often."""
+HASHED = ("functional", "tools/lab")
+"""Packages whose source is part of the key; other packages change too often."""
 LIBRARIES = ("torch", "lightning", "transformers")
 SAMPLED_PROMPTS = 256
 SAMPLES = 7
@@ -72,7 +73,7 @@ class Plan:
         part: The foundation or arm.
         seed: Seed of the world, the weights, the order of the data and the rollouts.
         output_dir: Folder of all runs.
-        results: Folder of the results.
+        results: File of the results.
         trial: Whether all stages are cut to a few batches.
     """
 
@@ -84,7 +85,7 @@ class Plan:
 
     @property
     def foundation(self) -> Foundation:
-        """What PPO starts from."""
+        """The foundation that PPO starts from."""
         return self.part.foundation if isinstance(self.part, Arm) else self.part
 
     def of(self, part: Foundation | Arm) -> Plan:
@@ -98,9 +99,9 @@ class Plan:
         return self.output_dir / f"{self.foundation.name}-seed_{self.seed}-{key[:8]}"
 
     @property
-    def result(self) -> Path:
-        """File of the result."""
-        return self.results / f"{self.part.name}-seed_{self.seed}.json"
+    def name(self) -> str:
+        """Name of the run in the file of the results."""
+        return f"{self.part.name}-seed_{self.seed}"
 
     @property
     def log(self) -> Path:
@@ -109,11 +110,8 @@ class Plan:
 
     def is_finished(self) -> bool:
         """Whether there is a result of these settings."""
-        try:
-            kept = json.loads(self.result.read_text("utf-8"))
-        except (OSError, ValueError):
-            return False
-        return bool(kept.get("key") == self.key())
+        kept = read_run(self.results, self.name)
+        return kept is not None and bool(kept["key"] == self.key())
 
     def is_ready(self) -> bool:
         """Whether it is finished and, for a foundation, its models are still there."""
@@ -122,12 +120,12 @@ class Plan:
         return self.is_finished() and (is_arm or all(model.is_file() for model in models))
 
     def chain(self) -> list[Plan]:
-        """What has to be ready before it, in order, and itself."""
+        """The plans that have to be ready first, in order, and this one."""
         foundation = self.foundation
         return list(map(self.of, dict.fromkeys((foundation.base, foundation, self.part))))
 
     def configs(self) -> list[dict[str, Any]]:
-        """The configurations of PPO, the last of which wins; without an arm those of the stages."""
+        """The configurations of PPO, the last of which wins; without an arm the stages'."""
         if isinstance(self.part, Foundation):
             overlays = [read_yaml(f"ablations/{name}") for name in self.part.overlays]
             stages = [read_yaml("quickstart/sft"), read_yaml("quickstart/reward"), *overlays]
@@ -232,7 +230,7 @@ def strip_docstrings(source: str) -> ast.Module:
     return tree
 
 
-# --- one run, in a process of its own
+# --- one run, in its own process
 
 
 def train(plan: Plan) -> None:
@@ -257,12 +255,12 @@ def train(plan: Plan) -> None:
         "seed": plan.seed,
         "key": key,
         "trial": plan.trial,
-        # of the last process alone, if there was an interruption
+        # of the last process only, if there was an interruption
         "cpu_seconds": round(sum(used.ru_utime + used.ru_stime for used in usage), 1),
         "versions": versions(),
         **measured,
     }
-    write_text(plan.result, json.dumps(result) + "\n")
+    write_run(plan.results, plan.name, result)
     if isinstance(plan.part, Arm):
         shutil.rmtree(stages.root / "logs" / plan.part.name / "checkpoints", ignore_errors=True)
 

@@ -101,7 +101,7 @@ class Arm:
         restored: Names of ablations that turn a trick of PPO-max off. Vanilla PPO gets these tricks
             back, with PPO-max's values.
         foundation: What PPO starts from.
-        evaluations: Measurements besides those of all runs: `preferences`, wins against SFT with
+        evaluations: Measurements besides the usual ones: `preferences`, wins against SFT with
             the paper's sampling, and `language`, the perplexity of unseen text of the world.
         iterations: Length of the run, for the budget.
         size: Cost of an iteration over that of the world's models, for the budget.
@@ -247,7 +247,7 @@ class Experiment:
         seeds: Seeds of every curve.
         kind: How it is drawn.
         panels: Measures of the panels, for curves.
-        foundations: Foundations that it shows, besides those of its arms.
+        foundations: Foundations that it shows, besides its arms'.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What the speed benchmarks share.
+"""Shared parts of the speed benchmarks.
 
-TRL's environment, which lacks lit_rlhf, imports `workload`, `job`, `machine` and `peer_*` alone.
+TRL's environment, which lacks lit_rlhf, imports `workload`, `job`, `machine` and `peer_*` only.
 """

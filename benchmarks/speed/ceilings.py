@@ -1,4 +1,4 @@
-"""Measures the rates that this machine can reach, in a process of its own.
+"""Measures the rates that this machine can reach, in its own process.
 
 python -m benchmarks.speed.ceilings JOB.json RESULT.json
 """

@@ -1,11 +1,11 @@
-"""Runs the sides of a benchmark in turn, each in a process of its own.
+"""Runs the sides of a benchmark in turn, each in its own process.
 
 Every round measures the machine's ceilings, then every case on every side, so that a change of the
 machine hits all sides. Before each turn the script waits until other processes use little, and an
 update during which they did not is recorded and left out of the figures.
 
 Finished turns are kept in `<output>.json.partial` until the results are written. The same command
-goes on with the turns that are missing.
+continues with the turns that are missing.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ def our_sides(module: str, trees: Sequence[str] = ()) -> list[Side]:
 
 
 def peer_side(module: str, python: str | None) -> Side:
-    """TRL, in an environment of its own.
+    """TRL, in its own environment.
 
     Args:
         module: What its process runs.
-        python: Interpreter of an environment with TRL; `None` takes that of `runs/peer_trl`, which
+        python: Interpreter of an environment with TRL; `None`: the one in `runs/peer_trl`, which
             is made if it is missing, by `python -m venv runs/peer_trl` and `runs/peer_trl/bin/pip
             install torch==2.13.0 trl==1.12.0 transformers==5.23.0`.
 
@@ -123,7 +123,7 @@ def run_job(side: Side, job: Job) -> dict[str, Any]:
     folder = Path(job.folder)
     job_file, result = folder / "job.json", folder / "result.json"
     job.save(job_file)
-    # An environment of its own has everything but `benchmarks`, which is in the working directory.
+    # Its own environment has everything but `benchmarks`, which is in the working directory.
     own_packages = side.python != sys.executable
     paths = [] if own_packages else [str(side.tree), str(side.tree / "callbacks")]
     done = subprocess.run(
@@ -182,7 +182,7 @@ def run_in_turns(
 ) -> tuple[dict[str, Any], dict[Labels, list[dict[str, Any]]]]:
     """Run every case on every side, one after the other, and all of it again in each round.
 
-    Each turn that ends is a line on standard error where that is no terminal.
+    Each turn that ends is a line on standard error unless that is a terminal.
 
     Args:
         cases: Jobs by case and precision.
@@ -190,7 +190,7 @@ def run_in_turns(
         rounds: Number of turns of every case and side.
         wait: Seconds to wait for quiet before a turn, at most.
         cores: Foreign load that an update is used with.
-        kept: The turns that ended before an interruption, and those of this process.
+        kept: The finished turns, including those before an interruption.
 
     Returns:
         The machine's ceilings, the best of all rounds; and the turns' results by case, precision

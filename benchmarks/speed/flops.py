@@ -1,7 +1,7 @@
 """Floating-point operations of an update on real tokens; the same count for every side.
 
 Only real tokens count, in every layer. Causal attention counts its lower triangle, an output layer
-counts where a logit is used, and the last token of a response is fed to the reward model alone. A
+counts where a logit is used, and the last token of a response is fed only to the reward model. A
 multiplication with an addition is two operations; a backward pass is twice its forward pass.
 Log-probs of the sampling policy come with its samples and count nothing.
 """

@@ -32,7 +32,7 @@ def busy_seconds(stat: str) -> float:
         Seconds of user, nice, system, irq, softirq and steal, over all cores.
 
     Raises:
-        ValueError: If the first line is not that of all cores together.
+        ValueError: If the first line is not about all cores together.
     """
     name, *fields = stat.partition("\n")[0].split() or [""]
     if name != "cpu" or len(fields) < 8:
@@ -98,7 +98,7 @@ def status_kib(status: str, field: str) -> int:
     """A field of `/proc/<pid>/status`, in KiB.
 
     Raises:
-        ValueError: If there is no such field.
+        ValueError: If the field is missing.
     """
     for line in status.splitlines():
         name, _, value = line.partition(":")
@@ -142,7 +142,7 @@ def matmul_ceiling(dtype: torch.dtype, device: str, onednn: bool = False) -> flo
     Args:
         dtype: Type of the matrices.
         device: `cpu` or `cuda`.
-        onednn: Multiply with oneDNN, whatever torch would choose; on a CPU alone.
+        onednn: Multiply with oneDNN, whatever torch would choose; only on a CPU.
     """
     rates = []
     for rows, inner, columns in GPU_SHAPES if device == "cuda" else CPU_SHAPES:

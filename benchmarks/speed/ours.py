@@ -1,4 +1,4 @@
-"""PPO updates of lit_rlhf, in a process of their own.
+"""PPO updates of lit_rlhf, in their own process.
 
 python -m benchmarks.speed.ours JOB.json RESULT.json
 """

@@ -1,4 +1,4 @@
-"""Steps of lit_rlhf's SFT or reward model, in a process of their own.
+"""Steps of lit_rlhf's SFT or reward model, in their own process.
 
 python -m benchmarks.speed.ours_supervised JOB.json RESULT.json
 """

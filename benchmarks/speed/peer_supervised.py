@@ -1,8 +1,8 @@
-"""Steps of TRL's SFTTrainer or RewardTrainer, in a process and an environment of their own.
+"""Steps of TRL's SFTTrainer or RewardTrainer, in their own process and environment.
 
     TRL_PYTHON -m benchmarks.speed.peer_supervised JOB.json RESULT.json
 
-TRL has its defaults (SFT computes logits of completions alone), except that gradient checkpointing,
+TRL has its defaults (SFT computes logits of completions only), except that gradient checkpointing,
 printed logs and checkpoints are off, which would cost it time.
 """
 

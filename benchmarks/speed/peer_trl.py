@@ -1,4 +1,4 @@
-"""PPO updates of TRL 1.12, in a process and an environment of their own.
+"""PPO updates of TRL 1.12, in their own process and environment.
 
     TRL_PYTHON -m benchmarks.speed.peer_trl JOB.json RESULT.json
 

@@ -2,20 +2,20 @@
 
     python -m benchmarks.speed.report
 
-puts the tables of the result files into the page. A table stands there between `<!-- results: NAME
--->` and `<!-- end -->`, where NAME is that of the JSON file.
+puts a table of all speed-ups into the page, between `<!-- summary -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.results_file import table
 from benchmarks.speed.flops import generation_bytes, stage_flops
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
@@ -23,7 +23,7 @@ from benchmarks.speed.machine import QUIET_CORES
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "speed.md"
 RESULTS = ROOT / "benchmarks" / "results"
-TABLE = re.compile(r"<!-- results: (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
+SUMMARY = re.compile(r"<!-- summary -->\n.*?<!-- end -->", re.DOTALL)
 PHASES = ("rollout", "score", "update", "other")
 OURS, PEER = "lit_rlhf", "TRL"
 Labels = tuple[str, ...]
@@ -178,12 +178,6 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # Tables
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def comparison_tables(result: dict[str, Any]) -> str:
     """The tables of `ppo_iteration.py` and `sft_reward.py`.
 
@@ -334,23 +328,37 @@ def machine_sentences(machine: dict[str, Any], versions: dict[str, dict[str, str
 # The page
 
 
+def summary_table(results: Path) -> str:
+    """The speed-up over TRL in each case where both sides have the same precision, as Markdown.
+
+    Args:
+        results: Folder of the JSON files.
+    """
+    rows = []
+    for name in ("ppo_iteration", "sft_reward", "ppo_iteration_135m", "sft_reward_135m"):
+        result = json.loads((results / f"{name}.json").read_text("utf-8"))
+        seconds = {(r["case"], r["precision"], r["side"]): r["seconds"] for r in result["summary"]}
+        what = "PPO, {}" if name.startswith("ppo") else "{}"
+        for ratio in result["ratios"]:
+            case, precision = ratio["case"], ratio["precision"]
+            if precision == ratio["other_precision"]:
+                at = " at 135M" if name.endswith("135m") else ""
+                times = (f"{seconds[case, precision, side]:.2f}" for side in (OURS, PEER))
+                cells = (what.format(case) + at, precision, *times)
+                rows.append([*cells, f"{ratio['speed']:.2f}", f"{ratio['memory']:.2f}"])
+    head = ["case", "precision", "lit_rlhf, s", "TRL, s", "speed-up", "relative peak memory"]
+    return table(head, rows)
+
+
 def fill_page(page: str, results: Path) -> str:
-    """The page with all tables as the results say; a result file may be missing.
+    """The page with its table as the results say.
 
     Args:
         page: Markdown.
         results: Folder of the JSON files.
     """
-
-    def fill_table(found: re.Match[str]) -> str:
-        file = results / f"{found['name']}.json"
-        text = f"Not measured yet: run `python -m benchmarks.{found['name']}`.\n"
-        if file.is_file():
-            result = json.loads(file.read_text("utf-8"))
-            text = scaling_tables(result) if "sweeps" in result else comparison_tables(result)
-        return f"<!-- results: {found['name']} -->\n\n{text}\n<!-- end -->"
-
-    return TABLE.sub(fill_table, page)
+    filled = f"<!-- summary -->\n\n{summary_table(results)}\n<!-- end -->"
+    return SUMMARY.sub(lambda _: filled, page)
 
 
 if __name__ == "__main__":

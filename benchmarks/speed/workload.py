@@ -1,7 +1,7 @@
 """The work of a benchmark, alike for all sides: networks, prompts and lengths of responses.
 
 TRL's process imports this module too, in an environment without lit_rlhf, so it needs torch,
-transformers and tokenizers alone.
+transformers and tokenizers.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ SIZES: dict[Size, dict[str, int]] = {
         "vocab": 32768,
     },
 }
-"""What differs from the defaults of `Workload`: `tiny` to try a script in seconds, `5m` for a CPU,
+"""Differences from the defaults of `Workload`: `tiny` to try a script in seconds, `5m` for a CPU,
 `135m` with SmolLM2-135M's shape (163 million weights, as its output layer is not tied here), whose
 iteration takes less than a minute and 12 GiB on two cores, and `1b` and `3b` with the shapes of
 Llama 3.2's two smaller models and a smaller vocabulary."""

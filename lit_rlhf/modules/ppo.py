@@ -123,7 +123,7 @@ class PPOModule(PPO, StageModule):
     """One iteration of PPO-max per `training_step`: rollout, score, estimate, shape, update.
 
     Each phase is a method of that name; override one to change it. The defaults are PPO-max with
-    the paper's values, as far as it states them (`docs/tricks.md`); the overlays in
+    the paper's values, as far as it states them (`docs/recipe.md`); the overlays in
     `configs/ablations` switch its tricks one by one.
 
     Args:

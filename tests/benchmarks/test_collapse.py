@@ -30,7 +30,7 @@ def test_thresholds_move_as_far_from_the_baseline_as_the_factor_says() -> None:
     assert (perplexity.low_ratio, perplexity.high_ratio) == pytest.approx((0.8, 1.5))
 
 
-def test_the_thresholds_of_the_first_ratio_stay_around_one() -> None:
+def test_thresholds_of_the_first_ratio_stay_around_one() -> None:
     ratio = scale_thresholds(FirstRatioMonitor(high=1.05, low=0.95), 1 / 1.3)
     assert (ratio.low, ratio.high) == pytest.approx((1 - 0.05 / 1.3, 1 + 0.05 / 1.3))
 
@@ -51,7 +51,7 @@ def kl_monitor(high: float) -> list[Monitor]:
     return [KLMonitor(high=high, baseline_steps=3, horizon=0)]
 
 
-def test_a_run_is_healthy_until_its_first_suspicion(logs: Path) -> None:
+def test_run_is_healthy_until_its_first_suspicion(logs: Path) -> None:
     # 0.9 is beyond 3/4 of the way to 1.0, and 2.0 too: suspicious; 2.0 and 3.0 are beyond 1.0
     assert detect_collapse(logs, kl_monitor(1.0)) == Detection(flagged_at=7, healthy_until=5)
     assert detect_collapse(logs, kl_monitor(100.0)) == Detection(flagged_at=None, healthy_until=8)
@@ -65,7 +65,7 @@ def test_a_run_is_healthy_until_its_first_suspicion(logs: Path) -> None:
         (Detection(None, 5), False),  # never flagged
     ],
 )
-def test_a_flag_is_in_time_if_nothing_harmed_was_called_healthy(
+def test_flag_is_in_time_if_nothing_harmed_was_called_healthy(
     logs: Path, detection: Detection, in_time: bool
 ) -> None:
     figures = compare_with_harm(logs, detection, bound=-0.3)
@@ -73,12 +73,12 @@ def test_a_flag_is_in_time_if_nothing_harmed_was_called_healthy(
     assert figures["in_time"] is in_time
 
 
-def test_the_page_is_that_of_the_results() -> None:
+def test_page_agrees_with_the_results() -> None:
     rows = json.loads(RESULT.read_text("utf-8"))
     assert PAGE.read_text("utf-8") == format_page(rows), "run python -m benchmarks.collapse report"
 
 
-def test_the_figure_has_the_mean_of_every_run() -> None:
+def test_figure_has_the_mean_of_every_run() -> None:
     row = {"sft_gold": 0.5, "curves": {name: CURVES for name in RUNS}}
     other = {"sft_gold": 0.7, "curves": {name: {**CURVES, "kl": [3.0, 3.0]} for name in RUNS}}
     gold, kl, length = draw([row, other]).axes
@@ -87,5 +87,5 @@ def test_the_figure_has_the_mean_of_every_run() -> None:
     assert gold.lines[3].get_ydata() == pytest.approx([0.6, 0.6])
 
 
-def test_a_run_without_harm_is_flagged_in_time(logs: Path) -> None:
+def test_run_without_harm_is_flagged_in_time(logs: Path) -> None:
     assert compare_with_harm(logs, Detection(7, 6), bound=-9.0)["in_time"]

@@ -40,7 +40,7 @@ def test_all_comparisons_pass_with_a_right_kernel(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("_with_kernel")
-def test_a_wrong_kernel_fails(
+def test_wrong_kernel_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one_more_key(*args: object, **kwargs: object) -> torch.Tensor:
@@ -66,7 +66,8 @@ def test_without_a_gpu_the_smoke_test_says_what_it_needs(
         varlen_smoke.varlen_smoke(device)
 
 
-def test_the_profile_has_a_line_with_graphs_and_one_without(
+@pytest.mark.slow  # a profile of two decodings
+def test_profile_has_a_line_with_graphs_and_one_without(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     profile_decode("cpu", "tiny", rows=2, steps=4)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_report import PARTS, Part, gpu_report, write_report
+from benchmarks.gpu_report import PARTS, Part, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = (
@@ -47,8 +47,3 @@ def test_parts_are_files_of_the_project_and_take_ten_minutes_on_one_gpu() -> Non
     ]
     assert [file for file in files if not (ROOT / file).is_file()] == []
     assert sum(part.limit for part in PARTS if part.gpus == 1) <= 600
-
-
-def test_an_unknown_part_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"only: expected some of .* got \['speed'\]"):
-        gpu_report(only=("speed",))

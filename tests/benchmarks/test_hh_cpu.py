@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_interrupted_run_goes_on_with_the_parts_that_are_missing(
+def test_interrupted_run_continues_with_the_parts_that_are_missing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, ran = tmp_path / "hh", list[str]()
@@ -54,7 +54,7 @@ def test_an_interrupted_run_goes_on_with_the_parts_that_are_missing(
         hh_cpu.hh_cpu(str(data), str(root), seed=1)
 
 
-def test_the_seed_is_that_of_all_random_numbers(
+def test_seed_sets_all_random_numbers(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeded: dict[str, set[str]] = {}

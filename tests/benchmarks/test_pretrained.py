@@ -16,13 +16,18 @@ from benchmarks.pretrained import (
     Benchmark,
     Sizes,
     Step,
-    common_opening,
     correlate_scores,
     find_harm,
-    first_responses,
 )
-from benchmarks.pretrained_figure import PANELS, draw, smooth
-from benchmarks.pretrained_page import ESTIMATES, format_page, quarter_means
+from benchmarks.pretrained_page import (
+    PANELS,
+    draw,
+    format_page,
+    format_tables,
+    quarter_means,
+    smooth,
+)
+from benchmarks.results_file import read_runs
 from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.tools.lab import World, write_world
 from tests.configs.parsing import cli_parser
@@ -38,38 +43,22 @@ TINY = Sizes(48, 24, 6, 24, iterations=4, prompts=4, max_new_tokens=4)
 
 
 def test_parts_without_results_say_so() -> None:
-    page = format_page({"settings": SETTINGS})
+    page = format_tables({"settings": SETTINGS})
 
-    sections = page.split("\n## ")[3:]
+    sections = page.split("\n## ")[2:]
     assert [text[0] for text in sections] == ["1", "2", "3", "4", "5", "T"]
-    assert all("not run yet" in text for text in sections)
+    assert all("not run yet" in text for text in sections[:-1])
+    assert "from not run yet to not run yet" in format_page({"settings": SETTINGS})
     assert "| gold | 7 | 7 | 14 |" in page
 
 
-def test_the_page_is_that_of_the_results() -> None:
-    page = format_page(pretrained.read_results(pretrained.RESULTS))
-    assert pretrained.PAGE.read_text("utf-8") == page
+def test_page_and_tables_agree_with_the_results() -> None:
+    results = read_runs(pretrained.RESULTS)
+    assert pretrained.PAGE.read_text("utf-8") == format_page(results)
+    assert pretrained.RESULTS.with_suffix(".md").read_text("utf-8") == format_tables(results)
 
 
-def test_responses_are_shown_by_prompt() -> None:
-    rows = [
-        {
-            "policy": policy,
-            "prompt": [],
-            "prompt_text": prompt,
-            "response": f"{policy[5:]} {prompt}",
-        }
-        for policy in ("runs/sft", "runs/ppo")
-        for prompt in "abc"
-    ]
-    shown = first_responses(rows, prompts=2)
-    assert [entry["responses"] for entry in shown] == [
-        {"sft": "sft a", "ppo": "ppo a"},
-        {"sft": "sft b", "ppo": "ppo b"},
-    ]
-
-
-def test_the_agreement_of_proxy_and_gold_is_of_ranks() -> None:
+def test_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     scores = {"runs/sft": [(1, 10), (2, 1000), (3, 100)], "runs/ppo": [(1, 3), (2, 2), (3, 1)]}
     rows = [
         {"policy": policy, "scores": {"reward": float(proxy), "gold": float(gold)}}
@@ -81,15 +70,7 @@ def test_the_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
 
 
-def test_the_opening_that_most_responses_share() -> None:
-    responses = ["Research suggests sleep.", "Research suggests food.", "You can rest.", ""]
-    rows = [{"policy": f"runs/{name}", "response": r} for r in responses for name in ("sft", "ppo")]
-    rows += [{"policy": "runs/sft", "response": "You can eat."}] * 2
-    assert common_opening(rows, "ppo") == {"words": "Research suggests", "share": 0.5}
-    assert common_opening(rows, "sft") == {"words": "You can", "share": 0.5}
-
-
-def test_the_figure_has_means_of_four_iterations_above_the_first() -> None:
+def test_figure_has_means_of_four_iterations_above_the_first() -> None:
     assert smooth([1, 3, 5, 7, 9, 3]).tolist() == [4, 6, 6]
     assert smooth([1, 3, 5, 7, 9, 3], above_start=True).tolist() == [0, 2, 2]
     curves = {key: np.arange(8.0).tolist() for key in PANELS}
@@ -107,13 +88,6 @@ def test_the_figure_has_means_of_four_iterations_above_the_first() -> None:
     assert gold[0].tolist() == [[np.sqrt(1.5), 0], [np.sqrt(5.5), 4]]
 
 
-def test_every_step_has_an_estimate(tmp_path: Path) -> None:
-    steps = Benchmark(tmp_path, "base", "hh", TINY).steps([0, 1])
-
-    assert {step.name.rstrip("_01") for step in steps} == set(ESTIMATES)
-    assert len({step.name for step in steps}) == len(steps)
-
-
 def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
     steps = {s.name: s for s in Benchmark(tmp_path, "base", "hh", TINY).steps([3])}
 
@@ -125,7 +99,7 @@ def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
     fast, lora = options("ppo_fast_3"), options("reward_lora")
     assert list(fast["rewards"].values()) == [1.0, 0.0]  # never trained on gold
     assert fast["policy_optimizer"]["learning_rate"] == pytest.approx(5e-5)
-    assert options("ppo_faster_3")["critic_optimizer"]["learning_rate"] == pytest.approx(6e-4)
+    assert fast["critic_optimizer"]["learning_rate"] == pytest.approx(1.5e-4)
     assert options("ppo_vanilla_3")["policy_optimizer"]["learning_rate"] == pytest.approx(1e-5)
     assert fast["policy_optimizer"]["grad_clip"] is None
     assert fast["reward_shaping"]["kl_coef"] == 0.0
@@ -139,10 +113,6 @@ def test_harm_is_a_gold_score_that_stays_low() -> None:
     start = [0.0, 0.1, -0.1, 0.1, -0.1]  # deviation 0.1, of a response 0.4: the bound is -0.2
     assert find_harm([*start, -0.19, -0.19, -0.19]) is None
     assert find_harm([*start, -0.3, -0.3, 0.0, -0.3, -0.3, -0.3]) == 9
-
-
-def test_quarters_are_of_the_iterations() -> None:
-    assert quarter_means([1, 3, 5, 5, 0, 0, 2, 4]) == [2, 5, 0, 3]
 
 
 def test_finished_steps_are_not_repeated(
@@ -172,16 +142,16 @@ def test_finished_steps_are_not_repeated(
         with pytest.raises(RuntimeError, match="interrupted"):
             pretrained.run("base", "hh", str(tmp_path), TINY, parts=(1,))
     assert ran == ["perplexity_base", "sft"]
-    assert "| pretrained | 9.00 [8.00, 10.00] |" in (tmp_path / "pretrained.md").read_text("utf-8")
+    assert "| pretrained | 9.00 [8.00, 10.00] |" in (tmp_path / "results.md").read_text("utf-8")
     assert "[2/3] part 1: sft took 1.0 minutes" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="sizes: expected that of the results in"):
+    with pytest.raises(ValueError, match=r"sizes: expected .*, as in .* got"):
         pretrained.run("base", "hh", str(tmp_path), Sizes(), parts=(1,))
-    with pytest.raises(ValueError, match=r"precision: .*, 32-true, .* got bf16-mixed"):
+    with pytest.raises(ValueError, match=r"precision: expected 32-true, .* got bf16-mixed"):
         pretrained.run("base", "hh", str(tmp_path), TINY, precision="bf16-mixed")
 
 
 @pytest.mark.parametrize("logged", [99.0, 0.0])
-def test_the_peak_is_that_of_all_phases_of_a_run(logged: float, tmp_path: Path) -> None:
+def test_peak_covers_all_phases_of_a_run(logged: float, tmp_path: Path) -> None:
     figures = {"peak_gib": logged, "perplexity": 2.0}
     step = Step("name", 1, ["-c", "print('done')"], lambda: figures)
     row = pretrained.run_step(step, tmp_path, threads=1)
@@ -209,7 +179,11 @@ def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
         threads=1,
     )
 
-    page = (root / "pretrained.md").read_text("utf-8")
+    page = (root / "results.md").read_text("utf-8")
     assert "not run yet)" not in page.split("## 1.")[1]
     assert page.count("ppo_max_0") >= 3
-    assert (root / "images" / "pretrained.svg").is_file()
+    assert draw(read_runs(root / "results.jsonl")).axes
+
+
+def test_quarters_are_of_the_iterations() -> None:
+    assert quarter_means([1, 3, 5, 5, 0, 0, 2, 4]) == [2, 5, 0, 3]

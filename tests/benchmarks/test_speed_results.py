@@ -13,29 +13,20 @@ import torch
 from benchmarks import scaling as scaling_script
 from benchmarks.scaling import fit_line, resize
 from benchmarks.speed import comparison
-from benchmarks.speed.comparison import Side, best_ceilings, our_sides, peer_side
+from benchmarks.speed.comparison import Side, our_sides, peer_side
 from benchmarks.speed.job import Job
 from benchmarks.speed.ours_supervised import build_batches, lengths
 from benchmarks.speed.report import (
     PAGE,
     RESULTS,
-    TABLE,
     comparison_tables,
     count_work,
     fill_page,
-    label_run,
     ratios,
     scaling_tables,
     summarize,
 )
-from benchmarks.speed.workload import (
-    EOS,
-    SIZES,
-    Workload,
-    completions,
-    prompts,
-    response_lengths,
-)
+from benchmarks.speed.workload import EOS, SIZES, Workload, completions, prompts, response_lengths
 
 TINY = Workload(**SIZES["tiny"])
 CEILINGS: dict[str, Any] = {
@@ -70,7 +61,7 @@ def run_of(side: str, *seconds: float, foreign: float = 0.0, memory: float = 100
     }
 
 
-def test_a_summary_takes_medians_over_quiet_updates() -> None:
+def test_summary_takes_medians_over_quiet_updates() -> None:
     runs = [run_of("TRL", 2.0, 4.0), run_of("TRL", 100.0, foreign=1.0), run_of("TRL", 3.0)]
 
     row = summarize(runs, CEILINGS, quiet_cores=0.05)
@@ -81,12 +72,8 @@ def test_a_summary_takes_medians_over_quiet_updates() -> None:
     assert row["useful_gflops"] == pytest.approx(6e5 / 3 / 1e9)
     assert row["ceiling_fraction"] == pytest.approx(0.2)
     assert row["real_tokens"] == 100
-
-
-def test_bf16_is_measured_against_its_own_ceiling() -> None:
-    run = run_of("TRL", 3.0) | {"precision": "bf16-mixed"}
-
-    assert summarize([run], CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
+    bf16 = [run | {"precision": "bf16-mixed"} for run in runs]
+    assert summarize(bf16, CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
 
 
 def test_on_a_gpu_utilization_and_bandwidth_are_reported() -> None:
@@ -100,23 +87,10 @@ def test_on_a_gpu_utilization_and_bandwidth_are_reported() -> None:
     assert row["generation_bound_fraction"] == 0.5
 
 
-def test_ratios_compare_seconds_work_and_memory() -> None:
-    rows = [
-        summarize([run_of("lit_rlhf", 2.0, memory=50.0)], CEILINGS, 0.05),
-        summarize([run_of("TRL", 6.0)], CEILINGS, 0.05),
-    ]
-
-    [ratio] = ratios(rows)
-
-    assert ratio["speed"] == 3
-    assert ratio["speed_at_equal_work"] == pytest.approx(3)
-    assert ratio["memory"] == 0.5
-
-
-def test_a_later_tree_is_compared_with_the_first_and_both_with_the_peer() -> None:
+def test_later_tree_is_compared_with_the_first_and_both_with_the_peer() -> None:
     seconds = {"lit_rlhf a": 2.0, "lit_rlhf b": 1.0, "TRL": 6.0}
     runs = [
-        run_of(side, value) | {"precision": precision}
+        run_of(side, value, memory=100 if side == "TRL" else 50) | {"precision": precision}
         for precision in ("fp32", "bf16-mixed")
         for side, value in seconds.items()
     ]
@@ -130,6 +104,8 @@ def test_a_later_tree_is_compared_with_the_first_and_both_with_the_peer() -> Non
     peers = [r for r in found if r["other"] == "TRL"]
     assert len(peers) == 2 * 2 * 2  # trees times precisions of either side
     assert len(found) == len(trees) + len(peers)
+    assert (peers[0]["speed"], peers[0]["memory"]) == (3.0, 0.5)
+    assert peers[0]["speed_at_equal_work"] == pytest.approx(3)
 
 
 def source_tree(folder: Path, seconds: float) -> Path:
@@ -169,66 +145,22 @@ def test_folders_that_are_not_two_source_trees_are_refused(tmp_path: Path) -> No
         our_sides("benchmarks.speed.ours", trees)
 
 
-def test_an_update_keeps_its_work_and_not_its_lengths() -> None:
-    update = {
-        "seconds": 1.0,
-        "foreign_cores": 0.0,
-        "phases": {},
-        "prompts": [2, 3],
-        "responses": [4, 1],
-    }
-
-    result = count_work(update, Job(TINY))
-
-    assert (result["prompt_tokens"], result["response_tokens"]) == (5, 5)
-    assert "prompts" not in result
-    assert result["flops"]["rollout"] > 0
-
-
-def test_a_turn_gets_its_case_and_side() -> None:
-    run = label_run({"updates": [], "precision": "fp32"}, ("full", "fp32", "TRL"), Job(TINY))
-
-    assert run == {"case": "full", "side": "TRL", "updates": [], "precision": "fp32"}
-
-
-def test_the_highest_of_two_ceilings() -> None:
-    low = CEILINGS | {"flops_fp32": 5e5, "flops_bf16": 3e6}
-
-    best = best_ceilings(best_ceilings({}, CEILINGS), low)
-
-    assert (best["flops_fp32"], best["flops_bf16"]) == (1e6, 3e6)
-    assert best["device"] == "a processor"
-
-
-def test_a_line_through_points_on_one() -> None:
-    fit = fit_line([1.0, 2.0, 5.0], [5.0, 7.0, 13.0])
-
-    assert fit == pytest.approx((3.0, 2.0, 1.0))
-
-
-def test_a_line_through_other_points() -> None:
+def test_fit_line_by_hand() -> None:
     # mean (2, 2): slope 1/2, residuals -1/2, 1, -1/2: 1 - 1.5 / 2
     assert fit_line([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx((1.0, 0.5, 0.25))
 
 
-def test_two_points_are_no_line() -> None:
+def test_fit_line_needs_three_points() -> None:
     with pytest.raises(ValueError, match="at least 3 points, got 2"):
         fit_line([1.0, 2.0], [1.0, 2.0])
 
 
-def test_a_changed_size_takes_what_belongs_to_it() -> None:
+def test_changed_size_takes_what_belongs_to_it() -> None:
     assert resize(Workload(), "hidden", 256) == Workload()
     assert resize(Workload(), "hidden", 512).heads == 16
     assert resize(Workload(), "response", 64) == Workload()
     assert resize(Workload(), "response", 128).eos_probability == 1 / 64
     assert resize(Workload(), "vocab", 1024) == replace(Workload(), vocab=1024)
-
-
-def test_lengths_of_the_peers_responses() -> None:
-    responses = torch.tensor([[5, EOS, 7], [EOS, EOS, 4], [5, 6, 7]])
-
-    assert response_lengths(responses, ends=True) == [2, 1, 3]
-    assert response_lengths(responses, ends=False) == [3, 3, 3]
 
 
 def test_completions_end_as_often_as_responses_do() -> None:
@@ -257,11 +189,6 @@ def test_supervised_batches_hold_the_tokens_that_the_peer_gets(stage: Any) -> No
         assert first.input_ids[0, : len(together)].equal(together)
 
 
-def test_an_interpreter_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="peer_python: expected a Python interpreter"):
-        peer_side("peer", str(tmp_path / "python"))
-
-
 def test_without_an_interpreter_the_peers_environment_is_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +212,7 @@ def test_without_an_interpreter_the_peers_environment_is_made_once(
     assert commands[1][3:] == ["install", *comparison.PEER_PACKAGES]
 
 
-def test_a_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([run_of("TRL", 9.0, foreign=1.0), run_of("TRL", 3.0), run_of("TRL", 4.0)])
     monkeypatch.setattr(comparison, "wait_until_quiet", lambda _: 0.0)
     monkeypatch.setattr(comparison, "run_job", lambda *_: next(answers))
@@ -295,7 +222,7 @@ def test_a_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.Mon
     assert result["updates"][0]["seconds"] == 3.0
 
 
-def test_an_interrupted_benchmark_goes_on_with_the_turns_that_are_missing(
+def test_interrupted_benchmark_continues_with_the_turns_that_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken: list[str] = []
@@ -331,58 +258,22 @@ def test_an_interrupted_benchmark_goes_on_with_the_turns_that_are_missing(
     assert "round 2 of 2: ragged fp32 TRL" in capsys.readouterr().err
 
 
-def test_a_process_that_fails_is_shown(tmp_path: Path) -> None:
+def test_process_that_fails_is_shown(tmp_path: Path) -> None:
     side = comparison.Side("nobody", "benchmarks.speed.nobody")
 
     with pytest.raises(RuntimeError, match=r"(?s)nobody: .* failed.*No module named"):
         comparison.run_job(side, Job(TINY, str(tmp_path)))
 
 
-def test_tables_of_a_comparison() -> None:
-    runs = [run_of("lit_rlhf", 2.0, memory=50.0), run_of("TRL", 6.0)]
-    rows = [summarize([run], CEILINGS, 0.05) for run in runs]
-    result = {
-        "machine": {**CEILINGS, "cores": 2, "threads": 2},
-        "summary": rows,
-        "ratios": ratios(rows),
-        "runs": runs,
-    }
-
-    text = comparison_tables(result)
-
-    assert "| ragged | fp32 | TRL | 6.00 (6.00-6.00) | 0 | 10% | 100 (50) | 1 of 1 |" in text
-    assert "| ragged | lit_rlhf / TRL | fp32 / fp32 | 3.00 | 3.00 | 0.50 |" in text
-    assert "a processor, 2 cores, 2 threads" in text
-    assert "TRL: torch 2.13.0" in text
-
-
-def test_tables_of_scaling() -> None:
-    point = {
-        "value": 32,
-        "real_tokens": 2000.0,
-        "useful_gflop": 150.0,
-        "seconds": 1.5,
-        "ceiling_fraction": 0.5,
-        "peak_memory_mib": 900.0,
-    }
-    fit = {"fixed": 0.25, "slope": 0.0005, "r_squared": 0.999}
-    result = {
-        "machine": {**CEILINGS, "cores": 2, "threads": 2},
-        "versions": {"torch": "2.13.0"},
-        "sweeps": [{"size": "batch", "against": "real_tokens", "points": [point], **fit}],
-    }
-
-    text = scaling_tables(result)
-
-    assert "| batch | 32 | 2000 | 150 | 1.50 | 50% | 900 |" in text
-    assert "| batch | 0.25 | 0.50 per 1,000 real tokens | 0.999 |" in text
-
-
-def test_the_page_quotes_the_results() -> None:
+def test_page_and_tables_agree_with_the_results() -> None:
     page = PAGE.read_text("utf-8")
-
-    assert len(TABLE.findall(page)) >= 1
+    assert "| PPO, full | fp32 |" in page
     assert fill_page(page, RESULTS) == page, "run python -m benchmarks.speed.report"
+    for file in RESULTS.glob("*.md"):
+        if (file.with_suffix(".json")).is_file():
+            result = json.loads(file.with_suffix(".json").read_text("utf-8"))
+            tables = scaling_tables if "sweeps" in result else comparison_tables
+            assert file.read_text("utf-8") == tables(result)
 
 
 def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,3 +320,10 @@ def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.M
     assert fits["response"]["r_squared"] > 0.99  # attention grows with the square
     assert (tmp_path / "scaling.png").stat().st_size > 0
     assert (tmp_path / "scaling.md").read_text("utf-8") == scaling_tables(result)
+
+
+def test_lengths_of_the_peers_responses() -> None:
+    responses = torch.tensor([[5, EOS, 7], [EOS, EOS, 4], [5, 6, 7]])
+
+    assert response_lengths(responses, ends=True) == [2, 1, 3]
+    assert response_lengths(responses, ends=False) == [3, 3, 3]

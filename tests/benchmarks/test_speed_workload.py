@@ -21,7 +21,6 @@ from benchmarks.speed.workload import (
     policy_network,
     prompts,
     save_networks,
-    tokenizer,
 )
 
 TINY = Workload(**SIZES["tiny"])
@@ -74,14 +73,7 @@ def test_responses_end_with_the_probability_asked_for(mode: str) -> None:
         assert ends[2] < 1e-12
 
 
-def test_the_tokenizer_has_the_networks_special_tokens() -> None:
-    words = tokenizer(TINY)
-
-    assert (words.pad_token_id, words.bos_token_id, words.eos_token_id) == (PAD, BOS, EOS)
-    assert len(words) == TINY.vocab
-
-
-def test_a_job_survives_its_file(folder: Path, tmp_path: Path) -> None:
+def test_job_survives_its_file(folder: Path, tmp_path: Path) -> None:
     job = Job(replace(TINY, mode="full"), str(folder), threads=torch.get_num_threads())
     job.save(tmp_path / "job.json")
 

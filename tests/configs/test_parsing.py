@@ -140,7 +140,7 @@ def test_an_ablation_changes_what_it_names_and_nothing_else(ablation: Path) -> N
 
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
 def test_an_ablation_begins_with_the_number_of_its_trick(ablation: Path) -> None:
-    table = (CONFIGS.parent / "docs" / "tricks.md").read_text("utf-8").splitlines()
+    table = (CONFIGS.parent / "docs" / "recipe.md").read_text("utf-8").splitlines()
     text = ablation.read_text("utf-8")
     number = re.match(r"# (\d+)\. ", text)
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.tools.doctor import CHECKS_BEFORE, CHECKS_DURING, START
 from tests.configs.tiny_runs import SMALL, overlay
 from tests.docs.blocks import ROOT, blocks, commands
-from tests.docs.running import run_here, run_in_shell
+from tests.docs.running import run_here
 
 PAGE = ROOT / "docs" / "doctor.md"
 BLOCKS = [block for block in blocks(PAGE) if block.language == "bash"]
@@ -28,7 +27,7 @@ def small(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, 
     return "--config", str(overlay(fresh_workspace, "small_ppo", SMALL["ppo"]))
 
 
-def test_a_run_on_other_text_does_not_start(
+def test_run_on_other_text_does_not_start(
     small: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (doctor,) = STORY[0]
@@ -41,7 +40,7 @@ def test_a_run_on_other_text_does_not_start(
     assert any(line.startswith("ok    clipping") for line in shown)
 
 
-def test_a_sound_run_starts(small: tuple[str, str]) -> None:
+def test_sound_run_starts(small: tuple[str, str]) -> None:
     doctor, fit = STORY[1]
 
     assert run_here(doctor, *small).status == 0
@@ -49,28 +48,3 @@ def test_a_sound_run_starts(small: tuple[str, str]) -> None:
     assert not FINISHED.exists()  # the doctor saves nothing
     assert run_here(fit, *small).status == 0
     assert FINISHED.is_file()
-
-
-@pytest.mark.slow  # starts three commands in a shell
-def test_a_script_starts_a_run_only_if_it_is_sound(
-    fresh_workspace: Path, small: tuple[str, str]
-) -> None:
-    template = overlay(
-        fresh_workspace, "template", {"data": {"init_args": {"chat_template": "paper-zh"}}}
-    )
-    refused = run_in_shell(BLOCKS[1].text, fresh_workspace, *small, "--config", str(template))
-    assert refused.returncode == 1, refused.stderr
-    assert not FINISHED.exists()
-
-    done = run_in_shell(BLOCKS[1].text, fresh_workspace, *small)
-    assert done.returncode == 0, done.stderr
-    assert FINISHED.is_file()
-
-
-def test_the_page_tells_of_every_check() -> None:
-    text = PAGE.read_text("utf-8")
-    names = [START, *(check.name for check in (*CHECKS_BEFORE, *CHECKS_DURING))]
-
-    assert [name for name in names if f"\n| {name} |" not in text] == []
-    sound = [block.text for block in blocks(PAGE) if block.language == "text"][1]
-    assert [name for name in names if f"ok    {name} " not in sound] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_scalar_model
 from tests.configs.tiny_runs import RUNS, SMALL, fit, moved, overlay
 from tests.docs.blocks import ROOT, blocks, commands
-from tests.docs.running import run_here, run_in_shell
+from tests.docs.running import run_here
 from tests.docs.workspace import make_workspace, standing_in
 from tests.support.gguf_file import CHAT_TEMPLATE
 
@@ -68,21 +67,13 @@ def check_first_story(page: Path, printed: str) -> None:
     AutoModelForSequenceClassification.from_pretrained(page / "runs/exported/critic")
 
 
-def test_the_first_story(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_story(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in commands(BLOCKS[0]):
         assert run_here(command.words).status == 0
     check_first_story(page, capsys.readouterr().out)
 
 
-@pytest.mark.slow  # starts two commands in a shell
-def test_the_first_story_from_a_shell(page: Path) -> None:
-    shutil.rmtree(page / "runs/exported", ignore_errors=True)
-    done = run_in_shell(BLOCKS[0].text, page)
-    assert done.returncode == 0, done.stderr
-    check_first_story(page, done.stdout)
-
-
-def test_a_smaller_copy(page: Path) -> None:
+def test_smaller_copy(page: Path) -> None:
     (command,) = typed("exported/half")
     main(command)
     plain = AutoModelForCausalLM.from_pretrained("runs/exported/half")
@@ -96,14 +87,14 @@ def scores(folder: str) -> torch.Tensor:
     return sequence_scores(model, ids, torch.ones_like(ids, dtype=torch.bool))
 
 
-def test_a_value_head(page: Path) -> None:
+def test_value_head(page: Path) -> None:
     (command,) = typed("reward_trl")
     main(command)
     expected = scores("runs/quickstart/reward")
     torch.testing.assert_close(scores("runs/exported/reward_trl"), expected, rtol=0, atol=1e-6)
 
 
-def test_the_papers_reward_model(page: Path) -> None:
+def test_papers_reward_model(page: Path) -> None:
     (command,) = typed("downloads/reward_en")
     main([word if word != "bfloat16" else "float32" for word in command])
     contract = TextContract.load("runs/reward_en")
@@ -112,13 +103,13 @@ def test_the_papers_reward_model(page: Path) -> None:
     torch.testing.assert_close(scores("runs/reward_en"), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_gguf_file(page: Path) -> None:
+def test_gguf_file(page: Path) -> None:
     (command,) = typed(".gguf")
     main(command)
     assert TextContract.load("runs/smollm2/base").chat_template == CHAT_TEMPLATE
 
 
-def test_an_upload(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upload(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uploaded: dict[str, Any] = {}
 
     class Address(str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from lit_rlhf.data import TextContract
 from tests.configs.tiny_runs import SMALL, logged, overlay, run
 from tests.docs.blocks import ROOT, blocks, commands
 
+Train = Callable[[str], None]
 PAGE = ROOT / "docs" / "extending.md"
 COMMANDS = [c.words for block in blocks(PAGE) for c in commands(block) if c.words[0] == "lit_rlhf"]
 
@@ -21,12 +23,18 @@ def command_with(word: str) -> list[str]:
     return words[1:]
 
 
-def run_small(words: list[str], folder: Path) -> None:
-    """Run a `fit` command, with an overlay after its base configuration that makes it small."""
-    base = words.index("--config") + 2
-    stage = "sft" if words[base - 1].endswith("sft.yaml") else "ppo"
-    small = overlay(folder, f"small_{stage}", SMALL[stage])
-    run(*words[:base], "--config", str(small), *words[base:])
+@pytest.fixture
+def train(fresh_workspace: Path) -> Train:
+    """Run the page's `fit` command with a word, made small by an overlay after its base."""
+
+    def run_small(word: str) -> None:
+        words = command_with(word)
+        base = words.index("--config") + 2
+        stage = "sft" if words[base - 1].endswith("sft.yaml") else "ppo"
+        small = overlay(fresh_workspace, f"small_{stage}", SMALL[stage])
+        run(*words[:base], "--config", str(small), *words[base:])
+
+    return run_small
 
 
 def settings(run_folder: Path) -> dict[str, dict[str, object]]:
@@ -49,10 +57,10 @@ def test_all_commands_of_the_page_are_tested_here() -> None:
     )
 
 
-def test_a_function_adds_to_the_reward_models_score(
-    fresh_workspace: Path, logs: Path, quickstart: Path
+def test_function_adds_to_the_reward_models_score(
+    train: Train, logs: Path, quickstart: Path
 ) -> None:
-    run_small(command_with("brevity.yaml"), fresh_workspace)
+    train("brevity.yaml")
 
     from my_rewards import brevity  # type: ignore[import-not-found]
 
@@ -64,10 +72,10 @@ def test_a_function_adds_to_the_reward_models_score(
     assert logged(logs / "ppo_brevity")["rollout/score"][0] != before[0]
 
 
-def test_an_overlay_and_a_flag_leave_the_other_options_of_their_groups(
-    fresh_workspace: Path, logs: Path
+def test_overlay_and_a_flag_leave_the_other_options_of_their_groups(
+    train: Train, logs: Path
 ) -> None:
-    run_small(command_with("cooler.yaml"), fresh_workspace)
+    train("cooler.yaml")
 
     model = settings(logs / "ppo_cooler")["model"]["init_args"]
     assert model["sampling"]["temperature"] == 0.7  # type: ignore[index]
@@ -76,10 +84,8 @@ def test_an_overlay_and_a_flag_leave_the_other_options_of_their_groups(
     assert model["loss"]["ratio_clip"] == 0.2  # type: ignore[index]
 
 
-def test_an_overridden_phase_takes_part_in_the_run(
-    fresh_workspace: Path, logs: Path, quickstart: Path
-) -> None:
-    run_small(command_with("frugal.yaml"), fresh_workspace)
+def test_overridden_phase_takes_part_in_the_run(train: Train, logs: Path, quickstart: Path) -> None:
+    train("frugal.yaml")
 
     assert settings(logs / "ppo_frugal")["model"]["class_path"] == "my_ppo.FrugalPPO"
     base = quickstart / "logs" / "ppo_max"
@@ -88,20 +94,18 @@ def test_an_overridden_phase_takes_part_in_the_run(
     assert logged(logs / "ppo_frugal")["rollout/reward"][0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_own_optimizer_trains_with_the_stages_schedule(
-    fresh_workspace: Path, logs: Path, quickstart: Path
+def test_own_optimizer_trains_with_the_stages_schedule(
+    train: Train, logs: Path, quickstart: Path
 ) -> None:
-    run_small(command_with("my_optimizers.AdafactorSFT"), fresh_workspace)
+    train("my_optimizers.AdafactorSFT")
 
     # the first of two steps of the warm-up has length 0 for any optimizer
     losses = [logged(logs / name)["val/sft/loss"][-1] for name in ("sft_adafactor", "sft")]
     assert losses[0] != pytest.approx(losses[1], abs=1e-4)
 
 
-def test_own_data_train_a_model_that_keeps_their_contract(
-    fresh_workspace: Path, logs: Path
-) -> None:
-    run_small(command_with("sums.yaml"), fresh_workspace)
+def test_own_data_train_a_model_that_keeps_their_contract(train: Train, logs: Path) -> None:
+    train("sums.yaml")
 
     data = settings(logs / "sft_sums")["data"]
     assert data == {
@@ -113,13 +117,13 @@ def test_own_data_train_a_model_that_keeps_their_contract(
 
 
 @pytest.mark.parametrize(("longest", "iterations"), [(40, 2), (1, 1)])
-def test_an_own_callback_ends_a_run(
-    fresh_workspace: Path, logs: Path, longest: int, iterations: int
+def test_own_callback_ends_a_run(
+    fresh_workspace: Path, train: Train, logs: Path, longest: int, iterations: int
 ) -> None:
     watched = fresh_workspace / "watched.yaml"
     watched.write_text(watched.read_text().replace("longest: 40", f"longest: {longest}"))
 
-    run_small(command_with("watched.yaml"), fresh_workspace)
+    train("watched.yaml")
 
     assert len(logged(logs / "ppo_watched")["rollout/score"]) == iterations
     callbacks = settings(logs / "ppo_watched")["trainer"]["callbacks"]

@@ -58,15 +58,3 @@ def test_responses_for_a_file(fresh_workspace: Path) -> None:
     assert described == list(json.loads(lines[0]))
     again = load_records("prompt", [DataSource("responses.jsonl")]).records
     assert len(again) == len(lines)
-
-
-def test_messages_are_those_of_the_program() -> None:
-    table = PAGE.read_text("utf-8").partition("| message |")[2]
-    source = " ".join(
-        re.sub(r'"\s*f?"', "", path.read_text("utf-8"))
-        for path in (ROOT / "lit_rlhf").rglob("*.py")
-    )
-    messages = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
-    assert len(messages) == 9
-    for message in messages:
-        assert all(part in source for part in message.split(" ... ")[0].split("...")), message

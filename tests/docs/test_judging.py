@@ -25,7 +25,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("number", range(len(COMMANDS)))
-def test_a_command_judges(fresh_workspace: Path, number: int) -> None:
+def test_command_judges(fresh_workspace: Path, number: int) -> None:
     for name, text in {"sft": "four", "chatgpt": "longer", "ppo": "a"}.items():
         Path(f"{name}.jsonl").write_text(json.dumps({"prompt": "hi", "response": text}) + "\n")
     for name in ("helpful", "harmless"):
@@ -43,7 +43,7 @@ def test_a_command_judges(fresh_workspace: Path, number: int) -> None:
     }
 
 
-def test_the_python_block_judges(tmp_path: Path) -> None:
+def test_python_block_judges(tmp_path: Path) -> None:
     (block,) = (block for block in blocks(PAGE) if block.language == "python")
     made: dict[str, Any] = {}
     exec(block.text, made)

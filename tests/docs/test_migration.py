@@ -21,15 +21,6 @@ from tests.modules.stages import ANSWERS, QUESTIONS, write_models
 
 PAGE = ROOT / "docs" / "migration.md"
 OPTION = re.compile(r"`(?P<name>(?:model|data|trainer)\.[\w.]+)`(?:, (?P<default>[^|`]+?) *$)?")
-# fields of the dataclass in TRL 1.12.0, without those of transformers' TrainingArguments
-PPO_CONFIG = """
-    learning_rate dataset_num_proc num_mini_batches total_episodes local_rollout_forward_batch_size
-    num_sample_generations response_length stop_token stop_token_id temperature missing_eos_penalty
-    sft_model_path world_size num_total_batches micro_batch_size local_batch_size batch_size
-    local_mini_batch_size mini_batch_size push_to_hub reward_model_path model_adapter_name
-    ref_adapter_name num_ppo_epochs whiten_rewards kl_coef kl_estimator cliprange vf_coef
-    cliprange_value gamma lam ds3_gather_for_generation
-"""
 
 
 def rows(section: str) -> Iterator[list[str]]:
@@ -84,11 +75,6 @@ def word(value: object) -> str:
     )
 
 
-def test_the_table_has_every_field_of_ppo_config() -> None:
-    named = {n for row in rows("From TRL's PPOTrainer") for n in re.findall(r"`(\w+)`", row[0])}
-    assert set(PPO_CONFIG.split()) <= named
-
-
 def script(title: str) -> str:
     (block,) = (block for block in blocks(PAGE) if block.title == title)
     return block.text
@@ -110,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow  # a run with Lightning's progress bar and logger
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
-def test_the_script_trains_what_trls_does(folder: Path) -> None:
+def test_script_trains_what_trls_does(folder: Path) -> None:
     names: dict[str, Any] = {}
     exec(compile(script("lit_ppo.py"), "lit_ppo.py", "exec"), names)
 
@@ -131,28 +117,10 @@ def test_the_script_trains_what_trls_does(folder: Path) -> None:
     assert load_causal_lm(folder / "models" / "ppo").can_generate()
 
 
-def test_a_reward_function_of_trls_gives_the_same_here() -> None:
+def test_reward_function_of_trls_gives_the_same_here() -> None:
     names: dict[str, Any] = {}
     exec(compile(script("my_reward.py"), "my_reward.py", "exec"), names)
     texts, answers = ["iron, I think", "no"], ["iron", "Mars"]
     completions = [[{"role": "assistant", "content": text}] for text in texts]
     assert names["trl_reward"](["a", "b"], completions, answers, trainer_state=None) == [1.0, 0.0]
     assert names["reward"](["a", "b"], texts, answers) == [1.0, 0.0]
-
-
-def test_trls_script_is_one_of_its_release(folder: Path) -> None:
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
-    if trl.__version__ != "1.12.0":
-        pytest.skip(f"the page is about TRL 1.12.0, installed is {trl.__version__}")
-    import dataclasses
-
-    from transformers import TrainingArguments
-    from trl.experimental.ppo import PPOConfig
-
-    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
-    fields = {field.name for field in dataclasses.fields(PPOConfig)} - inherited
-    assert fields <= set(PPO_CONFIG.split()) | {"learning_rate"}
-    names: dict[str, Any] = {}
-    exec(compile(script("trl_ppo.py"), "trl_ppo.py", "exec"), names)
-    assert names["trainer"].state.global_step == 2
-    assert (folder / "models" / "ppo" / "config.json").is_file()

@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_script_trains_on_one_device(
+def test_script_trains_on_one_device(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gan.py", "auto", "1"])
@@ -38,7 +38,7 @@ def test_the_script_trains_on_one_device(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "multi_deepspeed_stage_2"])
-def test_the_script_trains_in_two_processes(folder: Path, strategy: str) -> None:
+def test_script_trains_in_two_processes(folder: Path, strategy: str) -> None:
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
         "CUDA_VISIBLE_DEVICES": "",

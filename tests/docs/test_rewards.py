@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_rlhf.rewards import RULES, LengthRule
 from tests.configs.tiny_runs import SMALL, logged, overlay, run
 from tests.docs.blocks import ROOT, blocks, commands
 
@@ -45,7 +44,7 @@ def test_all_sources_of_the_page_are_logged_and_add_up(fresh_workspace: Path) ->
     assert metrics["rollout/score"][0] == pytest.approx(total, abs=1e-5)
 
 
-def test_the_pages_service_scores_a_run(fresh_workspace: Path, monkeypatch: Any) -> None:
+def test_pages_service_scores_a_run(fresh_workspace: Path, monkeypatch: Any) -> None:
     from scorer import Scorer  # type: ignore[import-not-found]
 
     monkeypatch.setenv("no_proxy", "*")
@@ -64,20 +63,10 @@ def test_the_pages_service_scores_a_run(fresh_workspace: Path, monkeypatch: Any)
     assert metrics["rollout/score/safety"] == [0.0, 0.0]
 
 
-def test_the_evaluation_of_the_page_reports_the_rule(fresh_workspace: Path) -> None:
+def test_evaluation_of_the_page_reports_the_rule(fresh_workspace: Path) -> None:
     run(*COMMANDS[2], "--max_prompts", "2", "--max_new_tokens", "4", "--output", "report.json")
 
     report = json.loads(Path("report.json").read_text())
     assert report["rewards"]["length"] == {"rule": "length", "longest": 0}
     for policy in report["policies"].values():
         assert policy["rewards"]["length"]["mean"] == -policy["response_length"]
-
-
-def test_the_page_lists_every_rule_with_its_arguments() -> None:
-    text = PAGE.read_text("utf-8")
-    rows = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| `")}
-    for name, rule in RULES.items():
-        arguments = rule.__dataclass_fields__  # type: ignore[attr-defined]
-        where = text if name == "http" else rows[name]
-        assert [a for a in arguments if f"`{a}`" not in where and f"{a}:" not in where] == []
-    assert LengthRule(longest=0)([], [], [4]) == [-4.0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, blocks, commands
-from tests.docs.running import run_here, run_in_shell
+from tests.docs.running import run_here
 
 
 def stories(document: str) -> list[list[str]]:
@@ -18,7 +18,7 @@ def stories(document: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_reward_report(
+def test_reward_report(
     number: int, fresh_workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_here(stories("reward_report.md")[number]).status == 0
@@ -32,35 +32,18 @@ def test_the_reward_report(
     assert list(report["perplexity"]) == ["reward model", "language model"][: number + 1]
 
 
-def break_third_line(words: list[str]) -> None:
-    """Take the rejected response out of the third of the command's preferences."""
+def test_reward_report_says_which_line_is_bad(fresh_workspace: Path) -> None:
+    words = stories("reward_report.md")[0]
     file = Path(words[words.index("--preferences") + 1])
     lines = file.read_text("utf-8").splitlines()
     lines[2] = json.dumps({"chosen": json.loads(lines[2])["chosen"]})
     file.write_text("\n".join(lines), "utf-8")
-
-
-def test_the_reward_report_says_which_line_is_bad(fresh_workspace: Path) -> None:
-    words = stories("reward_report.md")[0]
-    break_third_line(words)
 
     ended = run_here(words)
 
     assert ended.status == 1
     assert "preferences.jsonl:3: field 'rejected': missing" in ended.message
     assert "--on_bad_record skip" in ended.message
-
-
-@pytest.mark.slow  # starts the command in a shell
-def test_an_error_is_a_message_without_a_traceback(fresh_workspace: Path) -> None:
-    block = next(b for b in blocks(ROOT / "docs/reward_report.md") if b.language == "bash")
-    break_third_line(stories("reward_report.md")[0])
-
-    done = run_in_shell(block.text, fresh_workspace)
-
-    assert done.returncode == 1
-    assert "preferences.jsonl:3: field 'rejected': missing" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_multiple_choice_before_and_after(

@@ -26,7 +26,7 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("n_slots", [6, 2])
-def test_responses_are_those_of_the_cpu(family: str, n_slots: int) -> None:
+def test_responses_match_the_cpu(family: str, n_slots: int) -> None:
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30, do_sample=False)
     expected = generate_responses(
@@ -41,7 +41,7 @@ def test_responses_are_those_of_the_cpu(family: str, n_slots: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_and_gradients_are_those_of_the_cpu(family: str) -> None:
+def test_logprobs_and_gradients_match_the_cpu(family: str) -> None:
     ids, mask = (tensor.flip(1) for tensor in prompts())
     targets = mask.clone()
     targets[:, 0] = False

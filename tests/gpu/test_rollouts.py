@@ -18,13 +18,13 @@ CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize("window", [None, 50])
-def test_packed_rows_and_their_gradients_are_those_of_groups(window: int | None) -> None:
+def test_packed_rows_and_their_gradients_match_groups(window: int | None) -> None:
     for check in varlen_smoke.compare_packed(CUDA, window, ""):
         assert check.passed, check
 
 
 @pytest.mark.parametrize("window", [None, 50])
-def test_a_token_attends_to_its_own_keys_in_the_cache(window: int | None) -> None:
+def test_token_attends_to_its_own_keys_in_the_cache(window: int | None) -> None:
     assert varlen_smoke.compare_decode(CUDA, window) < varlen_smoke.TOLERANCE
 
 
@@ -33,7 +33,7 @@ def test_replayed_steps_sample_the_same_tokens() -> None:
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen by torch", "found at capture"])
-def test_a_step_that_waits_falls_back_and_leaves_the_device_usable(seen: bool) -> None:
+def test_step_that_waits_falls_back_and_leaves_the_device_usable(seen: bool) -> None:
     model = optimize_forward(tiny_causal_lm().to(torch.bfloat16)).cuda()
     ids = torch.randint(4, 288, (4, 9), device=CUDA)
     mask = torch.ones_like(ids, dtype=torch.bool)

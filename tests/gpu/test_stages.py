@@ -47,7 +47,7 @@ def small(stage: str) -> dict[str, Any]:
     }
 
 
-def test_the_lab_stages_run_in_bf16_one_after_the_other(world: Path, tmp_path: Path) -> None:
+def test_lab_stages_run_in_bf16_one_after_the_other(world: Path, tmp_path: Path) -> None:
     for stage, name in (("sft", "sft"), ("reward", "reward"), ("ppo", "ppo_max")):
         # each stage starts from the folders that those before left here
         moves = {RUNS: tmp_path, f"{RUNS}/world": world / "world"}

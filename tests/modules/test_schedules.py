@@ -1,4 +1,4 @@
-"""Learning rates: the table of docs/tricks.md, and what must not happen to a schedule."""
+"""Learning rates: the table of docs/recipe.md, and what must not happen to a schedule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.modules.stages import (
     prompts,
 )
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tricks.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
 
 
 class Rates(StepRecorder):

@@ -47,15 +47,8 @@ def parse(cell: Any) -> ast.Module:
     return ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", cell.source, flags=re.MULTILINE))
 
 
-def test_the_notebooks_are_numbered() -> None:
-    assert NOTEBOOKS
-    assert [path.stem[:2] for path in NOTEBOOKS] == [
-        f"{number:02d}" for number in range(1, len(NOTEBOOKS) + 1)
-    ]
-
-
 @each_notebook
-def test_a_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -> None:
+def test_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -> None:
     notebook = read(path)
     nbformat.validate(notebook)
 
@@ -69,15 +62,6 @@ def test_a_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -
     package = "lit_callbacks" if path.stem == ALONE else "lit_rlhf"
     assert f'if importlib.util.find_spec("{package}") is None:\n    %pip install' in install.source
     assert f'PACKAGE = "{package.replace("_", "-")}"' in parameters.source
-
-
-@each_notebook
-def test_every_step_is_explained_before_it_is_computed(path: Path) -> None:
-    cells = read(path).cells
-
-    headings = [cell for cell in cells if cell.cell_type == "markdown" and "## " in cell.source]
-    assert len(headings) >= 2
-    assert all(cell.source.strip() for cell in cells)
 
 
 def defined_names(module: str) -> set[str]:
@@ -106,7 +90,7 @@ def test_code_compiles_and_imports_names_that_there_are(path: Path) -> None:
     assert [name for name in others if not importlib.util.find_spec(name.split(".")[0])] == []
 
 
-def test_the_monitors_need_nothing_of_lit_rlhf() -> None:
+def test_monitors_do_not_need_lit_rlhf() -> None:
     sources = [cell.source for cell in code_cells(read(ROOT / f"notebooks/{ALONE}.ipynb"))]
 
     assert "lit_rlhf" not in "".join(sources)
@@ -140,7 +124,7 @@ def test_no_path_of_a_machine_and_no_warning_is_shown(path: Path) -> None:
 
 
 @each_notebook
-def test_the_page_of_notebooks_has_each(path: Path) -> None:
+def test_page_of_notebooks_has_each(path: Path) -> None:
     title = read(path).cells[0].source.splitlines()[0].removeprefix("# ")
 
     assert f"[{title}](../notebooks/{path.name})" in PAGE
@@ -148,7 +132,7 @@ def test_the_page_of_notebooks_has_each(path: Path) -> None:
 
 @pytest.mark.slow
 @each_notebook
-def test_a_notebook_runs_alone_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+def test_notebook_runs_alone_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),

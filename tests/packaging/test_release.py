@@ -22,7 +22,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_citation_has_the_version_and_licence_of_the_project() -> None:
+def test_citation_has_the_version_and_licence_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     citation = read_yaml(ROOT / "CITATION.cff")
     assert citation["version"] == project["version"]
@@ -31,7 +31,7 @@ def test_the_citation_has_the_version_and_licence_of_the_project() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_runs_targets_of_the_makefile(path: Path) -> None:
+def test_workflow_runs_targets_of_the_makefile(path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
     steps = [step for job in read_yaml(path)["jobs"].values() for step in job["steps"]]
@@ -48,7 +48,7 @@ def test_a_workflow_runs_targets_of_the_makefile(path: Path) -> None:
     assert commands or path.stem == "release"
 
 
-def test_the_front_pages_of_a_release_have_absolute_links(tmp_path: Path) -> None:
+def test_front_pages_of_a_release_have_absolute_links(tmp_path: Path) -> None:
     for file in ("README.md", "pyproject.toml", "callbacks/README.md", "callbacks/pyproject.toml"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
@@ -69,7 +69,7 @@ def test_the_front_pages_of_a_release_have_absolute_links(tmp_path: Path) -> Non
         assert ours
 
 
-def test_the_image_is_built_of_files_that_are_sent_to_the_builder() -> None:
+def test_image_is_built_of_files_that_are_sent_to_the_builder() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
     copied = {
         word for line in re.findall(r"^COPY (.*) \S+$", dockerfile, re.M) for word in line.split()
@@ -79,18 +79,9 @@ def test_the_image_is_built_of_files_that_are_sent_to_the_builder() -> None:
     assert [name for name in copied if not (ROOT / name).exists()] == []
 
 
-def test_the_hooks_of_a_commit_run_the_commands_of_make_lint() -> None:
+def test_hooks_of_a_commit_run_the_commands_of_make_lint() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     hooks = read_yaml(ROOT / ".pre-commit-config.yaml")["repos"][0]["hooks"]
     for hook in hooks:
         command = hook["entry"].replace(" --force-exclude", "")
         assert f"$(BIN)/{command}" in makefile
-
-
-@pytest.mark.parametrize("name", ["bug", "feature"])
-def test_a_form_for_issues_has_what_the_forms_need(name: str) -> None:
-    form = read_yaml(ROOT / f".github/ISSUE_TEMPLATE/{name}.yml")
-    assert form["name"]
-    assert form["description"]
-    fields = [field for field in form["body"] if field["type"] != "markdown"]
-    assert all(field["id"] and field["attributes"]["label"] for field in fields)

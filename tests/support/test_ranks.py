@@ -12,6 +12,6 @@ def fails(rank: int, reason: str) -> None:
     raise RuntimeError(f"{reason} on rank {rank}")
 
 
-def test_an_exception_on_a_rank_is_raised(tmp_path: Path) -> None:
+def test_exception_on_a_rank_is_raised(tmp_path: Path) -> None:
     with pytest.raises(ProcessRaisedException, match="RuntimeError: no more paper on rank 0"):
         run_on_ranks(fails, 1, tmp_path, "no more paper")

@@ -1,0 +1,53 @@
+"""The results of a benchmark: a file with a JSON line for each run, and Markdown tables."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_rlhf.files import write_text
+
+
+def read_runs(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the result of each run by its name; empty if there is no file."""
+    if not path.is_file():
+        return {}
+    results = (json.loads(line) for line in path.read_bytes().splitlines())
+    return {result.pop("run"): result for result in results}
+
+
+def read_run(path: Path, name: str) -> dict[str, Any] | None:
+    """Read the result of one run; None if it has none."""
+    start = f'{{"run": {json.dumps(name)}, '.encode()
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        if line.startswith(start):  # the others are not parsed
+            result: dict[str, Any] = json.loads(line)
+            del result["run"]
+            return result
+    return None
+
+
+def write_run(path: Path, name: str, result: dict[str, Any]) -> None:
+    """Add the result of a run, or replace an earlier one.
+
+    The file is always complete, and several processes may write to it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # of the folder: the file itself is replaced
+        runs = sorted((read_runs(path) | {name: result}).items())
+        lines = (json.dumps({"run": run, **content}) + "\n" for run, content in runs)
+        write_text(path, "".join(lines))
+    finally:
+        os.close(folder)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Format a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
