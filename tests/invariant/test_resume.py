@@ -373,6 +373,23 @@ def test_allowed_changes_of_the_rewards_start_their_moments_anew(
     assert counts == [2 * BATCH] * 2
 
 
+def test_buffer_that_an_older_checkpoint_lacks_starts_anew(
+    dropout_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trick with state leaves the checkpoints of the version before it usable."""
+    module, data = ppo(dropout_root)
+    fitted(module, data, tmp_path, max_epochs=1, callbacks=[SaveOnce(tmp_path)])
+    path = tmp_path / "stopped.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    assert int(checkpoint["state_dict"].pop("ppo_step")) > 0
+    torch.save(checkpoint, path)
+    resumed, data = ppo(dropout_root)
+    with caplog.at_level("INFO"):
+        fitted(resumed, data, tmp_path, max_epochs=1, ckpt_path=path)
+    assert "written without ppo_step: starting from 0" in caplog.text
+    assert 0 < int(resumed.ppo_step) < int(module.ppo_step)
+
+
 def test_every_setting_has_a_rule_and_the_documentation_shows_it() -> None:
     stages: list[type[LightningModule]] = [SFTModule, RewardModule, PPOModule]
     options = {name for stage in stages for name in option_names(stage)}

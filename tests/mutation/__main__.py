@@ -31,6 +31,17 @@ from tests.mutation.mutants import Mutant, make_mutants
 
 PACKAGE = Path(__file__).resolve().parents[2] / "lit_rlhf"
 FUNCTIONAL = ("tests/functional",)
+PPO = (
+    "tests/modules/test_ppo_experience.py",
+    "tests/modules/test_ppo_update.py",
+    "tests/modules/test_ppo_rewards.py",
+    "tests/modules/test_ppo_switches.py",
+    "tests/modules/test_guarded_step.py",
+    "tests/modules/test_schedules.py",
+    "tests/modules/test_timing.py",
+    "tests/invariant/test_reference_iteration.py",
+    "tests/invariant/test_micro_batches.py",
+)
 STATS = ("tests/stats", "tests/functional/test_examples.py")
 SUITES: dict[str, tuple[str, ...]] = {
     "checks.py": FUNCTIONAL,
@@ -46,38 +57,33 @@ SUITES: dict[str, tuple[str, ...]] = {
     "stats/distributed.py": STATS,
     "stats/running.py": STATS,
     "rollout/sampling.py": ("tests/rollout/test_sampling.py",),
-    "modules/ppo.py": (
-        "tests/modules/test_ppo_experience.py",
-        "tests/modules/test_ppo_update.py",
-        "tests/modules/test_ppo_rewards.py",
-        "tests/modules/test_ppo_switches.py",
-        "tests/modules/test_guarded_step.py",
-        "tests/modules/test_schedules.py",
-        "tests/modules/test_timing.py",
-        "tests/invariant/test_reference_iteration.py",
-        "tests/invariant/test_micro_batches.py",
-    ),
+    "ppo/algorithm.py": PPO,
+    "modules/ppo.py": PPO,
 }
 """Tests by module."""
-PPO_FUNCTIONS = (
-    "training_step",
-    "shape_rewards",
-    "reparameterize",
-    "experience",
-    "reparameterize_advantages",
-    "adapt_kl_coef",
-    "update",
-    "train_critic",
-    "train_policy",
-    "split_experience",
-    "critic_loss",
-    "policy_loss",
-    "policy_objective",
-    "ptx_loss",
-    "watch_critic_pretraining",
-    "step_schedules",
-)
-FUNCTIONS = {"modules/ppo.py": tuple(f"PPOModule.{name}" for name in PPO_FUNCTIONS)}
+FUNCTIONS = {
+    "ppo/algorithm.py": (
+        "PPO.shape_rewards",
+        "PPO.reparameterize",
+        "PPO.experience",
+        "PPO.reparameterize_advantages",
+        "PPO.adapt_kl_coef",
+        "PPO.critic_loss",
+        "PPO.policy_loss",
+        "PPO.policy_objective",
+        "PPO.ptx_loss",
+    ),
+    "modules/ppo.py": (
+        "PPOModule.training_step",
+        "PPOModule.update",
+        "PPOModule.train_critic",
+        "PPOModule.train_policy",
+        "PPOModule.update_network",
+        "PPOModule.split_experience",
+        "PPOModule.watch_critic_pretraining",
+        "PPOModule.step_schedules",
+    ),
+}
 """The functions that are changed, where these are not all of a module."""
 SHORTEST_LIMIT = 60.0  # seconds that the tests may take with a defect, at least
 

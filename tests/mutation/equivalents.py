@@ -251,7 +251,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "modules/ppo.py",
-        "seed = int(torch.randint(2**31, (), generator=generator))",
+        "return int(torch.randint(2**31, (), generator=generator))",
         "31",
         "(30)",
         "any large number of seeds will do",
@@ -264,14 +264,14 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "all minibatches of an iteration log the same metrics",
     ),
     Equivalent(
-        "modules/ppo.py",
+        "ppo/algorithm.py",
         "entropy[0][:, -mask.shape[1] :], mask, self.loss.entropy_clip, denominator=tokens",
         "0",
         "(-1)",
         "the list has one element",
     ),
     Equivalent(
-        "modules/ppo.py",
+        "ppo/algorithm.py",
         "return policy_gradient_loss(",
         "policy_gradient_loss( logprobs, experience.advantages, mask, denominator=tokens )",
         "policy_gradient_loss(experience.advantages, logprobs, mask, denominator=tokens)",
