@@ -18,7 +18,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= 2
 
 .DEFAULT_GOAL = help
-.PHONY: help install test test-all lint docs mutate quickstart clean
+.PHONY: help install test test-all lint docs budgets mutate quickstart clean
 
 help: ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -57,6 +57,9 @@ lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 
 docs: install ## build the documentation site in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+budgets: install ## print what the code costs to read, and fail above the budgets in pyproject.toml
+	$(BIN)/python -W ignore -m tests.support.budgets
 
 mutate: install ## put small defects into formulas and update, one at a time: a test has to notice each
 	$(BIN)/python -m tests.mutation $(MODULES)

@@ -23,6 +23,8 @@ from lit_rlhf.cli.main import main as lit_rlhf
 from lit_rlhf.data import DataSource, load_records, split_records
 from lit_rlhf.files import write_json_lines, write_text
 
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
 FILES = {"helpful": "helpful_base_test.jsonl.gz", "harmless": "harmless_base_test.jsonl.gz"}
 
 
@@ -117,7 +119,7 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
         "ppo": ["--data.seed", "--model.seed"],
     }
     for stage, flags in seeded.items():
-        config = (Path("configs") / stage / "hh_cpu.yaml").read_text("utf-8")
+        config = (CONFIGS / stage / "hh_cpu.yaml").read_text("utf-8")
         copy = root / "configs" / f"{stage}.yaml"
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(config.replace("runs/hh/", f"{root}/"), "utf-8")

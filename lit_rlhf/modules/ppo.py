@@ -516,11 +516,9 @@ class PPOModule(PPO, StageModule):
                     yield self.loss.ptx_coef * loss, {"ppo/ptx_loss": loss}
 
         policy, _ = self.trained_networks()
-        metrics = self.update_network(
+        return self.update_network(
             "policy", policy.optimizer, shares(), self.policy_optimizer, place
         )
-        self.ppo_step += int(torch.isfinite(metrics["ppo/policy_grad_norm"]))
-        return metrics
 
     def update_network(
         self,
@@ -534,6 +532,7 @@ class PPOModule(PPO, StageModule):
         updated = self.accumulate_and_step(
             f"the {name}", optimizer, shares, options.grad_clip, place
         )
+        self.ppo_step += int(updated.applied and name == "policy")
         metrics = {**updated.metrics, f"ppo/{name}_grad_norm": updated.grad_norm}
         if updated.applied:
             return metrics

@@ -76,7 +76,7 @@ RULES = (
     Rule(
         ("reward_shaping",),
         Change.APPLIES,
-        "a new `kl_coef` replaces one that has adapted; an unchanged one goes on from there",
+        "a new `kl_coef` replaces one that has adapted; an unchanged one continues from there",
     ),
     Rule(
         ("sampling", "responses_per_prompt", "advantages", "loss", "minibatches"),

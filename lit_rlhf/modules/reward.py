@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchmetrics.functional.classification import binary_calibration_error
 
-from lit_rlhf.checks import check_count, check_fields
+from lit_rlhf.checks import check_count, check_fields, check_not_negative
 from lit_rlhf.data import PreferenceBatch
 from lit_rlhf.forward import (
     LanguageModel,
@@ -94,8 +94,7 @@ class RewardModule(StageModule):
         network: ModelOptions = ModelOptions(),
         max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
     ) -> None:
-        if lm_coef < 0:
-            raise ValueError(f"lm_coef: expected a value >= 0, got {lm_coef}")
+        check_not_negative("lm_coef", lm_coef)
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
         self.lm_coef = lm_coef
         self.optimizer = merge_options(type(self), "optimizer", optimizer)

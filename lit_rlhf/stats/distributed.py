@@ -74,6 +74,10 @@ def global_denominator(count: Tensor | int, device: torch.device) -> Tensor:
     A rank divides its sum of losses by this. Gradients and logged values are averaged over
     ranks afterwards, which gives the mean over the samples or tokens of all ranks, however
     unevenly they are spread. If the sum is 0, it is taken as 1.
+
+    Examples:
+        >>> global_denominator(3, torch.device("cpu")).item()  # a single process
+        3.0
     """
     total = global_sum(torch.as_tensor(count, dtype=torch.float32, device=device))
     return torch.maximum(total, torch.ones_like(total)) / world_size()
@@ -88,6 +92,10 @@ def global_means(metrics: Mapping[str, Tensor], device: torch.device) -> dict[st
         metrics: 0-dim numbers by key, the same keys on every rank. They may be on the host,
             as times are: a process group of GPUs does not reduce those.
         device: Where they are reduced.
+
+    Examples:
+        >>> global_means({"sft/loss": torch.tensor(0.5)}, torch.device("cpu"))["sft/loss"].item()
+        0.5
     """
     values = [value.detach().to(device, torch.float64) for value in metrics.values()]
     means = global_sum(torch.stack(values)) / world_size()

@@ -12,7 +12,6 @@ from torch import Tensor
 from lit_rlhf.forward import LanguageModel, hidden_states
 from lit_rlhf.modules import micro_batches
 from lit_rlhf.modules.micro_batches import MicroBatch
-from lit_rlhf.modules.stage import StageModule
 from tests.invariant.trajectories import assert_same_trajectory, stage_run, trajectory
 from tests.modules.stages import StepRecorder, fitted
 
@@ -55,20 +54,20 @@ def test_uneven_micro_batches_count_their_own_rows_and_tokens(
     root: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: dict[int | None, list[int]] = {}  # of the last update, by the limit of rows or tokens
-    split = StageModule.micro_batches
+    split = micro_batches.split_batch
 
     def watched(
-        module: StageModule,
         model: LanguageModel,
         lengths: Tensor,
         max_rows: int | None,
         max_tokens: int | None,
     ) -> list[MicroBatch]:
-        parts = split(module, model, lengths, max_rows, max_tokens)
+        parts = split(model, lengths, max_rows, max_tokens)
         sizes[max_rows or max_tokens] = [part.rows.stop - part.rows.start for part in parts]
         return parts
 
-    monkeypatch.setattr(StageModule, "micro_batches", watched)
+    for user in ("sft", "reward", "ppo"):
+        monkeypatch.setattr(f"lit_rlhf.modules.{user}.split_batch", watched)
     whole, *others = (StepRecorder() for _ in range(3))
     limits: list[dict[str, int]] = [{}, {"micro_batch_size": 3}, {"micro_batch_tokens": TOKENS}]
     for recorder, limit in zip((whole, *others), limits, strict=True):

@@ -57,7 +57,7 @@ def test_a_limit_of_micro_batches_is_positive(root: Path, name: str) -> None:
     stages: list[Callable[..., object]] = [MinibatchOptions]
     stages += [partial(kind, str(root / "policy")) for kind in (SFTModule, RewardModule)]
     for stage in stages:
-        with pytest.raises(ValueError, match=f"{name}: expected a finite number > 0, got 0"):
+        with pytest.raises(ValueError, match=f"{name}: expected an integer >= 1, got 0"):
             stage(**{name: 0})
 
 

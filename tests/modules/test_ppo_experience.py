@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -385,7 +386,9 @@ def test_coefficient_waits_for_the_policy_to_be_trained(
         critic_pretraining={"iterations": pretraining},
     )
     module = PPOModule(**options)
-    fitted(module, prompts(root), tmp_path, limit_train_batches=1, max_epochs=1)
+    told = pytest.warns(UserWarning, match="the policy is not trained")
+    with told if pretraining else nullcontext():
+        fitted(module, prompts(root), tmp_path, limit_train_batches=1, max_epochs=1)
     assert (float(module.kl_coef) == 0.2) == bool(pretraining)
 
 
