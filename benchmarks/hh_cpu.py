@@ -24,7 +24,6 @@ from lit_rlhf.data import DataSource, load_records, split_records
 from lit_rlhf.files import write_json_lines, write_text
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-
 FILES = {"helpful": "helpful_base_test.jsonl.gz", "harmless": "harmless_base_test.jsonl.gz"}
 
 

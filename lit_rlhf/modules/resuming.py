@@ -136,7 +136,7 @@ RULES = (
     Rule(
         ("batch size on all ranks",),
         Change.NEEDS_CONSENT,
-        "the position in the data counts batches; another number of ranks alone is no change if "
+        "the position in the data counts batches; a different number of ranks changes nothing if "
         "`data.batch_size` makes up for it",
     ),
     Rule(
