@@ -55,7 +55,7 @@ def functions_of(path: Path) -> dict[int, Function]:
     """Functions of a file by their first line, decorators included."""
     nodes = ast.walk(ast.parse(path.read_text("utf-8")))
     functions = [node for node in nodes if isinstance(node, Function)]
-    return {min(n.lineno, *(d.lineno for d in n.decorator_list)): n for n in functions}
+    return {min([n.lineno, *(d.lineno for d in n.decorator_list)]): n for n in functions}
 
 
 def measure_iteration() -> dict[str, int]:
