@@ -22,7 +22,7 @@ def make_workspace(folder: Path, quickstart: Path) -> Path:
     (folder / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(quickstart, folder / "runs" / "quickstart")
     for block in all_blocks():
-        if block.title and "." in block.title:
+        if "." in block.title and "/" not in block.title:
             (folder / block.title).write_text(block.text, "utf-8")
     downloads = folder / "downloads"
     write_foreign_reward(quickstart / "reward", downloads / "reward_en", downloads / "llama")
