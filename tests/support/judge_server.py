@@ -46,7 +46,8 @@ class Failure(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
-Rule = Callable[[Asked], str | Failure]
+Rule = Callable[[Asked], str | Failure | dict[str, Any]]
+"""What the server does with a request: a reply, a failure, or fields in place of the usual ones."""
 
 
 @dataclass
@@ -102,11 +103,13 @@ def judge_server(rule: Rule) -> Iterator[JudgeServer]:
                 with lock:
                     running -= 1
 
-        def completion(self, asked: Asked, reply: str | Failure) -> dict[str, Any]:
+        def completion(self, asked: Asked, reply: str | Failure | dict[str, Any]) -> dict[str, Any]:
             if self.path != "/v1/chat/completions":
                 reply = Failure(404, f"no such path: {self.path}")
             if isinstance(reply, Failure):
                 raise _FailedError(reply)
+            if isinstance(reply, dict):
+                return self.completion(asked, "") | reply
             sent = sum(len(message["content"].split()) for message in asked.body["messages"])
             received = len(reply.split())
             return {

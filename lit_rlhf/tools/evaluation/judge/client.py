@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast, get_args
+from functools import partial
+from time import monotonic
+from typing import Any, cast, get_args
+
+import httpx2
 
 from lit_rlhf.checks import check_count, check_not_negative, check_positive
 from lit_rlhf.rewards import redact_url
+from lit_rlhf.time_limit import call_with_timeout
 from lit_rlhf.tools.evaluation.judge.messages import (
     SCHEMA,
     ChatMessage,
     Criterion,
+    JudgeReply,
     MalformedReplyError,
-    Verdict,
     parse_reply,
     retry_messages,
 )
 
-if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
-
+MAX_BODY = 2**24  # bytes of a response
 _NO_KEY = "none"  # the client insists on a key; servers without keys ignore it
+_OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,13 @@ class JudgeOptions:
         api_key_variable: Environment variable that holds the key. A server of your own often needs
             none.
         criteria: What answers are compared by. Each criterion is a request of its own.
-        labels: Files of human preferences (chosen and rejected) by criterion, to measure how far
-            the judge agrees with them, for example {helpful: pairs.jsonl}.
-        max_labels: Number of preferences to use of each file, from the first.
         folder: Folder for answers and verdicts. A run continues with the answers that are there.
         temperature: Sampling temperature of the judge; null leaves it to the endpoint.
         max_tokens: Longest reply of the judge, in tokens.
         max_characters: Longest text that the judge is shown, in characters. Longer texts are cut
             off and counted.
         concurrency: Number of requests at a time.
-        timeout: Seconds that a request may take.
+        timeout: Seconds that a request may take, up to the end of the response.
         max_retries: How often a failed request is repeated, with growing pauses.
         max_attempts: How often the judge is asked for a reply that can be read. After that the
             verdict is invalid.
@@ -55,8 +56,6 @@ class JudgeOptions:
     base_url: str | None = None
     api_key_variable: str = "OPENAI_API_KEY"
     criteria: list[Criterion] = field(default_factory=lambda: ["helpful", "harmless"])
-    labels: Mapping[Criterion, str] = field(default_factory=dict)
-    max_labels: int = 200
     folder: str = "runs/judge"
     temperature: float | None = 0.0
     max_tokens: int = 1024
@@ -68,42 +67,61 @@ class JudgeOptions:
 
     def __post_init__(self) -> None:
         """Raise ValueError if an option is out of range."""
-        for name in ("max_labels", "max_tokens", "max_characters", "concurrency", "max_attempts"):
+        for name in ("max_tokens", "max_characters", "concurrency", "max_attempts"):
             check_count(f"judge.{name}", getattr(self, name))
         check_count("judge.max_retries", self.max_retries, minimum=0)
         check_positive("judge.timeout", self.timeout)
         if self.temperature is not None:
             check_not_negative("judge.temperature", self.temperature)
-        known = get_args(Criterion)
-        for name in ("criteria", "labels"):
-            given = list(getattr(self, name))
-            if set(given) - set(known) or len(set(given)) < len(given):
-                raise ValueError(f"judge.{name}: expected some of {known}, each once, got {given}")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The judge's answer to one question, after as many attempts as it took.
-
-    Attributes:
-        verdict: The better of the two answers, or a tie; `None` if no reply could be read.
-        reason: The judge's reason, or what was wrong with its last reply.
-        requests: Number of requests.
-        prompt_tokens: Tokens sent, over all requests.
-        completion_tokens: Tokens received, over all requests.
-        malformed: The replies that could not be read.
-    """
-
-    verdict: Verdict | None
-    reason: str
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
-    malformed: list[str] = field(default_factory=list)
+        known, given = get_args(Criterion), self.criteria
+        if set(given) - set(known) or len(set(given)) < len(given):
+            raise ValueError(f"judge.criteria: expected some of {known}, each once, got {given}")
 
 
 class JudgeError(OSError):
     """The judge cannot be asked; the message says why and what to do."""
+
+
+class BoundedClient(httpx2.Client):
+    """An HTTP client that limits the time and size of a whole response, and follows no redirect.
+
+    The time limit of httpx starts anew with every byte that arrives, and a redirect would send the
+    texts elsewhere.
+
+    Args:
+        timeout: Seconds from the beginning of a request to the end of its response.
+        max_connections: Number of requests at a time.
+    """
+
+    def __init__(self, timeout: float, max_connections: int) -> None:
+        super().__init__(timeout=timeout, limits=httpx2.Limits(max_connections=max_connections))
+        self._seconds = timeout
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request and read its response, in a thread that a slow server cannot hold up."""
+        receive = partial(self._receive, request, options | {"stream": True})
+        response = call_with_timeout(receive, self._seconds)
+        if not response.done():
+            raise httpx2.ReadTimeout("the time is up", request=request)
+        return response.result()
+
+    def _receive(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
+        deadline = monotonic() + self._seconds
+        response = super().send(request, **options)
+        body = bytearray()
+        try:
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > MAX_BODY:
+                    raise httpx2.ReadError(f"a response of more than {MAX_BODY} bytes")
+                if monotonic() > deadline:
+                    raise httpx2.ReadTimeout("the time is up")
+        finally:
+            response.close()
+        headers = {k: v for k, v in response.headers.items() if k.lower() not in _OF_TRANSFER}
+        return httpx2.Response(
+            response.status_code, headers=headers, content=bytes(body), request=request
+        )
 
 
 class JudgeClient:
@@ -135,6 +153,7 @@ class JudgeClient:
             base_url=options.base_url,
             timeout=options.timeout,
             max_retries=options.max_retries,
+            http_client=BoundedClient(options.timeout, options.concurrency),
         )
         self._with_schema = True
 
@@ -142,37 +161,33 @@ class JudgeClient:
         """Close the connections."""
         self._client.close()
 
-    def ask(self, messages: Sequence[ChatMessage]) -> Answer:
+    def ask(self, messages: Sequence[ChatMessage]) -> JudgeReply:
         """Ask a question until the reply can be read, at most `max_attempts` times.
 
         Raises:
             JudgeError: If the endpoint does not reply.
         """
-        sent_messages = list(messages)
+        sent = list(messages)
         malformed: list[str] = []
-        sent = received = 0
         problem = ""
-        for attempt in range(1, self.options.max_attempts + 1):
-            completion = self._complete(sent_messages)
-            choice, usage = completion.choices[0], completion.usage
-            if usage is not None:  # an endpoint need not count
-                sent += usage.prompt_tokens
-                received += usage.completion_tokens
-            text = choice.message.content or choice.message.refusal or ""
+        for _ in range(self.options.max_attempts):
+            choice = self._complete(sent)
+            # the openai client does not check what the endpoint has sent
+            message = getattr(choice, "message", None)
+            text = getattr(message, "content", None) or getattr(message, "refusal", None) or ""
+            text = str(text)
             try:
-                verdict, reason = parse_reply(text)
+                return parse_reply(text)._replace(malformed=malformed)
             except MalformedReplyError as error:
                 problem = str(error)
-                if choice.finish_reason == "length":
+                if getattr(choice, "finish_reason", None) == "length":
                     problem = f"it was cut off after {self.options.max_tokens} tokens"
                 malformed.append(text)
                 # only the last bad reply is sent back: a judge copies what it reads
-                sent_messages = retry_messages(messages, text, problem)
-            else:
-                return Answer(verdict, reason, attempt, sent, received, malformed)
-        return Answer(None, problem, self.options.max_attempts, sent, received, malformed)
+                sent = retry_messages(messages, text, problem)
+        return JudgeReply(None, problem, malformed)
 
-    def _complete(self, messages: Sequence[ChatMessage]) -> ChatCompletion:
+    def _complete(self, messages: Sequence[ChatMessage]) -> object:
         """Send one request, which the `openai` client repeats if it fails for a temporary reason.
 
         Raises:
@@ -180,39 +195,38 @@ class JudgeClient:
         """
         import openai
 
+        optional: dict[str, Any] = {}
+        if self.options.temperature is not None:
+            optional["temperature"] = self.options.temperature
+        with_schema = self._with_schema
+        if with_schema:
+            schema = {"name": "verdict", "strict": True, "schema": SCHEMA}
+            optional["response_format"] = {"type": "json_schema", "json_schema": schema}
         try:
-            completion = self._create(messages)
+            completion: object = self._client.chat.completions.create(
+                model=str(self.options.model),
+                messages=cast(Any, list(messages)),
+                max_completion_tokens=self.options.max_tokens,
+                **optional,
+            )
         except openai.BadRequestError as error:
-            if not self._with_schema or "response_format" not in str(error):
+            if not with_schema or "response_format" not in str(error):
                 raise JudgeError(_describe(error, self.options)) from error
             # The server does not know response_format. The prompt asks for the same form, and
             # replies are checked in any case.
             self._with_schema = False
             return self._complete(messages)
-        except (openai.OpenAIError, ValueError) as error:  # ValueError: the body is not JSON
+        # ValueError, RecursionError: the body is not JSON, or is nested too deeply
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
             raise JudgeError(_describe(error, self.options)) from error
-        if not getattr(completion, "choices", None):
+        choices = getattr(completion, "choices", None)
+        if not isinstance(choices, list) or not choices:
             raise JudgeError(
                 f"judge.base_url: {redact_url(str(self._client.base_url))} does not reply as an "
                 "OpenAI-compatible endpoint does; the address usually ends in /v1. It sent "
                 f"{str(completion)!r:.200}"
             )
-        return completion
-
-    def _create(self, messages: Sequence[ChatMessage]) -> ChatCompletion:
-        optional: dict[str, Any] = {}
-        if self.options.temperature is not None:
-            optional["temperature"] = self.options.temperature
-        if self._with_schema:
-            schema = {"name": "verdict", "strict": True, "schema": SCHEMA}
-            optional["response_format"] = {"type": "json_schema", "json_schema": schema}
-        completion: ChatCompletion = self._client.chat.completions.create(
-            model=str(self.options.model),
-            messages=cast("list[ChatCompletionMessageParam]", list(messages)),
-            max_completion_tokens=self.options.max_tokens,
-            **optional,
-        )
-        return completion
+        return choices[0]
 
 
 def _describe(error: Exception, options: JudgeOptions) -> str:
@@ -250,6 +264,11 @@ def _describe(error: Exception, options: JudgeOptions) -> str:
         )
     if isinstance(error, openai.InternalServerError):
         return f"the judge at {where} fails {repeated}; its log tells why. {said}"
+    if isinstance(error, openai.APIStatusError) and error.response.is_redirect:
+        return (
+            f"the judge at {where} redirects to another address, which is not followed, as the "
+            f"texts would go there; give that address as judge.base_url. {said}"
+        )
     return (
         f"the judge at {where} refuses the request. If it does not support a setting, change "
         "judge.temperature (null sends none) or judge.max_tokens; if the texts are too long for "

@@ -1,82 +1,98 @@
 """Put many pairs of answers to the judge: in both orders, in parallel, and each question only once.
 
-Answers are kept in a file, so that an interrupted run continues and nothing is paid for twice.
+Replies are kept in a file, so that an interrupted run continues and nothing is paid for twice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
-from lit_rlhf.tools.evaluation.judge.client import Answer, JudgeClient, JudgeError, JudgeOptions
+from lit_rlhf.tools.evaluation.judge.client import JudgeClient, JudgeError, JudgeOptions
 from lit_rlhf.tools.evaluation.judge.messages import (
     ChatMessage,
-    Criterion,
+    JudgeReply,
     Question,
     question_messages,
     wording,
 )
-from lit_rlhf.tools.evaluation.judge.verdicts import EQUAL_ANSWERS, PairVerdict, combine_orders
+from lit_rlhf.tools.evaluation.outcomes import Outcomes, outcome_rates
 from lit_rlhf.tools.evaluation.output import progress_bar
-from lit_rlhf.tools.evaluation.responses import Turns
 
 ANSWERS_FILE = "answers.jsonl"
+Result = Literal["win", "tie", "lose", "invalid"]
+_POINTS = {"win": 1.0, "tie": 0.0, "lose": -1.0}
 
 
-class Pair(NamedTuple):
-    """Two answers to one prompt, to be judged in both orders.
-
-    Attributes:
-        criterion: What to compare the answers by.
-        prompt: The turns before the answers.
-        answer: The policy's answer, which wins, ties or loses.
-        baseline: The answer that it is compared with.
-    """
-
-    criterion: Criterion
-    prompt: Turns
-    answer: str
-    baseline: str
-
-    def questions(self) -> tuple[Question, Question]:
-        """Build the questions with the policy's answer as A, and as B."""
-        return (
-            Question(self.criterion, self.prompt, self.answer, self.baseline),
-            Question(self.criterion, self.prompt, self.baseline, self.answer),
-        )
-
-
-class Usage(NamedTuple):
-    """Questions put to the judge, and the requests of this run.
+class PairVerdict(NamedTuple):
+    """The judge's verdict on a policy's answer beside the baseline's.
 
     Attributes:
-        questions: Number of different questions; a pair has two.
-        from_cache: Questions that an earlier run had asked already.
-        invalid: Questions without a reply that could be read.
-        shortened: Questions with a text longer than `max_characters`.
-        requests: Requests of this run, without the repetitions of failed ones.
-        prompt_tokens: Tokens sent in this run, as counted by the endpoint.
-        completion_tokens: Tokens received in this run.
+        result: The result for the policy; `invalid` if one of the two replies could not be read.
+        policy_as_a: The judge's reply with the policy's answer as A; `None` if the two answers are
+            the same text, so that nothing was asked.
+        policy_as_b: The judge's reply with the policy's answer as B; `None` likewise.
     """
 
-    questions: int
-    from_cache: int
-    invalid: int
-    shortened: int
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
+    result: Result
+    policy_as_a: JudgeReply | None
+    policy_as_b: JudgeReply | None
+
+
+EQUAL_ANSWERS = PairVerdict("tie", None, None)
+"""The verdict on two answers with the same text."""
+
+
+def combine_orders(policy_as_a: JudgeReply, policy_as_b: JudgeReply) -> PairVerdict:
+    """Combine the judge's replies to both orders of a pair.
+
+    The policy wins or loses if both replies say so. Otherwise it is a tie.
+    """
+    verdicts = (policy_as_a.verdict, policy_as_b.verdict)
+    result: Result = "tie"
+    if None in verdicts:
+        result = "invalid"
+    elif verdicts == ("A", "B"):
+        result = "win"
+    elif verdicts == ("B", "A"):
+        result = "lose"
+    return PairVerdict(result, policy_as_a, policy_as_b)
+
+
+def verdict_rates(verdicts: Sequence[PairVerdict]) -> Outcomes | None:
+    """Win, tie and lose rates over the valid verdicts; `None` if there is none."""
+    points = [_POINTS[verdict.result] for verdict in verdicts if verdict.result != "invalid"]
+    return outcome_rates(points, [0.0] * len(points)) if points else None
+
+
+def position_bias(verdicts: Sequence[PairVerdict]) -> dict[str, float] | None:
+    """Shares of pairs in which the judge preferred the same position in both orders.
+
+    Returns:
+        Under `"first"` the share in which it preferred whichever answer came first, under
+        `"second"` likewise; `None` without a pair that has two valid replies.
+    """
+    pairs = [
+        (verdict.policy_as_a.verdict, verdict.policy_as_b.verdict)
+        for verdict in verdicts
+        if verdict.result != "invalid" and verdict.policy_as_a and verdict.policy_as_b
+    ]
+    if not pairs:
+        return None
+    return {
+        "first": pairs.count(("A", "A")) / len(pairs),
+        "second": pairs.count(("B", "B")) / len(pairs),
+    }
 
 
 def question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str:
-    """Hash everything that an answer depends on.
+    """Hash everything that a reply depends on.
 
     The endpoint's address is left out: a local server may come back on another port.
     """
@@ -85,8 +101,8 @@ def question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-class AnswerCache:
-    """Answers by key in a JSON lines file, to which each is appended as it arrives.
+class ReplyCache:
+    """Replies by key in a JSON lines file, to which each is appended as it arrives.
 
     A last line that a crash left incomplete is dropped. Threads may share the cache.
 
@@ -100,30 +116,22 @@ class AnswerCache:
         self._lock = Lock()
         content = self.path.read_bytes() if self.path.exists() else b""
         complete, _, incomplete = content.rpartition(b"\n")
-        self._answers = dict(
+        self.replies = dict(
             self._parse(line, number) for number, line in enumerate(complete.splitlines(), 1)
         )
         self._file = self.path.open("ab")
         if incomplete:
-            # else the next answer would be appended to it, and both would be lost
+            # else the next reply would be appended to it, and both would be lost
             self._file.truncate(len(content) - len(incomplete))
 
-    def __len__(self) -> int:
-        """Number of answers."""
-        return len(self._answers)
-
-    def get(self, key: str) -> Answer | None:
-        """Look up the answer to a question; `None` if it has not been asked."""
-        return self._answers.get(key)
-
-    def add(self, key: str, answer: Answer, description: Mapping[str, Any]) -> None:
-        """Store an answer, with a description for people who read the file.
+    def add(self, key: str, reply: JudgeReply, description: Mapping[str, Any]) -> None:
+        """Store a reply, with a description for people who read the file.
 
         The line has left the process when this returns.
         """
-        line = json.dumps({"key": key, **description, **asdict(answer)}) + "\n"
+        line = json.dumps({"key": key, **description, **reply._asdict()}) + "\n"
         with self._lock:
-            self._answers[key] = answer
+            self.replies[key] = reply
             self._file.write(line.encode())
             self._file.flush()
 
@@ -131,11 +139,10 @@ class AnswerCache:
         """Close the file."""
         self._file.close()
 
-    def _parse(self, line: bytes, number: int) -> tuple[str, Answer]:
+    def _parse(self, line: bytes, number: int) -> tuple[str, JudgeReply]:
         try:
             record = json.loads(line)
-            fields = {name: record[name] for name in Answer.__dataclass_fields__}
-            return record["key"], Answer(**fields)
+            return record["key"], JudgeReply(*(record[name] for name in JudgeReply._fields))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{self.path}:{number}: expected an answer of the judge, got {line!r:.80}; delete "
@@ -143,11 +150,15 @@ class AnswerCache:
             ) from error
 
 
-class Judge:
-    """A judge with a cache of its answers; a context manager, which closes connections and file.
+class Judge(AbstractContextManager["Judge"]):
+    """A judge with a cache of its replies; a context manager, which closes connections and file.
 
     Args:
         options: The judge and how it is asked; `model` has to be set.
+
+    Attributes:
+        questions: All questions that were put, by key.
+        asked: Keys of those that this run asked.
 
     Raises:
         JudgeError: If the `openai` package is missing.
@@ -159,103 +170,73 @@ class Judge:
             raise ValueError("judge.model: expected the name of a model, got none")
         self.options = options
         self._client = JudgeClient(options)
-        self._cache = AnswerCache(Path(options.folder) / ANSWERS_FILE)
-        self._questions: dict[str, Question] = {}  # all that were put, by key
-        self._new: set[str] = set()  # keys of those that this run asked
+        self._cache = ReplyCache(Path(options.folder) / ANSWERS_FILE)
+        self.questions: dict[str, Question] = {}
+        self.asked: set[str] = set()
 
-    def __enter__(self) -> Self:
-        """Return the judge."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close connections and file."""
         self._client.close()
         self._cache.close()
 
-    def judge_pairs(self, pairs: Sequence[Pair], label: str) -> list[PairVerdict]:
+    def judge_pairs(self, pairs: Sequence[Question], label: str) -> list[PairVerdict]:
         """Judge pairs, each in both orders. Pairs of equal answers tie without a question.
 
         Args:
-            pairs: The pairs.
+            pairs: The pairs, with the policy's answer as A and the baseline's as B.
             label: Label of the progress bar.
 
         Raises:
-            JudgeError: If the endpoint does not reply. The answers received so far are kept.
+            JudgeError: If the endpoint does not reply. The replies received so far are kept.
         """
-        questions = [pair.questions() for pair in pairs if pair.answer != pair.baseline]
-        answers = self._answer([question for both in questions for question in both], label)
-        both_orders = iter(zip(answers[::2], answers[1::2], strict=True))
+        different = [pair for pair in pairs if pair.answer_a != pair.answer_b]
+        replies = self._ask_all([q for pair in different for q in (pair, pair.swapped)], label)
+        both_orders = iter(zip(replies[::2], replies[1::2], strict=True))
         return [
-            EQUAL_ANSWERS if pair.answer == pair.baseline else combine_orders(*next(both_orders))
+            EQUAL_ANSWERS if pair.answer_a == pair.answer_b else combine_orders(*next(both_orders))
             for pair in pairs
         ]
 
-    @property
-    def usage(self) -> Usage:
-        """What has been asked so far."""
-        answers = {key: self._get(key) for key in self._questions}
-        new, limit = [answers[key] for key in self._new], self.options.max_characters
-        return Usage(
-            questions=len(answers),
-            from_cache=len(answers) - len(new),
-            invalid=sum(answer.verdict is None for answer in answers.values()),
-            shortened=sum(_max_length(question) > limit for question in self._questions.values()),
-            requests=sum(answer.requests for answer in new),
-            prompt_tokens=sum(answer.prompt_tokens for answer in new),
-            completion_tokens=sum(answer.completion_tokens for answer in new),
-        )
+    def count_questions(self) -> dict[str, int]:
+        """Number of different questions, of those that an earlier run asked, and of bad ones."""
+        limit = self.options.max_characters
+        return {
+            "questions": len(self.questions),
+            "from_cache": len(self.questions) - len(self.asked),
+            "invalid": sum(self._cache.replies[key].verdict is None for key in self.questions),
+            "shortened": sum(question.longest > limit for question in self.questions.values()),
+        }
 
-    def _answer(self, questions: Sequence[Question], label: str) -> list[Answer]:
+    def _ask_all(self, questions: Sequence[Question], label: str) -> list[JudgeReply]:
         keys = [
             question_key(question_messages(question, self.options.max_characters), self.options)
             for question in questions
         ]
         by_key = dict(zip(keys, questions, strict=True))  # asks a repeated question once
-        missing = [key for key in by_key if self._cache.get(key) is None]
-        self._questions |= by_key
-        with progress_bar(label, len(missing)) as progress:
-            self._ask_all({key: by_key[key] for key in missing}, progress)
-        return [self._get(key) for key in keys]
-
-    def _ask_all(self, questions: dict[str, Question], progress: Callable[[int], None]) -> None:
-        items = list(questions.items())
+        self.questions |= by_key
+        missing = [item for item in by_key.items() if item[0] not in self._cache.replies]
         pool = ThreadPoolExecutor(self.options.concurrency)
         try:
-            # the first question by itself: a wrong key or address then costs one request
-            for item in items[:1]:
-                self._new.add(self._ask(*item))
-                progress(1)
-            running = [pool.submit(self._ask, *item) for item in items[1:]]
-            for done in as_completed(running):
-                self._new.add(done.result())
-                progress(1)
+            with progress_bar(label, len(missing)) as progress:
+                # the first question by itself: a wrong key or address then costs one request
+                for group in (missing[:1], missing[1:]):
+                    running = [pool.submit(self._ask, *item) for item in group]
+                    for done in as_completed(running):
+                        self.asked.add(done.result())
+                        progress(1)
         except JudgeError as error:
             raise JudgeError(
-                f"{error}. {len(self._cache)} answers are in {self._cache.path}; the same command "
-                "continues from there"
+                f"{error}. {len(self._cache.replies)} answers are in {self._cache.path}; the same "
+                "command continues from there"
             ) from error
         finally:
-            # after an error: requests in progress are awaited and their answers kept, as they are
+            # after an error: requests in progress are awaited and their replies kept, as they are
             # paid for; the others are not sent
             pool.shutdown(cancel_futures=True)
+        return [self._cache.replies[key] for key in keys]
 
     def _ask(self, key: str, question: Question) -> str:
-        answer = self._client.ask(question_messages(question, self.options.max_characters))
+        reply = self._client.ask(question_messages(question, self.options.max_characters))
         description = {"judge": self.options.model, "criterion": question.criterion}
-        self._cache.add(key, answer, description)
+        self._cache.add(key, reply, description)
         return key
-
-    def _get(self, key: str) -> Answer:
-        answer = self._cache.get(key)
-        assert answer is not None  # for mypy: `_answer` has asked all questions
-        return answer
-
-
-def _max_length(question: Question) -> int:
-    texts = [turn.content for turn in question.conversation]
-    return max(map(len, [*texts, question.answer_a, question.answer_b]))

@@ -112,17 +112,30 @@ class Question(NamedTuple):
     answer_a: str
     answer_b: str
 
+    @property
+    def swapped(self) -> Question:
+        """The same question with the answers in the other order."""
+        return self._replace(answer_a=self.answer_b, answer_b=self.answer_a)
 
-class ParsedReply(NamedTuple):
-    """A reply of the judge.
+    @property
+    def longest(self) -> int:
+        """Characters of its longest text."""
+        texts = [turn.content for turn in self.conversation]
+        return max(map(len, [*texts, self.answer_a, self.answer_b]))
+
+
+class JudgeReply(NamedTuple):
+    """The judge's reply to one question.
 
     Attributes:
-        verdict: The better answer, or a tie.
-        reason: The judge's reason, in its own words.
+        verdict: The better of the two answers, or a tie; `None` if no reply could be read.
+        reason: The judge's reason, or what was wrong with its last reply.
+        malformed: The earlier replies, which could not be read.
     """
 
-    verdict: Verdict
+    verdict: Verdict | None
     reason: str
+    malformed: Sequence[str] = ()
 
 
 class MalformedReplyError(ValueError):
@@ -140,11 +153,11 @@ def question_messages(question: Question, max_characters: int) -> list[ChatMessa
     data = escape_json(
         {
             "conversation": [
-                {"role": turn.role, "content": shorten(turn.content, max_characters)}
+                {"role": turn.role, "content": cut_text(turn.content, max_characters)}
                 for turn in question.conversation
             ],
-            "answer_a": shorten(question.answer_a, max_characters),
-            "answer_b": shorten(question.answer_b, max_characters),
+            "answer_a": cut_text(question.answer_a, max_characters),
+            "answer_b": cut_text(question.answer_b, max_characters),
         }
     )
     fields = {
@@ -172,7 +185,7 @@ def wording() -> str:
     return json.dumps([_SYSTEM, _USER, _AGAIN, _FORMAT, CRITERIA, SCHEMA])
 
 
-def shorten(text: str, max_characters: int) -> str:
+def cut_text(text: str, max_characters: int) -> str:
     """Cut a text that is too long, and append how many characters are missing."""
     missing = len(text) - max_characters
     return text if missing <= 0 else f"{text[:max_characters]} [{missing} characters left out]"
@@ -194,7 +207,7 @@ def escape_json(value: Any) -> str:  # noqa: ANN401  # any JSON value
     return _CONTROL_TAG.sub(r"\\u005b", text.replace("<", r"\u003c"))
 
 
-def parse_reply(text: str) -> ParsedReply:
+def parse_reply(text: str) -> JudgeReply:
     """Parse a reply strictly; nothing is guessed.
 
     Thoughts in `<think>` before the JSON object and a code fence around it are skipped.
@@ -217,7 +230,7 @@ def parse_reply(text: str) -> ParsedReply:
         raise MalformedReplyError('its "verdict" is not "A", "B" or "tie"')
     if not isinstance(reason, str):
         raise MalformedReplyError('its "reason" is not a string')
-    return ParsedReply(verdict, reason)
+    return JudgeReply(verdict, reason)
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 import pytest
 
-from lit_rlhf.tools.evaluation.judge import JudgeError, JudgeOptions
-from tests.support.judge_server import (
-    Asked,
-    Failure,
-    judge_server,
-    longer_wins,
-)
+from lit_rlhf.tools.evaluation.judge import JudgeError, JudgeOptions, client
+from tests.support.judge_server import Asked, Failure, judge_server, longer_wins, verdict
 from tests.tools.evaluation.judge.one_pair import judge_pair
 
 AT_ONCE = {"retry-after-ms": "1"}  # what the client waits, in place of its half a second and more
@@ -31,7 +30,6 @@ def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
         judged = judge_pair(server.base_url, tmp_path, max_retries=2)
 
     assert len(server.asked) == 2 + 2
-    assert judged.usage.requests == 2
     assert judged.policies[0].against_baseline is not None
     assert judged.policies[0].against_baseline.win == 1.0
 
@@ -44,6 +42,7 @@ def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
         (Failure(404), 1, r"knows no model 'tiny', .*judge.base_url, which usually ends in /v1"),
         (Failure(400, "too long"), 1, r"refuses the request.*judge.max_characters.*too long"),
         (Failure(422), 1, r"refuses the request.*judge.temperature"),
+        (Failure(307, "", {"location": "/v2"}), 1, r"redirects .*not followed.*judge.base_url"),
         (
             Failure(429, "slow", AT_ONCE),
             2,
@@ -125,12 +124,93 @@ def test_the_form_of_the_reply_is_asked_for_where_the_server_knows_how(tmp_path:
     with judge_server(picky) as server:
         judged = judge_pair(server.base_url, tmp_path)
 
-    assert judged.usage.questions == 2
+    assert judged.usage["questions"] == 2
     bodies = [asked.body for asked in server.asked]
     assert ["response_format" in body for body in bodies] == [True, False, False]
     sent = bodies[0]["response_format"]["json_schema"]["schema"]["properties"]["verdict"]["enum"]
     assert sent == ["A", "B", "tie"]
     assert (bodies[0]["temperature"], bodies[0]["max_completion_tokens"]) == (0.0, 1024)
+
+
+MALFORMED: list[dict[str, Any]] = [
+    {"choices": [None]},
+    {"choices": [{"message": None}]},
+    {"choices": [{"message": {"content": [{"type": "text", "text": verdict("A")}]}}]},
+    {"choices": [{"message": {"content": {"reason": "", "verdict": "A"}}}]},
+    {"choices": [{"message": {"content": 1}}], "usage": {"prompt_tokens": "one"}},
+]
+
+
+@pytest.mark.parametrize("fields", MALFORMED)
+def test_a_reply_of_another_form_is_an_invalid_verdict(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    with judge_server(lambda asked: fields) as server:
+        judged = judge_pair(server.base_url, tmp_path, max_attempts=2)
+
+    assert len(server.asked) == 2 * 2
+    assert (judged.policies[0].against_baseline, judged.policies[0].invalid) == (None, 1)
+
+
+@pytest.mark.parametrize("fields", [{"choices": []}, {"choices": None}, {"choices": {"a": 1}}])
+def test_a_response_without_choices_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    with (
+        judge_server(lambda asked: fields) as server,
+        pytest.raises(JudgeError, match="does not reply as an OpenAI-compatible endpoint"),
+    ):
+        judge_pair(server.base_url, tmp_path)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize("begun", [HEAD + b"\r\n", HEAD + b"slow: "])
+def test_a_server_that_sends_a_blank_now_and_then_ends_by_the_deadline(
+    tmp_path: Path, begun: bytes
+) -> None:
+    with blank_server(begun) as base_url:
+        started = monotonic()
+        with pytest.raises(JudgeError, match=r"did not reply within 0.3 seconds after 1 retries"):
+            judge_pair(base_url, tmp_path, timeout=0.3, max_retries=1)
+
+    assert monotonic() - started < 10
+
+
+def test_a_response_without_an_end_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MAX_BODY", 10_000)
+    with (
+        judge_server(lambda asked: verdict("A", "x" * 10_000)) as server,
+        pytest.raises(JudgeError, match=r"a response of more than 10000 bytes"),
+    ):
+        judge_pair(server.base_url, tmp_path)
+
+
+@contextmanager
+def blank_server(begun: bytes) -> Iterator[str]:
+    """A server that begins a response, and goes on with blanks."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(begun)
+            while not closed.wait(0.05):
+                self.request.sendall(b" ")
+
+    class Server(ThreadingTCPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """The client has gone, as it should."""
+
+    closed = Event()
+    with Server(("127.0.0.1", 0), Handler) as listener:
+        thread = Thread(target=listener.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{listener.server_address[1]}/v1"
+        closed.set()
+        listener.shutdown()
+        thread.join()
 
 
 def test_no_temperature_is_sent_where_none_is_wanted(tmp_path: Path) -> None:
@@ -147,7 +227,6 @@ def test_no_temperature_is_sent_where_none_is_wanted(tmp_path: Path) -> None:
         ({"max_retries": -1}, "judge.max_retries: expected an integer >= 0"),
         ({"criteria": ["nice"]}, "judge.criteria: expected some of"),
         ({"criteria": ["helpful", "helpful"]}, "judge.criteria: expected some of .* each once"),
-        ({"labels": {"nice": "a.jsonl"}}, "judge.labels: expected some of"),
         ({"timeout": 0.0}, "judge.timeout: expected a finite number > 0"),
         ({"temperature": -1.0}, "judge.temperature: expected a finite number >= 0"),
     ],

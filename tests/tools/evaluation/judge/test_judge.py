@@ -14,7 +14,7 @@ from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
 from tests.tools.evaluation.judge.one_pair import judge_pair
 
 
-def test_a_run_that_failed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_run_that_failed_continues_where_it_was(tmp_path: Path) -> None:
     def second_fails(asked: Asked) -> str | Failure:
         return Failure(401) if asked.number == 2 else longer_wins(asked)
 
@@ -24,7 +24,7 @@ def test_a_run_that_failed_goes_on_where_it_was(tmp_path: Path) -> None:
         judged = judge_pair(server.base_url, tmp_path)
 
     assert len(server.asked) == 3
-    assert (judged.usage.questions, judged.usage.from_cache) == (2, 1)
+    assert (judged.usage["questions"], judged.usage["from_cache"]) == (2, 1)
     assert judged.policies[0].against_baseline is not None
     assert judged.policies[0].against_baseline.win == 1.0
 
@@ -72,7 +72,7 @@ def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
         judged = judge_pair(server.base_url, tmp_path)
 
     assert len(server.asked) == 3
-    assert judged.usage.from_cache == 1
+    assert judged.usage["from_cache"] == 1
     assert len(cache.read_bytes().splitlines()) == 2
     assert all(json.loads(line)["key"] for line in cache.read_bytes().splitlines())
 

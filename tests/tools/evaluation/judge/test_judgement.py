@@ -37,7 +37,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def results(judged: Judgement) -> list[str]:
-    return [record["result"] for record in lines(judged.files[0])]
+    return [record["result"] for record in lines(judged.file)]
 
 
 def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> Non
         (0.25, 0.5, 0.25),
         4,
     )
-    assert row.position_bias == (0.0, 0.0)
+    assert row.position_bias == {"first": 0.0, "second": 0.0}
     shown = sorted((asked.data["answer_a"], asked.data["answer_b"]) for asked in server.asked)
     pairs = [("longer", "four"), ("a", "four"), ("fore", "four")]  # equal answers are not asked
     assert shown == sorted(pairs + [(b, a) for a, b in pairs])
@@ -62,7 +62,7 @@ def test_every_verdict_is_kept_with_its_reason_in_both_orders(tmp_path: Path) ->
     with judge_server(longer_wins) as server:
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
 
-    first, *_, last = lines(judged.files[0])
+    first, *_, last = lines(judged.file)
     assert first["prompt"] == [{"role": "user", "content": "prompt 0"}]
     assert (first["response"], first["baseline_response"]) == ("longer", "four")
     as_a, as_b = first["policy_as_a"], first["policy_as_b"]
@@ -71,9 +71,9 @@ def test_every_verdict_is_kept_with_its_reason_in_both_orders(tmp_path: Path) ->
     assert (last["result"], last["policy_as_a"], last["policy_as_b"]) == ("tie", None, None)
 
 
-@pytest.mark.parametrize(("letter", "bias"), [("A", (1.0, 0.0)), ("B", (0.0, 1.0))])
-def test_a_judge_that_looks_at_the_place_alone_ties(
-    tmp_path: Path, letter: str, bias: tuple[float, float]
+@pytest.mark.parametrize(("letter", "first"), [("A", 1.0), ("B", 0.0)])
+def test_a_judge_that_looks_at_the_place_only_ties(
+    tmp_path: Path, letter: str, first: float
 ) -> None:
     with judge_server(lambda asked: verdict(letter)) as server:
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
@@ -81,10 +81,10 @@ def test_a_judge_that_looks_at_the_place_alone_ties(
     (row,) = judged.policies
     assert row.against_baseline is not None
     assert row.against_baseline[:3] == (0.0, 1.0, 0.0)
-    assert row.position_bias == bias
+    assert row.position_bias == {"first": first, "second": 1.0 - first}
 
 
-def test_a_tie_in_one_order_alone_is_a_tie(tmp_path: Path) -> None:
+def test_a_tie_in_one_order_is_a_tie(tmp_path: Path) -> None:
     def half(asked: Asked) -> str:
         return verdict("A" if asked.data["answer_a"] == "longer" else "tie")
 
@@ -92,7 +92,7 @@ def test_a_tie_in_one_order_alone_is_a_tie(tmp_path: Path) -> None:
         judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
 
     assert results(judged) == ["tie"]
-    assert judged.policies[0].position_bias == (0.0, 0.0)
+    assert judged.policies[0].position_bias == {"first": 0.0, "second": 0.0}
 
 
 def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
@@ -124,16 +124,15 @@ def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
 def test_a_second_run_asks_nothing_and_says_the_same(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
         first = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
-        verdicts = first.files[0].read_bytes()
+        verdicts = first.file.read_bytes()
         asked = len(server.asked)
         second = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
 
     assert (asked, len(server.asked)) == (6, 6)
-    assert (first.usage.questions, first.usage.from_cache) == (6, 0)
-    assert (second.usage.questions, second.usage.from_cache) == (6, 6)
-    assert second.usage[-3:] == (0, 0, 0)
+    assert (first.usage["questions"], first.usage["from_cache"]) == (6, 0)
+    assert (second.usage["questions"], second.usage["from_cache"]) == (6, 6)
     assert second.policies == first.policies
-    assert second.files[0].read_bytes() == verdicts
+    assert second.file.read_bytes() == verdicts
 
 
 def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
@@ -159,18 +158,6 @@ def test_another_setting_is_another_question(tmp_path: Path, change: dict[str, A
     assert len(server.asked) == 4
 
 
-def test_tokens_are_counted(tmp_path: Path) -> None:
-    with judge_server(longer_wins) as server:
-        judged = judge_policies(
-            said(sft=["four"], ppo=["longer"]),
-            options(server, tmp_path),
-        )
-
-    sent = sum(len(m["content"].split()) for asked in server.asked for m in asked.body["messages"])
-    received = sum(len(longer_wins(asked).split()) for asked in server.asked)
-    assert judged.usage[-3:] == (2, sent, received)
-
-
 def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path) -> None:
     def learns(asked: Asked) -> str:
         return "I prefer A" if len(asked.body["messages"]) == 2 else longer_wins(asked)
@@ -179,14 +166,14 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
         judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
 
     assert results(judged) == ["win"]
-    assert judged.usage.requests == 4
+    assert len(server.asked) == 4
     again = [asked.body["messages"] for asked in server.asked if len(asked.body["messages"]) > 2]
     assert [[message["role"] for message in messages] for messages in again] == [
         ["system", "user", "assistant", "user"]
     ] * 2
     assert again[0][2]["content"] == "I prefer A"
     assert "it is not only one JSON object" in again[0][3]["content"]
-    assert lines(judged.files[0])[0]["policy_as_a"]["malformed"] == ["I prefer A"]
+    assert lines(judged.file)[0]["policy_as_a"]["malformed"] == ["I prefer A"]
 
 
 def test_what_stays_malformed_is_invalid_and_no_tie(tmp_path: Path) -> None:
@@ -209,7 +196,7 @@ def test_what_stays_malformed_is_invalid_and_no_tie(tmp_path: Path) -> None:
         3,
         pytest.approx(1 / 3),
     )
-    assert judged.usage.invalid == again.usage.invalid == 1
+    assert judged.usage["invalid"] == again.usage["invalid"] == 1
 
 
 def test_without_a_valid_verdict_there_are_no_rates(tmp_path: Path) -> None:
@@ -244,7 +231,7 @@ def test_texts_that_were_cut_off_are_counted(tmp_path: Path) -> None:
             said(sft=["a", "b"], ppo=["x" * 50, "y"]), options(server, tmp_path, max_characters=20)
         )
 
-    assert (judged.usage.questions, judged.usage.shortened) == (4, 2)
+    assert (judged.usage["questions"], judged.usage["shortened"]) == (4, 2)
 
 
 def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
@@ -262,63 +249,21 @@ def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
     assert server.most_at_once == 5
 
 
-def labels(path: Path, pairs: list[tuple[str, str]]) -> str:
-    records = [{"prompt": "hi", "chosen": a, "rejected": b} for a, b in pairs]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
-    return str(path)
-
-
-def test_agreement_with_human_labels(tmp_path: Path) -> None:
-    pairs = [("longer", "a"), ("long", "a"), ("a", "longer"), ("same", "four"), ("more", "b")]
-    file = labels(tmp_path / "pairs.jsonl", [*pairs, ("not", "read")])
-
-    with judge_server(longer_wins) as server:
-        judged = judge_policies(
-            said(sft=["four"], ppo=["longer"]),
-            options(server, tmp_path / "judge", labels={"helpful": file}, max_labels=5),
-        )
-
-    measured = judged.agreement["helpful"]
-    assert measured.outcomes is not None
-    assert measured.outcomes[:3] == (0.6, 0.2, 0.2)
-    assert measured.share == pytest.approx((3 + 0.5) / 5)
-    assert measured.kappa == pytest.approx(counted_kappa(["win"] * 3 + ["tie", "lose"]))
-    assert [record["policy"] for record in lines(judged.files[1])] == ["chosen"] * 5
-    assert judged.usage.questions == 2 + 8  # the third pair is the first, the other way round
-
-
-def counted_kappa(verdicts: list[str]) -> float:
-    """Cohen's kappa by its definition, each pair seen from both sides."""
-    cases = []  # (human, judge)
-    for result in verdicts:
-        cases.append(("first", {"win": "first", "lose": "second", "tie": "tie"}[result]))
-        cases.append(("second", {"win": "second", "lose": "first", "tie": "tie"}[result]))
-    observed = sum(human == judge for human, judge in cases) / len(cases)
-    chance = 0.0
-    for category in ("first", "second", "tie"):
-        human = sum(case[0] == category for case in cases) / len(cases)
-        judge = sum(case[1] == category for case in cases) / len(cases)
-        chance += human * judge
-    return (observed - chance) / (1 - chance)
-
-
 def test_the_result_is_strict_json_without_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-secret")
-    file = labels(tmp_path / "pairs.jsonl", [("longer", "a")])
 
     with judge_server(longer_wins) as server:
         judged = judge_policies(
             said(sft=SFT, ppo=PPO),
-            options(server, tmp_path, api_key_variable="JUDGE_KEY", labels={"helpful": file}),
+            options(server, tmp_path, api_key_variable="JUDGE_KEY"),
         )
 
     text = json.dumps(judged.as_dict(), allow_nan=False)
     report = json.loads(text)
     assert report["policies"][0]["against_baseline"]["win"] == 0.25
-    assert report["agreement"]["helpful"]["kappa"] == 1.0
-    assert report["usage"]["requests"] == 8
+    assert report["usage"] == {"questions": 6, "from_cache": 0, "invalid": 0, "shortened": 0}
     assert server.asked[0].headers["authorization"] == "Bearer sk-secret"
     written = [text, *(path.read_text("utf-8") for path in tmp_path.rglob("*.jsonl"))]
     assert not any("sk-secret" in content for content in written)

@@ -9,6 +9,7 @@ import pytest
 
 from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation.judge.messages import (
+    JudgeReply,
     MalformedReplyError,
     Question,
     escape_json,
@@ -146,7 +147,7 @@ def test_the_scripted_judge_finds_the_data() -> None:
     ],
 )
 def test_a_reply_is_read(text: str) -> None:
-    assert parse_reply(text) == ("B", "shorter")
+    assert parse_reply(text) == JudgeReply("B", "shorter")
 
 
 @pytest.mark.parametrize(

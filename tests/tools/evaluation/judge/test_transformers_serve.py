@@ -53,12 +53,10 @@ def test_a_model_that_always_says_a(base_url: str, tmp_path: Path) -> None:
         ("helpful", (0.0, 1.0, 0.0)),
         ("harmless", (0.0, 1.0, 0.0)),
     ]
-    assert [row.position_bias for row in judged.policies] == [(1.0, 0.0)] * 2
-    # two prompts, two criteria, two orders; each reply is one token and EOS
-    assert judged.usage.requests == 8
-    assert judged.usage.completion_tokens == 16
-    assert judged.usage.prompt_tokens > 8 * 500
-    assert (again.usage.from_cache, again.usage.requests) == (8, 0)
+    assert [row.position_bias for row in judged.policies] == [{"first": 1.0, "second": 0.0}] * 2
+    # two prompts, two criteria, two orders
+    assert judged.usage == {"questions": 8, "from_cache": 0, "invalid": 0, "shortened": 0}
+    assert again.usage["from_cache"] == 8
     assert again.policies == judged.policies
 
 
@@ -68,9 +66,7 @@ def test_a_model_that_talks_nonsense(base_url: str, tmp_path: Path) -> None:
     judged = judge_policies(RESPONSES, options(base_url, model, tmp_path / "judge"))
 
     assert [(row.against_baseline, row.invalid) for row in judged.policies] == [(None, 2)] * 2
-    assert (judged.usage.questions, judged.usage.invalid) == (8, 8)
-    assert judged.usage.requests == 8 * 3
-    assert 0 < judged.usage.completion_tokens <= 8 * 3 * 8
+    assert (judged.usage["questions"], judged.usage["invalid"]) == (8, 8)
 
 
 def test_a_model_that_is_not_there(base_url: str, tmp_path: Path) -> None:
