@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,6 @@ from lit_rlhf.tools.evaluation import (
     model_files,
     progress_bar,
     read_prompts,
-    resume_batches,
     sample_batches,
 )
 from lit_rlhf.tools.lab import (
@@ -179,13 +178,15 @@ def sample_preferences(
                     f"of {attempts} from {policy!r}"
                 )
             examples = list(islice(order, pairs - len(records)))
-            sample = partial(
-                sample_batches,
+            batches = sample_batches(
                 *(lambda: model, encoder, examples, options, batch_size),
-                *(sampling_seeds.getrandbits(31), 2),
+                sampling_seeds.getrandbits(31),
+                partial(describe_pairs, encoder),
+                responses_per_prompt=2,
+                unfinished=unfinished,
+                name=f"pairs from {attempts} on",
             )
-            name = f"pairs from {attempts} on"
-            sampled = sample_pairs(unfinished, name, sample, encoder, progress)
+            sampled = collect_pairs(batches, progress)
             attempts += len(examples)
             records += [
                 label_pair(example.text, pair, world, label_rng)
@@ -197,38 +198,20 @@ def sample_preferences(
     return records
 
 
-def sample_pairs(
-    unfinished: ProgressFile,
-    name: str,
-    sample: Callable[[set[int]], Iterator[SampledBatch]],
-    encoder: DialogueEncoder,
-    progress: Callable[[int], None] | None = None,
+def describe_pairs(encoder: DialogueEncoder, batch: SampledBatch) -> dict[str, Any]:
+    """The two responses to each prompt of a batch as the fields of a `ResponsePair`."""
+    texts = decode_responses(batch.rollouts, encoder.tokenizer)
+    ended = batch.rollouts.terminated.tolist()
+    # the two responses to a prompt are consecutive rows
+    return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
+
+
+def collect_pairs(
+    batches: Iterable[dict[str, Any]], progress: Callable[[int], None] | None
 ) -> list[ResponsePair]:
-    """Sample two responses to each prompt, or read them from the finished batches.
-
-    Args:
-        unfinished: Finished batches to continue from, and to add others to.
-        name: Name of these pairs there.
-        sample: As for `resume_batches`.
-        encoder: The policy's encoder.
-        progress: Called with the number of usable pairs after each batch.
-
-    Returns:
-        One pair per prompt, in the order of the prompts.
-    """
-
-    def describe(batch: SampledBatch) -> dict[str, Any]:
-        texts = decode_responses(batch.rollouts, encoder.tokenizer)
-        terminated = batch.rollouts.terminated.tolist()
-        # the two responses to a prompt are consecutive rows
-        return {
-            "pairs": list(
-                zip(texts[::2], texts[1::2], terminated[::2], terminated[1::2], strict=True)
-            )
-        }
-
+    """The pairs of all batches in the order of their prompts."""
     pairs: dict[int, ResponsePair] = {}
-    for batch in resume_batches(unfinished, name, sample, describe):
+    for batch in batches:
         sampled = [ResponsePair(*pair) for pair in batch["pairs"]]
         pairs.update(zip(batch["positions"], sampled, strict=True))
         if progress is not None:

@@ -27,7 +27,6 @@ from lit_rlhf.tools.evaluation.sampling import (
     model_files,
     print_generation,
     read_prompts,
-    resume_batches,
     sample_batches,
 )
 
@@ -54,7 +53,6 @@ __all__ = [
     "progress_bar",
     "read_prompts",
     "read_responses",
-    "resume_batches",
     "run_figure",
     "sample_batches",
     "save_figure",

@@ -5,11 +5,13 @@ Notation: `N` prompts, `B` prompts per batch, `T` response tokens.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -54,7 +56,6 @@ from lit_rlhf.tools.evaluation.sampling import (
     hash_prompts,
     model_files,
     read_prompts,
-    resume_batches,
     sample_batches,
 )
 
@@ -265,6 +266,7 @@ def compare_policies(
         "prompts": hash_prompts(encoded),
         "rewards": plain,
         "reward_models": model_files(list(plain)),
+        **hash_sources(loaded_rewards),
         "sampling": asdict(sampling),
         "batch_size": batch_size,
         "seed": seed,
@@ -343,37 +345,48 @@ def measure_policy(
 
     def describe(sampled: SampledBatch) -> dict[str, Any]:
         texts = decode_responses(sampled.rollouts, encoder.tokenizer)
-        of_prompts = describe_responses(sampled, texts)
         return {
-            "responses": [response for (response,) in of_prompts],
+            "responses": [response for (response,) in describe_responses(sampled, texts)],
             **_measure_batch(policy, reference, sampled, rewards, sampling.temperature),
         }
 
-    sample = partial(
-        sample_batches,
-        *(lambda: policy, encoder, prompts.examples, sampling, batch_size, seed, 1),
+    sampled = sample_batches(
+        lambda: policy,
+        encoder,
+        prompts.examples,
+        sampling,
+        batch_size,
+        seed,
+        describe,
+        unfinished=unfinished,
+        name=name,
     )
     batches = []
     with progress_bar(f"responses of {name}", len(prompts.examples)) as progress:
-        for record in resume_batches(unfinished or ProgressFile(None, {}), name, sample, describe):
-            batches.append(_MeasuredBatch.from_json(record))
-            progress(len(record["positions"]))
-    positions = [position for batch in batches for position in batch.positions]
-    responses = [fields for batch in batches for fields in batch.responses]
+        for batch in sampled:
+            batches.append(batch)
+            progress(len(batch["positions"]))
     # batches are sorted by length; everything is returned in the order of the prompts
+    positions = [position for batch in batches for position in batch["positions"]]
     order = torch.tensor(positions).argsort()
-    joined = {
-        key: _join_batches([batch.tensors[key] for batch in batches], order)
-        for key in batches[0].tensors
-    }
+    responses = [fields for batch in batches for fields in batch["responses"]]
+
+    def join(key: str) -> Tensor:
+        parts = [
+            torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
+            for dtype, values in (batch["tensors"][key] for batch in batches)
+        ]
+        return _join_batches(parts, order)
+
+    logprobs, ref_logprobs = join("logprobs"), join("ref_logprobs")
     totals = RolloutMetrics()
     totals.update(
-        joined["logprobs"],
-        joined["ref_logprobs"],
-        joined["entropy"],
-        joined["response_mask"],
-        joined["response_ids"],
-        joined["terminated"],
+        logprobs,
+        ref_logprobs,
+        join("entropy"),
+        join("response_mask"),
+        join("response_ids"),
+        join("terminated"),
     )
     metrics = totals.compute()
     return PolicySamples(
@@ -382,34 +395,12 @@ def measure_policy(
             for record, place in zip(prompts.records, order.tolist(), strict=True)
         ],
         scores={
-            reward: _join_batches([batch.scores[reward] for batch in batches], order)
+            reward: torch.cat([torch.tensor(batch["scores"][reward]) for batch in batches])[order]
             for reward in rewards
         },
-        kl=kl_estimate(joined["logprobs"], joined["ref_logprobs"]).sum(dim=1),
+        kl=kl_estimate(logprobs, ref_logprobs).sum(dim=1),
         metrics={metric: float(metrics[f"rollout/{metric}"]) for metric in METRICS},
     )
-
-
-class _MeasuredBatch(NamedTuple):
-    """One batch on the CPU: scores `[B]`, and the tensors that `RolloutMetrics` takes."""
-
-    positions: list[int]
-    responses: list[dict[str, Any]]
-    scores: dict[str, Tensor]
-    tensors: dict[str, Tensor]
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> _MeasuredBatch:
-        """Read a record of `resume_batches`. JSON keeps all digits of floats."""
-        return cls(
-            record["positions"],
-            record["responses"],
-            {name: torch.tensor(scores) for name, scores in record["scores"].items()},
-            {
-                name: torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
-                for name, (dtype, values) in record["tensors"].items()
-            },
-        )
 
 
 def _measure_batch(
@@ -475,6 +466,24 @@ def _load_rewards(
         reward.check_fields(fields, "the prompts' records")
         loaded[name] = reward.to(device)
     return loaded
+
+
+def hash_sources(rewards: Mapping[str, WeightedReward]) -> dict[str, str]:
+    """SHA-256 of the file that defines each reward function, which an edit changes.
+
+    Returns:
+        Hexadecimal digits by `source of reward NAME`; nothing for models, and for functions without
+        a file, such as those of an interactive session.
+    """
+    hashes = {}
+    for name, reward in rewards.items():
+        for callable_reward in reward.functions:
+            function = getattr(callable_reward, "function", None)
+            code = function if inspect.isroutine(function) else type(function)
+            with suppress(TypeError, OSError):  # built in, or no such file
+                source = Path(inspect.getsourcefile(inspect.unwrap(code)) or "").read_bytes()
+                hashes[f"source of reward {name}"] = hashlib.sha256(source).hexdigest()
+    return hashes
 
 
 def _summarize(

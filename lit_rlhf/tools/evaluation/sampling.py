@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -185,10 +185,12 @@ def sample_batches(
     sampling: SamplingOptions,
     batch_size: int,
     seed: int,
+    describe: Callable[[SampledBatch], dict[str, Any]],
     responses_per_prompt: int = 1,
-    finished: Container[int] = (),
-) -> Iterator[SampledBatch]:
-    """Sample responses to all prompts, batch by batch.
+    unfinished: ProgressFile | None = None,
+    name: str = "",
+) -> Iterator[dict[str, Any]]:
+    """Sample responses to all prompts, after the batches that an interrupted command has finished.
 
     Each batch has its own seed, derived from `seed`. Models that are given the same prompts, seed
     and batch size draw with the same seeds.
@@ -200,29 +202,33 @@ def sample_batches(
         sampling: How to sample.
         batch_size: Prompts per batch. The responses depend on it.
         seed: Seed of the sampling.
+        describe: Converts a batch to JSON types.
         responses_per_prompt: Responses to each prompt.
-        finished: Positions of prompts whose batches are left out. The other batches do not depend
-            on it.
+        unfinished: The file of finished batches, to which each new one is added.
+        name: Name of the batches in the file.
 
     Yields:
-        The batches, those with the longest prompts first.
+        For each batch the positions of its prompts as `"positions"`, and its description; of the
+        new batches those with the longest prompts first.
 
     Raises:
         ValueError: If prompts and responses do not fit into the model's positions, or a number is
             out of range.
     """
+    unfinished = unfinished or ProgressFile(None, {})
     generator = torch.Generator().manual_seed(seed)
     lengths = [len(example.input_ids) for example in examples]
-    batches = [
-        (positions, int(torch.randint(2**31, (), generator=generator)))
+    seeds = {
+        tuple(positions): int(torch.randint(2**31, (), generator=generator))
         for positions in batch_by_length(lengths, batch_size)
-    ]
-    unfinished = [batch for batch in batches if batch[0][0] not in finished]
-    if not unfinished:
-        return
-    model = load_model()
-    device = next(model.parameters()).device
-    for positions, batch_seed in unfinished:
+    }
+    for record in unfinished.batches(name):
+        del seeds[tuple(record["positions"])]
+        yield record
+    model = load_model() if seeds else None
+    for positions, batch_seed in seeds.items():
+        assert model is not None  # for mypy
+        device = next(model.parameters()).device
         prompts = collate_prompts([examples[i] for i in positions], encoder.pad_token_id)
         rollouts = generate_responses(
             model,
@@ -233,31 +239,7 @@ def sample_batches(
             pad_token_id=encoder.pad_token_id,
             seed=batch_seed,
         )
-        yield SampledBatch(positions, prompts, rollouts)
-
-
-def resume_batches(
-    unfinished: ProgressFile,
-    name: str,
-    sample: Callable[[set[int]], Iterable[SampledBatch]],
-    describe: Callable[[SampledBatch], dict[str, Any]],
-) -> Iterator[dict[str, Any]]:
-    """Yield the batches that an interrupted command finished, then sample the others.
-
-    Args:
-        unfinished: The file of finished batches, to which each new one is added.
-        name: Name of the batches in the file.
-        sample: `sample_batches` with all arguments but the last, the finished positions.
-        describe: Converts a batch to JSON types.
-
-    Yields:
-        For each batch the positions of its prompts as `"positions"`, and its description.
-    """
-    finished: set[int] = set()
-    for record in unfinished.batches(name):
-        finished.update(record["positions"])
-        yield record
-    for batch in sample(finished):
+        batch = SampledBatch(list(positions), prompts, rollouts)
         record = {"positions": batch.positions, **describe(batch)}
         unfinished.add(name, record)
         yield record
@@ -362,20 +344,21 @@ def generate_from_models(
     responses = {}
     with ProgressFile(output, settings | inputs) as unfinished:
         for name, path, encoder, of_model in zip(names, models, encoders, encoded, strict=True):
-            sample = partial(
-                sample_batches,
+            batches = sample_batches(
                 partial(load_policy, path, model_options, device),
                 encoder,
                 of_model.examples,
                 sampling,
                 batch_size,
                 seed,
+                partial(_describe, encoder),
                 responses_per_prompt,
+                unfinished,
+                name,
             )
-            describe = partial(_describe, encoder)
             by_position: dict[int, list[dict[str, Any]]] = {}
             with progress_bar(f"responses of {name}", len(prompts)) as progress:
-                for batch in resume_batches(unfinished, name, sample, describe):
+                for batch in batches:
                     by_position |= dict(zip(batch["positions"], batch["responses"], strict=True))
                     progress(len(batch["positions"]))
             responses[name] = [

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from lit_rlhf.data import DataSource, PromptExample, load_records
+from lit_rlhf.data import DataSource, load_records
 from lit_rlhf.tools.commands import lab
 from lit_rlhf.tools.commands.lab import iterate_prompts, main, sample_preferences
-from lit_rlhf.tools.lab import WORLDS, ResponsePair, World, read_world
+from lit_rlhf.tools.lab import WORLDS, World, read_world
 from tests.tools.evaluation.folders import Sampling, write_policy
 
 SIZES = ("--n_demonstrations", "8", "--n_train_prompts", "6", "--n_heldout_prompts", "4")
@@ -172,21 +172,20 @@ class FakeResponses:
         self.n_prompts: list[int] = []
 
     def __call__(
-        self, unfinished: object, name: str, sample: Any, *rest: object
-    ) -> list[ResponsePair]:
-        examples: Sequence[PromptExample] = sample.args[2]
+        self, load: object, encoder: object, examples: Sequence[Any], *rest: object, **more: object
+    ) -> list[dict[str, Any]]:
+        places = range(len(examples))
         self.n_prompts.append(len(examples))
         second = ["copper.", "iron.", "zinc."] if self.usable else ["iron."] * 3
-        return [
-            ResponsePair("iron.", second[place % 3], True, True) for place in range(len(examples))
-        ]
+        pairs = [("iron.", second[place % 3], True, True) for place in places]
+        return [{"positions": list(places), "pairs": pairs}]
 
 
 def test_equal_responses_are_replaced_by_other_prompts(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeResponses()
-    monkeypatch.setattr(lab, "sample_pairs", fake)
+    monkeypatch.setattr(lab, "sample_batches", fake)
 
     records = sampled(world, pairs=9)
 
@@ -195,7 +194,7 @@ def test_equal_responses_are_replaced_by_other_prompts(
 
 
 def test_a_policy_with_one_answer_is_refused(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "sample_pairs", FakeResponses(usable=False))
+    monkeypatch.setattr(lab, "sample_batches", FakeResponses(usable=False))
 
     with pytest.raises(ValueError, match="whose responses differ, got 0 usable pairs of 40 from"):
         sampled(world, pairs=2)

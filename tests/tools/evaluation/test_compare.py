@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,34 @@ def test_an_interrupted_comparison_continues_with_the_batches_that_are_missing(
     assert torch.equal(result.samples["ppo"].kl, whole.samples["ppo"].kl)
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_an_edited_reward_function_is_not_mixed_with_its_earlier_scores(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: bool
+) -> None:
+    def run(last: int | None = None) -> Comparison:
+        sys.modules.pop("edited_reward", None)  # each command is a process of its own
+        with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last)):
+            return compared(
+                folders,
+                [folders.sft],
+                rewards={"edited_reward:score": 1.0},
+                responses=tmp_path / "out.jsonl",
+            )
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    source = tmp_path / "edited_reward.py"
+    source.write_text("def score(prompts, responses):\n    return [1.0] * len(responses)\n")
+    with pytest.raises(KeyboardInterrupt):
+        run(last=2)
+    if edited:
+        source.write_text(source.read_text().replace("1.0", "100.0"))
+        with pytest.raises(ValueError, match=r"another value of source of reward score; .*delete"):
+            run()
+    else:
+        assert run().samples["sft"].scores["score"].tolist() == [1.0] * len(QUESTIONS)
 
 
 def test_kl_is_against_the_first_policy(comparison: Comparison) -> None:
@@ -371,7 +400,10 @@ def test_metrics_are_those_of_an_unpadded_loop(
     prompts: EncodedPrompts,
 ) -> None:
     responses: dict[int, list[int]] = {}
-    for batch in sample_batches(lambda: policy, encoder, prompts.examples, OPTIONS, 2, 5):
+    for record in sample_batches(
+        lambda: policy, encoder, prompts.examples, OPTIONS, 2, 5, lambda batch: {"batch": batch}
+    ):
+        batch = record["batch"]
         rows = batch.rollouts
         for row, position in enumerate(batch.positions):
             responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()

@@ -25,6 +25,7 @@ from lit_rlhf.files import write_json_lines
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions
 from lit_rlhf.tools.evaluation import (
     Generation,
+    SampledBatch,
     encode_prompt_records,
     generate_from_models,
     load_policy,
@@ -130,13 +131,18 @@ def test_prompts_that_do_not_fit_are_counted() -> None:
     assert prompts.shortened == 2  # a prompt that lost turns and its beginning counts once
 
 
+def sampled(*arguments: Any, **options: Any) -> list[SampledBatch]:
+    describe = options.pop("describe", lambda batch: {"batch": batch})
+    return [record["batch"] for record in sample_batches(*arguments, describe, **options)]
+
+
 def test_responses_to_one_prompt_lie_side_by_side(
     encoder: DialogueEncoder, examples: list[PromptExample]
 ) -> None:
     model = tiny_causal_lm()
     options = SamplingOptions(max_new_tokens=3)
 
-    batches = list(sample_batches(lambda: model, encoder, examples, options, 3, 0, 2))
+    batches = sampled(lambda: model, encoder, examples, options, 3, 0, responses_per_prompt=2)
 
     for batch in batches:
         rows = batch.rollouts.prompt_ids
@@ -154,7 +160,7 @@ def test_batches_draw_from_seeds_of_their_own(encoder: DialogueEncoder, folders:
     ).examples[0]
     options = SamplingOptions(max_new_tokens=8)
 
-    first, second = sample_batches(tiny_causal_lm, encoder, [prompt, prompt], options, 1, seed=0)
+    first, second = sampled(tiny_causal_lm, encoder, [prompt, prompt], options, 1, 0)
 
     assert not torch.equal(first.rollouts.response_ids, second.rollouts.response_ids)
 
