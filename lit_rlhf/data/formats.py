@@ -10,7 +10,7 @@ wanted: a file with `messages`, `chosen` and `rejected` holds preferences as wel
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -60,6 +60,8 @@ FORMATS: dict[str, str] = {
     "text": "text, or any .txt file",
 }
 """The known formats, each with the fields that it reads."""
+
+_Turns = tuple[Message, ...]
 
 _ANSWER_FIELDS = ("answer", "std_answer", "completion", "response")
 _RESPONSE_FIELDS = ("chosen", *_ANSWER_FIELDS)
@@ -167,7 +169,7 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
 
     Returns:
         One record; for the format `instances` one record per instance. A row with `label: false`
-        (as in data for KTO) is no demonstration: none.
+        (as in data for KTO) is not a demonstration and gives none.
 
     Raises:
         RecordError: If the row does not hold such a record.
@@ -184,8 +186,8 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
         # A prompt needs no answer, so an error in one must not cost the prompt.
         bad = {"rejected", *(name for name in _RESPONSE_FIELDS if row.get(name) == [])}
         fields = {name: value for name, value in row.fields.items() if name not in bad}
-        prompts = _PARSERS[format](replace(row, fields=fields), kind)
-        # Rewards may need any field, also one that was left out here.
+        prompts = _parse(replace(row, fields=fields), format, kind)
+        # Rewards may need any field, even one that was left out here.
         return [replace(p, fields=row.fields) for p in prompts if isinstance(p, PromptRecord)]
     if kind != "preference":
         # Only preferences need the rejected response, so an error in it must not cost the others.
@@ -193,7 +195,11 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
         row = replace(row, fields=fields)
     if kind == "demonstration" and row.get("label") is False:
         return []
-    return _PARSERS[format](row, kind)
+    return _parse(row, format, kind)
+
+
+def _parse(row: Row, format: str, kind: RecordKind) -> list[Record]:
+    return [_make_record(row, kind, parts) for parts in _PARSERS[format](row, kind)]
 
 
 def parse_prompts(prompts: Sequence[str]) -> list[PromptRecord]:
@@ -223,7 +229,7 @@ def parse_prompts(prompts: Sequence[str]) -> list[PromptRecord]:
     return records
 
 
-def split_dialogue(text: str) -> tuple[Message, ...] | None:
+def split_dialogue(text: str) -> _Turns | None:
     r"""Split a dialogue in HH-RLHF's format into turns, without outer whitespace.
 
     Every marker behind an empty line starts a turn; markers within a line are text. A turn that
@@ -246,67 +252,53 @@ def split_dialogue(text: str) -> tuple[Message, ...] | None:
     )
 
 
+class _Parts(NamedTuple):
+    """What a parser finds in a row, not yet checked.
+
+    Attributes:
+        prompt: The turns before the response.
+        prompt_field: The field of the prompt, for errors.
+        response: The response, or the preferred one; None if the row has none.
+        response_field: The field of the response, for errors.
+        rejected: The rejected response; None if the row has none.
+        rejected_prompt: The turns before the rejected response, if the row repeats them.
+        margin: By how much the response is better; None if unknown.
+    """
+
+    prompt: _Turns
+    prompt_field: str
+    response: Any = None
+    response_field: str = ""
+    rejected: Any = None
+    rejected_prompt: _Turns | None = None
+    margin: Any = None
+
+
 class _Dialogue(NamedTuple):
-    """Turns with the assistant's last turn, if there is one, taken off as the response."""
+    """_Turns with the assistant's last turn, if there is one, taken off as the response."""
 
-    prompt: tuple[Message, ...]
-    response: str | None
+    prompt: _Turns
+    response: Any
 
 
-def _split_response(turns: tuple[Message, ...]) -> _Dialogue:
+def _split_response(turns: _Turns) -> _Dialogue:
     if turns[-1].role == "assistant":
         return _Dialogue(turns[:-1], turns[-1].content)
     return _Dialogue(turns, None)
 
 
-def _read_hh_dialogue(row: Row, field: str) -> _Dialogue:
+def _read_hh_turns(row: Row, field: str) -> _Turns:
     turns = split_dialogue(row.read_string(field))
     if turns is None:
         raise row.error(field, "the dialogue does not start with '\\n\\nHuman:'")
-    return _split_response(turns)
-
-
-def _read_prompt(row: Row, field: str) -> tuple[Message, ...]:
-    """Read a prompt: turns, a string, or a string in HH-RLHF's dialogue format."""
-    if isinstance(row.get(field), list):
-        return row.read_turns(field)
-    text = row.read_string(field)
-    turns = split_dialogue(text) if text.startswith("\n\nHuman:") else None
-    if turns is None:
-        return (Message("user", text),)
-    # HH prompts may end with an open "\n\nAssistant:", which is not a turn of its own.
-    is_open = turns[-1].role == "assistant" and not turns[-1].content
-    return turns[:-1] if is_open else turns
-
-
-def _add_system(row: Row, turns: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Put the system turn first that a row has in a field of its own."""
-    system = row.get("system")
-    if not isinstance(system, str) or not system.strip() or turns[0].role == "system":
-        return turns
-    return (Message("system", system), *turns)
-
-
-def _read_response_turn(row: Row, turn: Any, field: str) -> str:  # noqa: ANN401
-    message = row.read_turn(turn, field)
-    if message.role != "assistant":
-        raise row.error(field, "not an assistant turn")
-    return message.content
-
-
-def _read_any_prompt(row: Row, field: str) -> tuple[Message, ...]:
-    """Read a prompt, an instruction with its input."""
-    if field != "instruction":
-        return _read_prompt(row, field)
-    input_field = row.find_field(*_INPUT_FIELDS)
-    return _join_instruction(row, row.read_string(field), row.get(input_field), input_field)
+    return turns
 
 
 def _is_text_list(value: Any) -> bool:  # noqa: ANN401 - whatever the file holds
     return isinstance(value, list) and bool(value) and all(isinstance(turn, str) for turn in value)
 
 
-def _read_text_turns(row: Row, field: str) -> tuple[Message, ...]:
+def _read_text_turns(row: Row, field: str) -> _Turns:
     """Read a list of strings: turns that begin with their speaker's marker, or alternate."""
     texts = row.get(field)
     if not _is_text_list(texts):
@@ -323,7 +315,23 @@ def _read_text_turns(row: Row, field: str) -> tuple[Message, ...]:
     )
 
 
-def _join_instruction(row: Row, instruction: str, extra: Any, field: str) -> tuple[Message, ...]:  # noqa: ANN401
+def _read_prompt(row: Row, field: str) -> _Turns:
+    """Read a prompt: turns, a string, an HH-RLHF dialogue, or an instruction with its input."""
+    if field == "instruction":
+        input_field = row.find_field(*_INPUT_FIELDS)
+        return _join_instruction(row, row.read_string(field), row.get(input_field), input_field)
+    if isinstance(row.get(field), list):
+        return row.read_turns(field)
+    text = row.read_string(field)
+    turns = split_dialogue(text) if text.startswith("\n\nHuman:") else None
+    if turns is None:
+        return (Message("user", text),)
+    # HH prompts may end with an open "\n\nAssistant:", which is not a turn.
+    is_open = turns[-1].role == "assistant" and not turns[-1].content
+    return turns[:-1] if is_open else turns
+
+
+def _join_instruction(row: Row, instruction: str, extra: Any, field: str) -> _Turns:  # noqa: ANN401
     """Make a prompt of an instruction and the input that follows it."""
     if extra is not None and not isinstance(extra, str):
         raise row.error(field, "not a string", type(extra).__name__)
@@ -331,76 +339,88 @@ def _join_instruction(row: Row, instruction: str, extra: Any, field: str) -> tup
     return (Message("user", text),)
 
 
-def _parse_hh(row: Row, kind: RecordKind) -> list[Record]:
-    chosen = _read_hh_dialogue(row, "chosen")
-    if row.get("rejected") is None:
-        return [_make_record(row, kind, chosen.prompt, "chosen", chosen.response, "chosen")]
-    rejected = _read_hh_dialogue(row, "rejected")
-    return [
-        _make_record(
-            row,
-            kind,
-            chosen.prompt,
-            "chosen",
-            chosen.response,
-            "chosen",
-            rejected.response,
-            rejected.prompt,
-        )
-    ]
+def _add_system(row: Row, turns: _Turns) -> _Turns:
+    """Put the system turn first that a row has in a separate field."""
+    system = row.get("system")
+    if not isinstance(system, str) or not system.strip() or turns[0].role == "system":
+        return turns
+    return (Message("system", system), *turns)
 
 
-def _parse_messages(row: Row, kind: RecordKind) -> list[Record]:
-    prompt, response = _split_response(row.read_turns("messages"))
-    return [_make_record(row, kind, prompt, "messages", response, "messages")]
+def _read_response(row: Row, prompt: _Turns, field: str) -> _Dialogue:
+    """Read a response to a prompt: a string, a turn, or turns that may repeat the prompt."""
+    value = row.get(field)
+    if isinstance(value, list):
+        turns = row.read_turns(field)
+        return _split_response(turns if turns[: len(prompt)] == prompt else prompt + turns)
+    if isinstance(value, Mapping):
+        message = row.read_turn(value, field)
+        if message.role != "assistant":
+            raise row.error(field, "not an assistant turn")
+        value = message.content
+    return _Dialogue(prompt, value)  # checked with the record
 
 
-def _parse_pairs(row: Row, kind: RecordKind) -> list[Record]:
-    prompt_field = row.find_field(*_PAIR_PROMPT_FIELDS)
-    has_prompt = row.get(prompt_field) is not None
-    stem = _add_system(row, _read_any_prompt(row, prompt_field)) if has_prompt else ()
-    prompts: list[tuple[Message, ...]] = []
-    responses: list[Any] = []  # whatever the file holds; checked with the record
-    for field in ("chosen", "rejected"):
-        value = row.get(field)
-        if isinstance(value, Mapping):
-            prompts.append(stem)
-            responses.append(_read_response_turn(row, value, field))
-        elif isinstance(value, list):
-            turns = row.read_turns(field)
-            # The list holds either the response alone, or the dialogue with the prompt repeated.
-            whole = turns if turns[: len(stem)] == stem else stem + turns
-            prompt, response = _split_response(whole)
-            prompts.append(prompt)
-            responses.append(response)
-        else:
-            prompts.append(stem)
-            responses.append(value)
-    if not prompts[0]:
+_Parser = Callable[[Row, RecordKind], Iterator[_Parts]]
+
+
+def _parse_dialogue(read: Callable[[Row, str], _Turns], *fields: str) -> _Parser:
+    """A parser of a whole dialogue in one of several fields; `chosen` may have a `rejected`."""
+
+    def parse(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+        del kind
+        field = next((name for name in fields if row.get(name) is not None), fields[-1])
+        prompt, response = _split_response(read(row, field))
+        rejected = _Dialogue(prompt, None)
+        if field == "chosen" and row.get("rejected") is not None:
+            rejected = _split_response(read(row, "rejected"))
+        yield _Parts(prompt, field, response, field, rejected.response, rejected.prompt)
+
+    return parse
+
+
+def _parse_answer(prompts: Sequence[str], answers: Sequence[str]) -> _Parser:
+    """A parser of a prompt and its answer, each in one of several fields."""
+
+    def parse(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+        del kind
+        field, answer_field = row.find_field(*prompts), row.find_field(*answers)
+        prompt = _add_system(row, _read_prompt(row, field))
+        prompt, response = _read_response(row, prompt, answer_field)
+        yield _Parts(prompt, field, response, answer_field)
+
+    return parse
+
+
+def _parse_pairs(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+    del kind
+    field = row.find_field(*_PAIR_PROMPT_FIELDS)
+    has_prompt = row.get(field) is not None
+    stem = _add_system(row, _read_prompt(row, field)) if has_prompt else ()
+    chosen, rejected = (_read_response(row, stem, name) for name in ("chosen", "rejected"))
+    if not chosen.prompt:
         raise row.error("prompt", "missing")
-    return [
-        _make_record(
-            row, kind, prompts[0], prompt_field, responses[0], "chosen", responses[1], prompts[1]
-        )
-    ]
+    yield _Parts(
+        chosen.prompt, field, chosen.response, "chosen", rejected.response, rejected.prompt
+    )
 
 
-def _parse_turns(row: Row, kind: RecordKind) -> list[Record]:
-    if row.get("turns") is not None:
-        prompt, response = _split_response(_read_text_turns(row, "turns"))
-        return [_make_record(row, kind, prompt, "turns", response, "turns")]
-    chosen = _split_response(_read_text_turns(row, "chosen"))
-    rejected = _Dialogue(chosen.prompt, None)
-    if row.get("rejected") is not None:
-        rejected = _split_response(_read_text_turns(row, "rejected"))
-    parts = (chosen.prompt, "chosen", chosen.response, "chosen")
-    return [_make_record(row, kind, *parts, rejected.response, rejected.prompt)]
+def _parse_conversations(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+    del kind
+    field = "conversations"
+    turns = _add_system(row, row.read_turns(field))
+    if row.get("chosen") is None and row.get("rejected") is None:
+        prompt, response = _split_response(turns)
+        yield _Parts(prompt, field, response, field)
+    else:
+        chosen, rejected = (_read_response(row, turns, name) for name in ("chosen", "rejected"))
+        yield _Parts(turns, field, chosen.response, "chosen", rejected.response)
 
 
-def _parse_comparison(row: Row, kind: RecordKind) -> list[Record]:
+def _parse_comparison(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     if row.get("summaries") is not None:
         form = _Comparison("info", ("summaries", "summaries"), "choice", {0: 0, 1: 1})
-        prompt: tuple[Message, ...] = (Message("user", _read_summary_prompt(row)),)
+        prompt: _Turns = (Message("user", _read_summary_prompt(row)),)
         summaries = row.get("summaries")
         if not isinstance(summaries, list) or len(summaries) != 2:
             raise row.error("summaries", "not a list of two summaries")
@@ -409,18 +429,17 @@ def _parse_comparison(row: Row, kind: RecordKind) -> list[Record]:
         form = next((f for f in _COMPARISONS if row.get(f.choice) is not None), _COMPARISONS[0])
         prompt = _add_system(row, _read_prompt(row, form.prompt))
         responses = [row.get(field) for field in form.responses]
-    if kind == "prompt":  # also where neither response is preferred
-        return [_make_record(row, kind, prompt, form.prompt)]
+    if kind == "prompt":  # even where neither response is preferred
+        yield _Parts(prompt, form.prompt)
+        return
     choice = row.get(form.choice)
     preferred = form.preferred.get(choice) if isinstance(choice, int) else None
     if preferred is None:
         raise row.error(form.choice, "neither response is preferred", repr(choice))
-    if form.choice == "preference_strength" and row.get("margin") is None:
-        # 1 to 3, as in the pairwise loss with margins of HelpSteer2-Preference (arXiv 2410.01257)
-        row = replace(row, fields={**row.fields, "margin": abs(choice)})
+    # 1 to 3, as in the pairwise loss with margins of HelpSteer2-Preference (arXiv 2410.01257)
+    margin = abs(choice) if form.choice == "preference_strength" else None
     chosen, rejected = responses[preferred], responses[1 - preferred]
-    field = form.responses[preferred]
-    return [_make_record(row, kind, prompt, form.prompt, chosen, field, rejected)]
+    yield _Parts(prompt, form.prompt, chosen, form.responses[preferred], rejected, margin=margin)
 
 
 def _read_summary_prompt(row: Row) -> str:
@@ -436,36 +455,7 @@ def _read_summary_prompt(row: Row) -> str:
     return "\n\n".join([*heading, f"POST: {post}", "TL;DR:"])
 
 
-def _parse_conversations(row: Row, kind: RecordKind) -> list[Record]:
-    turns = _add_system(row, row.read_turns("conversations"))
-    if row.get("chosen") is None and row.get("rejected") is None:
-        prompt, response = _split_response(turns)
-        return [_make_record(row, kind, prompt, "conversations", response, "conversations")]
-    responses = []
-    for field in ("chosen", "rejected"):
-        value = row.get(field)
-        if isinstance(value, Mapping):
-            value = _read_response_turn(row, value, field)
-        responses.append(value)
-    return [_make_record(row, kind, turns, "conversations", responses[0], "chosen", responses[1])]
-
-
-def _parse_instruction(row: Row, kind: RecordKind) -> list[Record]:
-    output_field = row.find_field(*_OUTPUT_FIELDS)
-    prompt = _add_system(row, _read_any_prompt(row, "instruction"))
-    return [_make_record(row, kind, prompt, "instruction", row.get(output_field), output_field)]
-
-
-def _parse_question(row: Row, kind: RecordKind) -> list[Record]:
-    field, answer_field = row.find_field("question", "prompt"), row.find_field(*_ANSWER_FIELDS)
-    prompt = _add_system(row, _read_prompt(row, field))
-    answer = row.get(answer_field)
-    if isinstance(answer, list):  # turns, as in TRL's conversational prompts and completions
-        prompt, answer = _split_response((*prompt, *row.read_turns(answer_field)))
-    return [_make_record(row, kind, prompt, field, answer, answer_field)]
-
-
-def _parse_multiple_choice(row: Row, kind: RecordKind) -> list[Record]:
+def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     letters = _OPTION_LETTERS
     options = row.get("options")
     if options is None:
@@ -476,98 +466,66 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> list[Record]:
     prompt = (Message("user", "\n".join([row.read_string("question"), *lines])),)
     answer = row.get("answer")
     if answer is None or kind == "prompt":
-        return [_make_record(row, kind, prompt, "question")]
+        yield _Parts(prompt, "question")
+        return
     index = answer
     if isinstance(answer, str):
         index = letters.find(answer.strip()) if len(answer.strip()) == 1 else -1
     # bool is a subclass of int, but True is not the index of an option
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(options):
         raise row.error("answer", "not the letter or the index of an option", repr(answer))
-    return [_make_record(row, kind, prompt, "question", lines[index], "answer")]
+    yield _Parts(prompt, "question", lines[index], "answer")
 
 
-def _parse_instances(row: Row, kind: RecordKind) -> list[Record]:
+def _parse_instances(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+    del kind
     instruction = row.read_string("instruction")
     instances = row.get("instances")
     if not isinstance(instances, list) or not instances:
         raise row.error("instances", "not a list of at least one instance")
-    prompts = []
     for instance in instances:
         if not isinstance(instance, Mapping):
             raise row.error("instances", "an instance is not an object")
-        extra = instance.get("input")
-        prompts.append(_join_instruction(row, instruction, extra, "instances.input"))
-    return [
-        _make_record(row, kind, prompt, "instruction", instance.get("output"), "instances.output")
-        for prompt, instance in zip(prompts, instances, strict=True)
-    ]
+        prompt = _join_instruction(row, instruction, instance.get("input"), "instances.input")
+        yield _Parts(prompt, "instruction", instance.get("output"), "instances.output")
 
 
-def _parse_prompt(row: Row, kind: RecordKind) -> list[Record]:
-    field = row.find_field("prompt", "question", "instruction")
-    return [_make_record(row, kind, _add_system(row, _read_any_prompt(row, field)), field)]
-
-
-_PARSERS: dict[str, Callable[[Row, RecordKind], list[Record]]] = {
-    "hh": _parse_hh,
-    "messages": _parse_messages,
+_PARSERS: dict[str, _Parser] = {
+    "hh": _parse_dialogue(_read_hh_turns, "chosen"),
+    "messages": _parse_dialogue(Row.read_turns, "messages"),
+    "turns": _parse_dialogue(_read_text_turns, "turns", "chosen"),
     "pairs": _parse_pairs,
     "conversations": _parse_conversations,
-    "instruction": _parse_instruction,
-    "question": _parse_question,
+    "comparison": _parse_comparison,
+    "instruction": _parse_answer(["instruction"], _OUTPUT_FIELDS),
+    "question": _parse_answer(["question", "prompt"], _ANSWER_FIELDS),
+    "prompt": _parse_answer(["prompt", "question", "instruction"], [""]),
     "multiple_choice": _parse_multiple_choice,
     "instances": _parse_instances,
-    "comparison": _parse_comparison,
-    "turns": _parse_turns,
-    "prompt": _parse_prompt,
 }
 
 
-def _make_record(
-    row: Row,
-    kind: RecordKind,
-    prompt: tuple[Message, ...],
-    prompt_field: str,
-    response: Any = None,  # noqa: ANN401 - whatever the file holds
-    response_field: str = "",
-    rejected: Any = None,  # noqa: ANN401 - whatever the file holds
-    rejected_prompt: tuple[Message, ...] | None = None,
-) -> Record:
-    """Check the parts that a kind of record needs, and build the record.
-
-    Args:
-        row: The row that the parts come from.
-        kind: `demonstration`, `preference` or `prompt`.
-        prompt: The turns before the response.
-        prompt_field: The field of the prompt, for errors.
-        response: The response, or the preferred one; None if the row has none.
-        response_field: The field of the response, for errors.
-        rejected: The rejected response; None if the row has none.
-        rejected_prompt: The turns before the rejected response, if the row repeats them.
-
-    Returns:
-        The record.
-
-    Raises:
-        RecordError: If a part is missing or cannot be used.
-    """
-    _check_prompt(row, prompt, prompt_field, answered=response is not None)
+def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
+    """Check the parts that a kind of record needs, and build the record."""
+    prompt = parts.prompt
+    _check_prompt(row, prompt, parts.prompt_field, answered=parts.response is not None)
     if kind == "prompt":
         return PromptRecord(prompt, row.source, row.location)
-    missing_field = "chosen" if kind == "preference" else prompt_field
-    response = _check_response(row, response, response_field, missing_field)
+    missing_field = "chosen" if kind == "preference" else parts.prompt_field
+    response = _check_response(row, parts.response, parts.response_field, missing_field)
     if kind == "demonstration":
         messages = (*prompt, Message("assistant", response))
         return DemonstrationRecord(messages, row.source, row.location)
-    rejected = _check_response(row, rejected, "rejected", "rejected")
-    if rejected_prompt is not None and rejected_prompt != prompt:
+    rejected = _check_response(row, parts.rejected, "rejected", "rejected")
+    if parts.rejected_prompt is not None and parts.rejected_prompt != prompt:
         raise row.error("rejected", "chosen and rejected have different prompts")
     if response.strip() == rejected.strip():
         raise row.error("rejected", "chosen and rejected are equal")
-    return PreferenceRecord(prompt, response, rejected, row.source, _read_margin(row), row.location)
+    margin = _read_margin(row, parts.margin)
+    return PreferenceRecord(prompt, response, rejected, row.source, margin, row.location)
 
 
-def _check_prompt(row: Row, prompt: tuple[Message, ...], field: str, answered: bool) -> None:
+def _check_prompt(row: Row, prompt: _Turns, field: str, answered: bool) -> None:
     turns = prompt[1:] if prompt and prompt[0].role == "system" else prompt
     for message in prompt:
         if not message.content.strip():
@@ -604,8 +562,8 @@ def _check_response(row: Row, value: Any, field: str, missing_field: str) -> str
     return value
 
 
-def _read_margin(row: Row) -> float:
-    margin = row.get("margin")
+def _read_margin(row: Row, default: Any) -> float:  # noqa: ANN401 - whatever the file holds
+    margin = default if row.get("margin") is None else row.get("margin")
     if margin is None:
         return 0.0
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
