@@ -108,7 +108,7 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
     check_settings(root, {"data": data, "seed": seed})
     sources = [DataSource(f"{data}/{file}", name=name) for name, file in FILES.items()]
     given = json.dumps([{"path": s.path, "name": s.name} for s in sources])
-    records = load_records("preference", sources, on_bad_record="skip").records
+    records = load_records("preference", sources, on_bad_record="skip")
     base = root / "base"
     files = [source.path for source in sources]
     run_once(base, "init", "--data", *files, "--output_dir", str(base), "--seed", str(seed))

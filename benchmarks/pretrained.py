@@ -148,7 +148,7 @@ class Benchmark:
         if (self.root / "data" / "split.json").is_file():
             return
         sources = [DataSource(f"{self.data}/{file}", name=name) for name, file in FILES.items()]
-        records = load_records("preference", sources, on_bad_record="skip").records
+        records = load_records("preference", sources, on_bad_record="skip")
         tokenizer = load_tokenizer(self.base)
         sizes = self.sizes
 

@@ -92,9 +92,9 @@ def texts(files: Sequence[str]) -> Iterator[str]:
     for file in files:
         sources = [DataSource(file)]
         try:
-            dialogues = load_records("demonstration", sources, on_bad_record="skip").records
+            dialogues = load_records("demonstration", sources, on_bad_record="skip")
         except RecordError:
-            documents = load_records("text", sources, on_bad_record="skip").records
+            documents = load_records("text", sources, on_bad_record="skip")
             yield from (document.text for document in documents)
         else:
             for dialogue in dialogues:

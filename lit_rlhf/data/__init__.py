@@ -6,6 +6,13 @@ and plain text take the same way. The datamodules walk it from end to end.
 """
 
 from lit_rlhf.data.contract import CONTRACT_FILE, TextContract, tokenizer_hash
+from lit_rlhf.data.counts import (
+    DataCounts,
+    EncodingError,
+    OnBadRecord,
+    ResponseTooLongError,
+    describe_bad_records,
+)
 from lit_rlhf.data.datamodules import (
     DemonstrationDataModule,
     DynamicBatchDataModule,
@@ -29,16 +36,13 @@ from lit_rlhf.data.dataset import (
 )
 from lit_rlhf.data.encoding import (
     DialogueEncoder,
-    EncodingCounts,
-    EncodingError,
-    ResponseTooLongError,
     TrainOn,
     encode_prompts,
     encode_records,
 )
 from lit_rlhf.data.formats import FORMATS, Format, detect_format, parse_prompts, parse_row
 from lit_rlhf.data.loader import ResumableLoader
-from lit_rlhf.data.readers import FILE_SUFFIXES, is_file_path, read_dataset, read_file
+from lit_rlhf.data.readers import FILE_SUFFIXES, is_file_path, read_file
 from lit_rlhf.data.records import (
     DemonstrationRecord,
     Location,
@@ -50,7 +54,6 @@ from lit_rlhf.data.records import (
     RecordKind,
     Row,
     TextRecord,
-    describe_bad_records,
 )
 from lit_rlhf.data.samplers import (
     EpochBatchSampler,
@@ -60,8 +63,6 @@ from lit_rlhf.data.samplers import (
 )
 from lit_rlhf.data.sources import (
     DataSource,
-    LoadedRecords,
-    OnBadRecord,
     Splits,
     load_records,
     repeat_by_weight,
@@ -74,17 +75,16 @@ __all__ = [
     "CONTRACT_FILE",
     "FILE_SUFFIXES",
     "FORMATS",
+    "DataCounts",
     "DataSource",
     "DemonstrationDataModule",
     "DemonstrationRecord",
     "DialogueEncoder",
     "DynamicBatchDataModule",
-    "EncodingCounts",
     "EncodingError",
     "EpochBatchSampler",
     "FixedBatchSampler",
     "Format",
-    "LoadedRecords",
     "Location",
     "Message",
     "OnBadRecord",
@@ -125,7 +125,6 @@ __all__ = [
     "pad_sequences",
     "parse_prompts",
     "parse_row",
-    "read_dataset",
     "read_file",
     "repeat_by_weight",
     "resolve_template",

@@ -1,9 +1,9 @@
 """The cache of encoded examples: Arrow files that all ranks of a node map into memory.
 
 An entry is a folder below `$HF_DATASETS_CACHE/lit_rlhf` with the examples of one part of a
-datamodule and a report of what was read and left out. Its name is a hash of everything that the
-examples depend on, so an entry is never updated. It is written under a hidden name that tells its
-process, and renamed when it is complete.
+datamodule, as `datasets.Dataset.map` writes them, and a report of what was read and left out. Its
+name is a hash of everything that the examples depend on, so an entry is never updated. It is
+written under a hidden name and renamed when it is complete.
 """
 
 import hashlib
@@ -11,18 +11,17 @@ import json
 import logging
 import os
 import pickle
-import re
-import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, overload
+from uuid import uuid4
 
 import datasets
 import numpy as np
@@ -32,24 +31,16 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.data.counts import DataCounts, EncodingError, OnBadRecord, ResponseTooLongError
 from lit_rlhf.data.dataset import Example, PreferenceExample, PromptExample, TokenExample
-from lit_rlhf.data.encoding import (
-    DialogueEncoder,
-    EncodingCounts,
-    EncodingError,
-    ResponseTooLongError,
-    encode_records,
-    leave_out,
-    locate,
-)
+from lit_rlhf.data.encoding import DialogueEncoder, encode_records, locate
 from lit_rlhf.data.records import Location, PreferenceRecord, PromptRecord, Record
-from lit_rlhf.data.sources import LoadedRecords, OnBadRecord
 from lit_rlhf.files import PARTIAL, delete, fsync
 
 MIN_CACHED_RECORDS = 1000
 """Number of records from which examples are cached; fewer are encoded in a second or two."""
 
-_EXAMPLES_FILE, _REPORT_FILE = "examples.arrow", "report.json"
+_REPORT_FILE = "report.json"
 _ROWS = 1000  # rows of an Arrow batch
 _RECORDS_PER_WORKER = 500  # fewer take less time than a worker needs to start
 _MAX_WORKERS = 32
@@ -66,35 +57,24 @@ class RecordEncoder(Protocol):
 
 
 class PartRecords(NamedTuple):
-    """The records of one part of a datamodule, and what was read.
-
-    Attributes:
-        records: The records.
-        n_read: Number of records of all parts that are read together.
-        loaded: What was read, by part, without the records.
-        n_shared: Number of training records whose prompts are also held out.
-    """
+    """The records of one part of a datamodule, and what was read, by part."""
 
     records: Sequence[Record]
-    n_read: int
-    loaded: dict[str, LoadedRecords[Any]]
-    n_shared: int = 0
+    read: dict[str, DataCounts]
 
 
 class EncodedPart(NamedTuple):
-    """The examples of one part of a datamodule, and what it took to make them.
+    """The examples of one part of a datamodule.
 
     Attributes:
         examples: The examples: a list, or stored ones.
         counts: What encoding left out.
-        loaded: What was read, by part, without the records.
-        n_shared: Number of training records whose prompts are also held out.
+        read: What was read, by part.
     """
 
     examples: Sequence[Any]
-    counts: EncodingCounts
-    loaded: dict[str, LoadedRecords[Any]]
-    n_shared: int
+    counts: DataCounts
+    read: dict[str, DataCounts]
 
 
 def encode_part(
@@ -126,13 +106,12 @@ def encode_part(
     entry = None if key is None else cache_folder() / f"{part}-{key}"
     if entry is not None and entry.is_dir():
         return _open_entry(entry)
-    part_records = read()
-    records = part_records.records
+    records, counts_of_parts = read()
     # All parts of a split are cached, or none: for a small one alone, everything would be read.
-    is_large = part_records.n_read >= MIN_CACHED_RECORDS
-    if entry is not None and is_large and _are_storable(records):
+    n_read = sum(counts.kept.total() for counts in counts_of_parts.values())
+    if entry is not None and n_read >= MIN_CACHED_RECORDS and _are_storable(records):
         try:
-            _write_entry(entry, part, part_records, encode, on_bad_record)
+            _write_entry(entry, part, records, counts_of_parts, encode, on_bad_record)
             return _open_entry(entry)
         except OSError as error:
             _log_warning(
@@ -140,22 +119,17 @@ def encode_part(
                 "every start encodes them again; set HF_DATASETS_CACHE to a folder on a disk with "
                 "room that can be written"
             )
-    counts = EncodingCounts()
+    counts = DataCounts()
     examples = encode_records(records, encode, counts, on_bad_record)
-    _check_any_left(part, len(examples), counts)
-    return EncodedPart(examples, counts, part_records.loaded, part_records.n_shared)
+    _check_any_left(part, examples, counts)
+    return EncodedPart(examples, counts, counts_of_parts)
 
 
-def _check_any_left(part: str, n_examples: int, counts: EncodingCounts) -> None:
-    """Check that encoding left any examples of a part.
-
-    Raises:
-        ValueError: If there are none.
-    """
-    if not n_examples:
+def _check_any_left(part: str, examples: Sequence[Any], counts: DataCounts) -> None:
+    if not examples:
         raise ValueError(
             f"{part}: no example is left of {counts.records} records; left out: "
-            f"{dict(counts.dropped_records)}"
+            f"{dict(counts.dropped)}"
         )
 
 
@@ -221,15 +195,13 @@ def _hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class StoredExamples(Sequence[Any]):
-    """Examples in an Arrow file, which is mapped into memory.
+    """Examples in Arrow files, which are mapped into memory.
 
     Args:
-        file: The file.
+        rows: Their rows, as `_EncodeRows` writes them, without those of errors.
     """
 
-    def __init__(self, file: Path) -> None:
-        rows = datasets.Dataset.from_file(str(file))
-        self._columns = next(c for c in _COLUMNS if set(c.types) == set(rows.column_names))
+    def __init__(self, rows: datasets.Dataset) -> None:
         self._rows = rows.with_format("arrow")
 
     def __len__(self) -> int:
@@ -244,135 +216,87 @@ class StoredExamples(Sequence[Any]):
         """The example at a position, or those of a slice."""
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
-        (example,) = self._columns.read(self._rows[int(index)])
-        return cast(Example, example)
+        return cast(Example, _read_examples(self._rows[int(index)])[0])
 
     def __getitems__(self, indices: list[int]) -> list[Example]:
         """The examples of a batch, read at once; torch's loader calls it instead of `[]`."""
-        return self._columns.read(self._rows[indices])
+        return _read_examples(self._rows[indices])
 
     def __iter__(self) -> Iterator[Example]:
         """All examples in order, many times faster than one by one."""
         for table in self._rows.iter(batch_size=_ROWS):
-            yield from self._columns.read(table)
+            yield from _read_examples(table)
 
 
-class _Columns(Protocol):
-    """The columns in which examples of one class are stored."""
-
-    @property
-    def types(self) -> Mapping[str, pa.DataType]:
-        """The Arrow type of each column."""
-
-    def write(self, examples: Sequence[Any]) -> dict[str, list[Any]]:
-        """The values of the columns; where there is no example, None."""
-
-    def read(self, table: pa.Table) -> list[Any]:
-        """The examples of the rows of a table."""
-
-
-class _TokenColumns:
-    """The columns of `TokenExample`s, with a prefix to their names."""
-
-    def __init__(self, prefix: str = "") -> None:
-        counts = dict.fromkeys(("dropped_turns", "cut_tokens", "escaped_tokens"), pa.int64())
-        types = {"input_ids": pa.list_(pa.int32()), "completion_mask": pa.list_(pa.bool_())}
-        self._names = {name: prefix + name for name in types | counts}
-        self.types = {prefix + name: type for name, type in (types | counts).items()}
-
-    def write(self, examples: Sequence[TokenExample | None]) -> dict[str, list[Any]]:
-        return {
-            stored: [None if e is None else _to_plain(getattr(e, name)) for e in examples]
-            for name, stored in self._names.items()
-        }
-
-    def read(self, table: pa.Table) -> list[TokenExample]:
-        columns = {name: table[stored] for name, stored in self._names.items()}
-        return [
-            TokenExample(*values)
-            for values in zip(
-                _read_tensors(columns.pop("input_ids")),
-                _read_tensors(columns.pop("completion_mask")),
-                *(column.to_pylist() for column in columns.values()),
-                strict=True,
-            )
-        ]
-
-
-class _PreferenceColumns:
-    """The columns of `PreferenceExample`s."""
-
-    def __init__(self) -> None:
-        self._chosen, self._rejected = _TokenColumns("chosen_"), _TokenColumns("rejected_")
-        own = {"margin": pa.float64(), "source": pa.int64()}
-        self.types = {**self._chosen.types, **self._rejected.types, **own}
-
-    def write(self, examples: Sequence[PreferenceExample | None]) -> dict[str, list[Any]]:
-        return {
-            **self._chosen.write([None if e is None else e.chosen for e in examples]),
-            **self._rejected.write([None if e is None else e.rejected for e in examples]),
-            "margin": [None if e is None else e.margin for e in examples],
-            "source": [None if e is None else e.source for e in examples],
-        }
-
-    def read(self, table: pa.Table) -> list[PreferenceExample]:
-        halves = self._chosen.read(table), self._rejected.read(table)
-        own = table["margin"].to_pylist(), table["source"].to_pylist()
-        return [PreferenceExample(*values) for values in zip(*halves, *own, strict=True)]
-
-
-class _PromptColumns:
-    """The columns of `PromptExample`s; `fields` and `turns` are stored as JSON."""
-
-    types: Mapping[str, pa.DataType] = {
-        "input_ids": pa.list_(pa.int32()),
+_TENSORS: dict[str, pa.DataType] = {
+    "input_ids": pa.list_(pa.int32()),
+    "completion_mask": pa.list_(pa.bool_()),
+}
+_LOST = dict.fromkeys(("dropped_turns", "cut_tokens", "escaped_tokens"), pa.int64())
+_JSON = dict.fromkeys(("fields", "turns"), pa.string())  # any plain data
+_TYPES: dict[type, dict[str, pa.DataType]] = {
+    TokenExample: {**_TENSORS, **_LOST},
+    PreferenceExample: {
+        **{f"chosen_{name}": type for name, type in {**_TENSORS, **_LOST}.items()},
+        **{f"rejected_{name}": type for name, type in {**_TENSORS, **_LOST}.items()},
+        "margin": pa.float64(),
+        "source": pa.int64(),
+    },
+    PromptExample: {
+        "input_ids": _TENSORS["input_ids"],
         "text": pa.string(),
         "dropped_turns": pa.int64(),
         "cut_tokens": pa.int64(),
-        "fields": pa.string(),
-        "turns": pa.string(),
+        **_JSON,
+    },
+}
+"""The Arrow type of each column, by class of examples."""
+
+
+def _to_row(example: Example) -> dict[str, Any]:
+    """The values of an example by column."""
+    if isinstance(example, PreferenceExample):
+        halves = {"chosen": _to_row(example.chosen), "rejected": _to_row(example.rejected)}
+        row = {f"{name}_{key}": value for name in halves for key, value in halves[name].items()}
+        return {**row, "margin": example.margin, "source": example.source}
+    row = {name: getattr(example, name) for name in _TYPES[type(example)]}
+    return {
+        name: value.numpy()
+        if isinstance(value, Tensor)
+        else json.dumps(value)
+        if name in _JSON
+        else value
+        for name, value in row.items()
     }
-    _json = ("fields", "turns")
-
-    def write(self, examples: Sequence[PromptExample | None]) -> dict[str, list[Any]]:
-        def plain(name: str, value: object) -> object:
-            return json.dumps(value) if name in self._json else _to_plain(value)
-
-        return {
-            name: [None if e is None else plain(name, getattr(e, name)) for e in examples]
-            for name in self.types
-        }
-
-    def read(self, table: pa.Table) -> list[PromptExample]:
-        values = {name: table[name].to_pylist() for name in self.types if name != "input_ids"}
-        for name in self._json:
-            values[name] = [json.loads(text) for text in values[name]]
-        rows = zip(_read_tensors(table["input_ids"]), *values.values(), strict=True)
-        return [PromptExample(**dict(zip(self.types, row, strict=True))) for row in rows]
 
 
-_TOKENS, _PREFERENCES, _PROMPTS = _TokenColumns(), _PreferenceColumns(), _PromptColumns()
-_COLUMNS: tuple[_Columns, ...] = (_TOKENS, _PREFERENCES, _PROMPTS)
+def _read_examples(table: pa.Table) -> list[Any]:
+    """The examples of the rows of a table."""
+    columns = {name: _read_column(name, table[name]) for name in table.column_names}
+
+    def build(made: Callable[..., Example], columns: Mapping[str, Sequence[Any]]) -> list[Example]:
+        rows = zip(*columns.values(), strict=True)
+        return [made(**dict(zip(columns, row, strict=True))) for row in rows]
+
+    if "text" in columns:
+        return build(PromptExample, columns)
+    if "margin" not in columns:
+        return build(TokenExample, columns)
+    pairs = {"margin": columns.pop("margin"), "source": columns.pop("source")}
+    for half in ("chosen_", "rejected_"):
+        of_half = {k.removeprefix(half): v for k, v in columns.items() if k.startswith(half)}
+        pairs[half.rstrip("_")] = build(TokenExample, of_half)
+    return build(PreferenceExample, pairs)
 
 
-def _columns_of(record: Record) -> _Columns:
-    """The columns of the examples of a record."""
-    if isinstance(record, PreferenceRecord):
-        return _PREFERENCES
-    return _PROMPTS if isinstance(record, PromptRecord) else _TOKENS
-
-
-def _to_plain(value: Any) -> Any:  # noqa: ANN401 - a field of an example
-    return value.numpy() if isinstance(value, Tensor) else value
-
-
-def _read_tensors(column: pa.ChunkedArray) -> Sequence[Tensor]:
-    """The tensors of a column of lists."""
+def _read_column(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
+    if not pa.types.is_list(column.type):
+        values = column.to_pylist()
+        return [json.loads(text) for text in values] if name in _JSON else values
     lists = column.combine_chunks()
-    lengths = lists.value_lengths().to_pylist()
     # a copy, since a tensor must not be of memory that cannot be written
-    values = np.array(lists.flatten().to_numpy(zero_copy_only=False))
-    return torch.split(torch.from_numpy(values), lengths)
+    flat = np.array(lists.flatten().to_numpy(zero_copy_only=False))
+    return torch.split(torch.from_numpy(flat), lists.value_lengths().to_pylist())
 
 
 class _EncodeRows:
@@ -381,98 +305,65 @@ class _EncodeRows:
     Each row that it returns is an example, or has in `error` why a record is left out.
     """
 
-    def __init__(self, encode: RecordEncoder, columns: _Columns) -> None:
+    def __init__(self, encode: RecordEncoder, record: Record) -> None:
         self.encode = encode
-        self.columns = columns
-        self.schema = pa.schema({**columns.types, "error": pa.string()})
+        made: type[Example] = TokenExample
+        if isinstance(record, PreferenceRecord | PromptRecord):
+            made = PreferenceExample if isinstance(record, PreferenceRecord) else PromptExample
+        self.schema = pa.schema({**_TYPES[made], "error": pa.string()})
 
     def __call__(self, rows: Mapping[str, list[bytes]]) -> pa.Table:
-        examples: list[Any] = []
-        errors: list[str | None] = []
+        encoded: list[dict[str, Any]] = []
         for pickled in rows["record"]:
-            record = pickle.loads(pickled)  # our own: `_map_records` has pickled it just now
+            record = pickle.loads(pickled)  # our own: `_write_entry` has pickled it just now
             try:
-                encoded = self.encode(record)
+                encoded += [_to_row(example) for example in self.encode(record)]
             except EncodingError as error:
                 too_long = isinstance(error, ResponseTooLongError)
-                errors.append(json.dumps([locate(record), too_long, error.reason, error.detail]))
-                examples.append(None)
-            else:
-                errors += [None] * len(encoded)
-                examples += encoded
-        return pa.table({**self.columns.write(examples), "error": errors}, self.schema)
-
-
-def _map_records(
-    folder: Path, part: str, records: Sequence[Record], encode: RecordEncoder
-) -> datasets.Dataset:
-    """Encode records with all processors; the rows of the result are in the order of the records.
-
-    Args:
-        folder: Folder for the files of the result.
-        part: Name of the part, for the progress bar.
-        records: The records.
-        encode: Encodes a record.
-
-    Returns:
-        The rows of `_EncodeRows`.
-    """
-    encode_rows = _EncodeRows(encode, _columns_of(records[0]))
-    workers = min(_count_processors(), len(records) // _RECORDS_PER_WORKER, _MAX_WORKERS)
-    return datasets.Dataset.from_dict({"record": [pickle.dumps(r) for r in records]}).map(
-        encode_rows,
-        batched=True,
-        batch_size=_ROWS,
-        remove_columns=["record"],
-        features=datasets.Features.from_arrow_schema(encode_rows.schema),
-        cache_file_name=str(folder / "rows.arrow"),
-        new_fingerprint=part,  # nobody reads it; the default would hash the records
-        num_proc=workers if workers > 1 else None,
-        desc=f"Encoding {part}",
-    )
+                told = [locate(record), too_long, error.reason, error.detail]
+                encoded.append({"error": json.dumps(told)})
+        return pa.Table.from_pylist(encoded, self.schema)
 
 
 def _write_entry(
     entry: Path,
     part: str,
-    read: PartRecords,
+    records: Sequence[Record],
+    read: Mapping[str, DataCounts],
     encode: RecordEncoder,
     on_bad_record: OnBadRecord,
 ) -> None:
     """Encode records into an entry of the cache, which appears when it is complete."""
     _delete_abandoned(entry.parent)
-    hidden = entry.with_name(f".{entry.name}.{os.getpid()}@{socket.gethostname()}.{PARTIAL}")
-    scratch = hidden / "scratch"
-    columns = _columns_of(read.records[0])
-    schema = pa.schema(columns.types)
-    counts = EncodingCounts(len(read.records))
-    n_examples = 0
+    hidden = entry.with_name(f".{entry.name}.{uuid4().hex}.{PARTIAL}")
+    encode_rows = _EncodeRows(encode, records[0])
+    workers = min(_count_processors(), len(records) // _RECORDS_PER_WORKER, _MAX_WORKERS)
     try:
-        scratch.mkdir(parents=True)
-        rows = _map_records(scratch, part, read.records, encode).with_format("arrow")
-        with (
-            pa.OSFile(str(hidden / _EXAMPLES_FILE), "wb") as file,
-            pa.ipc.new_stream(file, schema) as writer,
-        ):
-            for table in rows.iter(batch_size=_ROWS):
-                for error in table["error"].drop_null().to_pylist():
-                    location, too_long, *message = json.loads(error)
-                    error_class = ResponseTooLongError if too_long else EncodingError
-                    leave_out(Location(*location), error_class(*message), counts, on_bad_record)
-                good = table.filter(table["error"].is_null()).select(schema.names)
-                for example in columns.read(good):
-                    counts.add(example)
-                writer.write_table(good)
-                n_examples += len(good)
-        _check_any_left(part, n_examples, counts)
-        report = {
-            "counts": vars(counts),
-            "loaded": {name: vars(loaded) for name, loaded in read.loaded.items()},
-            "n_shared": read.n_shared,
-        }
+        hidden.mkdir(parents=True)
+        datasets.Dataset.from_dict({"record": [pickle.dumps(r) for r in records]}).map(
+            encode_rows,
+            batched=True,
+            batch_size=_ROWS,
+            remove_columns=["record"],
+            features=datasets.Features.from_arrow_schema(encode_rows.schema),
+            cache_file_name=str(hidden / "rows.arrow"),
+            new_fingerprint=part,  # nobody reads it; the default would hash the records
+            num_proc=workers if workers > 1 else None,
+            desc=f"Encoding {part}",
+        )
+        rows = _map_files(hidden)
+        counts = DataCounts(records=len(records))
+        for error in _read_errors(rows):
+            location, too_long, *message = json.loads(error)
+            error_class = ResponseTooLongError if too_long else EncodingError
+            counts.drop(Location(*location), error_class(*message), on_bad_record)
+        examples = _select_examples(rows)
+        _check_any_left(part, examples, counts)
+        for example in examples:
+            counts.add(example)
+        report = {"counts": vars(counts), "read": {name: vars(own) for name, own in read.items()}}
         (hidden / _REPORT_FILE).write_text(json.dumps(report), encoding="utf-8")
-        delete(scratch)
-        for path in (hidden / _EXAMPLES_FILE, hidden / _REPORT_FILE, hidden):
+        for path in (*hidden.iterdir(), hidden):
             fsync(path)
         try:
             hidden.rename(entry)
@@ -487,36 +378,37 @@ def _write_entry(
 def _open_entry(entry: Path) -> EncodedPart:
     """Open an entry of the cache."""
     report = json.loads((entry / _REPORT_FILE).read_text("utf-8"))
-    counts = EncodingCounts(**report["counts"])
-    counts.dropped_records = Counter(counts.dropped_records)
-    loaded = {}
-    for name, values in report["loaded"].items():
-        counters = {key: Counter(value) for key, value in values.items() if type(value) is dict}
-        loaded[name] = LoadedRecords[Any](**{**values, **counters})
-    return EncodedPart(StoredExamples(entry / _EXAMPLES_FILE), counts, loaded, report["n_shared"])
+    read = {name: _load_counts(values) for name, values in report["read"].items()}
+    examples = _select_examples(_map_files(entry))
+    return EncodedPart(examples, _load_counts(report["counts"]), read)
+
+
+def _load_counts(values: Mapping[str, Any]) -> DataCounts:
+    counts: dict[str, Any] = {k: Counter(v) if type(v) is dict else v for k, v in values.items()}
+    return DataCounts(**counts)
+
+
+def _map_files(folder: Path) -> datasets.Dataset:
+    """The rows of an entry; each worker has written one file."""
+    files = sorted(folder.glob("*.arrow"))
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(f)) for f in files])
+
+
+def _read_errors(rows: datasets.Dataset) -> Iterable[str]:
+    return (error for error in rows["error"] if error is not None)
+
+
+def _select_examples(rows: datasets.Dataset) -> StoredExamples:
+    good = np.flatnonzero(rows.with_format("arrow")["error"].is_null())
+    return StoredExamples(rows.select(good).remove_columns("error"))
 
 
 def _delete_abandoned(folder: Path) -> None:
     """Delete what processes that were killed have left in the folder of the cache."""
     for path in folder.glob(f".*.{PARTIAL}"):
-        found = re.search(r"\.(\d+)@(.*)\." + PARTIAL, path.name)
-        if found and found[2] == socket.gethostname():
-            abandoned = int(found[1]) == os.getpid() or not _is_alive(int(found[1]))
-        else:  # of another machine, whose processes cannot be seen from here
-            with suppress(FileNotFoundError):
-                abandoned = time.time() - path.stat().st_mtime > _SECONDS_OF_A_DAY
-        if abandoned:
-            delete(path)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's
-        return True
-    return True
+        with suppress(FileNotFoundError):  # another process has renamed or deleted it
+            if time.time() - path.stat().st_mtime > _SECONDS_OF_A_DAY:
+                delete(path)
 
 
 def _count_processors() -> int:

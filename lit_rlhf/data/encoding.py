@@ -11,9 +11,7 @@ holds exactly: the ids that a reward model is trained on are the ids of a rollou
 import logging
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,9 +22,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data.contract import TextContract, tokenizer_hash
+from lit_rlhf.data.counts import DataCounts, EncodingError, OnBadRecord, ResponseTooLongError
 from lit_rlhf.data.dataset import (
     AnyExample,
-    Example,
     PreferenceExample,
     PromptBatch,
     PromptExample,
@@ -34,15 +32,7 @@ from lit_rlhf.data.dataset import (
     collate_prompts,
 )
 from lit_rlhf.data.formats import parse_prompts
-from lit_rlhf.data.records import (
-    MAX_SHOWN,
-    NOWHERE,
-    AnyRecord,
-    Location,
-    Message,
-    Record,
-    RecordError,
-)
+from lit_rlhf.data.records import NOWHERE, AnyRecord, Location, Message, Record
 from lit_rlhf.data.templates import render_in_time, resolve_template
 
 TrainOn = Literal["last", "all"]
@@ -53,31 +43,6 @@ _log_info = rank_zero_only(logging.getLogger(__name__).info)
 # Prompts of reasoning models may end with the start of the reasoning, which dialogues lack.
 _REASONING_START = re.compile(r"<think>(\s*)\Z")
 _BEFORE_ANSWER = r"\s*(?:<think>\s*</think>\s*)?"
-
-
-class EncodingError(ValueError):
-    """A dialogue that cannot be encoded.
-
-    Attributes:
-        reason: What is wrong, in words that do not depend on the dialogue; records left out are
-            counted by their reason.
-        detail: What is particular to this dialogue.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        """Initialize the error.
-
-        Args:
-            reason: What is wrong.
-            detail: What is particular to this dialogue.
-        """
-        self.reason = reason
-        self.detail = detail
-        super().__init__(reason + (f" ({detail})" if detail else ""))
-
-
-class ResponseTooLongError(EncodingError):
-    """A response that leaves no room for a prompt. Responses are never cut."""
 
 
 class _FittedPrompt(NamedTuple):
@@ -581,68 +546,11 @@ def _to_tensor(ids: Sequence[int]) -> Tensor:
     return torch.tensor(ids, dtype=torch.int32)
 
 
-@dataclass
-class EncodingCounts:
-    """Counts of what encoding left out of records.
-
-    Attributes:
-        records: Records that were encoded or left out.
-        dropped_turns: Oldest turns dropped so that dialogues fit.
-        shortened: Dialogues that lost turns.
-        cut_prompts: Dialogues whose last human turn was cut on the left.
-        escaped_tokens: Control tokens in plain text, encoded as ordinary text.
-        dropped_records: Records left out, by reason.
-        examples: The first few records left out, as messages with file and line.
-    """
-
-    records: int = 0
-    dropped_turns: int = 0
-    shortened: int = 0
-    cut_prompts: int = 0
-    escaped_tokens: int = 0
-    dropped_records: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, example: Example) -> None:
-        """Count what an example lost. What the shared prompt of a pair lost counts once.
-
-        Args:
-            example: The example.
-        """
-        self.dropped_turns += example.dropped_turns
-        self.shortened += example.dropped_turns > 0
-        self.cut_prompts += example.cut_tokens > 0
-        if isinstance(example, TokenExample):
-            self.escaped_tokens += example.escaped_tokens
-
-    def update(self, other: "EncodingCounts") -> None:
-        """Add other counts, of records that come behind.
-
-        Args:
-            other: The other counts.
-        """
-        for name in ("records", "dropped_turns", "shortened", "cut_prompts", "escaped_tokens"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.dropped_records.update(other.dropped_records)
-        self.examples = [*self.examples, *other.examples][:MAX_SHOWN]
-
-    def drop(self, location: Location, error: EncodingError) -> None:
-        """Count a record that is left out.
-
-        Args:
-            location: Where the record was read from.
-            error: Why it is left out.
-        """
-        self.dropped_records[error.reason] += 1
-        if len(self.examples) < MAX_SHOWN:
-            self.examples.append(f"{location}: {error}")
-
-
 def encode_records(
     records: Sequence[AnyRecord],
     encode: Callable[[AnyRecord], Sequence[AnyExample]],
-    counts: EncodingCounts,
-    on_bad_record: Literal["error", "skip"],
+    counts: DataCounts,
+    on_bad_record: OnBadRecord,
 ) -> list[AnyExample]:
     """Encode records and count what is lost.
 
@@ -650,8 +558,7 @@ def encode_records(
         records: The records.
         encode: Encodes one record into its examples.
         counts: The counts, which are added to.
-        on_bad_record: For a record that cannot be encoded: `"error"` raises, `"skip"` counts. A
-            response longer than `max_length` is not a bad record and always counted.
+        on_bad_record: What to do about a record that cannot be encoded, see `DataCounts.drop`.
 
     Returns:
         The examples in the order of the records.
@@ -665,7 +572,7 @@ def encode_records(
         try:
             encoded = encode(record)
         except EncodingError as error:
-            leave_out(locate(record), error, counts, on_bad_record)
+            counts.drop(locate(record), error, on_bad_record)
             continue
         for example in encoded:
             counts.add(example)
@@ -676,28 +583,6 @@ def encode_records(
 def locate(record: Record) -> Location:
     """Where a record was read from: its row, or at least its source."""
     return Location(record.source) if record.location == NOWHERE else record.location
-
-
-def leave_out(
-    location: Location,
-    error: EncodingError,
-    counts: EncodingCounts,
-    on_bad_record: Literal["error", "skip"],
-) -> None:
-    """Count a record that cannot be encoded, or raise its error.
-
-    Args:
-        location: Where the record was read from.
-        error: Why it cannot be encoded.
-        counts: The counts, which are added to.
-        on_bad_record: As for `encode_records`.
-
-    Raises:
-        RecordError: If `on_bad_record` is `"error"` and the record is a bad one.
-    """
-    if on_bad_record == "error" and not isinstance(error, ResponseTooLongError):
-        raise RecordError(location, error.reason, detail=error.detail) from error
-    counts.drop(location, error)
 
 
 def encode_prompts(prompts: Sequence[str], encoder: DialogueEncoder) -> PromptBatch:

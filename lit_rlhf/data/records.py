@@ -4,16 +4,12 @@ A reader yields rows, the fields of one line with its location. `lit_rlhf.data.f
 into typed records. Whatever is wrong on the way is a `RecordError` that names the location.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 RecordKind = Literal["demonstration", "preference", "prompt", "text", "ptx"]
 """The kinds of records. `ptx` is plain text or demonstrations, whichever a file holds."""
-
-MAX_SHOWN = 5
-"""Number of bad records that a log message shows."""
 
 _ROLES = {
     "system": "system",
@@ -33,7 +29,8 @@ class Location(NamedTuple):
 
     Attributes:
         file: Path of the file, or hub id of the dataset.
-        line: Line of the file, or row of the dataset, counted from 1; 0 for the file as a whole.
+        line: Line of the file, row of the dataset or element of the JSON array, counted from 1; 0
+            for the file as a whole.
     """
 
     file: str
@@ -298,17 +295,3 @@ class TextRecord:
 
 Record = DemonstrationRecord | PreferenceRecord | PromptRecord | TextRecord
 AnyRecord = TypeVar("AnyRecord", bound=Record)
-
-
-def describe_bad_records(counts: Counter[str], examples: Sequence[str]) -> str:
-    """Describe bad records for a log message.
-
-    Args:
-        counts: Number of bad records by reason.
-        examples: Messages of the first few.
-
-    Returns:
-        The counts, most frequent first, and below them the examples.
-    """
-    reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.most_common())
-    return f"{reasons}; the first ones:\n  " + "\n  ".join(examples)

@@ -2,49 +2,31 @@
 
 import hashlib
 import json
-import logging
 import pickle
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike, fspath
 from pathlib import PurePath
-from typing import Any, Generic, Literal, NamedTuple, get_args, overload
+from typing import Any, Generic, NamedTuple, get_args
 
 import datasets
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_only
 
+from lit_rlhf.data.counts import DataCounts, OnBadRecord
 from lit_rlhf.data.formats import Format, detect_format, parse_row
-from lit_rlhf.data.readers import (
-    is_file_path,
-    load_dataset,
-    number_rows,
-    read_dataset,
-    read_file,
-)
+from lit_rlhf.data.readers import is_file_path, load_dataset, number_rows, read_file
 from lit_rlhf.data.records import (
-    MAX_SHOWN,
     AnyRecord,
     DemonstrationRecord,
     Location,
     Message,
-    PreferenceRecord,
-    PromptRecord,
     Record,
     RecordError,
     RecordKind,
     Row,
     TextRecord,
-    describe_bad_records,
 )
 from lit_rlhf.imports import function_path, import_function
-
-OnBadRecord = Literal["error", "skip"]
-"""What to do about a bad record: raise its error, or count it and go on."""
-
-_log_info = rank_zero_only(logging.getLogger(__name__).info)
-_log_warning = rank_zero_only(logging.getLogger(__name__).warning)
 
 
 @dataclass
@@ -157,15 +139,10 @@ class DataSource:
         if not isinstance(self.path, str | list | tuple | datasets.Dataset):
             return None
         try:
-            if self.map:
-                return _hash_rows(self.read_rows())
-            if isinstance(self.path, str) and is_file_path(self.path):
+            if isinstance(self.path, str) and is_file_path(self.path) and not self.map:
                 with open(self.path, "rb") as file:
                     return hashlib.file_digest(file, "sha256").hexdigest()
-            rows = self.path
-            if isinstance(rows, str):
-                rows = load_dataset(rows, self.split, self.subset, self.data_dir)
-            return _hash_dataset(rows) if isinstance(rows, datasets.Dataset) else _hash_rows(rows)
+            return _hash_rows(self.read_rows() if self.map else self._load_rows())
         except OSError:  # reading it fails with a better message
             return None
 
@@ -178,15 +155,20 @@ class DataSource:
         Raises:
             RecordError: If the source as a whole cannot be read.
         """
-        if not isinstance(self.path, str):
-            rows = number_rows(self.path, self.place, self.label)
-        elif is_file_path(self.path):
+        if isinstance(self.path, str) and is_file_path(self.path):
             rows = read_file(self.path, self.label)
         else:
-            rows = read_dataset(self.path, self.split, self.subset, self.data_dir, self.label)
+            rows = number_rows(self._load_rows(), self.place, self.label)
         if self.columns:
             return self._rename_fields(rows, self.columns)
         return self._map_rows(rows, self.map) if self.map else rows
+
+    def _load_rows(self) -> Iterable[Any]:
+        """The rows of a source that is not a file."""
+        rows: Iterable[Any] = self.path
+        if isinstance(rows, str):
+            rows = load_dataset(rows, self.split, self.subset, self.data_dir)
+        return rows
 
     def _rename_fields(
         self, rows: Iterable[Row | RecordError], columns: Mapping[str, str]
@@ -228,6 +210,10 @@ class DataSource:
 
 def _hash_rows(rows: Iterable[object]) -> str | None:
     digest = hashlib.sha256()
+    if isinstance(rows, datasets.Dataset):
+        digest.update(str(rows.features).encode())  # batches do not name their columns
+        tables = rows.with_format("arrow").iter(batch_size=1000)
+        rows = (batch.serialize() for table in tables for batch in table.to_batches())
     try:
         for row in rows:
             # unlike JSON, it tells lists from tuples, which a format may refuse
@@ -237,125 +223,32 @@ def _hash_rows(rows: Iterable[object]) -> str | None:
     return digest.hexdigest()
 
 
-def _hash_dataset(rows: datasets.Dataset) -> str:
-    digest = hashlib.sha256(str(rows.features).encode())  # batches do not name their columns
-    for table in rows.with_format("arrow").iter(batch_size=1000):
-        for batch in table.to_batches():
-            digest.update(batch.serialize())
-    return digest.hexdigest()
-
-
-@dataclass
-class LoadedRecords(Generic[AnyRecord]):
-    """The records of some sources, and counts of the bad ones.
-
-    Attributes:
-        records: The records, source by source, in the order of the file.
-        skipped: Number of bad records by reason.
-        examples: The first few bad records, as messages with file, line and field.
-        kept: Number of records by name of their source.
-        left_out: Number of rows with `label: false`, which are no demonstrations, by name of their
-            source.
-    """
-
-    records: list[AnyRecord] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-    kept: Counter[str] = field(default_factory=Counter)
-    left_out: Counter[str] = field(default_factory=Counter)
-
-    def skip(self, error: RecordError) -> None:
-        """Count a bad record.
-
-        Args:
-            error: The error of the record.
-        """
-        self.skipped[error.reason] += 1
-        if len(self.examples) < MAX_SHOWN:
-            self.examples.append(str(error))
-
-    def log(self) -> None:
-        """Log what is not among the records, and why."""
-        for label, number in self.left_out.items():
-            if number:
-                _log_info(f"{label}: left out {number} responses with label: false")
-        if self.skipped:
-            described = describe_bad_records(self.skipped, self.examples)
-            n_read = self.kept.total() + self.skipped.total()
-            _log_warning(f"skipped {self.skipped.total()} of {n_read} records as bad: {described}")
-
-
-@overload
-def load_records(
-    kind: Literal["demonstration"],
-    sources: Sequence[DataSource],
-    on_bad_record: OnBadRecord = ...,
-    limit: int | None = ...,
-) -> LoadedRecords[DemonstrationRecord]: ...
-@overload
-def load_records(
-    kind: Literal["preference"],
-    sources: Sequence[DataSource],
-    on_bad_record: OnBadRecord = ...,
-    limit: int | None = ...,
-) -> LoadedRecords[PreferenceRecord]: ...
-@overload
-def load_records(
-    kind: Literal["prompt"],
-    sources: Sequence[DataSource],
-    on_bad_record: OnBadRecord = ...,
-    limit: int | None = ...,
-) -> LoadedRecords[PromptRecord]: ...
-@overload
-def load_records(
-    kind: Literal["text"],
-    sources: Sequence[DataSource],
-    on_bad_record: OnBadRecord = ...,
-    limit: int | None = ...,
-) -> LoadedRecords[TextRecord]: ...
-@overload
-def load_records(
-    kind: RecordKind,
-    sources: Sequence[DataSource],
-    on_bad_record: OnBadRecord = ...,
-    limit: int | None = ...,
-) -> LoadedRecords[Any]: ...
 def load_records(
     kind: RecordKind,
     sources: Sequence[DataSource],
     on_bad_record: OnBadRecord = "error",
     limit: int | None = None,
-) -> LoadedRecords[Any]:
+    counts: DataCounts | None = None,
+) -> list[Any]:
     """Read all records of some sources, each once.
 
     Args:
         kind: The kind of records. Preference files also give demonstrations (the chosen responses)
             and prompts; demonstration files also give prompts.
         sources: What to read; the names of the sources must differ.
-        on_bad_record: `"error"` raises at the first bad record. `"skip"` counts bad records and
-            logs the counts with the first few. A missing or empty file, a damaged archive, a
-            broken JSON array and a source without a single good record always raise.
-        limit: Most records to read, from the first; `None` reads all. Nothing behind them is read.
+        on_bad_record: `"error"` raises at the first bad record. `"skip"` counts bad records. A
+            missing or empty file, a damaged archive, a broken JSON array and a source without a
+            single good record always raise.
+        limit: Most records to read, from the first; `None` reads all.
+        counts: Takes the counts of what is not among the records; `None` logs them.
 
     Returns:
-        The records and the counts.
+        The records, source by source, in the order of the file.
 
     Raises:
         RecordError: If a record or file cannot be used; names file, line and field.
         ValueError: If there is no source, or two of them have the same name.
     """
-    loaded = read_records(kind, sources, on_bad_record, limit)
-    loaded.log()
-    return loaded
-
-
-def read_records(
-    kind: RecordKind,
-    sources: Sequence[DataSource],
-    on_bad_record: OnBadRecord = "error",
-    limit: int | None = None,
-) -> LoadedRecords[Any]:
-    """Read records as `load_records` does, without logging the bad ones."""
     if not sources:
         raise ValueError("sources: expected at least one data source, got none")
     if on_bad_record not in get_args(OnBadRecord):
@@ -363,24 +256,28 @@ def read_records(
     labels = [source.label for source in sources]
     if len(set(labels)) < len(labels):
         raise ValueError(f"sources: expected different names, got {labels}; set `name`")
-    loaded = LoadedRecords[Any]()
+    read = DataCounts()
+    records: list[Record] = []
     for source in sources:
-        if limit is None or len(loaded.records) < limit:
-            _load_source(kind, source, on_bad_record, loaded, limit)
-    # a row may hold several records
-    del loaded.records[limit or len(loaded.records) :]
-    return loaded
+        room = None if limit is None else limit - len(records)
+        if room is None or room > 0:
+            records += _load_source(kind, source, on_bad_record, room, read)
+    if counts is None:
+        read.log_read()
+    else:
+        counts.update(read)
+    return records
 
 
 def _load_source(
     kind: RecordKind,
     source: DataSource,
     on_bad_record: OnBadRecord,
-    loaded: LoadedRecords[Any],
     limit: int | None,
-) -> None:
+    counts: DataCounts,
+) -> list[Record]:
     format: str = source.format
-    before = len(loaded.records)
+    records: list[Record] = []
     first_error: RecordError | None = None
     for row in source.read_rows():
         try:
@@ -388,22 +285,23 @@ def _load_source(
                 raise row
             if format == "auto":
                 format = detect_format(row, kind, source.columns or ())
-            records = parse_row(row, format, kind)
-            loaded.records += records
-            loaded.left_out[source.label] += not records
+            of_row = parse_row(row, format, kind)
+            records += of_row
+            counts.label_false[source.label] += not of_row
         except RecordError as error:
             # Without a format, no other row of the file can be parsed either.
             is_undetected = format == "auto" and isinstance(row, Row)
             if on_bad_record == "error" or is_undetected:
                 raise
             first_error = first_error or error
-            loaded.skip(error)
-        if limit is not None and len(loaded.records) >= limit:
+            counts.skip(error)
+        if limit is not None and len(records) >= limit:
             break
-    loaded.kept[source.label] = len(loaded.records) - before
-    if len(loaded.records) == before:
+    counts.kept[source.label] = len(records)
+    if not records:
         detail = "" if first_error is None else f"the first bad one: {first_error}"
         raise RecordError(Location(source.place), "no record that can be used", detail=detail)
+    return records[:limit]  # a row may hold several records
 
 
 def repeat_by_weight(

@@ -1,7 +1,6 @@
 """Bad input: an error that names file, line and field, or a count."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_rlhf.data.records import RecordError, RecordKind
 from lit_rlhf.data.sources import DataSource, load_records
-
-Writer = Callable[..., str]
+from tests.data.reading import Writer, read, read_good
 
 
 def hh(*turns: str) -> str:
@@ -221,17 +219,17 @@ def test_bad_record_is_named_or_counted(
 ) -> None:
     path = write_lines(good, "", bad)
     with pytest.raises(RecordError) as caught:
-        load_records(kind, [DataSource(path)])
+        read(kind, path)
     error = caught.value
     assert (error.file, error.line, error.field, error.reason) == (path, 3, field, reason)
     assert str(error).startswith(f"{path}:3: " + (f"field '{field}': " if field else ""))
 
     path = write_lines(good, bad, bad, good)
-    loaded = load_records(kind, [DataSource(path)], on_bad_record="skip")
-    assert len(loaded.records) == 2
-    assert loaded.skipped == {reason: 2}
-    assert loaded.examples[0].startswith(f"{path}:2: ")
-    assert loaded.kept == {"data": 2}
+    records, counts = read_good(kind, path)
+    assert len(records) == 2
+    assert counts.skipped == {reason: 2}
+    assert counts.skipped_examples[0].startswith(f"{path}:2: ")
+    assert counts.kept == {"data": 2}
 
 
 def test_skipped_records_are_logged_with_the_first_few(
@@ -239,9 +237,8 @@ def test_skipped_records_are_logged_with_the_first_few(
 ) -> None:
     path = write_lines(*["{"] * 7, {"prompt": "q"})
     with caplog.at_level(logging.WARNING):
-        loaded = load_records("prompt", [DataSource(path)], on_bad_record="skip")
+        load_records("prompt", [DataSource(path)], on_bad_record="skip")
     assert "skipped 7 of 8 records as bad: 7 x broken JSON" in caplog.text
-    assert len(loaded.examples) == 5
     assert f"{path}:5: broken JSON" in caplog.text
     assert f"{path}:6" not in caplog.text
 

@@ -265,9 +265,9 @@ def test_losses_are_counted_and_logged(
     data = demonstrations(path, tokenizer, max_length=60)
     with caplog.at_level(logging.INFO):
         data.setup("fit")
-    assert data.dropped_turns == 2
-    assert data.cut_prompts == 1
-    assert data.dropped_records == {"the response alone is longer than max_length": 1}
+    assert data.counts.dropped_turns == 2
+    assert data.counts.cut_prompts == 1
+    assert data.counts.dropped == {"the response alone is longer than max_length": 1}
     assert len(data.examples["train"]) == 3
     assert "dropped the 2 oldest turns of 1 dialogues and cut 1 prompts" in caplog.text
     assert f"{path}:3: the response alone is longer than max_length" in caplog.text
@@ -283,7 +283,7 @@ def test_turn_with_the_eos_token_is_a_bad_record(
         demonstrations(path, tokenizer).setup("fit")
     data = demonstrations(path, tokenizer, on_bad_record="skip")
     data.setup("fit")
-    assert data.dropped_records == {"a turn contains the text of the EOS token": 1}
+    assert data.counts.dropped == {"a turn contains the text of the EOS token": 1}
 
 
 def test_skipped_records_are_kept_on_the_datamodule(
@@ -291,8 +291,8 @@ def test_skipped_records_are_kept_on_the_datamodule(
 ) -> None:
     data = demonstrations(write_lines(*questions(2), "{"), tokenizer, on_bad_record="skip")
     data.setup("fit")
-    assert data.skipped_records == {"broken JSON": 1}
-    assert data.loaded["train"].kept == {"data": 2}
+    assert data.counts.skipped == {"broken JSON": 1}
+    assert data.counts.kept == {"data": 2}
 
 
 def test_nothing_left_is_an_error(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -384,7 +384,7 @@ def test_control_tokens_are_counted(
     )
     with caplog.at_level(logging.WARNING):
         data.setup("fit")
-    assert data.dropped_records == {"a turn contains the text of a control token": 1}
+    assert data.counts.dropped == {"a turn contains the text of a control token": 1}
     assert data.counts.escaped_tokens == 2
     assert "1 x a turn contains the text of a control token; the first ones" in caplog.text
     assert "encoded 2 control tokens in plain text as ordinary text" in caplog.text

@@ -10,12 +10,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
+from lit_rlhf.data.counts import DataCounts, EncodingError, ResponseTooLongError
 from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample, collate_tokens
 from lit_rlhf.data.encoding import (
     DialogueEncoder,
-    EncodingCounts,
-    EncodingError,
-    ResponseTooLongError,
     encode_records,
 )
 from lit_rlhf.data.records import (
@@ -308,12 +306,12 @@ def test_control_text_in_a_turn_is_refused_and_counted(template: str, text: str)
     with pytest.raises(EncodingError, match=reason):
         coder.encode_pair([Message("user", good)], good, evil)
     records = [PromptRecord((Message("user", turn),), "s") for turn in (evil, good)]
-    counts = EncodingCounts()
+    counts = DataCounts()
     examples = encode_records(
         records, lambda record: [coder.encode_prompt(record.prompt)], counts, "skip"
     )
-    assert (len(examples), counts.dropped_records.total()) == (1, 1)
-    assert re.search(reason, next(iter(counts.dropped_records)))
+    assert (len(examples), counts.dropped.total()) == (1, 1)
+    assert re.search(reason, next(iter(counts.dropped)))
 
 
 @pytest.mark.parametrize(
@@ -337,7 +335,7 @@ def test_special_tokens_in_plain_text_are_encoded_as_text_and_counted() -> None:
     coder = coder_of("hh")
     special = {coder.tokenizer.bos_token_id, coder.tokenizer.pad_token_id, coder.eos_token_id}
     text = "one</s>two<pad> <s>\n\nHuman: three"  # a turn marker is no token
-    counts = EncodingCounts()
+    counts = DataCounts()
     (block,) = encode_records(
         [TextRecord(text, "s")], lambda record: coder.encode_text(record.text), counts, "error"
     )
@@ -572,7 +570,7 @@ def test_what_a_pair_loses_counts_once(tokenizer: PreTrainedTokenizerFast) -> No
     limit = length(tokenizer, [*TURNS[2:], ANSWER])
     coder = DialogueEncoder(tokenizer, "hh", limit)
     record = PreferenceRecord(tuple(TURNS), ANSWER.content, "a", "s")
-    counts = EncodingCounts()
+    counts = DataCounts()
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
         return [coder.encode_pair(record.prompt, record.chosen, record.rejected, 0.5, 3)]
@@ -598,7 +596,7 @@ def test_a_record_that_cannot_be_encoded_is_named(
         return [coder.encode_pair(record.prompt, record.chosen, record.rejected)]
 
     with pytest.raises(RecordError, match=f"^{place}: a turn contains the text of the EOS"):
-        encode_records([record], encode, EncodingCounts(), "error")
-    counts = EncodingCounts()
+        encode_records([record], encode, DataCounts(), "error")
+    counts = DataCounts()
     assert encode_records([record], encode, counts, "skip") == []
-    assert counts.examples[0].startswith(f"{place}: a turn contains")
+    assert counts.dropped_examples[0].startswith(f"{place}: a turn contains")

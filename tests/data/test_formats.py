@@ -1,7 +1,6 @@
 """Every record format, read from a file as each kind of record."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,14 +10,11 @@ from lit_rlhf.data.records import (
     Message,
     PreferenceRecord,
     PromptRecord,
-    Record,
     RecordError,
-    RecordKind,
     TextRecord,
 )
-from lit_rlhf.data.sources import DataSource, load_records
+from tests.data.reading import Writer, read
 
-Writer = Callable[..., str]
 ASK, REPLY, ASK_MORE = Message("user", "q"), Message("assistant", "a"), Message("user", "r")
 SYSTEM = Message("system", "be kind")
 CHAT_ASK, CHAT_REPLY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -132,10 +128,6 @@ PROMPTS: dict[str, dict[str, Any]] = {
 }
 
 
-def read(kind: RecordKind, path: str, **settings: Any) -> list[Record]:
-    return load_records(kind, [DataSource(path, name="s", **settings)]).records
-
-
 @pytest.mark.parametrize("name", PREFERENCES)
 def test_preferences(write_lines: Writer, name: str) -> None:
     row, prompt = PREFERENCES[name]
@@ -240,7 +232,7 @@ def test_format_may_be_named(write_lines: Writer) -> None:
 def test_unknown_fields_are_refused_with_the_known_formats(write_lines: Writer) -> None:
     path = write_lines({"foo": 1, "bar": 2})
     with pytest.raises(RecordError, match=r"(?s)data.jsonl:1: no known format.*foo.*instruction"):
-        load_records("prompt", [DataSource(path)], on_bad_record="skip")
+        read("prompt", path)
 
 
 @pytest.mark.parametrize(("fields", "margin"), [({}, 3), ({"margin": 0.5}, 0.5)])
@@ -248,5 +240,5 @@ def test_strength_is_the_margin_of_a_row_without_one(
     write_lines: Writer, fields: dict[str, float], margin: float
 ) -> None:
     row = {"prompt": "q", "response_1": "good", "response_2": "bad", "preference_strength": -3}
-    (record,) = load_records("preference", [DataSource(write_lines(row | fields))]).records
+    (record,) = read("preference", write_lines(row | fields))
     assert (record.chosen, record.margin) == ("good", margin)

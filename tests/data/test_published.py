@@ -35,7 +35,7 @@ def maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def load(kind: RecordKind, row: PublishedRow, folder: Path) -> list[Record]:
     path = folder / "rows.json"
     path.write_text(json.dumps([row.fields]), "utf-8")
-    return load_records(kind, [DataSource(str(path), **row.settings)]).records
+    return load_records(kind, [DataSource(str(path), **row.settings)])
 
 
 def responses(record: Record) -> list[str]:

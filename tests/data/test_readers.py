@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lit_rlhf.data import readers
-from lit_rlhf.data.readers import read_file
-from lit_rlhf.data.records import (
+from lit_rlhf.data import (
+    DataSource,
     DemonstrationRecord,
     Message,
     PromptRecord,
-    Record,
     RecordError,
     RecordKind,
-    Row,
     TextRecord,
+    load_records,
+    read_file,
 )
-from lit_rlhf.data.sources import DataSource, load_records
+from tests.data.reading import Writer, read, read_good
 
-Writer = Callable[..., str]
 ASK, REPLY, ASK_MORE = Message("user", "q"), Message("assistant", "a"), Message("user", "r")
 CHAT_ASK, CHAT_REPLY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
-
-
-def read(kind: RecordKind, path: str, **settings: Any) -> list[Record]:
-    return load_records(kind, [DataSource(path, name="s", **settings)]).records
 
 
 def test_text_file_is_one_record(tmp_path: Path) -> None:
@@ -80,38 +73,52 @@ def test_folder_is_read_as_a_dataset(tmp_path: Path, write_lines: Writer) -> Non
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_wrong_encoding(tmp_path: Path, compressed: bool) -> None:
+def test_wrong_byte_costs_its_line(tmp_path: Path, compressed: bool) -> None:
     content = '{"prompt": "q"}\n{"prompt": "café"}\n'.encode("latin-1") + b'{"prompt": "r"}\n'
     path = tmp_path / ("data.jsonl.gz" if compressed else "data.jsonl")
     path.write_bytes(gzip.compress(content) if compressed else content)
-    with pytest.raises(RecordError, match=r"data\.jsonl(\.gz)?:2: not UTF-8") as caught:
-        load_records("prompt", [DataSource(str(path))])
-    assert caught.value.line == 2
-    loaded = load_records("prompt", [DataSource(str(path))], on_bad_record="skip")
-    assert (len(loaded.records), loaded.skipped) == (2, {"not UTF-8": 1})
+    with pytest.raises(RecordError, match=r"data\.jsonl(\.gz)?:2: not UTF-8"):
+        read("prompt", str(path))
+    records, counts = read_good("prompt", str(path))
+    assert (len(records), counts.skipped) == (2, {"not UTF-8": 1})
 
 
-def test_wrong_encoding_of_a_text_file(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("one\ntwo\ncafé\n".encode("latin-1"))
-    with pytest.raises(RecordError, match=r"a\.txt:3: not UTF-8"):
-        load_records("text", [DataSource(str(tmp_path / "a.txt"))], on_bad_record="skip")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.txt", "one\ntwo\ncafé\n"), ("a.json", '[{"prompt": "q"},\n\n{"prompt": "é"}]')],
+)
+def test_wrong_byte_of_a_file_read_as_a_whole_has_a_line(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(RecordError, match=rf"{name}:3: not UTF-8"):
+        read_good("text", str(tmp_path / name))
 
 
-@pytest.mark.parametrize("on_bad_record", ["error", "skip"])
-def test_broken_array_is_an_error_either_way(tmp_path: Path, on_bad_record: Any) -> None:
-    (tmp_path / "a.json").write_text('[\n{"prompt": "q"},\n{"prompt": \n]\n')
-    with pytest.raises(RecordError, match=r"a\.json:4: broken JSON array"):
-        load_records("prompt", [DataSource(str(tmp_path / "a.json"))], on_bad_record)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[\n{"prompt": "q"},\n{"prompt": \n]\n', r":4: broken JSON array \(Expecting value"),
+        ('[{"prompt": "q"}\n3]', r":2: broken JSON array \(Expecting ',' delimiter"),
+        ("[" * 100_000, r": broken JSON array \(.*recursion"),
+        ('[{"id": ' + "9" * 5000 + "}]", r": broken JSON array \(.*4300 digits"),
+    ],
+    ids=["value", "delimiter", "deep", "huge"],
+)
+def test_broken_array_is_an_error_even_where_bad_records_are_skipped(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(RecordError, match=r"a\.json" + message):
+        read_good("prompt", str(tmp_path / "a.json"))
 
 
-def test_array_elements_have_lines(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('[\n{"prompt": "q"},\n3,\n{"prompt": ""}]')
-    loaded = load_records("prompt", [DataSource(str(tmp_path / "a.json"))], "skip")
-    assert loaded.skipped == {"not a JSON object": 1, "empty": 1}
-    assert [example.split(": ")[0] for example in loaded.examples] == [
-        f"{tmp_path}/a.json:3",
-        f"{tmp_path}/a.json:4",
-    ]
+def test_array_elements_are_numbered(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf\n [\n{"prompt": "q"}, 3,\n{"prompt": ""}]')
+    counts = read_good("prompt", str(path)).counts
+    assert counts.skipped == {"not a JSON object": 1, "empty": 1}
+    assert [said.split(": ")[0] for said in counts.skipped_examples] == [f"{path}:2", f"{path}:3"]
 
 
 @pytest.mark.parametrize(
@@ -142,74 +149,15 @@ def test_file_without_records_is_an_error_either_way(
 
 def test_missing_file() -> None:
     with pytest.raises(RecordError, match=r"nowhere\.jsonl: no such file"):
-        load_records("prompt", [DataSource("nowhere.jsonl")])
+        read("prompt", "nowhere.jsonl")
 
 
 def test_what_is_neither_file_nor_dataset(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="neither a known kind of file nor a dataset"):
-        load_records("prompt", [DataSource(str(tmp_path / "data.csv"))])
-
-
-def test_elements_of_an_array_are_counted_line_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('\n[{"prompt":\n"q"}, 1,\n\n2,\n{"prompt": "r"}\n3]')
-    lines, error = [], None
-    try:
-        for row in read_file(str(path)):
-            lines.append((type(row).__name__, row.location.line))
-    except RecordError as caught:
-        error = caught
-    assert lines == [("Row", 2), ("RecordError", 3), ("RecordError", 5), ("Row", 6)]
-    assert error is not None
-    assert str(error) == f"{path}:7: broken JSON array (expected ',' or ']')"
+        read("prompt", str(tmp_path / "data.csv"))
 
 
 def test_rows_know_their_source(write_lines: Writer) -> None:
     (row,) = read_file(write_lines({"prompt": "q"}), "s")
     assert not isinstance(row, RecordError)
     assert (row.fields, row.source) == ({"prompt": "q"}, "s")
-
-
-@pytest.mark.parametrize("window", [4, 7, 64])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_an_array_is_read_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, indent: int | None
-) -> None:
-    monkeypatch.setattr(readers, "_WINDOW", window)
-    path = tmp_path / "a.json"
-    values = [{"text": "你好\n, ] }" * n, "n": n} for n in (1, 50, 2)] + [12345, 6]
-    text = json.dumps(values, indent=indent, ensure_ascii=False)
-    path.write_bytes(b"\xef\xbb\xbf\n " + text.encode())
-    rows = list(read_file(str(path)))
-    assert [row.fields for row in rows if isinstance(row, Row)] == values[:3]
-    assert [row.detail for row in rows if isinstance(row, RecordError)] == ["a int", "a int"]
-    lines = ("\n" + text).splitlines()
-    for row, value in zip(rows, values, strict=True):
-        if indent is not None:
-            assert lines[row.location.line - 1].strip(", ") == (
-                "{" if row in rows[:3] else str(value)
-            )
-
-
-def test_a_wrong_byte_in_an_array_has_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readers, "_WINDOW", 11)
-    path = tmp_path / "a.json"
-    path.write_bytes('[{"prompt": "q"},\n{"prompt": "你"},\n\n{"prompt": "'.encode() + b'\xff"}]')
-    with pytest.raises(RecordError, match=r"a\.json:4: not UTF-8"):
-        load_records("prompt", [DataSource(str(path))])
-
-
-@pytest.mark.parametrize(
-    ("element", "detail"),
-    [("[" * 100_000, "recursion"), ('{"id": ' + "9" * 5000 + "}", "4300 digits")],
-    ids=["deep", "huge"],
-)
-def test_an_element_that_python_does_not_read_has_a_line(
-    tmp_path: Path, element: str, detail: str
-) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('[\n{"prompt": "q"},\n' + element + "]")
-    with pytest.raises(RecordError, match=rf"a\.json:3: broken JSON array \(.*{detail}"):
-        load_records("prompt", [DataSource(str(path))])

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.data import DataSource, PreferenceDataModule, RecordKind, load_records
+from lit_rlhf.data import DataSource, PreferenceDataModule, RecordKind
+from tests.data.reading import read, read_good
 from tests.data.tiny_tokenizers import tiny_tokenizer
 
 EMPTY = "empty assistant turn"
@@ -66,16 +67,14 @@ TEXTS = {
 def test_records_kept(
     shared_data: Path, path: str, kind: RecordKind, kept: int, skipped: dict[str, int]
 ) -> None:
-    source = DataSource(str(shared_data / f"{path}.jsonl.gz"))
-    loaded = load_records(kind, [source], on_bad_record="skip")
-    assert (len(loaded.records), loaded.skipped) == (kept, skipped)
+    records, counts = read_good(kind, str(shared_data / f"{path}.jsonl.gz"))
+    assert (len(records), counts.skipped) == (kept, skipped)
 
 
 @pytest.mark.parametrize(("name", "characters"), TEXTS.items())
 def test_texts(shared_data: Path, name: str, characters: int) -> None:
-    source = DataSource(str(shared_data / f"text/{name}.txt.gz"))
-    (record,) = load_records("text", [source]).records
-    assert len(getattr(record, "text", "")) == characters
+    (record,) = read("text", str(shared_data / f"text/{name}.txt.gz"))
+    assert len(record.text) == characters
 
 
 def test_every_file_is_in_the_tables(shared_data: Path) -> None:
@@ -98,6 +97,6 @@ def test_hh_pairs_become_batches(shared_data: Path) -> None:
     data.setup("fit")
     batches = list(data.train_dataloader())
     kept = sum(len(batch.margin) for batch in batches) + len(data.examples["val"])
-    assert kept + data.dropped_records.total() == 2299
+    assert kept + data.counts.dropped.total() == 2299
     assert max(batch.chosen.input_ids.shape[1] for batch in batches) <= 256
-    assert data.dropped_turns > 0
+    assert data.counts.dropped_turns > 0

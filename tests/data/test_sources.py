@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from lit_rlhf.data.sources import (
     repeat_by_weight,
     split_records,
 )
-
-Writer = Callable[..., str]
+from tests.data.reading import Writer, read, read_good
 
 
 def prompts(n: int, source: str = "s") -> list[PromptRecord]:
@@ -51,10 +49,9 @@ def test_records_are_loaded_once_and_repeated_by_weight(write_lines: Writer) -> 
     one = write_lines(*[{"prompt": f"a{i}"} for i in range(4)], name="one.jsonl")
     two = write_lines(*[{"prompt": f"b{i}"} for i in range(4)], name="two.jsonl")
     sources = [DataSource(one, 0.5), DataSource(two, 3)]
-    loaded = load_records("prompt", sources)
-    assert len(loaded.records) == 8
-    assert loaded.kept == {"one": 4, "two": 4}
-    repeated = repeat_by_weight(loaded.records, sources, seed=3)
+    records = load_records("prompt", sources)
+    assert Counter(record.source for record in records) == {"one": 4, "two": 4}
+    repeated = repeat_by_weight(records, sources, seed=3)
     assert Counter(record.source for record in repeated) == {"one": 2, "two": 12}
 
 
@@ -89,8 +86,8 @@ def test_named_columns_go_before_others(write_lines: Writer) -> None:
     """A named prompt is preferred to the dialogue beside it."""
     turn = {"role": "user", "content": "q1"}
     row = {"context_messages": [turn], "messages": [{"role": "user", "content": "other"}]}
-    source = DataSource(write_lines(row), name="s", columns={"prompt": "context_messages"})
-    assert load_records("prompt", [source]).records == [PromptRecord((Message("user", "q1"),), "s")]
+    records = read("prompt", write_lines(row), columns={"prompt": "context_messages"})
+    assert records == [PromptRecord((Message("user", "q1"),), "s")]
 
 
 def test_column_that_no_record_has_is_named(write_lines: Writer) -> None:
@@ -107,22 +104,22 @@ def split_lines(row: dict[str, Any]) -> list[dict[str, Any]] | dict[str, Any] | 
 
 def test_map_gives_one_record_several_or_none(write_lines: Writer) -> None:
     path = write_lines(*[{"text": text} for text in ("q1\nq2", "", "q3")], {"other": 1})
-    source = DataSource(path, map=f"{__name__}:split_lines")
-    loaded = load_records("prompt", [source], on_bad_record="skip")
-    assert [prompt_of(r)[0].content for r in loaded.records] == ["q1", "q2", "q3"]
-    assert loaded.examples == [f"{path}:4: {__name__}:split_lines failed (KeyError: 'text')"]
+    records, counts = read_good("prompt", path, map=f"{__name__}:split_lines")
+    assert [prompt_of(r)[0].content for r in records] == ["q1", "q2", "q3"]
+    failed = f"{path}:4: {__name__}:split_lines failed (KeyError: 'text')"
+    assert counts.skipped_examples == [failed]
 
 
 def test_map_may_be_a_callable(write_lines: Writer) -> None:
     def change(row: dict[str, str]) -> dict[str, str] | None:
         return {"prompt": row["q"].upper()} if row["q"] != "b" else None
 
-    source = DataSource(write_lines({"q": "a"}, {"q": "b"}, {"other": "c"}), map=change)
-    loaded = load_records("prompt", [source], on_bad_record="skip")
-    (record,) = loaded.records
+    path = write_lines({"q": "a"}, {"q": "b"}, {"other": "c"})
+    (record,), counts = read_good("prompt", path, map=change)
     assert record.prompt == (Message("user", "A"),)
-    assert loaded.examples[0].endswith("change failed (KeyError: 'q')")
-    assert json.loads(json.dumps(source.settings()))["map"].endswith("<locals>.change")
+    assert counts.skipped_examples[0].endswith("change failed (KeyError: 'q')")
+    settings = DataSource(path, map=change).settings()
+    assert json.loads(json.dumps(settings))["map"].endswith("<locals>.change")
     with pytest.raises(ValueError, match=r"map: expected .* or a callable, got int"):
         DataSource("x.jsonl", map=3)
 
@@ -185,14 +182,13 @@ def test_rows_in_memory_are_records(kind: str) -> None:
         rows = datasets.Dataset.from_list(ROWS)
         rows = rows.to_iterable_dataset() if kind == "iterable" else rows
         rows = rows.with_format("numpy") if kind == "numpy" else rows
-    source = DataSource(rows, name="mine")
-    loaded = load_records("prompt", [source], on_bad_record="skip")
-    assert [record.prompt[0].content for record in loaded.records] == ["a", "b"]
-    assert [record.fields["answer"] for record in loaded.records] == [1, 2]
-    assert type(loaded.records[0].fields["answer"]) is int
-    assert [record.location for record in loaded.records] == [("mine", 1), ("mine", 2)]
-    assert loaded.examples == ["mine:3: field 'prompt': empty"]
-    assert len(load_records("prompt", [source], limit=1).records) == 1
+    records, counts = read_good("prompt", rows, name="mine")
+    assert [record.prompt[0].content for record in records] == ["a", "b"]
+    assert [record.fields["answer"] for record in records] == [1, 2]
+    assert type(records[0].fields["answer"]) is int
+    assert [record.location for record in records] == [("mine", 1), ("mine", 2)]
+    assert counts.skipped_examples == ["mine:3: field 'prompt': empty"]
+    assert len(load_records("prompt", [DataSource(rows)], limit=1)) == 1
 
 
 def test_rows_are_no_setting() -> None:

@@ -49,8 +49,8 @@ def test_example_of_a_format_is_detected_and_loads(format: str, tmp_path: Path) 
 
     for kind in kinds(format):
         assert detect_format(row, kind) == format
-        loaded = load_records(kind, [DataSource(str(file))])
-        assert len(loaded.records) == (2 if format == "instances" else 1)
+        records = load_records(kind, [DataSource(str(file))])
+        assert len(records) == (2 if format == "instances" else 1)
 
 
 def test_yaml_blocks_go_on_top_of_a_configuration(workspace: Path) -> None:

@@ -50,11 +50,11 @@ def test_responses_for_a_file(fresh_workspace: Path) -> None:
     assert in_shell(FILE, fresh_workspace) == "Responses: responses.jsonl\n"
 
     heldout = "runs/quickstart/world/prompts_heldout.jsonl"
-    prompts = load_records("prompt", [DataSource(heldout)]).records
+    prompts = load_records("prompt", [DataSource(heldout)])
     lines = (fresh_workspace / "responses.jsonl").read_text("utf-8").splitlines()
     assert len(lines) == 2 * 2 * len(prompts)  # models and responses
     table = PAGE.read_text("utf-8").partition("| field |")[2].partition("\n\n")[0]
     described = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
     assert described == list(json.loads(lines[0]))
-    again = load_records("prompt", [DataSource("responses.jsonl")]).records
+    again = load_records("prompt", [DataSource("responses.jsonl")])
     assert len(again) == len(lines)

@@ -2,9 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -21,15 +19,14 @@ from lit_rlhf.data.cache import (
     encode_part,
     hash_part,
 )
-from lit_rlhf.data.encoding import DialogueEncoder, EncodingCounts
+from lit_rlhf.data.counts import DataCounts, OnBadRecord
+from lit_rlhf.data.encoding import DialogueEncoder
 from lit_rlhf.data.loader import ResumableLoader
-from lit_rlhf.data.records import Record, RecordKind, describe_bad_records
+from lit_rlhf.data.records import Record, RecordKind
 from lit_rlhf.data.sources import (
     DataSource,
-    LoadedRecords,
-    OnBadRecord,
+    load_records,
     prompt_of,
-    read_records,
     repeat_by_weight,
     split_records,
 )
@@ -37,7 +34,6 @@ from lit_rlhf.data.sources import (
 Part = Literal["train", "val", "test", "ptx"]
 
 _log_info = rank_zero_only(logging.getLogger(__name__).info)
-_log_warning = rank_zero_only(logging.getLogger(__name__).warning)
 
 _PARTS_OF_STAGE: dict[str | None, tuple[Part, ...]] = {
     "fit": ("train", "val"),
@@ -76,8 +72,7 @@ class RecordDataModule(LightningDataModule, ABC):
     Attributes:
         encoder: The encoder, after `setup`.
         source_names: Names of all sources; the source indices of batches refer to them.
-        loaded: What was read of each part, without the records, after `setup`.
-        counts: Counts of what encoding left out, after `setup`.
+        counts: Counts of what reading and encoding left out, after `setup`.
         examples: The encoded examples of each part, after `setup`.
 
     Raises:
@@ -131,32 +126,12 @@ class RecordDataModule(LightningDataModule, ABC):
             dict.fromkeys(source.label for part in self.sources.values() for source in part)
         )
         self.encoder: DialogueEncoder | None = None
-        self.loaded: dict[str, LoadedRecords[Any]] = {}
-        self.counts = EncodingCounts()
+        self.counts = DataCounts()
         self.examples: dict[Part, Sequence[Any]] = {}
         self._encoded: dict[Part, EncodedPart] = {}
         self._records: dict[Part, PartRecords] | None = None
+        self._counted: set[str] = set()  # parts whose reading is counted
         self._content_hashes: list[str | None] | None = None
-
-    @property
-    def dropped_turns(self) -> int:
-        """Turns dropped so that dialogues fit, over all parts encoded so far."""
-        return self.counts.dropped_turns
-
-    @property
-    def cut_prompts(self) -> int:
-        """Dialogues whose last human turn was cut on the left."""
-        return self.counts.cut_prompts
-
-    @property
-    def dropped_records(self) -> Counter[str]:
-        """Records that encoding left out, by reason."""
-        return self.counts.dropped_records
-
-    @property
-    def skipped_records(self) -> Counter[str]:
-        """Bad records that reading skipped, by reason."""
-        return sum((loaded.skipped for loaded in self.loaded.values()), Counter())
 
     @abstractmethod
     def make_record_encoder(self) -> RecordEncoder:
@@ -199,7 +174,7 @@ class RecordDataModule(LightningDataModule, ABC):
         self._make_encoder()
         self.encode_parts(stage)
         self.open_parts(stage)
-        self._log_counts()
+        self.counts.log_encoded(self.max_length)
 
     def encode_parts(self, stage: str | None) -> None:
         """Encode the parts of a stage that the cache lacks. Nothing is logged yet.
@@ -235,12 +210,11 @@ class RecordDataModule(LightningDataModule, ABC):
         """The examples of a part; adds what it lost to the counts, and logs what was read."""
         encoded = self._encoded[part]
         # every part of a split tells what was read of all of them
-        unseen = {name: read for name, read in encoded.loaded.items() if name not in self.loaded}
-        for loaded in unseen.values():
-            loaded.log()
-        self.loaded.update(unseen)
-        if unseen and encoded.n_shared:
-            _log_warning(f"{encoded.n_shared} training records have prompts that are also held out")
+        for name, counts in encoded.read.items():
+            if name not in self._counted:
+                counts.log_read()
+                self.counts.update(counts)
+        self._counted |= encoded.read.keys()
         self.counts.update(encoded.counts)
         _log_info(f"{part}: {len(encoded.examples)} examples of {encoded.counts.records} records")
         return encoded.examples
@@ -384,41 +358,22 @@ class RecordDataModule(LightningDataModule, ABC):
         return self._records[part]
 
     def _read_parts(self) -> dict[Part, PartRecords]:
-        loaded: dict[str, LoadedRecords[Any]] = {}
-
-        def read(part: Part) -> list[Any]:
-            read = read_records(self.kind, self.sources[part], self.on_bad_record)
-            loaded[part] = replace(read, records=[])
-            return read.records
-
+        counts: dict[str, DataCounts] = {}
         records: dict[Part, list[Record]] = {}
-        train = read("train")
-        if self.val_fraction or self.test_fraction:
-            splits = split_records(train, self.val_fraction, self.test_fraction, self.seed)
-            train, records["val"], records["test"] = splits
-        for part in ("val", "test"):
+        for part in ("train", "val", "test"):
             if self.sources[part]:
-                records[part] = read(part)
+                counts[part] = DataCounts()
+                records[part] = load_records(
+                    self.kind, self.sources[part], self.on_bad_record, counts=counts[part]
+                )
+        if self.val_fraction or self.test_fraction:
+            train, val, test = split_records(
+                records["train"], self.val_fraction, self.test_fraction, self.seed
+            )
+            records = {"val": val, "test": test, **records, "train": train}
         held_out = {prompt_of(r) for part in ("val", "test") for r in records.get(part, [])}
-        n_shared = sum(prompt_of(record) in held_out for record in train)
+        shared = sum(prompt_of(record) in held_out for record in records["train"])
+        counts["train"].shared_prompts = shared
         # After the split, so that no held-out record is repeated.
-        records["train"] = repeat_by_weight(train, self.sources["train"], self.seed)
-        n_read = sum(len(own) for own in records.values())
-        return {part: PartRecords(own, n_read, loaded, n_shared) for part, own in records.items()}
-
-    def _log_counts(self) -> None:
-        counts = self.counts
-        if counts.dropped_turns or counts.cut_prompts:
-            _log_warning(
-                f"dropped the {counts.dropped_turns} oldest turns of {counts.shortened} dialogues "
-                f"and cut {counts.cut_prompts} prompts on the left to fit max_length="
-                f"{self.max_length}"
-            )
-        if counts.escaped_tokens:
-            _log_warning(
-                f"encoded {counts.escaped_tokens} control tokens in plain text as ordinary text"
-            )
-        if counts.dropped_records:
-            described = describe_bad_records(counts.dropped_records, counts.examples)
-            left_out = f"{counts.dropped_records.total():,} of {counts.records:,} records"
-            _log_warning(f"left out {left_out}: {described}")
+        records["train"] = repeat_by_weight(records["train"], self.sources["train"], self.seed)
+        return {part: PartRecords(own, counts) for part, own in records.items()}

@@ -1,11 +1,11 @@
 """The datamodule of PPO: prompts, each with a pretraining example if there is a ptx loss."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 from lit_rlhf.data.cache import PartRecords, RecordEncoder
+from lit_rlhf.data.counts import DataCounts
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
 from lit_rlhf.data.dataset import (
     PromptBatch,
@@ -18,7 +18,7 @@ from lit_rlhf.data.encoding import DialogueEncoder
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import DemonstrationRecord, PromptRecord, RecordKind, TextRecord
 from lit_rlhf.data.samplers import FixedBatchSampler, PairedBatchSampler
-from lit_rlhf.data.sources import DataSource, read_records, repeat_by_weight
+from lit_rlhf.data.sources import DataSource, load_records, repeat_by_weight
 
 _PTX_STREAM = 1  # the ptx examples have another order than the prompts, with the same seed
 
@@ -133,9 +133,9 @@ class PromptDataModule(RecordDataModule):
         return ResumableLoader(dataset, paired, collate, self.num_workers)
 
     def _read_ptx(self) -> PartRecords:
-        loaded = read_records("ptx", self.ptx_sources, self.on_bad_record)
-        records = repeat_by_weight(loaded.records, self.ptx_sources, self.seed)
-        return PartRecords(records, len(records), {"ptx": replace(loaded, records=[])})
+        counts = DataCounts()
+        records = load_records("ptx", self.ptx_sources, self.on_bad_record, counts=counts)
+        return PartRecords(repeat_by_weight(records, self.ptx_sources, self.seed), {"ptx": counts})
 
 
 def _encode_prompt(record: PromptRecord, encoder: DialogueEncoder) -> list[PromptExample]:

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.data import (
+    DataCounts,
     DataSource,
     DialogueEncoder,
-    EncodingCounts,
     OnBadRecord,
     PromptBatch,
     PromptExample,
@@ -122,7 +122,7 @@ def read_prompts(
     """
     if limit is not None:
         check_count("max_prompts", limit)
-    return load_records("prompt", [source], on_bad_record, limit).records
+    return load_records("prompt", [source], on_bad_record, limit)
 
 
 def encode_prompt_records(
@@ -142,7 +142,7 @@ def encode_prompt_records(
         RecordError: If a turn contains the text of a control token and `on_bad_record` is
             `"error"`.
     """
-    counts = EncodingCounts()
+    counts = DataCounts()
     kept: list[PromptRecord] = []
     examples: list[PromptExample] = []
     for record in records:
@@ -155,8 +155,8 @@ def encode_prompt_records(
         for example in encoded:
             examples.append(example._replace(index=len(kept), fields=record.fields))
             kept.append(record)
-    if counts.dropped_records:
-        described = describe_bad_records(counts.dropped_records, counts.examples)
+    if counts.dropped:
+        described = describe_bad_records(counts.dropped, counts.dropped_examples)
         _log.warning("left out prompts: %s", described)
     return EncodedPrompts(kept, examples)
 

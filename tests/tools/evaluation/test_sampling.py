@@ -306,8 +306,8 @@ def test_the_file_is_one_of_demonstrations_and_of_prompts(folders: Folders, tmp_
         result = generated(folders, folders.sft, batch_size=1)
     path = write_json_lines(tmp_path / "responses.jsonl", result.records())
 
-    demonstrations = load_records("demonstration", [DataSource(str(path))]).records
-    prompts = load_records("prompt", [DataSource(str(path))]).records
+    demonstrations = load_records("demonstration", [DataSource(str(path))])
+    prompts = load_records("prompt", [DataSource(str(path))])
 
     assert [record.messages for record in demonstrations] == [  # type: ignore[union-attr]
         (Message("user", question), Message("assistant", f"{question} 0")) for question in QUESTIONS

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.data import (
+    DataCounts,
     DataSource,
     DialogueEncoder,
-    EncodingCounts,
     OnBadRecord,
     PreferenceExample,
     PreferenceRecord,
@@ -127,13 +127,14 @@ def score_pairs(
     options, device = options or ModelOptions(), device or torch.device("cpu")
     folders = [model] if language_model is None else [model, language_model]
     encoder = load_shared_encoder(folders, chat_template, max_length, options)
-    loaded = load_records("preference", sources, on_bad_record)
-    counts = EncodingCounts()
-    pairs = _encode(loaded.records, max_pairs, encoder, counts, on_bad_record)
+    counts = DataCounts()
+    loaded = load_records("preference", sources, on_bad_record, counts=counts)
+    counts.log_read()
+    pairs = _encode(loaded, max_pairs, encoder, counts, on_bad_record)
     if not pairs:
         raise ValueError(
             f"preferences: expected pairs of at most {encoder.max_length} tokens (max_length), got "
-            f"none; left out: {dict(counts.dropped_records)}"
+            f"none; left out: {dict(counts.dropped)}"
         )
     scorer = _load_reward_model(model, options, device)
     heads, lm_head = _load_heads(scorer, model, language_model, options, device)
@@ -150,8 +151,8 @@ def score_pairs(
         rejected_lengths=np.array([int(e.rejected.completion_mask.sum()) for _, e in pairs]),
         logprobs=logprobs,
         lm_head=lm_head,
-        skipped=loaded.skipped,
-        left_out=counts.dropped_records,
+        skipped=counts.skipped,
+        left_out=counts.dropped,
         shortened=counts.shortened + counts.cut_prompts,
     )
 
@@ -160,7 +161,7 @@ def _encode(
     records: Sequence[PreferenceRecord],
     limit: int | None,
     encoder: DialogueEncoder,
-    counts: EncodingCounts,
+    counts: DataCounts,
     on_bad_record: OnBadRecord,
 ) -> list[tuple[PreferenceRecord, PreferenceExample]]:
     """Encode the first `limit` pairs of each source; keep those that fit, with their records."""

@@ -1,0 +1,164 @@
+"""Counts of what became of the records of some sources: skipped, shortened, left out."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_rlhf.data.dataset import Example, TokenExample
+from lit_rlhf.data.records import Location, RecordError
+
+OnBadRecord = Literal["error", "skip"]
+"""What to do about a bad record: raise its error, or count it and continue."""
+
+MAX_SHOWN = 5
+"""Number of bad records that a log message shows."""
+
+_log_info = rank_zero_only(logging.getLogger(__name__).info)
+_log_warning = rank_zero_only(logging.getLogger(__name__).warning)
+
+
+class EncodingError(ValueError):
+    """A dialogue that cannot be encoded.
+
+    Attributes:
+        reason: What is wrong, in words that do not depend on the dialogue; records left out are
+            counted by their reason.
+        detail: What is particular to this dialogue.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        """Initialize the error.
+
+        Args:
+            reason: What is wrong.
+            detail: What is particular to this dialogue.
+        """
+        self.reason = reason
+        self.detail = detail
+        super().__init__(reason + (f" ({detail})" if detail else ""))
+
+
+class ResponseTooLongError(EncodingError):
+    """A response that leaves no room for a prompt. Responses are never cut."""
+
+
+@dataclass
+class DataCounts:
+    """Counts of what reading and encoding left out of records.
+
+    Attributes:
+        kept: Records read, by source.
+        label_false: Rows with `label: false`, which are not demonstrations, by source.
+        skipped: Bad records that reading skipped, by reason.
+        skipped_examples: The first few of them, as messages with file, line and field.
+        shared_prompts: Training records whose prompts are also held out.
+        records: Records that were encoded or left out.
+        dropped_turns: Oldest turns dropped so that dialogues fit.
+        shortened: Dialogues that lost turns.
+        cut_prompts: Dialogues whose last human turn was cut on the left.
+        escaped_tokens: Control tokens in plain text, encoded as ordinary text.
+        dropped: Records that encoding left out, by reason.
+        dropped_examples: The first few of them, as messages with file and line.
+    """
+
+    kept: Counter[str] = field(default_factory=Counter)
+    label_false: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    skipped_examples: list[str] = field(default_factory=list)
+    shared_prompts: int = 0
+    records: int = 0
+    dropped_turns: int = 0
+    shortened: int = 0
+    cut_prompts: int = 0
+    escaped_tokens: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    dropped_examples: list[str] = field(default_factory=list)
+
+    def skip(self, error: RecordError) -> None:
+        """Count a bad record that reading skips."""
+        self.skipped[error.reason] += 1
+        self.skipped_examples = [*self.skipped_examples, str(error)][:MAX_SHOWN]
+
+    def drop(self, location: Location, error: EncodingError, on_bad_record: OnBadRecord) -> None:
+        """Count a record that cannot be encoded, or raise its error.
+
+        Args:
+            location: Where the record was read from.
+            error: Why it cannot be encoded.
+            on_bad_record: `"error"` raises. A response longer than `max_length` is not a bad record
+                and always counted.
+
+        Raises:
+            RecordError: If `on_bad_record` is `"error"` and the record is a bad one.
+        """
+        if on_bad_record == "error" and not isinstance(error, ResponseTooLongError):
+            raise RecordError(location, error.reason, detail=error.detail) from error
+        self.dropped[error.reason] += 1
+        self.dropped_examples = [*self.dropped_examples, f"{location}: {error}"][:MAX_SHOWN]
+
+    def add(self, example: Example) -> None:
+        """Count what an example lost. What the shared prompt of a pair lost counts once."""
+        self.dropped_turns += example.dropped_turns
+        self.shortened += example.dropped_turns > 0
+        self.cut_prompts += example.cut_tokens > 0
+        if isinstance(example, TokenExample):
+            self.escaped_tokens += example.escaped_tokens
+
+    def update(self, other: "DataCounts") -> None:
+        """Add the counts of records that come later."""
+        for name, value in vars(other).items():
+            own = getattr(self, name)
+            if isinstance(value, Counter):
+                own.update(value)
+            elif isinstance(value, list):
+                setattr(self, name, [*own, *value][:MAX_SHOWN])
+            else:
+                setattr(self, name, own + value)
+
+    def log_read(self) -> None:
+        """Log what reading left out, and why."""
+        for label, number in self.label_false.items():
+            if number:
+                _log_info(f"{label}: left out {number} responses with label: false")
+        if self.skipped:
+            described = describe_bad_records(self.skipped, self.skipped_examples)
+            n_read = self.kept.total() + self.skipped.total()
+            _log_warning(f"skipped {self.skipped.total()} of {n_read} records as bad: {described}")
+        if self.shared_prompts:
+            _log_warning(
+                f"{self.shared_prompts} training records have prompts that are also held out"
+            )
+
+    def log_encoded(self, max_length: int) -> None:
+        """Log what encoding left out, and why."""
+        if self.dropped_turns or self.cut_prompts:
+            _log_warning(
+                f"dropped the {self.dropped_turns} oldest turns of {self.shortened} dialogues "
+                f"and cut {self.cut_prompts} prompts on the left to fit max_length={max_length}"
+            )
+        if self.escaped_tokens:
+            _log_warning(
+                f"encoded {self.escaped_tokens} control tokens in plain text as ordinary text"
+            )
+        if self.dropped:
+            described = describe_bad_records(self.dropped, self.dropped_examples)
+            left_out = f"{self.dropped.total():,} of {self.records:,} records"
+            _log_warning(f"left out {left_out}: {described}")
+
+
+def describe_bad_records(counts: Counter[str], examples: Sequence[str]) -> str:
+    """Describe bad records for a log message.
+
+    Args:
+        counts: Number of bad records by reason.
+        examples: Messages of the first few.
+
+    Returns:
+        The counts, most frequent first, and below them the examples.
+    """
+    reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.most_common())
+    return f"{reasons}; the first ones:\n  " + "\n  ".join(examples)
