@@ -5,7 +5,7 @@
   `lit_rlhf.rollout.SamplingOptions`.
 """
 
-from lit_rlhf.modules.guarded_step import TooManySkippedUpdates
+from lit_rlhf.modules.finished import folders_during
 from lit_rlhf.modules.micro_batches import tokens_within_memory
 from lit_rlhf.modules.option_names import (
     check_names,
@@ -18,7 +18,7 @@ from lit_rlhf.modules.options import (
     MinibatchOptions,
     OptimizerOptions,
 )
-from lit_rlhf.modules.out_of_memory import suggest_change
+from lit_rlhf.modules.phases import PhaseTimer, suggest_change
 from lit_rlhf.modules.ppo import (
     ROLLOUT_MEMORY,
     SCORING_MEMORY,
@@ -27,13 +27,13 @@ from lit_rlhf.modules.ppo import (
     ScoredResponses,
     draw_seed,
     generation_settings,
+    iteration_generator,
 )
 from lit_rlhf.modules.resuming import CONTRACT_KEY, ChangedRunError
 from lit_rlhf.modules.reward import PreferenceShare, RewardModule
-from lit_rlhf.modules.run_folders import folders_during
 from lit_rlhf.modules.sft import SFTModule
 from lit_rlhf.modules.stage import StageModule
-from lit_rlhf.modules.timing import PhaseTimer
+from lit_rlhf.modules.updates import TooManySkippedUpdates, trained_networks
 from lit_rlhf.ppo import (
     AdvantageOptions,
     LossShare,
@@ -71,8 +71,10 @@ __all__ = [
     "draw_seed",
     "folders_during",
     "generation_settings",
+    "iteration_generator",
     "merge_options",
     "option_groups",
     "suggest_change",
     "tokens_within_memory",
+    "trained_networks",
 ]

@@ -1,17 +1,19 @@
-"""The finished model of a run: where it goes, its card, and which weights it has."""
+"""The folders that a run writes to, and its finished model: its card, and which weights it has."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lit_callbacks import Collapse, find_collapse
+from lit_callbacks import Collapse, default_checkpoint_dir, find_collapse
 from lit_rlhf.data import PromptDataModule, RecordDataModule
-from lit_rlhf.models import ModelCardInfo, replace_folder
+from lit_rlhf.files import FolderLocks, lock_path
+from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
 from lit_rlhf.modules.option_names import dotted_arguments
 from lit_rlhf.modules.resuming import last_metrics
 
@@ -20,6 +22,111 @@ if TYPE_CHECKING:
 
 COLLAPSE_FILE = "collapse.json"
 """File in a finished model's folder that says that a detector ended the run."""
+
+
+class RunFolders(Callback):
+    """Locks the folders that a run writes to, until it ends, and saves the finished model.
+
+    A callback, since a LightningModule does not hear of exceptions.
+    """
+
+    def __init__(self) -> None:
+        self._locks = FolderLocks()
+        self._training = False
+
+    def lock(self, trainer: Trainer, finished: Path) -> None:
+        """Lock the folder of the finished model and those of logs and checkpoints.
+
+        Raises:
+            RuntimeError: If another run writes to one of them.
+        """
+        self._training = False
+        self._locks.acquire([finished, *folders_during(trainer)])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that an interruption leaves an unfinished stage from now on."""
+        self._training = True
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the finished model, unless the fit was a trial.
+
+        `on_train_end` would be too early: Lightning calls it at the end of every trial of a Tuner
+        too, but not for a run that resumes from its very end, where a kill came between the last
+        step and the saving.
+        """
+        module = cast("StageModule", pl_module)
+        ended = module.resume.trained or trainer.ckpt_path is not None
+        if ended and not is_dry_run(trainer):
+            save_finished(module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Release the locks."""
+        self._locks.release()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Release the locks, and leave the mark of an interrupted run if it has trained."""
+        if self._training:
+            self._locks.interrupt()
+        else:
+            self._locks.release()
+
+
+def check_finished_dir(
+    trainer: Trainer, finished: Path, inputs: Mapping[str, Sequence[str]]
+) -> None:
+    """Check that a finished model can be saved, and that the run starts from finished ones.
+
+    Args:
+        trainer: The Trainer.
+        finished: Folder of the finished model. It will be replaced.
+        inputs: By option, folders or hub ids of the models that the run starts from.
+
+    Raises:
+        ValueError: If the folder is or contains a model that the run starts from, or a folder that
+            it writes to during training; if it has content that no stage has saved; or if the run
+            that writes one of the models has not ended.
+    """
+    kept = {f"{name} ({path})": Path(path) for name, paths in inputs.items() for path in paths}
+    kept |= {f"the run's own folder {path}": path for path in folders_during(trainer)}
+    target = finished.resolve()
+    for name, path in kept.items():
+        if target in (path.resolve(), *path.resolve().parents):
+            raise ValueError(
+                f"output_dir: expected a folder for the finished model alone, got {finished}, "
+                f"which is or contains {name}; the finished model would replace it"
+            )
+    try:
+        check_replaceable(finished)
+    except ValueError as error:
+        raise ValueError(f"output_dir: {error}") from error
+    for name, paths in inputs.items():
+        for path in filter(Path.is_dir, map(Path, paths)):
+            mark = lock_path(path)
+            if mark.is_file():
+                raise ValueError(
+                    f"{name}: expected a finished model, got {path}, which a run writes to, or "
+                    f"wrote to when it was interrupted: {mark.read_text(encoding='utf-8')}. Let "
+                    f"that run finish. If the model there is the one you want, delete {mark}"
+                )
+
+
+def folders_during(trainer: Trainer) -> list[Path]:
+    """Folders of logs and checkpoints that the run writes to while it trains."""
+    default = default_checkpoint_dir(trainer)
+    checkpoints = [
+        Path(getattr(callback, "dirpath", None) or default)
+        for callback in trainer.checkpoint_callbacks
+    ]
+    return [*([default.parent] if trainer.loggers else []), *checkpoints]
+
+
+def log_folder(trainer: Trainer) -> Path:
+    """`Trainer.log_dir`, for one rank alone: that property communicates between ranks."""
+    logger = trainer.logger
+    folder = logger and (logger.log_dir or logger.save_dir)
+    return Path(folder or trainer.default_root_dir)
 
 
 def is_dry_run(trainer: Trainer) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -112,15 +112,3 @@ def activation_bytes(model: LanguageModel) -> int:
         n_layers = config.num_hidden_layers
         widths = widths / n_layers + n_layers * config.hidden_size
     return int(widths * next(network.parameters()).itemsize)
-
-
-def accumulate(totals: dict[str, Tensor], shares: Mapping[str, Tensor]) -> None:
-    """Add the metrics of a micro-batch to `totals` in place, without their graphs."""
-    for key, share in shares.items():
-        share = share.detach()
-        totals[key] = totals[key] + share if key in totals else share
-
-
-def scaled(shares: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-    """All metrics of a micro-batch times its weight."""
-    return {key: factor * share for key, share in shares.items()}

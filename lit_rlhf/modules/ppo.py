@@ -9,14 +9,13 @@ Notation: `B` responses, `T` tokens of the longest response.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -29,18 +28,24 @@ from lit_rlhf.forward import disable_dropout
 from lit_rlhf.functional import explained_variance
 from lit_rlhf.models import ModelOptions, load_causal_lm, separate_weights
 from lit_rlhf.modules.finished import is_dry_run, model_card
-from lit_rlhf.modules.guarded_step import find_non_finite, join_names, weight_sums
-from lit_rlhf.modules.micro_batches import MicroBatch, scaled, slice_batch, split_batch
+from lit_rlhf.modules.micro_batches import MicroBatch, slice_batch, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import (
     CriticPretrainingOptions,
     MinibatchOptions,
     OptimizerOptions,
 )
+from lit_rlhf.modules.phases import PhaseTimer
 from lit_rlhf.modules.resuming import fill_buffers, weights_checksum
-from lit_rlhf.modules.schedules import build_schedule, step_schedule, training_batch_size
-from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, LossAndMetrics, StageModule
-from lit_rlhf.modules.timing import PhaseTimer
+from lit_rlhf.modules.schedules import build_schedule, training_batch_size
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule, evaluation_prefix
+from lit_rlhf.modules.updates import (
+    Share,
+    find_non_finite,
+    join_names,
+    trained_networks,
+    weight_sums,
+)
 from lit_rlhf.ppo import (
     PPO,
     AdvantageOptions,
@@ -250,23 +255,19 @@ class PPOModule(PPO, StageModule):
         )
         self.assemble(networks, options)
         self._evaluation: RolloutMetrics | None = None
-        # Now, since a strategy may cast the weights later.
-        self._input_checksums: dict[str, object] = {
-            "weights of the reward models": [weights_checksum(m.model) for m in self.reward.models]
-        }
+        self.inputs["rewards"] = [model.path for model in self.reward.models]
+        # Of folders that may be written anew; now, since a strategy may cast the weights later.
+        self.input_checksums["weights of the reward models"] = [
+            weights_checksum(model.model) for model in self.reward.models
+        ]
         if self.reference is not None:
-            self._input_checksums["weights of the reference"] = weights_checksum(self.reference)
+            self.input_checksums["weights of the reference"] = weights_checksum(self.reference)
         # Buffers, so that checkpoints hold them.
         self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
         self.register_buffer("ppo_step", torch.zeros((), dtype=torch.long))
         no_pretraining = torch.tensor(self.critic_pretraining.iterations == 0)
         self.register_buffer("pretraining_done", no_pretraining)
         self.register_buffer("pretraining_length", torch.zeros((), dtype=torch.long))
-
-    @property
-    def inputs(self) -> dict[str, list[str]]:
-        """Folders or hub ids of the SFT model and the reward models."""
-        return {**super().inputs, "rewards": [model.path for model in self.reward.models]}
 
     @classmethod
     def trusted_arguments(
@@ -325,10 +326,6 @@ class PPOModule(PPO, StageModule):
             )
         self.stop_after_last_iteration()
 
-    def on_train_batch_end(self, *_: object) -> None:
-        """Stop after `max_iterations`."""
-        self.stop_after_last_iteration()
-
     def stop_after_last_iteration(self) -> None:
         """Ask the trainer to stop once `max_iterations` are done."""
         if self.max_iterations is not None and int(self.iteration) >= self.max_iterations:
@@ -341,14 +338,14 @@ class PPOModule(PPO, StageModule):
         lengths = torch.zeros_like(scores)
         metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), scores[0])
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
-        with self.guard.iteration(self.trainer, "policy and critic", self.place()) as iteration:
-            iteration.require_finite(weight_sums(self.policy, "the policy"))
-            generator = self.generator()
+        with self.guard.iteration(self.trainer, "policy and critic", self.place()):
+            self.guard.require_finite(weight_sums(self.policy, "the policy"))
+            generator = iteration_generator(self.seed, int(self.iteration), self.global_rank)
             scored = self.score_responses(batch, draw_seed(generator), self.timer)
             rollouts, scores, estimates = scored
-            lengths = rollouts.response_mask.sum(1)
-            metrics |= self.measure(batch, scored)
-            iteration.require_finite(scored.quantities())
+            lengths = rollouts.lengths
+            metrics |= self.measure(batch, rollouts, scores, estimates).compute()
+            self.guard.require_finite(scored.quantities())
             # Only iterations that are learned from count in the running moments of rewards.
             self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
@@ -356,28 +353,16 @@ class PPOModule(PPO, StageModule):
             metrics |= self.measure_experience(rewards, experience)
             if not self.in_critic_pretraining():  # during it, the KL cannot follow the coefficient
                 self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * world_size())
-            with self.phase("update", rollouts.sequence_ids, UPDATE_MEMORY):
+            with self.timer("update", rollouts.sequence_ids, UPDATE_MEMORY):
                 metrics |= self.update(experience, batch.ptx, generator)
-        if iteration.skipped:  # the learning rates follow the plan all the same
+        if self.guard.skipped:  # the learning rates follow the plan all the same
             self.step_schedules(self.minibatches.updates_per_iteration(len(scores)))
         self.end_iteration(metrics, lengths)
         return {"scores": scores, "response_lengths": lengths}
 
-    def place(self, minibatch: int | None = None) -> str:
-        """Where in the run an update is, for messages."""
-        suffix = "" if minibatch is None else f", minibatch {minibatch}"
-        return f"iteration {int(self.iteration) + 1}{suffix}"
-
-    def generator(self) -> torch.Generator:
-        """Random generator of this iteration on this rank, for rollouts and minibatches.
-
-        It depends only on `seed`, the iteration and the rank, so that a run that resumes from a
-        checkpoint draws the same numbers.
-        """
-        seed = torch.tensor([self.seed, int(self.iteration), self.global_rank])
-        # Three small numbers to one: large primes keep neighbouring iterations and ranks apart.
-        mixed = int((seed * torch.tensor([1_000_003, 7_919, 104_729])).sum())
-        return torch.Generator().manual_seed(mixed)
+    def place(self) -> str:
+        """The iteration, for messages."""
+        return f"iteration {int(self.iteration) + 1}"
 
     def score_responses(
         self, batch: PromptBatch, seed: int, timer: PhaseTimer | None = None
@@ -389,20 +374,14 @@ class PPOModule(PPO, StageModule):
             seed: Seed of the responses.
             timer: Timer of the phases; `None`: they are not part of a training step.
         """
-        timer = timer or PhaseTimer()
-        with self.phase("rollout", batch.input_ids, ROLLOUT_MEMORY, timer):
+        timer = timer or PhaseTimer(self)
+        with timer("rollout", batch.input_ids, ROLLOUT_MEMORY):
             rollouts = self.rollout(batch, seed)
-        with self.phase("score", rollouts.sequence_ids, SCORING_MEMORY, timer):
+        with timer("score", rollouts.sequence_ids, SCORING_MEMORY):
             scores = self.score(rollouts, batch)
-        with self.phase("estimate", rollouts.sequence_ids, SCORING_MEMORY, timer):
+        with timer("estimate", rollouts.sequence_ids, SCORING_MEMORY):
             estimates = self.estimate(rollouts)
         return ScoredResponses(rollouts, scores, estimates)
-
-    def measure(self, batch: PromptBatch, scored: ScoredResponses) -> dict[str, Tensor]:
-        """The `rollout/*` metrics of all ranks, with each reward's score and the gold reward."""
-        metrics = RolloutMetrics()
-        self.add_rollouts(metrics, scored.rollouts, batch, scored.scores, scored.estimates)
-        return metrics.compute()
 
     def measure_experience(self, rewards: Tensor, experience: Experience) -> dict[str, Tensor]:
         """Metrics of rewards and returns; warns if there is no token to learn from on any rank."""
@@ -428,6 +407,7 @@ class PPOModule(PPO, StageModule):
         self.log_dict(global_means(metrics, self.device), batch_size=len(lengths))
         # the x axis of loggers: Lightning's global step counts the steps of both optimizers
         self.log("step", self.iteration.float())
+        self.stop_after_last_iteration()
 
     def update(
         self, experience: Experience, ptx: TokenBatch | None, generator: torch.Generator
@@ -450,10 +430,12 @@ class PPOModule(PPO, StageModule):
                 index = index.to(self.device)  # once: each field would copy it, and wait
                 minibatch = experience.select(index)
                 texts = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
-                place = self.place(len(history) + 1)
-                metrics = self.train_critic(minibatch, place)
+                place = f"{self.place()}, minibatch {len(history) + 1}"
+                clip = self.critic_optimizer.grad_clip
+                metrics = self.train_critic(minibatch, clip, place)
                 if not pretraining:
-                    metrics |= self.train_policy(minibatch, texts, place)
+                    clip = self.policy_optimizer.grad_clip
+                    metrics |= self.train_policy(minibatch, texts, clip, place)
                 self.step_schedules()
                 history.append(metrics)
         # Skipped updates have NaN for all metrics.
@@ -465,11 +447,14 @@ class PPOModule(PPO, StageModule):
             means["ppo/ratio_first"] = history[0]["ppo/ratio"]
         return means
 
-    def train_critic(self, minibatch: Experience, place: str) -> dict[str, Tensor]:
+    def train_critic(
+        self, minibatch: Experience, max_norm: float | None, place: str
+    ) -> dict[str, Tensor]:
         """Make one update of the critic.
 
         Args:
             minibatch: Rollouts of this rank.
+            max_norm: Largest gradient norm (L2); `None`: no clipping.
             place: Where in the run it is, for warnings.
 
         Returns:
@@ -478,72 +463,48 @@ class PPOModule(PPO, StageModule):
         # All micro-batches divide by the tokens of the whole minibatch on all ranks, so that a long
         # response weighs as much as in one large batch.
         tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
-
-        def shares() -> Iterator[LossAndMetrics]:
-            for part, weight in self.split_experience(minibatch):
-                loss, metrics = self.critic_loss(part, tokens)
-                yield weight * loss, scaled(metrics, weight)
-
-        _, critic = self.trained_networks()
-        return self.update_network(
-            "critic", critic.optimizer, shares(), self.critic_optimizer, place
+        shares = (
+            (weight, *self.critic_loss(part, tokens))
+            for part, weight in self.split_experience(minibatch)
         )
+        return self.update_network("critic", shares, max_norm, place)
 
     def train_policy(
-        self, minibatch: Experience, ptx: TokenBatch | None, place: str
+        self, minibatch: Experience, ptx: TokenBatch | None, max_norm: float | None, place: str
     ) -> dict[str, Tensor]:
-        """Make one update of the policy, on rollouts and text together (PPO-ptx).
+        """Make one update of the policy, on rollouts and `ptx`, as many sequences of text.
 
-        Args:
-            minibatch: Rollouts of this rank.
-            ptx: As many sequences for the language-model loss.
-            place: Where in the run it is, for warnings.
-
-        Returns:
-            The policy's metrics, all NaN if the update was skipped.
+        The other arguments and the result are as in `train_critic`.
         """
         tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
 
-        def shares() -> Iterator[LossAndMetrics]:
+        def shares() -> Iterator[Share]:
             for part, weight in self.split_experience(self.reparameterize_advantages(minibatch)):
-                loss, metrics = self.policy_loss(part, tokens)
-                yield weight * loss, scaled(metrics, weight)
+                yield weight, *self.policy_loss(part, tokens)
             # Its gradient is added to that of PPO before the one step (Eq. 17).
             if ptx is not None and self.loss.ptx_coef > 0:
                 text_tokens = global_denominator(ptx.completion_mask.sum(), self.device)
                 for rows, weight in self.micro_batches(ptx.attention_mask.sum(1)):
-                    loss = weight * self.ptx_loss(slice_batch(ptx, rows), text_tokens)
-                    yield self.loss.ptx_coef * loss, {"ppo/ptx_loss": loss}
+                    loss = self.ptx_loss(slice_batch(ptx, rows), text_tokens)
+                    yield weight, self.loss.ptx_coef * loss, {"ppo/ptx_loss": loss}
 
-        policy, _ = self.trained_networks()
-        return self.update_network(
-            "policy", policy.optimizer, shares(), self.policy_optimizer, place
-        )
+        return self.update_network("policy", shares(), max_norm, place)
 
     def update_network(
-        self,
-        name: str,
-        optimizer: LightningOptimizer,
-        shares: Iterator[LossAndMetrics],
-        options: OptimizerOptions,
-        place: str,
+        self, name: str, shares: Iterable[Share], max_norm: float | None, place: str
     ) -> dict[str, Tensor]:
         """Accumulate a network's gradient over micro-batches, and make one step with it."""
-        updated = self.accumulate_and_step(
-            f"the {name}", optimizer, shares, options.grad_clip, place
+        policy, critic = trained_networks(self)
+        optimizer = (policy if name == "policy" else critic).optimizer
+        metrics, norm, applied = self.guard.update(
+            self, f"the {name}", optimizer, shares, max_norm, place
         )
-        self.ppo_step += int(updated.applied and name == "policy")
-        metrics = {**updated.metrics, f"ppo/{name}_grad_norm": updated.grad_norm}
-        if updated.applied:
-            return metrics
-        return dict.fromkeys(metrics, torch.full_like(updated.grad_norm, torch.nan))
+        self.ppo_step += int(applied and name == "policy")
+        metrics[f"ppo/{name}_grad_norm"] = norm
+        return metrics if applied else dict.fromkeys(metrics, torch.full_like(norm, torch.nan))
 
     def split_experience(self, minibatch: Experience) -> Iterator[tuple[Experience, float]]:
-        """Split a minibatch into micro-batches, each cut to its longest prompt and response.
-
-        Yields:
-            A micro-batch and the weight of its loss, see `MicroBatch`.
-        """
+        """Split a minibatch into micro-batches with weights, each cut to its longest sequence."""
         index = torch.arange(len(minibatch), device=self.device)
         for rows, weight in self.micro_batches(minibatch.rollouts.sequence_mask.sum(1)):
             yield minibatch.select(index[rows]), weight
@@ -603,13 +564,13 @@ class PPOModule(PPO, StageModule):
 
     def step_schedules(self, n_updates: int = 1) -> None:
         """Step the learning rates by updates, the policy's after critic pre-training only."""
-        policy, critic = self.trained_networks()
+        policy, critic = trained_networks(self)
         for _ in range(n_updates):
-            step_schedule(critic.schedule)
+            critic.step_schedule()
             if not self.in_critic_pretraining():
-                step_schedule(policy.schedule)
+                policy.step_schedule()
 
-    def evaluation_step(self, batch: PromptBatch, batch_idx: int, prefix: str) -> None:
+    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Generate and score responses to held-out prompts, with the same draws each time."""
         if batch_idx == 0:
             found = find_non_finite(weight_sums(self.policy, "the policy"))
@@ -619,12 +580,13 @@ class PPOModule(PPO, StageModule):
         if self._evaluation is None:
             return
         rollouts, scores, estimates = self.score_responses(batch, self.seed + batch_idx)
-        self.add_rollouts(self._evaluation, rollouts, batch, scores, estimates)
+        self.measure(batch, rollouts, scores, estimates, self._evaluation)
         if batch_idx == 0:
             records = build_response_records(rollouts, scores, estimates, self.tokenizer)
             n_rows = self.sampled_texts
             table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
-            log_text(self.trainer, f"{prefix}samples", table, int(self.iteration))
+            name = f"{evaluation_prefix(self.trainer)}samples"
+            log_text(self.trainer, name, table, int(self.iteration))
 
     def evaluation_metrics(self) -> dict[str, Tensor]:
         """`rollout/*` of all responses; NaN if the policy could not be sampled from."""
@@ -639,7 +601,7 @@ class PPOModule(PPO, StageModule):
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """Responses to a batch of prompts: the rendered prompt and `build_response_records`."""
-        records = self._sample_records(batch, seed=self.seed + batch_idx)
+        records = self.sample_records(batch, seed=self.seed + batch_idx)
         return [
             {"prompt": prompt, **record}
             for prompt, record in zip(batch.texts, records, strict=True)
@@ -664,10 +626,11 @@ class PPOModule(PPO, StageModule):
             raise RuntimeError("sample: the trainer has no datamodule that has set up an encoder")
         batch = encode_prompts(prompts, self.encoder)
         batch = self.transfer_batch_to_device(batch, self.device, dataloader_idx=0)
-        return self._sample_records(batch, seed=self.seed)
+        return self.sample_records(batch, seed=self.seed)
 
     @torch.no_grad()
-    def _sample_records(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
+    def sample_records(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
+        """Sample one response per prompt of a batch; see `sample` for the records."""
         if self.reward.needs_records and not any(batch.fields):
             rollouts = self.rollout(batch, seed)
             scores = torch.full((len(batch.texts),), torch.nan, device=self.device)
@@ -675,15 +638,6 @@ class PPOModule(PPO, StageModule):
         else:
             rollouts, scores, estimates = self.score_responses(batch, seed)
         return build_response_records(rollouts, scores, estimates, self.tokenizer)
-
-    def input_checksums(self) -> Mapping[str, object]:
-        """Checksums of reference and reward models, whose folders may be written anew."""
-        return self._input_checksums
-
-    def on_settings_changed(self, names: set[str]) -> None:
-        """Apply a new KL coefficient, which is part of a checkpoint's state."""
-        if "reward_shaping.kl_coef" in names:
-            self.kl_coef.fill_(self.reward_shaping.kl_coef)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave out the weights of reference and reward models, which do not change."""
@@ -695,9 +649,12 @@ class PPOModule(PPO, StageModule):
         """Take the weights of reference and reward models from their folders."""
         super().on_load_checkpoint(checkpoint)
         taken: tuple[str, ...] = FROZEN
-        if "rewards" in self.resume.changed_names():
+        changed = self.resume.changed_names()
+        if "rewards" in changed:
             # Running moments belong to a reward: for other rewards they start anew.
-            taken = (*FROZEN, "reward.moments.")
+            taken = (*taken, "reward.moments.")
+        if "reward_shaping.kl_coef" in changed:
+            taken = (*taken, "kl_coef")
         saved = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(taken)}
         # The state dict is loaded strictly, so all keys have to be there.
         own = {k: v for k, v in self.state_dict().items() if k.startswith(taken)}
@@ -711,6 +668,16 @@ class PPOModule(PPO, StageModule):
         source = critic_source(self.critic_init, self.model_path, models)
         card = replace(model_card(self), stage="critic", base_model=source)
         self.write_network(self.critic, folder / "critic", card=card)
+
+
+def iteration_generator(seed: int, iteration: int, rank: int) -> torch.Generator:
+    """Random generator of an iteration on a rank, for rollouts and minibatches.
+
+    It depends on nothing else, so that a run that resumes from a checkpoint draws the same numbers.
+    """
+    # Three small numbers to one: large primes keep neighbouring iterations and ranks apart.
+    mixed = seed * 1_000_003 + iteration * 7_919 + rank * 104_729
+    return torch.Generator().manual_seed(mixed % 2**64)
 
 
 def draw_seed(generator: torch.Generator) -> int:

@@ -32,6 +32,7 @@ from lit_rlhf.data import DataSource, RecordDataModule
 from lit_rlhf.forward import LanguageModel, Offloaded
 from lit_rlhf.modules.option_names import dotted_arguments, option_groups, option_names
 from lit_rlhf.modules.options import OptimizerOptions
+from lit_rlhf.modules.updates import trained_networks
 
 if TYPE_CHECKING:
     from lit_rlhf.modules.stage import StageModule
@@ -378,7 +379,7 @@ class Resume(Callback):
         """Settings of data and Trainer that a run which resumes is compared with, as plain data."""
         trainer = module.trainer
         settings = self._settings or describe_run(
-            trainer, module.datamodule, module.input_checksums()
+            trainer, module.datamodule, module.input_checksums
         )
         # The examples are those of training during a fit only.
         self._settings = settings if trainer.state.fn == TrainerFn.FITTING else None
@@ -390,7 +391,7 @@ class Resume(Callback):
         self._settings = None  # of an earlier fit
         self._configured = [
             optimizer_settings(optimizer, schedule)
-            for optimizer, schedule in cast("StageModule", pl_module).trained_networks()
+            for optimizer, schedule in trained_networks(pl_module)
         ]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -421,13 +422,11 @@ class Resume(Callback):
             for name, default in option_groups(type(module)).items()
             if isinstance(default, OptimizerOptions)
         ]
-        networks = zip(groups, module.trained_networks(), self._configured, strict=True)
+        networks = zip(groups, trained_networks(module), self._configured, strict=True)
         for group, (optimizer, schedule), configured in networks:
             fields = {name.removeprefix(f"{group}.") for name in names if name.startswith(group)}
             if fields:
                 apply_optimizer_settings(optimizer, schedule, configured, fields)
-        if names:
-            module.on_settings_changed(names)
 
 
 def last_metrics(trainer: Trainer, saved: Mapping[str, float]) -> dict[str, float]:

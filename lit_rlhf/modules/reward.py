@@ -28,16 +28,11 @@ from lit_rlhf.functional import (
     reward_model_loss,
 )
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
-from lit_rlhf.modules.micro_batches import scaled, slice_batch, split_batch
+from lit_rlhf.modules.micro_batches import slice_batch, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.schedules import step_schedule
-from lit_rlhf.modules.stage import (
-    MAX_SKIPPED_IN_A_ROW,
-    SUPERVISED_MEMORY,
-    LossAndMetrics,
-    StageModule,
-)
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
+from lit_rlhf.modules.updates import Share, trained_networks
 from lit_rlhf.stats import all_gather_rows, global_denominator, global_means, global_sum
 
 
@@ -173,31 +168,31 @@ class RewardModule(StageModule):
         Returns:
             The loss over all ranks, for callbacks and Lightning's learning-rate finder.
         """
-        [(optimizer, schedule)] = self.trained_networks()
+        (network,) = trained_networks(self)
         pairs = global_denominator(len(batch.margin), self.device)
         tokens = global_denominator(batch.chosen.completion_mask.sum(), self.device)
         lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
         limits = (self.micro_batch_size, self.micro_batch_tokens)
 
-        def shares() -> Iterator[LossAndMetrics]:
+        def shares() -> Iterator[Share]:
             for rows, weight in split_batch(self.model, lengths, *limits):
                 metrics, _ = self(slice_batch(batch, rows), pairs, tokens)
-                share = scaled(metrics, weight)
-                yield share["reward/loss"], share
+                yield weight, metrics["reward/loss"], metrics
 
-        with self.phase("update", batch.chosen.input_ids, SUPERVISED_MEMORY):
+        with self.timer("update", batch.chosen.input_ids, SUPERVISED_MEMORY):
             clip, place = self.optimizer.grad_clip, f"epoch {self.current_epoch}, batch {batch_idx}"
-            updated = self.accumulate_and_step("the model", optimizer, shares(), clip, place)
-        step_schedule(schedule)
-        totals = updated.metrics
-        totals["reward/grad_norm"] = updated.grad_norm
+            totals, norm, _ = self.guard.update(
+                self, "the model", network.optimizer, shares(), clip, place
+            )
+        network.step_schedule()
+        totals["reward/grad_norm"] = norm
         totals["reward/skipped_updates"] = self.guard.pop_count()
         totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")
         means = global_means(totals, self.device)
         self.log_dict(means, batch_size=len(batch.margin))
         return means["reward/loss"]
 
-    def evaluation_step(self, batch: PreferenceBatch, batch_idx: int, prefix: str) -> None:
+    def validation_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
         """Add a batch to the sums over the pairs of the set."""
         one = torch.ones((), device=self.device)
         tokens = batch.chosen.completion_mask.sum()
@@ -210,7 +205,7 @@ class RewardModule(StageModule):
         self._pairs.append(torch.stack([differences.double(), batch.source.double()], dim=1))
 
     def evaluation_metrics(self) -> dict[str, Tensor]:
-        """Losses, accuracy (also per source), margin and calibration error."""
+        """Losses, accuracy (and by source), margin and calibration error."""
         pairwise_loss, lm_loss, tokens = global_sum(torch.stack(self._sums).sum(0)).unbind()
         differences, sources = all_gather_rows(torch.cat(self._pairs)).unbind(1)
         self._sums, self._pairs = [], []

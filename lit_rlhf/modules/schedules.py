@@ -1,22 +1,21 @@
 """Learning rates over the updates of a run.
 
-A schedule is stepped once per update of its network, also after an update that was skipped. Update
-`k` (from 0) of a warm-up over `W` updates has `(k + 1) / W` of the peak, so that no update is made
-at a rate of 0. What follows the warm-up is a schedule of transformers. After the last planned
+A schedule is stepped once per update of its network, even after one that was skipped. Update `k`
+(from 0) of a warm-up over `W` updates has `(k + 1) / W` of the peak, so that no update is made at
+a rate of 0. What follows the warm-up is a schedule of transformers. After the last planned
 update its rate is held: it neither rises again nor falls to 0.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from lightning.pytorch import Trainer
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from lit_rlhf.modules.options import OptimizerOptions
@@ -71,17 +70,6 @@ def build_schedule(
     return LambdaLR(
         optimizer, lambda update: learning_rate_factor(options, update, int(total()), warmup)
     )
-
-
-def step_schedule(schedule: LRScheduler) -> None:
-    """Step a learning-rate schedule, even after an update that was skipped.
-
-    The learning rate of a batch then does not depend on how many updates were skipped.
-    """
-    with warnings.catch_warnings():
-        # torch takes a skipped first update for a schedule that is stepped before its optimizer
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-        schedule.step()
 
 
 def training_batch_size(trainer: Trainer) -> int:

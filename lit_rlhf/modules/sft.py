@@ -14,16 +14,11 @@ from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
-from lit_rlhf.modules.micro_batches import scaled, slice_batch, split_batch
+from lit_rlhf.modules.micro_batches import slice_batch, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.schedules import step_schedule
-from lit_rlhf.modules.stage import (
-    MAX_SKIPPED_IN_A_ROW,
-    SUPERVISED_MEMORY,
-    LossAndMetrics,
-    StageModule,
-)
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
+from lit_rlhf.modules.updates import Share, trained_networks
 from lit_rlhf.stats import global_denominator, global_means, global_sum
 
 
@@ -101,22 +96,23 @@ class SFTModule(StageModule):
         Returns:
             The loss over all ranks, for callbacks and Lightning's learning-rate finder.
         """
-        [(optimizer, schedule)] = self.trained_networks()
+        (network,) = trained_networks(self)
         denominator = global_denominator(batch.completion_mask.sum(), self.device)
         lengths = batch.attention_mask.sum(1)
         limits = (self.micro_batch_size, self.micro_batch_tokens)
 
-        def shares() -> Iterator[LossAndMetrics]:
+        def shares() -> Iterator[Share]:
             for rows, weight in split_batch(self.model, lengths, *limits):
-                share = scaled(self(slice_batch(batch, rows), denominator), weight)
-                yield share["sft/loss"], share
+                metrics = self(slice_batch(batch, rows), denominator)
+                yield weight, metrics["sft/loss"], metrics
 
-        with self.phase("update", batch.input_ids, SUPERVISED_MEMORY):
+        with self.timer("update", batch.input_ids, SUPERVISED_MEMORY):
             clip, place = self.optimizer.grad_clip, f"epoch {self.current_epoch}, batch {batch_idx}"
-            updated = self.accumulate_and_step("the model", optimizer, shares(), clip, place)
-        step_schedule(schedule)
-        totals = updated.metrics
-        totals["sft/grad_norm"] = updated.grad_norm
+            totals, norm, _ = self.guard.update(
+                self, "the model", network.optimizer, shares(), clip, place
+            )
+        network.step_schedule()
+        totals["sft/grad_norm"] = norm
         totals["sft/skipped_updates"] = self.guard.pop_count()
         totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")
         means = global_means(totals, self.device)
@@ -125,7 +121,7 @@ class SFTModule(StageModule):
         self.log_dict(means, batch_size=len(batch.input_ids))
         return means["sft/loss"]
 
-    def evaluation_step(self, batch: TokenBatch, batch_idx: int, prefix: str) -> None:
+    def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """Add a batch to the sums over the tokens of the set."""
         tokens = batch.completion_mask.sum()
         sums = self(batch, torch.ones_like(tokens, dtype=torch.float32))

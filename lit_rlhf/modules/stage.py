@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar, NamedTuple, Self, cast
+from typing import IO, Any, ClassVar, Self
 
 import torch
 from lightning.fabric.utilities import AttributeDict
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -21,9 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_callbacks import Collapse
 from lit_rlhf.data import DialogueEncoder
-from lit_rlhf.forward import (
-    LanguageModel,
-)
+from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import (
     ModelCardInfo,
     ModelOptions,
@@ -31,22 +27,25 @@ from lit_rlhf.models import (
     load_tokenizer,
     save_model_folder,
 )
-from lit_rlhf.modules.finished import is_dry_run, model_card, save_finished
-from lit_rlhf.modules.guarded_step import UpdateGuard
-from lit_rlhf.modules.micro_batches import accumulate
+from lit_rlhf.modules.finished import (
+    RunFolders,
+    check_finished_dir,
+    is_dry_run,
+    log_folder,
+    model_card,
+)
 from lit_rlhf.modules.option_names import (
     check_names,
     merge_options,
     plain_arguments,
 )
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.out_of_memory import explain_memory_errors, suggest_change
+from lit_rlhf.modules.phases import PhaseTimer
 from lit_rlhf.modules.resuming import Resume
-from lit_rlhf.modules.run_folders import RunFolders, check_finished_dir, log_folder
 from lit_rlhf.modules.schedules import build_schedule
-from lit_rlhf.modules.timing import PhaseTimer
+from lit_rlhf.modules.updates import UpdateGuard
 from lit_rlhf.stats import FixedDtypeBuffers
-from lit_rlhf.strategies import AtomicCheckpointIO, backward
+from lit_rlhf.strategies import AtomicCheckpointIO
 
 # what to change when an update of SFT or reward modelling runs out of memory
 SUPERVISED_MEMORY = (
@@ -58,42 +57,15 @@ SUPERVISED_MEMORY = (
 )
 MAX_SKIPPED_IN_A_ROW = 5
 
-LossAndMetrics = tuple[Tensor, Mapping[str, Tensor]]
-"""Loss of a micro-batch to differentiate, 0-dim, and the metrics of the micro-batch."""
-
-
-class TrainedNetwork(NamedTuple):
-    """How a network is trained.
-
-    Attributes:
-        optimizer: Its optimizer.
-        schedule: The learning-rate schedule of the optimizer.
-    """
-
-    optimizer: LightningOptimizer
-    schedule: LRScheduler
-
-
-class Updated(NamedTuple):
-    """An update of a network.
-
-    Attributes:
-        metrics: Metrics of all micro-batches, 0-dim, without graphs.
-        grad_norm: The gradient norm (L2) before clipping, NaN where a loss was not finite.
-        applied: Whether a step was made.
-    """
-
-    metrics: dict[str, Tensor]
-    grad_norm: Tensor
-    applied: bool
-
 
 class StageModule(FixedDtypeBuffers, LightningModule):
     """A stage that starts from a Hugging Face folder and leaves one for the next stage.
 
     Attributes:
-        allow_changes: Resume also from a checkpoint of a run with other data, models or precision;
+        allow_changes: Resume even from a checkpoint of a run with other data, models or precision;
             set it before the fit. The settings that count are in `docs/resume.md`.
+        inputs: Folders or hub ids of the models that the stage starts from, by option.
+        input_checksums: Checksums of what the run reads besides its data, by names for messages.
 
     Args:
         model_path: Local folder or hub id of the model that the stage starts from.
@@ -133,6 +105,8 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         self.automatic_optimization = False
         self.model_path = model_path
         self.output_dir = output_dir
+        self.inputs = {"model_path": [model_path]}
+        self.input_checksums: dict[str, object] = {}
         self.network = merge_options(type(self), "network", network)
         if self.network.load_in_4bit and self.network.lora_rank == 0:
             raise ValueError(
@@ -140,7 +114,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
                 "cannot be trained, and LoRA trains adapters beside them"
             )
         self.guard = UpdateGuard(max_skipped_in_a_row)
-        self.timer = PhaseTimer()
+        self.timer = PhaseTimer(self)
         self.folders = RunFolders()
         self.allow_changes = False
         self.resume = Resume()
@@ -263,99 +237,26 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         total = float(self.trainer.estimated_stepping_batches)
         return build_schedule(optimizer, options, lambda: total)
 
-    def trained_networks(self) -> list[TrainedNetwork]:
-        """Each network's optimizer and schedule, in the order of `configure_optimizers`."""
-        optimizers, schedules = self.optimizers(), self.lr_schedulers()
-        pairs = zip(
-            optimizers if isinstance(optimizers, list) else [optimizers],
-            schedules if isinstance(schedules, list) else [schedules],
-            strict=True,
-        )
-        return [
-            TrainedNetwork(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs
-        ]
-
-    @contextmanager
-    def phase(
-        self, name: str, ids: Tensor, settings: Sequence[str], timer: PhaseTimer | None = None
-    ) -> Iterator[None]:
-        """Time a phase of a training step, and explain an out-of-memory error in it.
-
-        Args:
-            name: Name of the phase.
-            ids: The sequences that it processes, `[B, L]`.
-            settings: What to change when memory runs out: dotted names of options, or of settings
-                elsewhere in a configuration.
-            timer: Timer of the phase; `None` takes the module's.
-
-        Raises:
-            torch.OutOfMemoryError: If memory runs out, with the sizes and the settings.
-        """
-        changes = [suggest_change(setting, self) for setting in settings]
-        with (timer or self.timer)(name), explain_memory_errors(name, ids, changes):
-            yield
-
-    def accumulate_and_step(
-        self,
-        name: str,
-        optimizer: LightningOptimizer,
-        shares: Iterator[LossAndMetrics],
-        max_norm: float | None,
-        place: str,
-    ) -> Updated:
-        """Make one update of a network from the losses of its micro-batches.
-
-        Args:
-            name: What is updated in messages, for instance `the policy`.
-            optimizer: Its optimizer.
-            shares: Yields the loss of each micro-batch, with its metrics, which add up.
-            max_norm: Largest gradient norm (L2); `None`: no clipping.
-            place: Where in the run the update is, for messages.
-        """
-        totals: dict[str, Tensor] = {}
-        for loss, metrics in shares:
-            backward(self, loss, optimizer)
-            accumulate(totals, metrics)
-        return Updated(
-            totals, *self.guard.step(self.trainer, name, optimizer, max_norm, totals, place)
-        )
-
-    def evaluation_step(self, batch: Any, batch_idx: int, prefix: str) -> None:  # noqa: ANN401
-        """Add a batch to the results of a validation or test set.
-
-        Args:
-            batch: A batch of the stage.
-            batch_idx: Its number.
-            prefix: `val/` or `test/`.
-        """
-        raise NotImplementedError
-
     def evaluation_metrics(self) -> dict[str, Tensor]:
         """Metrics of all batches and ranks since the start of the set, equal on all ranks."""
         raise NotImplementedError
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ANN401
-        """Add a batch to the results of the validation set."""
-        self.evaluation_step(batch, batch_idx, "val/")
-
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of the validation set as `val/*`."""
-        self._log_evaluation("val/")
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ANN401
-        """Add a batch to the results of the test set."""
-        self.evaluation_step(batch, batch_idx, "test/")
-
-    def on_test_epoch_end(self) -> None:
-        """Log the metrics of the test set as `test/*`."""
-        self._log_evaluation("test/")
-
-    def _log_evaluation(self, prefix: str) -> None:
+        """Log the metrics of the set as `val/*`, or `test/*` while testing."""
+        prefix = evaluation_prefix(self.trainer)
         self.log_dict(
             {prefix + key: value for key, value in self.evaluation_metrics().items()},
             # Lightning 2.6.6 warns of every key that is logged per epoch without it.
             sync_dist=self.trainer.world_size > 1,
         )
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ANN401
+        """Add a batch to the results of the test set, as validation does."""
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics of the test set."""
+        self.on_validation_epoch_end()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what an exact resume needs."""
@@ -374,24 +275,8 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         check_names(type(self), (name for name in saved if not name.startswith("_")))
         self.resume.load(self, checkpoint)
 
-    @property
-    def inputs(self) -> dict[str, list[str]]:
-        """Folders or hub ids of the models that the stage starts from, by option."""
-        return {"model_path": [self.model_path]}
-
-    def input_checksums(self) -> Mapping[str, object]:
-        """Checksums of what the run reads besides its data, by names for error messages."""
-        return {}
-
-    def on_settings_changed(self, names: set[str]) -> None:
-        """Apply configured values that a checkpoint's state has replaced, beside the optimizers'.
-
-        Args:
-            names: Dotted names of the settings that differ from the checkpoint's.
-        """
-
     def configure_callbacks(self) -> list[Callback]:
-        """The run's folders, and what it resumes from."""
+        """What locks the run's folders and saves the finished model, and what it resumes from."""
         self.resume.trained = False  # Lightning calls this first; the fit before may have failed
         return [self.folders, self.resume]
 
@@ -418,18 +303,6 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         for optimizer in self.trainer.optimizers:
             # Engines that keep float32 masters have those in their groups, not the weights.
             check_trained_weights(optimizer, names)
-        self.timer = PhaseTimer(self.device)
-
-    def on_fit_end(self) -> None:
-        """Save the finished model, unless the fit was a trial.
-
-        `on_train_end` would be too early: Lightning calls it at the end of every trial of a Tuner
-        too, but not for a run that resumes from its very end, where a kill came between the last
-        step and the saving.
-        """
-        ended = self.resume.trained or self.trainer.ckpt_path is not None
-        if ended and not is_dry_run(self.trainer):
-            save_finished(self)
 
     @property
     def datamodule(self) -> LightningDataModule | None:
@@ -478,6 +351,11 @@ class StageModule(FixedDtypeBuffers, LightningModule):
             generation=generation,
             lm_head=None if lm_head is None else lm_head.state_dict(),
         )
+
+
+def evaluation_prefix(trainer: Trainer) -> str:
+    """Prefix of the metrics of the set that is evaluated: `val/` or `test/`."""
+    return "test/" if trainer.testing else "val/"
 
 
 def check_lightning_tools(module: LightningModule) -> None:

@@ -161,15 +161,16 @@ class PPO(FixedDtypeBuffers):
             max_tokens_per_forward=self.memory.max_tokens_per_forward,
         )
 
-    def add_rollouts(
+    def measure(
         self,
-        metrics: RolloutMetrics,
-        rollouts: RolloutBatch,
         batch: PromptBatch,
+        rollouts: RolloutBatch,
         scores: Tensor,
         estimates: TokenStatistics,
-    ) -> None:
-        """Add responses to `metrics`, with each reward's score and the gold reward."""
+        metrics: RolloutMetrics | None = None,
+    ) -> RolloutMetrics:
+        """Add responses to `metrics` (or new ones), with each reward's score and the gold one."""
+        metrics = metrics or RolloutMetrics()
         named = {f"score/{name}": raw for name, raw in self.reward.raw_scores.items()}
         if self.gold is not None:
             named["gold"] = self.gold(rollouts, batch.texts, None, batch.fields)
@@ -182,6 +183,7 @@ class PPO(FixedDtypeBuffers):
             rollouts.terminated,
             {"score": scores, **named},
         )
+        return metrics
 
     def shape_rewards(
         self, rollouts: RolloutBatch, scores: Tensor, estimates: TokenStatistics

@@ -19,8 +19,9 @@ from torch import Tensor, distributed
 from lit_rlhf.forward import LanguageModel, disable_dropout
 from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.modules.guarded_step import UpdateGuard
+from lit_rlhf.modules.phases import PhaseTimer
 from lit_rlhf.modules.stage import StageModule
+from lit_rlhf.modules.updates import UpdateGuard
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 from lit_rlhf.rollout.decoder import GPU_RELEASE_INTERVAL, Decoder
 from lit_rlhf.stats import global_sum
@@ -82,15 +83,15 @@ def one_rank() -> Iterator[None]:
 def auditing(*, count_kernels: bool = False) -> Iterator[PretendCuda]:
     """An audit that knows the phases of a training step and of decoding."""
     audit = PretendCuda(count_kernels=count_kernels)
-    phase = StageModule.phase
+    timed = PhaseTimer.__call__
 
     @contextmanager
-    def named_phase(module: StageModule, name: str, *args: Any) -> Iterator[None]:
-        with audit.named(name), phase(module, name, *args):
+    def named_phase(timer: PhaseTimer, name: str, *args: Any) -> Iterator[None]:
+        with audit.named(name), timed(timer, name, *args):
             yield
 
     with pytest.MonkeyPatch.context() as patch, audit:
-        patch.setattr(StageModule, "phase", named_phase)
+        patch.setattr(PhaseTimer, "__call__", named_phase)
         for method in ("step", "sample", "release"):
             audit.watch(patch, Decoder, method, method)
         audit.watch(patch, Decoder, "_decode", "decode")

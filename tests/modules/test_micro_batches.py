@@ -16,7 +16,6 @@ from lit_rlhf.forward import hidden_states
 from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.modules import MinibatchOptions, RewardModule, SFTModule, micro_batches
 from lit_rlhf.modules.micro_batches import (
-    accumulate,
     activation_bytes,
     slice_batch,
     split_rows,
@@ -59,14 +58,6 @@ def test_a_limit_of_micro_batches_is_positive(root: Path, name: str) -> None:
     for stage in stages:
         with pytest.raises(ValueError, match=f"{name}: expected an integer >= 1, got 0"):
             stage(**{name: 0})
-
-
-def test_shares_add_up_without_their_graphs() -> None:
-    totals: dict[str, torch.Tensor] = {}
-    for value in (1.0, 2.5):
-        accumulate(totals, {"loss": torch.tensor(value, requires_grad=True)})
-    assert float(totals["loss"]) == 3.5
-    assert not totals["loss"].requires_grad
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])

@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import position_ids_from_mask, response_values
 from lit_rlhf.functional import Moments
-from lit_rlhf.modules import LossShare, PPOModule, ScoredResponses
+from lit_rlhf.modules import LossShare, PPOModule, iteration_generator
 from lit_rlhf.modules import ppo as ppo_file
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.modules.stages import (
@@ -106,16 +106,11 @@ def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> 
     assert not torch.equal(one.response_ids[:, :1], other.response_ids[:, :1])
 
 
-def test_draws_depend_on_seed_iteration_and_rank(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draws_depend_on_seed_iteration_and_rank() -> None:
     def draw(seed: int, iteration: int, rank: int) -> int:
-        module.seed = seed
-        module.iteration.fill_(iteration)
-        monkeypatch.setattr(PPOModule, "global_rank", rank)
-        return int(torch.randint(2**31, (), generator=module.generator()))
+        generator = iteration_generator(seed, iteration, rank)
+        return int(torch.randint(2**31, (), generator=generator))
 
-    module = PPOModule(**ppo_options(root))
     places = [(s, i, r) for s in range(3) for i in range(20) for r in range(8)]
     draws = {place: draw(*place) for place in places}
     assert len(set(draws.values())) == len(places)
@@ -346,7 +341,7 @@ def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) ->
     estimates = module.estimate(rollouts)
     four = batch.select(range(4))
     scores = module.score(rollouts, four)
-    metrics = module.measure(four, ScoredResponses(rollouts, scores, estimates))
+    metrics = module.measure(four, rollouts, scores, estimates).compute()
     rewards = module.shape_rewards(rollouts, scores, estimates)
     experience = module.experience(rollouts, rewards, estimates)
     policy, _ = module.policy_loss(experience, torch.tensor(4.0))

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_rlhf.data import PromptBatch
-from lit_rlhf.modules import PPOModule
+from lit_rlhf.modules import PPOModule, trained_networks
 from lit_rlhf.rollout import RolloutBatch
 from tests.modules.stages import assert_equal_states, copied, fitted, ppo_options, prompts
 
@@ -66,7 +66,7 @@ def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_pat
         assert len(said) > 1
     # two iterations of six minibatches and two epochs
     assert int(whole.ppo_step) == 2 * 6 * 2
-    policy, _ = whole.trained_networks()
+    policy, _ = trained_networks(whole)
     assert policy.schedule.get_last_lr()[0] == pytest.approx(0.0, abs=1e-3 / 20)
     assert "rollout/kl" in run.callback_metrics
 

@@ -36,7 +36,7 @@ PPO = (
     "tests/modules/test_ppo_update.py",
     "tests/modules/test_ppo_rewards.py",
     "tests/modules/test_ppo_switches.py",
-    "tests/modules/test_guarded_step.py",
+    "tests/modules/test_updates.py",
     "tests/modules/test_schedules.py",
     "tests/modules/test_timing.py",
     "tests/invariant/test_reference_iteration.py",

@@ -1,25 +1,25 @@
-"""All checks of a run, inside a `Trainer.fit` of one batch that trains and saves nothing."""
+"""All checks of a run, inside a `Trainer.fit` of one batch that saves nothing."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
-from lit_rlhf.data import PromptBatch, TokenBatch
+from lit_rlhf.data import PromptBatch, RecordDataModule, TokenBatch
 from lit_rlhf.modules import (
     UPDATE_MEMORY,
-    OptimizerOptions,
     PhaseTimer,
     PPOModule,
     draw_seed,
+    iteration_generator,
+    trained_networks,
 )
 from lit_rlhf.rollout import iterate_minibatches
 from lit_rlhf.tools.doctor.case import NETWORKS, Case, NetworkStep, Update
@@ -89,7 +89,7 @@ def run_iteration(case: Case) -> Finding:
     module, batch = case.module, case.batch
     assert batch is not None
     # the draws of the run's first iteration, as in PPOModule.training_step
-    generator = module.generator()
+    generator = iteration_generator(module.seed, 0, module.global_rank)
     rollouts, scores, estimates = module.score_responses(batch, draw_seed(generator), module.timer)
     case.rollouts, case.scores, case.estimates = rollouts, scores, estimates
     if rollouts.statistics is not None:
@@ -129,18 +129,18 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
     assert experience is not None
     assert batch is not None
     size = module.minibatches.minibatch_size
-    index = next(iterate_minibatches(len(experience), size, generator))
+    index = next(iterate_minibatches(len(experience), size, generator)).to(module.device)
     minibatch = experience.select(index)
     ptx = None if batch.ptx is None else TokenBatch(*(field[index] for field in batch.ptx))
-    module.pretraining_done.fill_(True)  # so that the policy is updated, too
-    ids, options = minibatch.rollouts.sequence_ids, module.minibatches
 
-    def update() -> Update:
-        clips = {name: optimizer_options(module, name).grad_clip for name in NETWORKS}
-        optimizers = [network.optimizer for network in module.trained_networks()]
+    def update(clips: dict[str, float | None], timer: PhaseTimer) -> Update:
+        optimizers = [network.optimizer for network in trained_networks(module)]
         for optimizer in optimizers:
             reset_first_moments(optimizer)
-        metrics = {k: float(v) for k, v in module.update(minibatch, ptx, generator).items()}
+        with timer("update", minibatch.rollouts.sequence_ids, UPDATE_MEMORY):
+            found = module.train_critic(minibatch, clips["critic"], "the examination")
+            found |= module.train_policy(minibatch, ptx, clips["policy"], "the examination")
+        metrics = {key: float(value) for key, value in found.items()}
         steps = {
             name: NetworkStep(
                 clips[name], metrics[f"ppo/{name}_grad_norm"], applied_gradient_norm(optimizer)
@@ -149,24 +149,15 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
         }
         return Update(metrics, steps)
 
-    # one epoch, so that Adam's moments show the gradient of a single step
-    module.minibatches = replace(options, ppo_epochs=1)
-    with module.phase("update", ids, UPDATE_MEMORY, PhaseTimer()):
-        first = update()
+    clips = {
+        "policy": module.policy_optimizer.grad_clip,
+        "critic": module.critic_optimizer.grad_clip,
+    }
+    first = update(clips, PhaseTimer(module))
     for name, step in first.steps.items():
         if step.clip is not None and not step.norm > step.clip:
-            optimizer = optimizer_options(module, name)
-            lowered = replace(optimizer, grad_clip=step.norm / 2 or step.clip)
-            setattr(module, f"{name}_optimizer", lowered)
-    with module.phase("update", ids, UPDATE_MEMORY):
-        second = update()
-    module.minibatches = options
-    return [first, second]
-
-
-def optimizer_options(module: PPOModule, network: str) -> OptimizerOptions:
-    """Options of the optimizer of `policy` or `critic`."""
-    return module.policy_optimizer if network == "policy" else module.critic_optimizer
+            clips[name] = step.norm / 2 or step.clip
+    return [first, update({**clips}, module.timer)]
 
 
 # Adam's first moment is a running mean of the gradients that its steps have really used, under
@@ -235,8 +226,11 @@ CHECKS_DURING = (
 """Checks on one iteration."""
 
 
-class Examination:
-    """Runs the checks from the module's own hooks, in place of training and saving.
+class Examination(LightningModule):
+    """Trains nothing: runs the checks on the networks of another module, as a fit of one batch.
+
+    It has that module's networks and optimizers, so that the Trainer puts them on the device and
+    sets them up for the strategy as in the run.
 
     Args:
         case: The run.
@@ -245,24 +239,14 @@ class Examination:
     """
 
     def __init__(self, case: Case, report: Report, display: Display | None) -> None:
+        super().__init__()
+        self.automatic_optimization = False
         self.case = case
         self.report = report
         self.display = display
-        self.module_setup = case.module.setup
-
-    def attach(self) -> None:
-        """Replace hooks of the module, so that the Trainer runs the checks instead."""
-        module: Any = self.case.module
-        module.prepare_data = self.prepare_data
-        module.setup = self.setup
-        module.training_step = self.training_step
-        module.on_fit_end = self.on_fit_end
-        # A finding of the doctor's own, with which the other checks can go on.
-        data: Any = self.case.data
-        data.check_vocabulary = lambda tokenizer: None
-
-    def prepare_data(self) -> None:
-        """Lock no folder, as nothing is written: the run itself may be going on."""
+        # The module is not a child itself: engines wrap direct children.
+        for name, network in case.module.named_children():
+            self.add_module(name, network)
 
     def setup(self, stage: str) -> None:
         """Run the checks that need no device, then the module's own setup."""
@@ -271,12 +255,21 @@ class Examination:
         for check in CHECKS_BEFORE:
             self.run_check(check)
         try:
-            self.module_setup(stage)
+            self.case.module.setup(stage)
         except ValueError:
             # The module refuses a text contract that does not match. That is a finding already,
             # and the other checks can go on.
             if self.report.findings["text contract"].status is not Status.FAILURE:
                 raise
+
+    def configure_optimizers(self) -> Any:  # noqa: ANN401  # one of Lightning's many forms
+        """Optimizers and schedules of the module."""
+        return self.case.module.configure_optimizers()
+
+    def on_fit_start(self) -> None:
+        """Check the weights as the module does."""
+        self.case.module.to(self.device)  # its own buffers, which are no network's
+        self.case.module.on_fit_start()
 
     def describe_start(self) -> Finding:
         """The finding that everything has been loaded."""
@@ -288,14 +281,14 @@ class Examination:
         )
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
-        """Run the checks on one batch and end the fit."""
+        """Run the checks on one batch, and end the fit."""
         self.case.batch = self.case.module.repeat_prompts(batch)
         for check in CHECKS_DURING:
             self.run_check(check)
         self.case.trainer.should_stop = True
 
-    def on_fit_end(self) -> None:
-        """Save no finished model."""
+    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
+        """Do nothing. Lightning warns of a datamodule with validation data without this."""
 
     def run_check(self, check: Check) -> None:
         """Run a check, and add and show its finding."""
@@ -330,15 +323,20 @@ def examine(
     plan = plan or RunPlan()
     report = Report(substitution=plan.substitution)
     case = Case(module, data, trainer, plan)
+    module.trainer = trainer
     examination = Examination(case, report, display)
-    examination.attach()
     try:
+        if isinstance(data, RecordDataModule):
+            # Before the fit, in which it would refuse networks that do not embed every token: that
+            # is a finding of the doctor's own, with which the other checks can go on.
+            data.tokenizer = data.tokenizer or module.tokenizer
+            data.setup("fit")
         with warnings.catch_warnings():
             if plan.engines:
                 # bfloat16 weights have float32 masters in the run, though not under the strategy
                 # that replaces its own on a machine without a GPU
                 warnings.filterwarnings("ignore", ".* rounded back to what they were in bfloat16")
-            trainer.fit(module, datamodule=data)
+            trainer.fit(examination, datamodule=data)
     except Exception as error:  # any kind, from the user's models, data and strategy
         examination.add(START, failure_of(error))
     else:

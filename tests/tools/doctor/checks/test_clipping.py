@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import torch
 
-from lit_rlhf.modules import guarded_step
+from lit_rlhf.modules import updates
 from lit_rlhf.strategies import OptimizerStep, clipped_step
 from tests.tools.doctor.runs import findings, module_of, not_ok
 
@@ -16,7 +16,7 @@ def unclipped(optimizer: Any, max_norm: float | None) -> OptimizerStep:
 
 
 def test_a_clip_norm_that_does_not_act(root: Path, tmp_path: Path) -> None:
-    with patch.object(guarded_step, "clipped_step", unclipped):
+    with patch.object(updates, "clipped_step", unclipped):
         report = findings(root, tmp_path)
 
     assert not_ok(report) == {"clipping": "failure"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.data import PromptBatch, TokenBatch
+from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics, compute_values
 from lit_rlhf.tools.doctor.checks.distributions import entropy_gap
@@ -44,11 +44,9 @@ class OtherLogprobs(PPOModule):
 class OtherUpdate(PPOModule):
     """The same in a phase further on, which the doctor runs as it is overridden."""
 
-    def update(
-        self, experience: Experience, ptx: TokenBatch | None, generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        changed = replace(experience, old_logprobs=experience.old_logprobs - 0.1)
-        return super().update(changed, ptx, generator)
+    def train_policy(self, minibatch: Experience, *arguments: Any) -> dict[str, Tensor]:
+        changed = replace(minibatch, old_logprobs=minibatch.old_logprobs - 0.1)
+        return super().train_policy(changed, *arguments)
 
 
 @pytest.mark.parametrize("kind", [OtherLogprobs, OtherUpdate])

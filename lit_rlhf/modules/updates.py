@@ -1,4 +1,4 @@
-"""Optimizer steps that are skipped where a number is not finite.
+"""Updates of a network, which are skipped where a number is not finite.
 
 One NaN in a loss would reach every weight of a network and every moment of its optimizer. The step
 is skipped instead, on all ranks alike, and weights, moments and step counts stay as they were. A
@@ -7,22 +7,27 @@ run that skips too many steps in a row ends with an error.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.stats import global_sum, world_size
-from lit_rlhf.strategies import OptimizerStep, clipped_step
+from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
 
 MAX_NAMES = 4  # of quantities in a message
+
+Share = tuple[float, Tensor, Mapping[str, Tensor]]
+"""A micro-batch: the factor of its loss and metrics, its loss, 0-dim, and its metrics."""
 
 
 class TooManySkippedUpdates(RuntimeError):
@@ -41,33 +46,63 @@ class NotFiniteError(Exception):
         self.names = names
 
 
-class Iteration:
-    """An iteration under an `UpdateGuard`.
+class TrainedNetwork(NamedTuple):
+    """How a network is trained.
 
     Attributes:
-        skipped: Whether a number was not finite, so that the iteration ended early.
+        optimizer: Its optimizer.
+        schedule: The learning-rate schedule of the optimizer.
     """
 
-    def __init__(self) -> None:
-        self.skipped = False
+    optimizer: LightningOptimizer
+    schedule: LRScheduler
 
-    def require_finite(self, quantities: Mapping[str, Tensor]) -> None:
-        """End the iteration unless all numbers of all ranks are finite.
+    def step_schedule(self) -> None:
+        """Step the learning-rate schedule, even after an update that was skipped.
 
-        Args:
-            quantities: Tensors by their names in the warning.
+        The learning rate of a batch then does not depend on how many updates were skipped.
         """
-        if found := find_non_finite(quantities):
-            raise NotFiniteError(found)
+        with warnings.catch_warnings():
+            # torch takes a skipped first update for a schedule that steps before its optimizer
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            self.schedule.step()
+
+
+def trained_networks(module: LightningModule) -> list[TrainedNetwork]:
+    """Each network's optimizer and schedule, in the order of `configure_optimizers`."""
+    optimizers, schedules = module.optimizers(), module.lr_schedulers()
+    pairs = zip(
+        optimizers if isinstance(optimizers, list) else [optimizers],
+        schedules if isinstance(schedules, list) else [schedules],
+        strict=True,
+    )
+    return [TrainedNetwork(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs]
+
+
+class Updated(NamedTuple):
+    """An update of a network.
+
+    Attributes:
+        metrics: Metrics of all micro-batches, 0-dim, without graphs.
+        grad_norm: The gradient norm (L2) before clipping, NaN where a loss was not finite.
+        applied: Whether a step was made.
+    """
+
+    metrics: dict[str, Tensor]
+    grad_norm: Tensor
+    applied: bool
 
 
 class UpdateGuard:
-    """Skips updates in which a number is not finite, and counts them.
+    """Makes updates, skips those in which a number is not finite, and counts these.
 
     Every rank has to call its methods at the same points, since ranks agree on what is skipped.
 
     Args:
         max_in_a_row: Number of skipped updates of a network in a row at which training stops.
+
+    Attributes:
+        skipped: Whether the last iteration ended early, as a number was not finite.
 
     Raises:
         ValueError: If `max_in_a_row` is less than 1.
@@ -77,34 +112,39 @@ class UpdateGuard:
         check_count("max_skipped_in_a_row", max_in_a_row)
         self.max_in_a_row = max_in_a_row
         self.in_a_row: dict[str, int] = {}
+        self.skipped = False
         self._count = 0
 
-    def step(
+    def update(
         self,
-        trainer: Trainer,
+        module: LightningModule,
         network: str,
         optimizer: LightningOptimizer,
+        shares: Iterable[Share],
         max_norm: float | None,
-        metrics: Mapping[str, Tensor],
         place: str,
-    ) -> OptimizerStep:
+    ) -> Updated:
         """Clip and step, or skip the step where a loss or the gradient norm is not finite.
 
         Args:
-            trainer: The trainer of the run.
-            network: What is updated, for instance `the policy`.
-            optimizer: Its optimizer, after the last `backward`.
+            module: The module in training.
+            network: What is updated in messages, for instance `the policy`.
+            optimizer: Its optimizer.
+            shares: The micro-batches, whose gradients and metrics add up. Losses are the metrics
+                whose key ends with `loss`.
             max_norm: Largest gradient norm (L2); `None`: no clipping.
-            metrics: Metrics of the update; its losses are those whose key ends with `loss`.
             place: Where in the run the update is, for instance `iteration 3, minibatch 1`.
-
-        Returns:
-            The gradient norm, NaN where a loss was not finite, and whether a step was made.
 
         Raises:
             TooManySkippedUpdates: If too many updates of the network in a row were skipped.
         """
-        losses = {key: value for key, value in metrics.items() if key.endswith("loss")}
+        totals: dict[str, Tensor] = {}
+        for factor, loss, metrics in shares:
+            backward(module, factor * loss, optimizer)
+            for key, value in metrics.items():
+                share = factor * value.detach()
+                totals[key] = totals[key] + share if key in totals else share
+        losses = {key: value for key, value in totals.items() if key.endswith("loss")}
         found = find_non_finite(losses)
         if found:
             # its gradient would be added to that of the next update
@@ -114,12 +154,12 @@ class UpdateGuard:
         else:
             step = clipped_step(optimizer, max_norm)
             found = [] if step.applied else ["its gradient norm"]
-        self._count_update(trainer, network, found, place)
-        return step
+        self._count_update(module.trainer, network, found, place)
+        return Updated(totals, *step)
 
     @contextmanager
-    def iteration(self, trainer: Trainer, networks: str, place: str) -> Iterator[Iteration]:
-        """Run an iteration, and leave the block where `Iteration.require_finite` finds NaN.
+    def iteration(self, trainer: Trainer, networks: str, place: str) -> Iterator[None]:
+        """Run an iteration, and leave the block where `require_finite` finds NaN.
 
         Args:
             trainer: The trainer of the run.
@@ -129,12 +169,18 @@ class UpdateGuard:
         Raises:
             TooManySkippedUpdates: If too many iterations in a row were skipped.
         """
-        iteration, found = Iteration(), []
+        found: list[str] = []
         try:
-            yield iteration
+            yield
         except NotFiniteError as error:
-            iteration.skipped, found = True, error.names
+            found = error.names
+        self.skipped = bool(found)
         self._count_update(trainer, networks, found, place)
+
+    def require_finite(self, quantities: Mapping[str, Tensor]) -> None:
+        """End the iteration unless these named tensors are finite on all ranks."""
+        if found := find_non_finite(quantities):
+            raise NotFiniteError(found)
 
     def pop_count(self) -> Tensor:
         """Number of skipped updates since the last call, 0-dim float32, as metrics are."""

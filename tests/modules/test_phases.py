@@ -1,4 +1,4 @@
-"""Out-of-memory errors name the phase, the sizes and the setting to change."""
+"""Time and peak memory of phases, and what an out-of-memory error in one says."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 
-from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.modules.out_of_memory import explain_memory_errors
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, phases
+from lit_rlhf.modules.phases import GIB, PhaseTimer
 from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
 
 SHORTER = "or lower sampling.max_new_tokens (now 6)"
 ROLLOUT = f"What helps: lower memory.rollout_batch_size (now 4), {SHORTER}. The"
 SCORING = f"What helps: set memory.max_tokens_per_forward (now None), {SHORTER}. The"
-PHASES = {
+ADVICE = {
     "rollout": ("rollout", ROLLOUT),
     "score": ("score", SCORING),
     "estimate": ("estimate", SCORING),
@@ -26,6 +27,68 @@ PHASES = {
         "set network.gradient_checkpointing: true. The",
     ),
 }
+IDS = torch.zeros(2, 3)
+
+
+def timer_of_cpu() -> PhaseTimer:
+    return PhaseTimer(LightningModule())
+
+
+def test_phases_add_up_and_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 2.0, 10.0, 11.0, 20.0, 24.0])
+    peaks = iter([3 * GIB, GIB, 2 * GIB])
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(phases, "peak_bytes", lambda device: next(peaks))
+    timer = timer_of_cpu()
+    for phase in ("rollout", "update", "rollout"):
+        with timer(phase, IDS, []):
+            pass
+    assert {key: float(value) for key, value in timer.pop_metrics(14).items()} == {
+        "time/rollout": 6.0,
+        "time/update": 1.0,
+        "time/iteration": 7.0,
+        "memory/rollout": 3.0,
+        "memory/update": 1.0,
+        "throughput/response_tokens_per_second": 2.0,
+    }
+    assert timer.pop_metrics(0, "tokens") == {}
+
+
+@pytest.mark.skipif(not phases.STATUS.exists(), reason="only Linux tells the peak of a phase")
+def test_a_phases_peak_holds_what_was_freed_in_it_and_not_what_came_before() -> None:
+    timer, size = timer_of_cpu(), 64 * 2**20
+    with timer("small", IDS, []):
+        pass
+    with timer("large", IDS, []):
+        block = torch.ones(size // 4)
+        del block
+    with timer("after", IDS, []):
+        pass
+    peaks = timer.peaks
+    assert peaks["large"] - peaks["small"] == pytest.approx(size, rel=0.2)
+    assert peaks["after"] - peaks["small"] == pytest.approx(0, abs=0.2 * size)
+
+
+def test_where_the_mark_cannot_be_reset_the_peak_is_the_processs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpu = torch.device("cpu")
+    if phases.STATUS.exists():
+        monkeypatch.setattr(phases, "CLEAR_REFS", tmp_path)  # a folder cannot be written
+        phases.reset_peak(cpu)
+        assert phases.peak_bytes(cpu) > 2**20
+    monkeypatch.setattr(phases, "STATUS", tmp_path / "no status here")
+    phases.reset_peak(cpu)
+    assert 2**20 < phases.peak_bytes(cpu) < 2**45
+
+
+def test_the_phases_that_hints_speak_of_are_those_of_ppo(root: Path, tmp_path: Path) -> None:
+    run = fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
+    seen = {key.removeprefix("time/") for key in run.callback_metrics if key.startswith("time/")}
+    assert {"rollout", "score", "estimate", "update"} <= seen
+    assert all(
+        0.01 < float(run.callback_metrics[f"memory/{p}"]) < 100 for p in seen - {"iteration"}
+    )
 
 
 def too_much(*_: object, **__: object) -> Any:
@@ -33,11 +96,11 @@ def too_much(*_: object, **__: object) -> Any:
     return torch.empty(10**15)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ADVICE)
 def test_ppos_phases_are_named_with_their_sizes_and_settings(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
-    method, advice = PHASES[phase]
+    method, advice = ADVICE[phase]
     monkeypatch.setattr(PPOModule, method, too_much)
     module = PPOModule(**ppo_options(root, memory={"rollout_batch_size": 4}))
     with pytest.raises(torch.OutOfMemoryError) as error:
@@ -84,7 +147,7 @@ def test_an_update_of_the_other_stages_is_named_too(
 def test_every_kind_of_memory_error_is_recognized(error: Exception) -> None:
     with (
         pytest.raises(torch.OutOfMemoryError, match=r"score: .* 2 sequences of 3 tokens"),
-        explain_memory_errors("score", torch.zeros(2, 3), ["lower x"]),
+        timer_of_cpu()("score", IDS, ["x"]),
     ):
         raise error
 
@@ -93,6 +156,6 @@ def test_other_errors_are_left_as_they_are() -> None:
     error = RuntimeError("shapes do not fit")
     with (
         pytest.raises(RuntimeError, match=r"^shapes do not fit$"),
-        explain_memory_errors("score", torch.zeros(2, 3), ["lower x"]),
+        timer_of_cpu()("score", IDS, ["x"]),
     ):
         raise error

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_callbacks import CollapseDetector, Level, ResumeCheckpoint
 from lit_rlhf.modules import PPOModule, SFTModule
-from lit_rlhf.modules.guarded_step import (
+from lit_rlhf.modules.updates import (
     TooManySkippedUpdates,
     UpdateGuard,
     find_last_checkpoint,
@@ -125,10 +125,10 @@ def test_a_fault_of_one_of_ppos_networks_leaves_the_other_alone(
     steps: list[dict[str, Any]] = []
 
     class Watched(UpdateGuard):
-        def step(self, trainer: Any, name: str, *arguments: Any) -> Any:
-            model = getattr(trainer.lightning_module, network)
+        def update(self, module: Any, name: str, *arguments: Any) -> Any:
+            model = getattr(module, network)
             before = {k: v.clone() for k, v in model.state_dict().items()}
-            result = super().step(trainer, name, *arguments)
+            result = super().update(module, name, *arguments)
             after = {k: v.clone() for k, v in model.state_dict().items()}
             if name == f"the {network}":
                 steps.append({"place": arguments[-1], "moved": distance(after, before)})
@@ -331,9 +331,9 @@ def test_an_update_that_goes_through_ends_the_row_of_its_network_alone(tmp_path:
     nan, number = {"loss": torch.tensor(torch.nan)}, {"loss": torch.tensor(1.0)}
 
     def update(network: str, quantities: dict[str, torch.Tensor]) -> bool:
-        with guard.iteration(run, network, "here") as iteration:
-            iteration.require_finite(quantities)
-        return not iteration.skipped
+        with guard.iteration(run, network, "here"):
+            guard.require_finite(quantities)
+        return not guard.skipped
 
     def skip(network: str) -> None:
         with pytest.warns(UserWarning, match=f"update of {network} skipped"):

@@ -1,0 +1,139 @@
+"""Phases of a training step: time and peak memory, and what helps when memory runs out."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+GIB = 2**30
+CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+# Messages of errors that are plain RuntimeErrors: of the CPU's allocator, of CUDA's libraries.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+class PhaseTimer:
+    """Seconds and peak memory of each phase since the last call of `pop_metrics`.
+
+    Memory is that of tensors on a GPU, or else the resident memory of the process.
+
+    Args:
+        module: The module whose phases these are.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self.module = module
+        self.seconds: dict[str, float] = {}
+        self.peaks: dict[str, int] = {}
+
+    @contextmanager
+    def __call__(self, phase: str, ids: Tensor, settings: Sequence[str]) -> Iterator[None]:
+        """Time the block, which is not nested in another, as `phase`.
+
+        Args:
+            phase: Name of the phase.
+            ids: The sequences that it processes, `[B, L]`.
+            settings: What to change when memory runs out: dotted names of the module's options, or
+                of settings elsewhere in a configuration.
+
+        Raises:
+            torch.OutOfMemoryError: If memory runs out, with the sizes and the settings.
+        """
+        device = self.module.device
+        reset_peak(device)
+        start = now(device)
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            changes = filter(None, (suggest_change(name, self.module) for name in settings))
+            raise torch.OutOfMemoryError(
+                f"{phase}: out of memory with {ids.shape[0]} sequences of {ids.shape[1]} tokens on "
+                f"this rank. What helps: {', or '.join(changes)}. The allocator said: {error}"
+            ) from error
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now(device) - start
+        self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(device))
+
+    def pop_metrics(self, tokens: int, kind: str = "response_tokens") -> dict[str, Tensor]:
+        """Metrics of the phases since the last call, and of their throughput.
+
+        Args:
+            tokens: Number of tokens that the phases processed.
+            kind: Kind of the tokens, for the key of the throughput.
+
+        Returns:
+            `time/<phase>` and `time/iteration` in seconds, `memory/<phase>` in GiB and
+            `throughput/<kind>_per_second`, 0-dim; nothing if there was no phase.
+        """
+        if not self.seconds:
+            return {}
+        total = sum(self.seconds.values())
+        metrics = {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
+        metrics["time/iteration"] = total
+        metrics |= {f"memory/{phase}": peak / GIB for phase, peak in self.peaks.items()}
+        metrics[f"throughput/{kind}_per_second"] = tokens / max(total, 1e-9)
+        self.seconds, self.peaks = {}, {}
+        return {key: torch.tensor(value) for key, value in metrics.items()}
+
+
+def now(device: torch.device) -> float:
+    """Seconds of a clock, once the device has done what it was given."""
+    # Kernels run behind the host: a phase ends when its kernels have ended.
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def reset_peak(device: torch.device) -> None:
+    """Reset what `peak_bytes` measures, where the system allows it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif STATUS.exists():
+        try:
+            CLEAR_REFS.write_text("5")  # sets the high-water mark to what is resident now
+        except OSError:
+            return  # not allowed in a sandbox: the peak is then that of the process's life
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most bytes of tensors on a GPU, or of the process on a CPU, since `reset_peak`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if STATUS.exists():
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of the whole process's life
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory of the device or of the host ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(phrase in str(error) for phrase in OUT_OF_MEMORY)
+
+
+def suggest_change(name: str, module: object) -> str:
+    """How to change a setting so that less memory is needed; empty if that is done already.
+
+    Args:
+        name: Dotted name of an option of the module, or of another setting.
+        module: The module, which has the option as an attribute.
+    """
+    try:
+        value = attrgetter(name)(module)
+    except AttributeError:
+        return f"lower {name}"
+    if isinstance(value, bool):
+        return "" if value else f"set {name}: true"
+    return f"set {name} (now None)" if value is None else f"lower {name} (now {value})"
