@@ -2,12 +2,12 @@
 #   CPU:  docker build -t lit-rlhf --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 #   CUDA: docker build -t lit-rlhf --build-arg BASE=nvidia/cuda:12.8.1-devel-ubuntu24.04 .
 # The CUDA image needs the compiler of a `devel` base, as DeepSpeed compiles its kernels when they are first used.
-#   docker run --gpus all --shm-size 8g -v "$PWD:/work" lit-rlhf fit --config ppo/paper_7b_en
-ARG BASE=python:3.11-slim
+#   docker run --gpus all --shm-size 8g --user "$(id -u):$(id -g)" -e HOME=/tmp -v "$PWD:/work" lit-rlhf fit --config ppo/paper_7b_en
+# For a release, give the base with its digest: --build-arg BASE=python:3.11-slim-bookworm@sha256:...
+ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
-ARG TORCH_INDEX=
-ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PIP_EXTRA_INDEX_URL=${TORCH_INDEX} DS_BUILD_OPS=0
+ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 DS_BUILD_OPS=0
 
 # build-essential: DeepSpeed's kernels, and torch.compile
 RUN apt-get update \
@@ -18,12 +18,22 @@ RUN python3 -m venv /opt/lit_rlhf
 ENV PATH=/opt/lit_rlhf/bin:$PATH
 
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt hashes.txt README.md LICENSE ./
+# torch alone comes from the index of its builds. All other archives are checked against hashes.txt.
+# The third command adds what a CUDA build of torch pins for itself; a CPU build needs nothing.
+ARG TORCH_INDEX=https://pypi.org/simple
+RUN export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt TORCH="$(grep '^torch==' constraints.txt)" \
+    && pip install --no-deps --index-url "$TORCH_INDEX" "$TORCH" \
+    && pip install --no-deps --require-hashes -r hashes.txt \
+    && pip install "$TORCH"
+
 COPY lit_rlhf lit_rlhf
 COPY callbacks callbacks
 COPY configs configs
-RUN PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt pip install -c constraints.txt .
+RUN PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt pip install --no-deps . && pip check
 
+RUN useradd --create-home rlhf && install -d -o rlhf /work
+USER rlhf
 WORKDIR /work
 ENTRYPOINT ["lit_rlhf"]
 CMD ["--help"]

@@ -13,6 +13,10 @@ export PYTHONNOUSERSITE = 1
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt DS_BUILD_OPS=0 \
 	$(BIN)/python -m pip install --no-input -c constraints.txt
 
+# An index of CPU builds saves gigabytes; torch alone comes from it, so that it cannot replace another package.
+TORCH_INDEX ?=
+INSTALL_TORCH = $(if $(TORCH_INDEX),$(PIP_INSTALL) --no-deps --index-url $(TORCH_INDEX) $(shell grep '^torch==' constraints.txt))
+
 # A file's tests stay in one process, since many of them share a fixture that takes seconds.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= 2
@@ -30,14 +34,17 @@ $(BIN)/python:
 
 # A stamp file records that an extra is installed. It is out of date once the requirements change.
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $@
 
 $(VENV)/.installed-user: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 

@@ -31,6 +31,25 @@ def test_citation_has_the_version_and_licence_of_the_project() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow_pins_actions_to_commits(path: Path) -> None:
+    uses = re.findall(r"uses: (.*)", path.read_text("utf-8"))
+    assert uses
+    pinned = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    assert [line for line in uses if not pinned.fullmatch(line)] == []
+
+
+def test_actions_have_one_version() -> None:
+    uses = {u for path in WORKFLOWS for u in re.findall(r"uses: (.*)", path.read_text("utf-8"))}
+    assert len(uses) == len({use.partition("@")[0] for use in uses})
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, ROOT / "Dockerfile", ROOT / "Makefile"], ids=str)
+def test_no_second_index_can_replace_a_package(path: Path) -> None:
+    text = path.read_text("utf-8").upper().replace("-", "_")
+    assert [word for word in ("EXTRA_INDEX", "UNSAFE_BEST_MATCH") if word in text] == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflow_runs_targets_of_the_makefile(path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
@@ -77,6 +96,14 @@ def test_image_is_built_of_files_that_are_sent_to_the_builder() -> None:
     sent = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE))
     assert copied == sent
     assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+def test_image_does_not_run_as_root_and_checks_hashes() -> None:
+    lines = (ROOT / "Dockerfile").read_text("utf-8").splitlines()
+    users = [line.removeprefix("USER ") for line in lines if line.startswith("USER ")]
+    assert users
+    assert users[-1] not in ("root", "0")
+    assert any("--require-hashes -r hashes.txt" in line for line in lines)
 
 
 def test_hooks_of_a_commit_run_the_commands_of_make_lint() -> None:

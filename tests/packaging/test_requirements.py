@@ -140,11 +140,28 @@ def reachable(seeds: list[Requirement]) -> Iterator[str]:
                 waiting += [(Requirement(line), wanted) for line in needs]
 
 
+FROM_TORCH = ("nvidia-", "cuda-", "triton")  # torch pins them, see constraints.txt
+
+
 def test_constraints_pin_what_the_requirements_bring_in() -> None:
-    from_torch = ("nvidia-", "cuda-", "triton")  # torch pins them, see above
-    names = {name for name in reachable(requirements("root")) if not name.startswith(from_torch)}
+    names = {name for name in reachable(requirements("root")) if not name.startswith(FROM_TORCH)}
     assert len(names) > 50
     assert names - pins().keys() <= {"lit-rlhf"}
+
+
+def test_hashes_are_of_the_pins_that_the_core_brings_in() -> None:
+    lines = (ROOT / "hashes.txt").read_text(encoding="utf-8").splitlines()[1:]
+    hashed: dict[str, int] = {}
+    for line in lines:
+        if found := re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line):
+            hashed[pin] += 1
+        else:
+            pin = line.removesuffix(" \\")
+            hashed[pin] = 0
+    needs = {n for n in reachable(core_requirements("root")) if not n.startswith(FROM_TORCH)}
+    pinned = {f"{name}=={pins()[name]}" for name in needs - {"lit-rlhf", "torch"}}
+    assert {str(Requirement(pin)) for pin in hashed} == pinned
+    assert min(hashed.values()) > 0
 
 
 @pytest.mark.parametrize(
