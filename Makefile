@@ -22,7 +22,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= 2
 
 .DEFAULT_GOAL = help
-.PHONY: help install test test-all lint docs budgets mutate quickstart clean
+.PHONY: help install test test-all lint docs budgets mutate faults quickstart clean
 
 help: ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -70,6 +70,9 @@ budgets: install ## print what the code costs to read, and fail above the budget
 
 mutate: install ## put small defects into formulas and update, one at a time: a test has to notice each
 	$(BIN)/python -m tests.mutation $(MODULES)
+
+faults: install ## strike every phase of every command with every fault, and run it again
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.faults $(CELLS)
 
 quickstart: $(VENV)/.installed-user ## train SFT, a reward model and PPO on the built-in world, and compare the policies
 	$(BIN)/lit_rlhf quickstart

@@ -1,0 +1,420 @@
+"""The matrix: a command, a phase and a fault, each in processes of their own.
+
+Everything is imported once; each run is a fork of that process. Cells run in folders of their own
+and share models and data, which no run may change. After its fault, the same command runs again and
+has to leave the bytes of a run without a fault.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from lit_rlhf.cli.main import main
+from tests.faults.faults import FAULTS, FILES, SIGNALS
+from tests.faults.moments import Moments
+from tests.modules.stages import ppo_options, write_data, write_models
+from tests.support.judge_server import judge_server, longer_wins
+
+TIME_LIMIT = 120  # seconds of a run, after which it hangs
+SAMPLING = ("--max_new_tokens", "4", "--batch_size", "2", "--seed", "3")
+EVALUATE = ("evaluate", "--policies", "../root/policy", "../root/other", "--prompts")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "fit": ("fit", "--config", "../ppo.yaml", "--ckpt_path", "last"),
+    "export": ("export", "--checkpoint", "../fit/checkpoints/batch=6.ckpt", "--output", "out"),
+    "generate": (
+        *("generate", "--models", "../root/policy", "--prompts", "../root/prompts.jsonl"),
+        *("--output", "out.jsonl", *SAMPLING),
+    ),
+    "evaluate": (
+        *(*EVALUATE, "../root/prompts.jsonl", "--rewards", '{"../root/reward": 1.0}'),
+        *("--output", "out.json", "--responses", "out.jsonl", *SAMPLING),
+    ),
+    "judge": (
+        *(*EVALUATE, "../root/prompts.jsonl", "--judge.model", "rule", "--output", "out.json"),
+        *("--judge.base_url", "{judge}", "--responses", "out.jsonl", *SAMPLING),
+    ),
+}
+"""What users type, and type again after a fault."""
+STRATEGIES = {"ddp": "ddp_find_unused_parameters_true", "deepspeed": "multi_deepspeed_stage_2"}
+"""Names of strategies for two ranks."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A fault in a phase of a command.
+
+    Attributes:
+        command: A key of `COMMANDS`.
+        phase: A key of `PHASES`.
+        nth: Which moment of the phase.
+        fault: A key of `FAULTS`.
+        processes: `one`, or a key of `STRATEGIES` for two ranks, of which the second has the fault.
+    """
+
+    command: str
+    phase: str
+    nth: int
+    fault: str
+    processes: str = "one"
+
+    @property
+    def name(self) -> str:
+        parts = (self.command, self.phase, str(self.nth), self.fault, self.processes)
+        return "_".join(parts).replace(" ", "-")
+
+
+FIT = {"load": 3, "tokenize": 20, "rollout": 20, "update": 30, "validate": 4, "finish": 1}
+"""A moment in the middle of each phase of training."""
+OTHERS = (
+    ("export", "finish", 1),
+    ("generate", "load", 1),
+    ("generate", "forward", 8),
+    ("evaluate", "load", 2),
+    ("evaluate", "forward", 30),
+    ("judge", "request", 3),
+)
+
+
+def cells() -> Iterator[Cell]:
+    """The whole matrix."""
+    for phase, nth in FIT.items():
+        for fault in SIGNALS:
+            yield Cell("fit", phase, nth, fault)
+    for phase, moments in (("write", (300, 2000)), ("place", (1, 2, 5, 9, 14))):
+        for nth in moments:
+            for fault in (*SIGNALS, *FILES):
+                yield Cell("fit", phase, nth, fault)
+    yield Cell("fit", "place", 1, "EINVAL")
+    for phase in ("load", "rollout", "update", "validate"):
+        yield Cell("fit", phase, FIT[phase], "memory")
+    for phase in ("rollout", "update"):
+        yield Cell("fit", phase, FIT[phase], "NaN")
+    for phase in ("load", "finish"):
+        for fault in FILES:
+            yield Cell("fit", phase, 1, fault)
+    for command, phase, nth in OTHERS:
+        for fault in SIGNALS:
+            yield Cell(command, phase, nth, fault)
+        for fault in {"load": FILES, "finish": FILES, "forward": ("memory",)}.get(phase, ()):
+            yield Cell(command, phase, nth, fault)
+    for processes in ("ddp", "deepspeed"):
+        for phase in ("rollout", "update"):
+            for fault in ("TERM", "INT", "HUP", "KILL", "STOP", "memory"):
+                yield Cell("fit", phase, 10, fault, processes)
+
+
+def write_root(folder: Path) -> None:
+    """Models, data, and a configuration of PPO: 6 iterations, a checkpoint after each."""
+    root = folder / "root"
+    root.mkdir()
+    write_models(write_data(root))
+    shutil.copytree(root / "policy", root / "other")
+    weights = load_file(root / "policy/model.safetensors")
+    noise = torch.Generator().manual_seed(0)
+    moved = {name: w + 0.1 * torch.randn(w.shape, generator=noise) for name, w in weights.items()}
+    save_file(moved, root / "other/model.safetensors", metadata={"format": "pt"})
+    options = ppo_options(
+        root,
+        rewards={str(root / "reward"): 1.0},
+        output_dir="model",
+        minibatches={"minibatch_size": 1, "ppo_epochs": 1},
+        sampling={"max_new_tokens": 3},
+        critic_pretraining={"iterations": 1},
+        loss={"ptx_coef": 0.3},
+        reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
+    )
+    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
+    data = {
+        "train_sources": [{"path": str(root / "prompts.jsonl")}],
+        "val_sources": [{"path": str(root / "prompts.jsonl")}],
+        "ptx_sources": [{"path": str(root / "texts.jsonl")}],
+        "chat_template": "hh",
+        "max_length": 64,
+        "batch_size": 2,
+        "samples_per_epoch": 6,
+    }
+    trainer = {
+        "accelerator": "cpu",
+        "max_epochs": 2,
+        "logger": False,
+        "limit_val_batches": 1,
+        "num_sanity_val_steps": 0,
+        "enable_model_summary": False,
+        "log_every_n_steps": 1,
+        "default_root_dir": ".",
+        "callbacks": [keep],
+    }
+    config = {
+        "seed_everything": 1,
+        "trainer": trainer,
+        "model": {"class_path": "PPOModule", "init_args": options},
+        "data": {"class_path": "PromptDataModule", "init_args": data},
+    }
+    (folder / "ppo.yaml").write_text(json.dumps(config))
+
+
+def fork(folder: Path, log: str, work: Callable[[], None], lead: bool = True) -> int:
+    """Do `work` in a process of its own, in `folder`, leading a session; return its id."""
+    folder.mkdir(exist_ok=True)
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    status = 70
+    try:
+        if lead:
+            os.setsid()
+        output = os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(folder)
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
+        work()
+        status = 0
+    except SystemExit as ended:  # as the interpreter does it
+        if ended.code is not None and not isinstance(ended.code, int):
+            os.write(2, f"{ended.code}\n".encode())
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        status = 130
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    finally:
+        with suppress(OSError):  # nobody may read it
+            sys.stdout.flush()
+        os._exit(status)
+
+
+def on_two_ranks(work: Callable[[int], None], log: str) -> NoReturn:
+    """Do `work(rank)` in two processes, and end with the status of the first, or of the second."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked.getsockname()[1])}
+    os.environ |= {**meeting, "NODE_RANK": "0", "DS_ACCELERATOR": "cpu"}
+
+    def rank(number: int) -> Callable[[], None]:
+        def run() -> None:
+            os.environ["LOCAL_RANK"] = str(number)
+            work(number)
+
+        return run
+
+    ranks = [fork(Path(), name, rank(n), False) for n, name in enumerate((log, f"second_{log}"))]
+    second, first = wait(ranks[1]), wait(ranks[0])
+    status = first or second
+    raise SystemExit(status if status >= 0 else 128 - status)
+
+
+def wait(child: int) -> int:
+    """Wait for the end of a process, waking it if it stops; its status, negative for a signal.
+
+    Raises:
+        TimeoutError: If it hangs; it is killed.
+    """
+    for _ in range(TIME_LIMIT * 50):
+        ended, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+        if ended and os.WIFSTOPPED(status):
+            os.kill(child, signal.SIGCONT)
+        elif ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise TimeoutError
+
+
+def session(leader: int) -> list[str]:
+    """Names of the processes that a session still has."""
+    left = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, fields = stat.read_text().partition("(")[2].rpartition(")")
+        except OSError:  # ended meanwhile
+            continue
+        if fields.split()[3] == str(leader) and fields.split()[0] != "Z":
+            left.append(name)
+    return left
+
+
+def contents(folder: Path) -> dict[str, int]:
+    """Sizes and times of all files, which tell whether anything was changed."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in files}
+
+
+def results(command: str, folder: Path) -> dict[str, Any]:
+    """What a command has made, apart from times of writing."""
+    if command == "fit":
+        newest = folder / "checkpoints/batch=6.ckpt"
+        models = sorted(folder.glob("model/**/*.safetensors"))
+        found: dict[str, Any] = {str(p.relative_to(folder)): p.read_bytes() for p in models}
+        found["checkpoints"] = sorted(path.name for path in newest.parent.iterdir())
+        if newest.is_file():  # DeepSpeed's are folders
+            saved = torch.load(newest, weights_only=True)
+            kept = ("state_dict", "optimizer_states", "lr_schedulers", "random_state")
+            found |= {name: plain(saved[name]) for name in kept}
+        return found
+    made = [folder / "out.jsonl", *sorted(folder.glob("out/*.safetensors"))]
+    found = {path.name: path.read_bytes() for path in made if path.exists()}
+    if (folder / "out.json").exists():
+        found["report"] = json.loads((folder / "out.json").read_text(), object_hook=without_cost)
+    return found
+
+
+def without_cost(report: dict[str, Any]) -> dict[str, Any]:
+    """A part of a report without requests and tokens, of which a second run needs fewer."""
+    cost = ("from_cache", "requests", "prompt_tokens", "completion_tokens")
+    return {key: value for key, value in report.items() if key not in cost}
+
+
+def plain(value: object) -> object:
+    """Nested values with lists in place of tensors, which `==` compares."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+class Matrix:
+    """Runs cells below a folder, after one run of each command without a fault."""
+
+    def __init__(self, folder: Path, runs: Sequence[tuple[str, str]], judge: str) -> None:
+        self.folder, self.judge = folder, judge
+        if wait(fork(folder, "root.log", lambda: write_root(folder))):
+            raise RuntimeError((folder / "root.log").read_text())
+        self.expected: dict[tuple[str, str], dict[str, Any]] = {}
+        for command, processes in dict.fromkeys((("fit", "one"), *runs)):  # export needs that fit
+            name = command if processes == "one" else processes
+            self.run(Cell(command, "finish", 0, "TERM", processes), folder / name, "log")
+            self.expected[command, processes] = results(command, folder / name)
+        self.shared = {name: contents(folder / name) for name in ("root", "fit")}
+
+    def run(self, cell: Cell, folder: Path, log: str, fault: bool = False) -> int:
+        """Run the command of a cell; return its status.
+
+        Raises:
+            AssertionError: If a run without the fault fails, or if it leaves processes behind.
+            TimeoutError: If the run hangs.
+        """
+        words = [
+            word.format(judge=self.judge) if "{judge}" in word else word
+            for word in COMMANDS[cell.command]
+        ]
+        if cell.processes != "one":
+            words += ["--trainer.strategy", STRATEGIES[cell.processes], "--trainer.devices", "2"]
+            words += ["--data.batch_size", "1"]
+
+        def strike() -> None:
+            Path("struck").touch()
+            FAULTS[cell.fault].strike()
+
+        def on_rank(rank: int) -> None:
+            struck = fault and rank == (cell.processes != "one")
+            Moments(cell.phase, cell.nth if struck else 0, strike)
+            main(words)
+
+        def work() -> None:
+            if cell.processes == "one":
+                on_rank(0)
+            else:
+                on_two_ranks(on_rank, log)
+
+        child = fork(folder, log, work)
+        try:
+            status = wait(child)
+            for _ in range(50):  # processes that end with their parent need a moment
+                if not (left := session(child)):
+                    break
+                time.sleep(0.1)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+        assert not left, f"orphans: {', '.join(left)}"
+        assert fault or status == 0, f"ended with {status}: {last_line(folder / log)}"
+        return status
+
+    def check(self, cell: Cell) -> str:
+        """What is wrong in a cell; empty if it is green."""
+        folder, fault = self.folder / cell.name, FAULTS[cell.fault]
+        log = folder / "log"
+        try:
+            status = self.run(cell, folder, log.name, fault=True)
+            said = last_line(log)
+            if not (folder / "struck").exists():
+                return f"never came to the {cell.phase}"
+            lost = cell.processes != "one" and cell.fault in ("KILL", "memory")
+            statuses = (1,) if lost else fault.statuses  # what the other rank ends with
+            if status not in statuses:
+                return f"status {status}, expected {statuses}: {said}"
+            if lost:
+                said = fault.message
+            elif "Traceback" in log.read_text(errors="replace"):
+                return f"a traceback: {said}"
+            if fault.message not in said:
+                return f"expected {fault.message!r} in: {said}"
+            if status != 0:
+                log = folder / "again"
+                self.run(cell, folder, log.name)
+            if results(cell.command, folder) != self.expected[cell.command, cell.processes]:
+                return "other results than without the fault"
+            if left := [path.name for path in folder.rglob("*.partial")]:
+                return f"left behind: {left}"
+            for name, before in self.shared.items():
+                if contents(self.folder / name) != before:
+                    return f"changed {name}/"
+        except TimeoutError:
+            return f"hangs: {last_line(log)}"
+        except (AssertionError, OSError, KeyError) as error:
+            return str(error) or type(error).__name__
+        return ""
+
+
+def last_line(log: Path) -> str:
+    """The last thing that a run said."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].rpartition("\r")[2][:200] if lines else "(nothing)"
+
+
+def run_matrix(folder: Path, wanted: Sequence[Cell], lanes: int) -> dict[Cell, str]:
+    """Run cells in parallel lanes, and return what is wrong in each."""
+    with judge_server(longer_wins) as server:
+        runs = [(cell.command, cell.processes) for cell in wanted]
+        matrix = Matrix(folder, runs, server.base_url)
+
+        def lane(number: int) -> Callable[[], None]:
+            def work() -> None:
+                with Path(f"../lane_{number}.jsonl").open("w") as file:
+                    for index in range(number, len(wanted), lanes):
+                        print(
+                            json.dumps([index, matrix.check(wanted[index])]), file=file, flush=True
+                        )
+
+            return work
+
+        children = [fork(folder / f"lane_{n}", "log", lane(n)) for n in range(lanes)]
+        if any([os.waitpid(child, 0)[1] for child in children]):
+            raise RuntimeError((folder / "lane_0/log").read_text())
+    lines = [line for n in range(lanes) for line in (folder / f"lane_{n}.jsonl").open()]
+    return {wanted[index]: wrong for index, wrong in sorted(map(json.loads, lines))}
