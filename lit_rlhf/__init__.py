@@ -4,3 +4,5 @@ Importing this package loads nothing but the version; import the subpackage that
 """
 
 __version__ = "0.1.0"
+
+__all__ = ["__version__"]

@@ -14,42 +14,32 @@ import torch
 from torch import Tensor
 
 
-def check_dims(name: str, tensor: Tensor, dims: int) -> None:
-    """Raise ValueError unless `tensor` has `dims` dimensions."""
-    if tensor.dim() != dims:
-        raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(tensor.shape)}")
+def check_tensors(shape: int | Sequence[int] | None, **tensors: Tensor) -> None:
+    """Raise ValueError unless `tensors` have one shape, and the dtypes that their names stand for.
 
-
-def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless `tensor` has exactly this shape."""
-    if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(tensor.shape)}")
-
-
-def check_floating(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless `tensor` has a floating-point dtype."""
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name}: expected a floating-point dtype, got {tensor.dtype}")
-
-
-def check_integer(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless `tensor` has an integer dtype other than bool."""
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise ValueError(f"{name}: expected an integer dtype, got {tensor.dtype}")
-
-
-def check_mask(mask: Tensor, shape: tuple[int, ...], name: str = "mask") -> None:
-    """Raise ValueError unless `mask` is bool and has exactly this shape."""
-    if mask.dtype != torch.bool:
-        raise ValueError(f"{name}: expected dtype torch.bool, got {mask.dtype}")
-    check_shape(name, mask, shape)
-
-
-def check_same(shape: tuple[int, ...], **tensors: Tensor) -> None:
-    """Raise ValueError unless all `tensors` are floating-point and have exactly this shape."""
+    Args:
+        shape: The shape, or its number of dimensions; `None` for any.
+        **tensors: By name. A `*mask` is bool, `*ids` and `lengths` are integers, and all others are
+            floating-point.
+    """
     for name, tensor in tensors.items():
-        check_floating(name, tensor)
-        check_shape(name, tensor, shape)
+        dtype = tensor.dtype
+        if name.endswith("mask"):
+            expected, fits = "dtype torch.bool", dtype == torch.bool
+        elif name.endswith("ids") or name == "lengths":
+            expected = "an integer dtype"
+            fits = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+        else:
+            expected, fits = "a floating-point dtype", dtype.is_floating_point
+        if not fits:
+            raise ValueError(f"{name}: expected {expected}, got {dtype}")
+        if isinstance(shape, int) and tensor.dim() != shape:
+            raise ValueError(
+                f"{name}: expected {shape} dimensions, got shape {tuple(tensor.shape)}"
+            )
+        if isinstance(shape, Sequence) and tuple(tensor.shape) != tuple(shape):
+            raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(tensor.shape)}")
+        shape = tensor.shape  # all others have it too
 
 
 def check_positive(name: str, value: float) -> None:

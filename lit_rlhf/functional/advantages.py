@@ -11,14 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import (
-    check_dims,
-    check_floating,
-    check_mask,
-    check_positive,
-    check_same,
-    check_unit_interval,
-)
+from lit_rlhf.checks import check_positive, check_tensors, check_unit_interval
+
+__all__ = ["AdvantageOutput", "clipped_advantages", "gae"]
 
 
 class AdvantageOutput(NamedTuple):
@@ -61,15 +56,13 @@ def gae(
         >>> advantages.tolist(), returns.tolist()
         ([[0.25, 0.5, 0.0]], [[0.75, 1.0, 0.0]])
     """
-    check_dims("values", values, 2)
-    check_same(values.shape, values=values, rewards=rewards)
-    check_mask(mask, values.shape)
+    check_tensors(2, values=values, rewards=rewards, mask=mask)
     check_unit_interval("gamma", gamma)
     check_unit_interval("lam", lam)
     if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
         raise ValueError("mask: expected a prefix of each row, got a row with a gap")
     if bootstrap_values is not None:
-        check_same(values.shape[:1], bootstrap_values=bootstrap_values)
+        check_tensors(values.shape[:1], bootstrap_values=bootstrap_values)
     values, rewards = (x.detach().masked_fill(~mask, 0.0) for x in (values, rewards))
     next_advantage = values.new_zeros(len(values))
     next_value = next_advantage if bootstrap_values is None else bootstrap_values.detach()
@@ -91,6 +84,5 @@ def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:
         >>> clipped_advantages(torch.tensor([-3.0, 0.5]), clip=2.0).tolist()
         [-2.0, 0.5]
     """
-    check_floating("advantages", advantages)
     check_positive("clip", clip)
     return advantages.clamp(-clip, clip)

@@ -11,14 +11,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import (
-    check_floating,
-    check_not_negative,
-    check_positive,
-    check_same,
-    check_shape,
-)
+from lit_rlhf.checks import check_not_negative, check_number, check_positive, check_tensors
 from lit_rlhf.functional.logprobs import tempered_logits
+
+__all__ = ["KLEstimator", "adaptive_kl_coef", "exact_kl", "kl_estimate"]
 
 KLEstimator = Literal["k1", "k2", "k3"]
 """Estimators of KL from samples, as `kl_estimate` describes them."""
@@ -49,8 +45,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
         >>> kl_estimate(logprobs, ref_logprobs, "k2").tolist()
         [0.125, 0.5]
     """
-    check_floating("logprobs", logprobs)
-    check_same(logprobs.shape, ref_logprobs=ref_logprobs)
+    check_tensors(None, logprobs=logprobs, ref_logprobs=ref_logprobs)
     log_ratio = logprobs - ref_logprobs
     match estimator:
         case "k1":
@@ -79,9 +74,8 @@ def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Te
         >>> round(exact_kl(certain, uniform).item(), 4)  # log 2
         0.6931
     """
+    check_tensors(3, logits=logits, ref_logits=ref_logits)
     logprobs = tempered_logits(logits, temperature).log_softmax(-1)
-    check_floating("ref_logits", ref_logits)
-    check_shape("ref_logits", ref_logits, logits.shape)
     log_ratio = logprobs - tempered_logits(ref_logits, temperature).log_softmax(-1)
     # a token that the policy rules out adds 0, and would add 0 * (-inf minus -inf) = NaN
     log_ratio = log_ratio.masked_fill(logprobs == -torch.inf, 0.0)
@@ -115,8 +109,7 @@ def adaptive_kl_coef(
     check_positive("horizon", horizon)
     check_not_negative("n_samples", n_samples)
     check_positive("error_clip", error_clip)
-    if not math.isfinite(kl):
-        raise ValueError(f"kl: expected a finite number, got {kl}")
+    check_number("kl", kl, "a finite number", math.isfinite)
     # the factor 1 - error_clip * n_samples / horizon has to stay positive
     if error_clip * n_samples >= horizon:
         raise ValueError(

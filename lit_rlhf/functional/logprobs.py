@@ -11,15 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import (
-    check_dims,
-    check_floating,
-    check_integer,
-    check_positive,
-    check_same,
-    check_shape,
-)
+from lit_rlhf.checks import check_positive, check_tensors
 from lit_rlhf.functional.masking import masked_average
+
+__all__ = [
+    "language_model_loss",
+    "loss_perplexity",
+    "perplexity",
+    "tempered_logits",
+    "token_entropy",
+    "token_logprobs",
+    "token_logprobs_and_entropy",
+]
 
 
 class LogprobsAndEntropy(NamedTuple):
@@ -41,8 +44,7 @@ def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
         >>> tempered_logits(torch.tensor([[[1.0, 3.0]]]), temperature=2.0).tolist()
         [[[0.5, 1.5]]]
     """
-    check_dims("logits", logits, 3)
-    check_floating("logits", logits)
+    check_tensors(3, logits=logits)
     check_positive("temperature", temperature)
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -64,7 +66,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
         0.75
     """
     logits = tempered_logits(logits, temperature)
-    _check_token_ids(token_ids, logits)
+    check_tensors(logits.shape[:2], token_ids=token_ids)
     # the fused log_softmax passes over the logits once forward and once backward
     return _gather_tokens(logits.log_softmax(-1), token_ids)
 
@@ -94,7 +96,7 @@ def token_logprobs_and_entropy(
         (-1.3863, 1.3863)
     """
     logits = tempered_logits(logits, temperature)
-    _check_token_ids(token_ids, logits)
+    check_tensors(logits.shape[:2], token_ids=token_ids)
     logprobs = logits.log_softmax(-1)
     return LogprobsAndEntropy(_gather_tokens(logprobs, token_ids), _entropy(logprobs))
 
@@ -114,8 +116,7 @@ def language_model_loss(
         >>> language_model_loss(logprobs, mask).item()
         2.0
     """
-    check_dims("logprobs", logprobs, 2)
-    check_same(logprobs.shape, logprobs=logprobs)
+    check_tensors(2, logprobs=logprobs)
     return -masked_average(logprobs, mask, denominator)
 
 
@@ -146,11 +147,6 @@ def perplexity(logprobs: Tensor, mask: Tensor) -> Tensor:
         4.0
     """
     return loss_perplexity(language_model_loss(logprobs, mask))
-
-
-def _check_token_ids(token_ids: Tensor, logits: Tensor) -> None:
-    check_integer("token_ids", token_ids)
-    check_shape("token_ids", token_ids, logits.shape[:2])
 
 
 def _gather_tokens(logprobs: Tensor, token_ids: Tensor) -> Tensor:

@@ -11,13 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import (
-    check_dims,
-    check_floating,
-    check_integer,
-    check_mask,
-    check_positive,
-)
+from lit_rlhf.checks import check_positive, check_tensors
+
+__all__ = [
+    "Moments",
+    "length_mask",
+    "masked_mean",
+    "masked_moments",
+    "masked_sum",
+    "masked_var",
+    "masked_whiten",
+    "merged_moments",
+]
 
 _SMALLEST_STD = 1e-8  # a smaller one is rounding error, and dividing by it would amplify noise
 
@@ -47,8 +52,7 @@ def length_mask(lengths: Tensor, max_length: int) -> Tensor:
         >>> length_mask(torch.tensor([1, 2]), 2).tolist()
         [[True, False], [True, True]]
     """
-    check_dims("lengths", lengths, 1)
-    check_integer("lengths", lengths)
+    check_tensors(1, lengths=lengths)
     if bool(((lengths < 0) | (lengths > max_length)).any()):
         raise ValueError(f"lengths: expected values in [0, {max_length}], got {lengths.tolist()}")
     return torch.arange(max_length, device=lengths.device) < lengths.unsqueeze(1)
@@ -67,7 +71,7 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         >>> masked_sum(values, mask).item()
         3.0
     """
-    check_mask(mask, values.shape)
+    check_tensors(values.shape, mask=mask)
     # filled and not multiplied, as 0 * NaN is NaN
     kept = values.masked_fill(~mask, 0)
     return kept.sum() if dim is None else kept.sum(dim)
@@ -81,7 +85,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         >>> masked_mean(values, mask).item()
         1.5
     """
-    check_floating("values", values)
+    check_tensors(None, values=values)
     total = masked_sum(values, mask, dim)
     return total / (mask.sum() if dim is None else mask.sum(dim)).clamp(min=1)
 
@@ -105,9 +109,10 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
     """
     if denominator is None:
         return masked_mean(values, mask)
-    check_floating("values", values)
+    check_tensors(None, values=values)
     if isinstance(denominator, Tensor):
-        check_dims("denominator", denominator, 0)
+        if denominator.dim():
+            raise ValueError(f"denominator: expected 0-dim, got shape {tuple(denominator.shape)}")
     else:
         check_positive("denominator", denominator)
     total = masked_sum(values, mask)
@@ -142,7 +147,7 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
         >>> [x.item() for x in masked_moments(values, mask)]
         [2.0, 1.0, 2.0]
     """
-    check_floating("values", values)
+    check_tensors(None, values=values)
     # float64, as float32 would lose the variance of values far from 0
     exact = values.detach().double()
     return Moments(masked_mean(exact, mask), masked_var(exact, mask), mask.sum().double())
@@ -198,8 +203,7 @@ def masked_whiten(
         >>> masked_whiten(values, mask).tolist()
         [-1.0, 1.0, 0.0]
     """
-    check_floating("values", values)
-    check_mask(mask, values.shape)
+    check_tensors(None, values=values, mask=mask)
     if moments is None:
         moments = masked_moments(values, mask)
     # float64 until the end, as in float32 a large mean would leave its rounding error behind

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import check_dims, check_integer, check_mask
+from lit_rlhf.checks import check_count, check_number, check_tensors
+
+__all__ = ["Interval", "distinct_n", "response_ngrams", "wilson_interval"]
 
 
 class Interval(NamedTuple):
@@ -48,8 +50,7 @@ def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> 
             "successes: expected a number from 0 to trials, and trials >= 1, got "
             f"{successes} and {trials}"
         )
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence: expected a number in (0, 1), got {confidence}")
+    check_number("confidence", confidence, "a number in (0, 1)", lambda p: 0 < p < 1)
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     share = successes / trials
     center = share + z**2 / (2 * trials)
@@ -72,11 +73,8 @@ def response_ngrams(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
         >>> response_ngrams(ids, torch.ones_like(ids, dtype=torch.bool), n=2).tolist()
         [[5, 6], [6, 7]]
     """
-    check_dims("token_ids", token_ids, 2)
-    check_integer("token_ids", token_ids)
-    check_mask(mask, token_ids.shape)
-    if n < 1:
-        raise ValueError(f"n: expected an integer >= 1, got {n}")
+    check_tensors(2, token_ids=token_ids, mask=mask)
+    check_count("n", n)
     if token_ids.shape[1] < n:  # unfold would raise
         return token_ids.new_empty((0, n))
     return token_ids.unfold(1, n, 1)[mask.unfold(1, n, 1).all(-1)]

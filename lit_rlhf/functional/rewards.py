@@ -12,16 +12,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import (
-    check_dims,
-    check_floating,
-    check_mask,
-    check_not_negative,
-    check_positive,
-    check_same,
-)
+from lit_rlhf.checks import check_not_negative, check_number, check_positive, check_tensors
 from lit_rlhf.functional.kl import KLEstimator, kl_estimate
 from lit_rlhf.functional.masking import safe_std
+
+__all__ = [
+    "TokenRewards",
+    "clipped_scores",
+    "length_penalty",
+    "normalized_scores",
+    "scaled_scores",
+    "token_rewards",
+]
 
 
 class TokenRewards(NamedTuple):
@@ -88,7 +90,7 @@ def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tenso
     """Minus the distance of a length n from a range: -max(shortest - n, n - longest, 0), float32.
 
     Args:
-        lengths: Lengths of responses in any unit, `[B]`.
+        lengths: Lengths of responses in any unit, any shape and dtype.
         shortest: Lower end of the range.
         longest: Upper end of the range; `None` for no upper end.
 
@@ -96,7 +98,6 @@ def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tenso
         >>> length_penalty(torch.tensor([1, 9]), shortest=3, longest=5).tolist()
         [-2.0, -4.0]
     """
-    check_dims("lengths", lengths, 1)
     lengths = lengths.float()
     outside = (shortest - lengths).clamp(min=0)
     if longest is not None:
@@ -131,10 +132,8 @@ def token_rewards(
         >>> rewards.tolist(), kl.tolist()
         ([[-0.5, 2.0]], [[1.0, 0.0]])
     """
-    check_dims("logprobs", logprobs, 2)
-    check_same(logprobs.shape, logprobs=logprobs, ref_logprobs=ref_logprobs)
-    check_same(logprobs.shape[:1], scores=scores)
-    check_mask(mask, logprobs.shape)
+    check_tensors(2, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
+    check_tensors(logprobs.shape[:1], scores=scores)
     check_not_negative("kl_coef", kl_coef)
     kl = kl_estimate(logprobs.detach(), ref_logprobs.detach(), estimator).masked_fill(~mask, 0.0)
     # the last kept token, wherever padding and gaps lie
@@ -146,12 +145,11 @@ def token_rewards(
 
 
 def _check_scores(scores: Tensor, **numbers: Tensor | float) -> None:
-    check_dims("scores", scores, 1)
-    check_floating("scores", scores)
+    check_tensors(1, scores=scores)
     for name, number in numbers.items():
         if isinstance(number, Tensor):
-            check_dims(name, number, 0)
+            check_tensors((), **{name: number})
         elif name == "std":
             check_not_negative(name, number)
-        elif not math.isfinite(number):
-            raise ValueError(f"{name}: expected a finite number, got {number}")
+        else:
+            check_number(name, number, "a finite number", math.isfinite)

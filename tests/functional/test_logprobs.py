@@ -64,11 +64,6 @@ def test_large_logits_do_not_overflow() -> None:
     assert token_entropy(logits).tolist() == [[0.0, 0.0]]
 
 
-def test_entropy_by_hand() -> None:
-    expected = [-sum(p * math.log(p) for p in row) for row in PROBABILITIES[0].tolist()]
-    assert token_entropy(PROBABILITIES.log()).tolist()[0] == pytest.approx(expected, rel=1e-12)
-
-
 def test_one_pass_gives_what_two_give() -> None:
     logits, ids = PROBABILITIES.log() * 3.0, torch.tensor([[1, 2]])
     logprobs, entropy = token_logprobs_and_entropy(logits, ids, 3.0)
@@ -149,9 +144,3 @@ def test_token_ids_of_any_integer_type_are_read(dtype: torch.dtype) -> None:
     ids = torch.tensor([[1, 2]], dtype=dtype)
     logprobs = token_logprobs(PROBABILITIES.log(), ids)
     assert logprobs.exp().tolist()[0] == pytest.approx([0.3, 0.8], rel=1e-12)
-
-
-def test_a_temperature_of_two_halves_the_logits() -> None:
-    logits = torch.tensor([[[4.0, 0.0]]])
-    expected = -math.log1p(math.exp(-2.0))
-    assert token_logprobs(logits, torch.tensor([[0]]), 2.0).item() == pytest.approx(expected)

@@ -32,17 +32,6 @@ def test_more_confidence_is_a_wider_interval_and_half_successes_count() -> None:
     assert (low + high) / 2 == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("successes", "trials", "confidence"),
-    [(0, 0, 0.95), (3, 2, 0.95), (-0.5, 2, 0.95), (1, 2, 1), (1, 2, 0)],
-)
-def test_interval_arguments_out_of_range_are_refused(
-    successes: int, trials: int, confidence: float
-) -> None:
-    with pytest.raises(ValueError, match=r"^(successes|confidence): expected a number"):
-        wilson_interval(successes, trials, confidence)
-
-
 @pytest.mark.parametrize(("n", "expected"), [(1, 3 / 8), (2, 3 / 6), (3, 4 / 4)])
 def test_distinct_n_by_hand(n: int, expected: float) -> None:
     # 1 2 1 2 and 2 1 2 3. Bigrams: 12 21 12 | 21 12 23, of which 3 differ.

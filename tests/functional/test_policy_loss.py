@@ -265,12 +265,6 @@ def test_gradients() -> None:
     assert gradcheck(lambda x: entropy_loss(x, mask, clip=1.0), (logprobs,))
 
 
-@pytest.mark.parametrize("clip", [0.0, 1.0, -0.2])
-def test_a_ratio_clip_out_of_range_is_refused(clip: float) -> None:
-    with pytest.raises(ValueError, match=r"ratio_clip: expected a number in \(0, 1\) or None"):
-        at_ratio(1.0, 1.0, clip)
-
-
 def test_the_penalty_clips_nothing() -> None:
     logprobs = torch.tensor([[OLD + math.log(3.0)]])
     old = torch.full_like(logprobs, OLD)

@@ -1,24 +1,36 @@
-"""Losses of the policy (Sections 3.2.1 and 3.2.3 of arXiv 2307.04964), all to minimize.
+"""Losses of the policy, the critic and the reward model, all to minimize (arXiv 2307.04964).
 
-Notation: `B` batch, `T` response tokens. Old log-probs and advantages are constants of every loss.
+Notation: `B` batch, `T` response tokens. Old log-probs, old values, advantages and returns are
+constants of every loss.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-from lit_rlhf.checks import (
-    check_dims,
-    check_mask,
-    check_not_negative,
-    check_positive,
-    check_same,
-)
+from lit_rlhf.checks import check_not_negative, check_number, check_positive, check_tensors
 from lit_rlhf.functional.kl import kl_estimate
-from lit_rlhf.functional.masking import masked_average, masked_mean
+from lit_rlhf.functional.masking import Moments, masked_average, masked_mean, masked_moments
+
+__all__ = [
+    "PairwiseLoss",
+    "PolicyLoss",
+    "ValueLoss",
+    "entropy_loss",
+    "explained_variance",
+    "kl_penalty_loss",
+    "pairwise_reward_loss",
+    "policy_gradient_loss",
+    "preference_probability",
+    "reward_model_loss",
+    "surrogate_loss",
+    "value_loss",
+]
 
 _LARGEST_LOG_RATIO = 80.0  # exp overflows in float32 at 88
 
@@ -42,25 +54,18 @@ class PolicyLoss(NamedTuple):
     ratio_mean: Tensor
 
 
-class _Inputs(NamedTuple):
+def _prepare(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Ratio, KL and advantages of each token, `[B, T]` each; finite outside the mask too."""
-
-    ratio: Tensor
-    kl: Tensor
-    advantages: Tensor
-
-
-def _prepare(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> _Inputs:
-    check_dims("logprobs", logprobs, 2)
-    check_same(logprobs.shape, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    check_mask(mask, logprobs.shape)
+    check_tensors(2, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     # before anything else: outside the mask, an infinite value times a gradient of 0 would be NaN
     new, old, weights = (
         x.masked_fill(~mask, 0.0) for x in (logprobs, old_logprobs.detach(), advantages.detach())
     )
     # an infinite ratio would turn the gradient of 0 behind the clip into NaN
     ratio = (new - old).clamp(max=_LARGEST_LOG_RATIO).exp()
-    return _Inputs(ratio, kl_estimate(old, new, "k3"), weights)
+    return ratio, kl_estimate(old, new, "k3"), weights
 
 
 def surrogate_loss(
@@ -103,8 +108,9 @@ def surrogate_loss(
     losses = -advantages * ratio
     clipped = torch.zeros_like(mask)
     if ratio_clip is not None:
-        if not 0.0 < ratio_clip < 1.0:
-            raise ValueError(f"ratio_clip: expected a number in (0, 1) or None, got {ratio_clip}")
+        check_number(
+            "ratio_clip", ratio_clip, "a number in (0, 1) or None", lambda clip: 0 < clip < 1
+        )
         high = ratio_clip if ratio_clip_high is None else ratio_clip_high
         check_positive("ratio_clip_high", high)
         bounded = -advantages * ratio.clamp(1.0 - ratio_clip, 1.0 + high)
@@ -112,8 +118,7 @@ def surrogate_loss(
         clipped = bounded > losses
         losses = torch.maximum(losses, bounded)
     if dual_clip is not None:
-        if not dual_clip > 1.0:
-            raise ValueError(f"dual_clip: expected a number above 1 or None, got {dual_clip}")
+        check_number("dual_clip", dual_clip, "a number above 1 or None", lambda clip: clip > 1)
         largest = -advantages * dual_clip
         too_large = (advantages < 0) & (losses > largest)
         clipped = clipped | too_large
@@ -206,8 +211,7 @@ def entropy_loss(
         >>> entropy_loss(torch.tensor([[0.5, 3.0]]), mask, clip=1.0).item()
         -0.75
     """
-    check_dims("entropy", entropy, 2)
-    check_same(entropy.shape, entropy=entropy)
+    check_tensors(2, entropy=entropy)
     if clip is not None:
         check_positive("clip", clip)
         entropy = entropy.clamp(max=clip)
@@ -229,3 +233,174 @@ def _policy_loss(
         approx_kl=masked_mean(kl.detach(), mask),
         ratio_mean=masked_mean(ratio.detach(), mask),
     )
+
+
+class ValueLoss(NamedTuple):
+    """The critic's loss and its diagnostics.
+
+    Attributes:
+        loss: To minimize, 0-dim.
+        clip_fraction: Share of the tokens of the call whose gradient the clip cut off, 0-dim, no
+            graph.
+    """
+
+    loss: Tensor
+    clip_fraction: Tensor
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    value_clip: float | None = 0.2,
+    denominator: Tensor | float | None = None,
+) -> ValueLoss:
+    """Half the squared error of the critic, clipped (Eq. 16).
+
+    Per token 0.5 max((V - R)^2, (V_clip - R)^2), where V_clip is V clipped to within `value_clip`
+    of the value at the rollout. The larger error counts, so that leaving the interval gains
+    nothing. The loss is 0 with a graph if `mask` is empty.
+
+    Args:
+        values: Of the critic, with a graph, `[B, T]`.
+        old_values: Of the critic at the rollout, `[B, T]`; constants.
+        returns: Targets, `[B, T]`; constants.
+        mask: Tokens to train on, `[B, T]` bool.
+        value_clip: Largest distance from the old value, positive; `None` for no clipping.
+        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
+
+    Examples:
+        >>> values, old_values = torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]])
+        >>> returns, mask = torch.tensor([[2.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)
+        >>> out = value_loss(values, old_values, returns, mask, value_clip=1.0)
+        >>> out.loss.item(), out.clip_fraction.item()  # (1 + 1) / 4: the second value counts as 2
+        (0.5, 0.5)
+    """
+    check_tensors(2, values=values, old_values=old_values, returns=returns, mask=mask)
+    # before the squares: values outside the mask could overflow and make the gradient NaN
+    values, old_values, returns = (
+        x.masked_fill(~mask, 0.0) for x in (values, old_values.detach(), returns.detach())
+    )
+    errors = (values - returns).square()
+    clipped = torch.zeros_like(mask)
+    if value_clip is not None:
+        check_positive("value_clip", value_clip)
+        bounded = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        bounded_errors = (bounded - returns).square()
+        # within the interval both errors are equal up to rounding, which must not count as clipped
+        clipped = (bounded_errors > errors) & ((values - old_values).abs() > value_clip)
+        errors = torch.maximum(errors, bounded_errors)
+    return ValueLoss(
+        loss=0.5 * masked_average(errors, mask, denominator),
+        clip_fraction=masked_mean(clipped.to(errors.dtype), mask),
+    )
+
+
+def explained_variance(
+    values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    moments: Callable[[Tensor, Tensor], Moments] = masked_moments,
+) -> Tensor:
+    """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R), 0-dim.
+
+    At most 1: 1 for a perfect critic, 0 for a constant one, and 0 if the returns have no variance
+    to explain. It has no graph.
+
+    Args:
+        values: `[B, T]`.
+        returns: `[B, T]`.
+        mask: `[B, T]` bool.
+        moments: Computes the moments of masked numbers; pass
+            `lit_rlhf.stats.global_masked_moments` to count the tokens of all ranks.
+
+    Examples:
+        >>> returns, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)
+        >>> explained_variance(torch.tensor([[1.5, 2.5]]), returns, mask).item()
+        0.75
+    """
+    check_tensors(2, values=values, returns=returns)
+    total = moments(returns, mask).var
+    unexplained = moments(returns.double() - values.double(), mask).var
+    explained = 1.0 - unexplained / torch.where(total > 0, total, torch.ones_like(total))
+    return torch.where(total > 0, explained, torch.zeros_like(total)).to(values.dtype)
+
+
+class PairwiseLoss(NamedTuple):
+    """The pairwise loss and its diagnostics.
+
+    Attributes:
+        loss: To minimize, 0-dim.
+        accuracy: Share of pairs whose chosen response scores higher, 0-dim, no graph; a tie counts
+            as wrong.
+        margin: Mean difference chosen - rejected, 0-dim, no graph.
+    """
+
+    loss: Tensor
+    accuracy: Tensor
+    margin: Tensor
+
+
+def pairwise_reward_loss(
+    chosen: Tensor, rejected: Tensor, margin: Tensor | None = None
+) -> PairwiseLoss:
+    """Mean negative log-likelihood of preferences under Bradley and Terry (Eq. 1).
+
+    -log sigmoid(chosen - rejected - margin), in the form of `logsigmoid`, which keeps its gradient
+    for a pair that is ranked very wrong.
+
+    Args:
+        chosen: Scores of the chosen responses, `[B]`, `B` at least 1.
+        rejected: Scores of the rejected ones, `[B]`.
+        margin: Difference that the chosen response has to reach, `[B]`; `None` for 0.
+
+    Examples:
+        >>> chosen, rejected = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
+        >>> out = pairwise_reward_loss(chosen, rejected)
+        >>> round(out.loss.item(), 4), out.accuracy.item(), out.margin.item()
+        (0.5032, 0.5, 0.5)
+    """
+    check_tensors(1, chosen=chosen, rejected=rejected)
+    if len(chosen) == 0:
+        raise ValueError("chosen: expected at least one pair, got none")
+    difference = chosen - rejected
+    logits = difference
+    if margin is not None:
+        check_tensors(chosen.shape, margin=margin)
+        logits = difference - margin
+    return PairwiseLoss(
+        loss=-logsigmoid(logits).mean(),
+        accuracy=(difference > 0).to(chosen.dtype).mean(),
+        margin=difference.detach().mean(),
+    )
+
+
+def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) -> Tensor:
+    """Loss of the reward model (Eq. 2), 0-dim: pairwise loss plus beta_rm times LM-imitation loss.
+
+    Args:
+        pairwise_loss: 0-dim.
+        lm_loss: `language_model_loss` over the tokens of the chosen responses, 0-dim.
+        lm_coef: beta_rm, at least 0.
+
+    Examples:
+        >>> reward_model_loss(torch.tensor(0.5), torch.tensor(2.0), lm_coef=0.25).item()
+        1.0
+    """
+    check_tensors((), pairwise_loss=pairwise_loss, lm_loss=lm_loss)
+    check_not_negative("lm_coef", lm_coef)
+    return pairwise_loss + lm_coef * lm_loss
+
+
+def preference_probability(differences: Tensor) -> Tensor:
+    """Probability that the first of two responses is preferred, under Bradley and Terry (Eq. 1).
+
+    Args:
+        differences: Score of the first minus score of the second, any shape.
+
+    Examples:
+        >>> preference_probability(torch.tensor([0.0, 100.0])).tolist()
+        [0.5, 1.0]
+    """
+    return differences.sigmoid()
