@@ -15,14 +15,6 @@ from lit_rlhf.forward.attention import (
     supports_varlen,
     varlen_attention,
 )
-from lit_rlhf.forward.chunked_logits import (
-    CHUNK_SIZE,
-    LogitsFunction,
-    logits_from_hidden,
-    map_target_logits,
-    target_logprobs,
-    target_logprobs_from_hidden,
-)
 from lit_rlhf.forward.cpu import resident_bytes
 from lit_rlhf.forward.networks import (
     ForwardPlan,
@@ -35,18 +27,22 @@ from lit_rlhf.forward.networks import (
     freeze,
     on_device,
     scalar_head_of,
-    supports_chunked_logits,
     trunk_of,
     unwrap_model,
 )
 from lit_rlhf.forward.optimize import head_matches_logits, optimize_forward
 from lit_rlhf.forward.outputs import (
+    CHUNK_SIZE,
+    LogitsFunction,
     hidden_states,
-    position_ids_from_mask,
+    logits_from_hidden,
+    map_target_logits,
     response_logits,
     response_values,
     scores_from_hidden,
     sequence_scores,
+    target_logprobs,
+    target_logprobs_from_hidden,
     token_logits,
     token_values,
 )
@@ -75,14 +71,12 @@ __all__ = [
     "map_target_logits",
     "on_device",
     "optimize_forward",
-    "position_ids_from_mask",
     "resident_bytes",
     "response_logits",
     "response_values",
     "scalar_head_of",
     "scores_from_hidden",
     "sequence_scores",
-    "supports_chunked_logits",
     "supports_varlen",
     "target_logprobs",
     "target_logprobs_from_hidden",

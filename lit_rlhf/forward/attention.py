@@ -36,8 +36,7 @@ MAX_BATCHED_LENGTH = 128
 FLASH_CAPABILITY = (8, 0)
 """Oldest CUDA devices that flash attention runs on: Ampere."""
 
-MAX_HEAD_SIZE, HEAD_SIZE_MULTIPLE = 256, 8
-"""Largest head that flash attention knows, and what the size of a head is a multiple of."""
+MAX_HEAD_SIZE, HEAD_SIZE_MULTIPLE = 256, 8  # that flash attention knows
 
 
 class AttentionInputs(NamedTuple):
@@ -184,7 +183,8 @@ def cached_attention(inputs: AttentionInputs, mask: Tensor) -> Tensor:
     """
     query, key, value, scale, dropout, _ = inputs
     if query.device.type == "cpu" and key.shape[2] <= MAX_BATCHED_LENGTH:
-        bias = attention_bias(mask, torch.promote_types(value.dtype, torch.float32))
+        dtype = torch.promote_types(value.dtype, torch.float32)
+        bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
         return batched_attention(query, key, value, bias, scale)
     # The heads that share a key become the queries of one head, so that keys and values are not
     # copied for each of them.
@@ -226,18 +226,14 @@ def batched_attention(
     return output.view(query.shape).to(value.dtype)
 
 
-def attention_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where `mask` is True, and minus infinity elsewhere."""
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
-
-
 # every layer of every forward needs the bias of its rows' length
 @lru_cache(maxsize=MAX_BATCHED_LENGTH)
 def causal_bias(length: int, window: int, dtype: torch.dtype) -> Tensor:
     """The bias of causal attention within a window on a CPU, `[1, 1, length, length]`."""
     # A tensor made in inference mode cannot be saved for a backward, and this one is cached.
     with torch.inference_mode(False):
-        return attention_bias(causal_mask(length, window, torch.device("cpu")), dtype)[None, None]
+        mask = causal_mask(length, window, torch.device("cpu"))[None, None]
+        return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
 def causal_mask(length: int, window: int, device: torch.device) -> Tensor:

@@ -129,11 +129,6 @@ def forward_plan(model: LanguageModel) -> ForwardPlan:
     return plan if isinstance(plan, ForwardPlan) else ForwardPlan()
 
 
-def supports_chunked_logits(model: LanguageModel) -> bool:
-    """Whether the plan of `model` has chunked logits."""
-    return forward_plan(model).chunked_logits
-
-
 ALIGNMENT = 256
 """Bytes between the starts of tensors in a buffer: kernels want aligned addresses."""
 

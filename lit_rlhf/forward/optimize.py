@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -18,7 +17,6 @@ from lit_rlhf.forward.attention import (
     attention_implementation,
     supports_layouts,
 )
-from lit_rlhf.forward.chunked_logits import logits_from_hidden
 from lit_rlhf.forward.cpu import (
     ROW_MULTIPLE,
     TOKEN_MULTIPLE,
@@ -35,16 +33,11 @@ from lit_rlhf.forward.networks import (
     trunk_of,
     unwrap_model,
 )
-from lit_rlhf.forward.outputs import hidden_states, token_logits
+from lit_rlhf.forward.outputs import hidden_states, logits_from_hidden, token_logits
 from lit_rlhf.forward.packing import packed_states
 
 PROBE_LENGTHS = (12, 7, 9)
 """Tokens in the rows that the packed forward is compared with the padded one on."""
-
-
-class _Packing(NamedTuple):
-    supported: bool
-    reason: str
 
 
 def optimize_forward(model: ModuleT) -> ModuleT:
@@ -78,11 +71,11 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     inner = unwrap_model(model)
     if hasattr(inner, PLAN_ATTRIBUTE):
         return model
-    packing = _install_packing(inner)
+    reason = _install_packing(inner)
     plan = ForwardPlan(
-        packed=packing.supported,
-        chunked_logits=packing.supported and _head_is_separate(inner),
-        reason=packing.reason,
+        packed=not reason,
+        chunked_logits=not reason and _head_is_separate(inner),
+        reason=reason,
         onednn_matmul=onednn_matmul,
         token_padding=PadToMultiple.for_network(inner.base_model, TOKEN_MULTIPLE),
         row_padding=PadToMultiple.for_network(inner, ROW_MULTIPLE),
@@ -107,34 +100,36 @@ def head_matches_logits(model: LanguageModel, lm_head: nn.Module) -> bool:
         return _outputs_agree(actual, expected)
 
 
-def _install_packing(model: PreTrainedModel) -> _Packing:
-    """Switch the trunk's attention to this project's if packed outputs are the padded ones."""
+def _install_packing(model: PreTrainedModel) -> str:
+    """Switch the trunk's attention to this project's if packed outputs are the padded ones.
+
+    Returns:
+        Why the forward stays padded; empty if it is packed.
+    """
     try:
         trunk = trunk_of(model)
     except ValueError:
-        return _Packing(False, "its trunk is not separate from its head")
+        return "its trunk is not separate from its head"
     implementation = attention_implementation(trunk)
     # The trunk of an optimized model has the attention already, for instance under a new head.
     known = implementation in (BASE_ATTENTION, ATTENTION_NAME)
     if implementation is None or not (known or is_flash_attention_requested(trunk.config)):
-        return _Packing(
-            False,
+        return (
             f"its attention implementation is {implementation!r} and packing needs "
-            f"{BASE_ATTENTION!r} or flash attention",
+            f"{BASE_ATTENTION!r} or flash attention"
         )
     if not supports_layouts(trunk):
-        return _Packing(False, "its attention does not use transformers' attention interface")
+        return "its attention does not use transformers' attention interface"
     try:
-        agree = _packed_outputs_agree(trunk)
-        reason = "" if agree else "its packed and padded outputs differ"
+        reason = "" if _packed_outputs_agree(trunk) else "its packed and padded outputs differ"
     # Whatever the model's own code raises on packed tokens: the padded forward is the one it knows.
     except Exception as error:
-        agree, reason = False, f"its packed forward raised {error!r}"
-    if not agree:
+        reason = f"its packed forward raised {error!r}"
+    if reason:
         trunk.set_attn_implementation(
             BASE_ATTENTION if implementation == ATTENTION_NAME else implementation
         )
-    return _Packing(agree, reason)
+    return reason
 
 
 def _packed_outputs_agree(trunk: PreTrainedModel) -> bool:

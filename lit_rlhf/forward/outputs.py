@@ -1,19 +1,27 @@
-"""Hidden states, logits, values and scores of policy, reference, critic and reward model.
+"""Hidden states, logits, log-probs, values and scores of the four networks of PPO.
 
 Padding may be on either side or on both: position ids come from the mask, so the position of a
-token is its place among the real tokens. Notation: `B` batch, `P` prompt tokens, `T` response
-tokens, `L` sequence tokens, `V` vocabulary, `H` hidden size. Everywhere `input_ids` is `[B, L]`
-long, and `mask`, `[B, L]` bool, marks the real tokens; outputs elsewhere have no meaning.
+token is its place among the real tokens. The logits of whole sequences, `L x V` numbers each, are
+larger than anything else in a language model. So training and scoring compute them for the target
+tokens only, in chunks, each of which is reduced to a few numbers per token before the next one.
+
+Notation: `B` batch, `P` prompt tokens, `T` response tokens, `L` sequence tokens, `n` target tokens,
+`V` vocabulary, `H` hidden size. Everywhere `input_ids` is `[B, L]` long, and `mask`, `[B, L]` bool,
+marks the real tokens; outputs elsewhere have no meaning. `target_mask`, `[B, L]` bool, marks the
+tokens to predict. Each follows a real token, so column 0 has none.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from lit_rlhf.checks import check_tensors
 from lit_rlhf.forward.networks import (
     LanguageModel,
     forward_plan,
@@ -22,37 +30,32 @@ from lit_rlhf.forward.networks import (
     unwrap_model,
 )
 from lit_rlhf.forward.packing import packed_states
+from lit_rlhf.functional import token_logprobs
+
+CHUNK_SIZE = 2**24
+"""Number of logits that exist at once: 64 MiB in float32."""
+
+CPU_CHUNK_SIZE = 2**20
+"""The same on a CPU without gradients: a chunk that fits into the processor's caches."""
+
+LogitsFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""Maps logits `[1, n, V]` and the tokens they predict, `[1, n]`, to tensors `[1, n]`."""
 
 
-def position_ids_from_mask(mask: Tensor) -> Tensor:
-    """Position of each token among the real tokens, `cumsum(mask) - 1` and at least 0, `[B, L]`."""
-    _check_mask(mask)
-    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """Final hidden states of the trunk, `[B, L, H]`, packed where the model's plan says so."""
+    trunk, plan = trunk_of(model), forward_plan(model)
+    if plan.packed:
+        return packed_states(trunk, input_ids, mask, plan.token_padding)
+    states: Tensor = trunk(**_arguments(trunk, input_ids, mask)).last_hidden_state
+    return states
 
 
-def token_logits(
-    model: LanguageModel, input_ids: Tensor, mask: Tensor, last: int | None = None
-) -> Tensor:
-    """Next-token logits of a causal language model, `[B, L, V]` or `[B, last, V]`, in its dtype.
-
-    Args:
-        model: The language model.
-        input_ids: Token ids.
-        mask: Real tokens.
-        last: Number of positions at the end to compute logits for, which takes `last / L` of the
-            memory; `None` computes all.
-    """
-    _check_tokens(input_ids, mask)
-    length = input_ids.shape[1]
-    if last is not None and not 1 <= last <= length:
-        raise ValueError(f"last: expected a number from 1 to {length}, got {last}")
+def token_logits(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """Next-token logits of a causal language model, `[B, L, V]`, in its dtype."""
     inner = unwrap_model(model)
-    arguments = _arguments(inner, input_ids, mask)
-    # the model drops the other positions before its head, so that soft-capping and scaling apply
-    if last is not None and _accepts(inner, "logits_to_keep"):
-        arguments["logits_to_keep"] = last
-    logits: Tensor = inner(**arguments).logits
-    return logits if last is None else logits[:, -last:]
+    logits: Tensor = inner(**_arguments(inner, input_ids, mask)).logits
+    return logits
 
 
 def response_logits(
@@ -69,19 +72,159 @@ def response_logits(
     Returns:
         `[B, T, V]`.
     """
-    _check_tokens(input_ids, mask)
-    _check_response_length(response_length, input_ids.shape[1])
-    return token_logits(model, input_ids, mask, last=response_length + 1)[:, :-1]
+    _check_response_length(response_length, input_ids)
+    inner = unwrap_model(model)
+    arguments = _arguments(inner, input_ids, mask)
+    # the model drops the other positions before its head, so that soft-capping and scaling apply
+    if _accepts(inner, "logits_to_keep"):
+        arguments["logits_to_keep"] = response_length + 1
+    logits: Tensor = inner(**arguments).logits
+    return logits[:, -response_length - 1 : -1]
 
 
-def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Final hidden states of the trunk, `[B, L, H]`, packed where the model's plan says so."""
-    _check_tokens(input_ids, mask)
-    trunk, plan = trunk_of(model), forward_plan(model)
-    if plan.packed:
-        return packed_states(trunk, input_ids, mask, plan.token_padding)
-    states: Tensor = trunk(**_arguments(trunk, input_ids, mask)).last_hidden_state
-    return states
+def logits_from_hidden(model: LanguageModel, lm_head: nn.Module, hidden: Tensor) -> Tensor:
+    """Next-token logits `[..., V]` of an output layer on hidden states that are there already.
+
+    Args:
+        model: The model whose trunk computed `hidden`. Its config says what follows the output
+            layer: soft-capping in Gemma 2, scaling in Cohere and Granite.
+        lm_head: Output layer, see `load_lm_head`.
+        hidden: Final hidden states, `[..., H]`.
+    """
+    config = unwrap_model(model).config
+    logits: Tensor = lm_head(hidden)
+    scale = getattr(config, "logit_scale", None)
+    if scale is not None:
+        logits = logits * scale
+    divisor = getattr(config, "logits_scaling", None)
+    if divisor is not None:
+        logits = logits / divisor
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits
+
+
+def map_target_logits(
+    model: LanguageModel,
+    input_ids: Tensor,
+    mask: Tensor,
+    target_mask: Tensor,
+    function: LogitsFunction,
+) -> tuple[Tensor, ...]:
+    """Apply a function to the logits that predict the target tokens.
+
+    Args:
+        model: A causal language model.
+        input_ids: Token ids.
+        mask: Real tokens.
+        target_mask: Tokens to predict.
+        function: What to compute for each token. It is called once for each chunk, and in training
+            again in the backward.
+
+    Returns:
+        Each output of `function` as `[B, L]`, 0 outside the target mask.
+    """
+    check_tensors(mask.shape, target_mask=target_mask)
+    if bool(target_mask[:, 0].any()) or bool((target_mask[:, 1:] & ~mask[:, :-1]).any()):
+        raise ValueError(
+            "target_mask: expected tokens that follow a real token, got one that does not"
+        )
+    if forward_plan(model).chunked_logits:
+        lm_head = unwrap_model(model).get_output_embeddings()  # type: ignore[no-untyped-call]
+        hidden = hidden_states(model, input_ids, mask)
+        return _map_in_chunks(model, lm_head, hidden, input_ids, target_mask, function)
+    # all logits exist here: a model whose plan has no chunked logits may change them in its forward
+    logits = token_logits(model, input_ids, mask)[shift_to_predictors(target_mask)]
+    outputs = function(logits.unsqueeze(0), input_ids[target_mask].unsqueeze(0))
+    return _to_rectangle(outputs, target_mask)
+
+
+def target_logprobs(
+    model: LanguageModel,
+    input_ids: Tensor,
+    mask: Tensor,
+    target_mask: Tensor,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Log-probs of the target tokens under a language model at a temperature.
+
+    Returns:
+        `[B, L]` float32, nats, 0 outside the target mask.
+    """
+    (logprobs,) = map_target_logits(
+        model,
+        input_ids,
+        mask,
+        target_mask,
+        lambda logits, ids: (token_logprobs(logits, ids, temperature),),
+    )
+    return logprobs
+
+
+def target_logprobs_from_hidden(
+    model: LanguageModel,
+    lm_head: nn.Module,
+    hidden: Tensor,
+    input_ids: Tensor,
+    target_mask: Tensor,
+) -> Tensor:
+    """Log-probs of the target tokens from hidden states that are there already.
+
+    Args:
+        model: The model whose trunk computed `hidden`, see `logits_from_hidden`.
+        lm_head: Output layer.
+        hidden: Final hidden states, `[B, L, H]`.
+        input_ids: Token ids.
+        target_mask: Tokens to predict.
+
+    Returns:
+        `[B, L]` float32, nats, 0 outside the target mask.
+    """
+    (logprobs,) = _map_in_chunks(
+        model,
+        lm_head,
+        hidden,
+        input_ids,
+        target_mask,
+        lambda logits, ids: (token_logprobs(logits, ids),),
+    )
+    return logprobs
+
+
+def _map_in_chunks(
+    model: LanguageModel,
+    lm_head: nn.Module,
+    hidden: Tensor,
+    input_ids: Tensor,
+    target_mask: Tensor,
+    function: LogitsFunction,
+) -> tuple[Tensor, ...]:
+    def map_chunk(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        logits = logits_from_hidden(model, lm_head, states.unsqueeze(0))
+        return function(logits, tokens.unsqueeze(0))
+
+    tokens, states = input_ids[target_mask], hidden[shift_to_predictors(target_mask)]
+    training = torch.is_grad_enabled()
+    on_cpu = states.device.type == "cpu"
+    n_logits = CPU_CHUNK_SIZE if on_cpu and not training else CHUNK_SIZE
+    size = max(n_logits // unwrap_model(model).config.vocab_size, 1)
+    if len(tokens) <= size:
+        return _to_rectangle(map_chunk(states, tokens), target_mask)
+    # autograd would keep the logits of every chunk for the backward, so they are recomputed there
+    chunks = [
+        checkpoint(map_chunk, *chunk, use_reentrant=False) if training else map_chunk(*chunk)
+        for chunk in zip(torch.split(states, size), torch.split(tokens, size), strict=True)
+    ]
+    outputs = tuple(torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
+    return _to_rectangle(outputs, target_mask)
+
+
+def _to_rectangle(outputs: tuple[Tensor, ...], target_mask: Tensor) -> tuple[Tensor, ...]:
+    return tuple(
+        output.new_zeros(target_mask.shape).masked_scatter(target_mask, output.squeeze(0))
+        for output in outputs
+    )
 
 
 def token_values(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
@@ -109,20 +252,14 @@ def response_values(
     Returns:
         `[B, T]` float32.
     """
-    _check_tokens(input_ids, mask)
-    _check_response_length(response_length, input_ids.shape[1])
+    _check_response_length(response_length, input_ids)
     # the last column is no state before a token, so it need not be computed
     return token_values(model, input_ids[:, :-1], mask[:, :-1])[:, -response_length:]
 
 
 def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Tensor:
     """`sequence_scores`, `[B]` float32, from hidden states `[B, L, H]` that are there already."""
-    _check_mask(mask)
-    if hidden.dim() != 3 or hidden.shape[:2] != mask.shape:
-        raise ValueError(
-            f"hidden: expected shape [B, L, H] for a mask of shape {tuple(mask.shape)}, "
-            f"got {tuple(hidden.shape)}"
-        )
+    check_tensors(hidden.shape[:2], mask=mask)
     if not bool(mask.any(dim=1).all()):
         raise ValueError("mask: expected at least one True in each row, got a row without any")
     columns = torch.arange(mask.shape[1], device=mask.device)
@@ -149,37 +286,19 @@ def _arguments(
     module: nn.Module, input_ids: Tensor, mask: Tensor
 ) -> dict[str, Tensor | int | bool]:
     """Arguments of a padded forward; decoders without `position_ids` count them by the mask."""
+    check_tensors(2, input_ids=input_ids, mask=mask)
     arguments: dict[str, Tensor | int | bool] = {
         "input_ids": input_ids,
         "attention_mask": mask.long(),
         "use_cache": False,
     }
     if _accepts(module, "position_ids"):
-        arguments["position_ids"] = position_ids_from_mask(mask)
+        arguments["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
     return arguments
 
 
-def _check_mask(mask: Tensor) -> None:
-    if mask.dim() != 2 or mask.dtype != torch.bool:
-        raise ValueError(
-            f"mask: expected shape [B, L] and dtype bool, got {tuple(mask.shape)} and {mask.dtype}"
-        )
-
-
-def _check_tokens(input_ids: Tensor, mask: Tensor) -> None:
-    if input_ids.dim() != 2 or input_ids.dtype != torch.long:
-        raise ValueError(
-            "input_ids: expected shape [B, L] and dtype int64, "
-            f"got {tuple(input_ids.shape)} and {input_ids.dtype}"
-        )
-    _check_mask(mask)
-    if mask.shape != input_ids.shape:
-        raise ValueError(
-            f"mask: expected input_ids' shape {tuple(input_ids.shape)}, got {tuple(mask.shape)}"
-        )
-
-
-def _check_response_length(response_length: int, length: int) -> None:
+def _check_response_length(response_length: int, input_ids: Tensor) -> None:
+    length = input_ids.shape[-1]
     if not 1 <= response_length < length:
         raise ValueError(
             f"response_length: expected a number from 1 to {length - 1}, so that at least one "

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lit_rlhf.checks import check_tensors
 from lit_rlhf.forward.attention import (
     AttentionInputs,
     RowOffsets,
@@ -30,24 +31,17 @@ MIN_LENGTH_RATIO = 0.75
 """Rows of a group are at least this long, relative to the longest row of the group."""
 
 
-class RowGroup(NamedTuple):
-    """`n_rows` rows that attention takes together; the longest has `width` tokens."""
-
-    n_rows: int
-    width: int
-
-
 class RowGroups(NamedTuple):
     """Rows that lie back to back, in groups of similar length.
 
     Attributes:
-        groups: Groups of rows, with `P` tokens in all once each is padded to its width.
+        groups: Rows and width of each group, with `P` tokens in all once each row is padded to it.
         gather_indices: Token at each place of the padded groups, `[P]` long. Padding repeats the
             last token of its row.
         token_places: Place of each token in the padded groups, `[N]` long.
     """
 
-    groups: list[RowGroup]
+    groups: list[tuple[int, int]]
     gather_indices: Tensor
     token_places: Tensor
 
@@ -58,7 +52,7 @@ class RowGroups(NamedTuple):
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         token_places = torch.empty(int(sizes.sum()), dtype=torch.long)
-        groups: list[RowGroup] = []
+        groups: list[tuple[int, int]] = []
         gathered: list[Tensor] = []
         n_places = 0
         for rows in _group_by_length(order, lengths):
@@ -69,7 +63,7 @@ class RowGroups(NamedTuple):
             real = columns < size
             places = torch.arange(n_places, n_places + indices.numel()).view_as(indices)
             token_places[indices[real]] = places[real]
-            groups.append(RowGroup(len(rows), width))
+            groups.append((len(rows), width))
             gathered.append(indices.flatten())
             n_places += indices.numel()
         # one transfer to the device for both
@@ -87,12 +81,12 @@ class RowGroups(NamedTuple):
             query, key, value = (states.unflatten(0, group).transpose(1, 2) for states in part)
             output = causal_attention(inputs._replace(query=query, key=key, value=value))
             outputs.append(output.transpose(1, 2).flatten(0, 1))
-        return gather_rows(torch.cat(outputs).flatten(1), self.token_places)
+        return _gather(torch.cat(outputs).flatten(1), self.token_places)
 
     def _pad(self, states: Tensor) -> Tensor:
         """The states `[1, A, N, D]` at every place of the padded groups, `[P, A, D]`."""
         by_token = states.transpose(1, 2).flatten(0, 1)
-        padded = gather_padded_rows(by_token.flatten(1), self.gather_indices, self.token_places)
+        padded = _gather(by_token.flatten(1), self.gather_indices, self.token_places)
         return padded.view(-1, *by_token.shape[1:])
 
 
@@ -147,6 +141,7 @@ def packed_states(
         mask: Real tokens, `[B, L]` bool, next to each other in each row.
         padding: What the number of tokens is padded to; `None` pads nothing.
     """
+    check_tensors(2, input_ids=input_ids, mask=mask)
     device = input_ids.device
     real = mask.cpu()  # the only wait for the device
     indices = real.flatten().nonzero().squeeze(1)
@@ -176,69 +171,35 @@ def _group_by_length(order: Sequence[int], lengths: Sequence[int]) -> list[list[
     return groups
 
 
-def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
-    """Rows of `states` `[N, ...]` at distinct indices `[M]` long, `[M, ...]`.
+def _gather(states: Tensor, indices: Tensor, places: Tensor | None = None) -> Tensor:
+    """Rows of `states` `[N, ...]` at indices `[M]` long, `[M, ...]`, with a backward that copies.
 
-    torch's own backward of `index_select` adds gradients up (`index_add`), as it cannot know that
-    the indices are distinct. That costs more, and on a GPU it adds in no fixed order. This one
-    copies.
-    """
-    rows: Tensor = _GatherRows.apply(states, indices)  # type: ignore[no-untyped-call]
-    return rows
-
-
-def gather_padded_rows(states: Tensor, indices: Tensor, token_places: Tensor) -> Tensor:
-    """Rows at indices some of which repeat as padding; no gradient flows from the padding.
-
-    Every row has exactly one place that counts. Nobody reads the output of the others, so the
-    backward is a gather at `token_places`.
+    torch's own backward of `index_select` adds gradients up (`index_add`), as it cannot know which
+    indices are distinct. That costs more, and on a GPU it adds in no fixed order.
 
     Args:
         states: `[N, ...]`.
-        indices: Row at each place, `[P]` long.
-        token_places: The one place of each row that is not padding, `[N]` long.
-
-    Returns:
-        `[P, ...]`.
+        indices: Row at each place; all are distinct unless `places` are given.
+        places: The one place of each row that is not padding, `[N]` long. Nobody reads the output
+            at the others, so no gradient flows from them.
     """
-    rows: Tensor = _GatherPaddedRows.apply(  # type: ignore[no-untyped-call]
-        states, indices, token_places
-    )
+    rows: Tensor = _Gather.apply(states, indices, places)  # type: ignore[no-untyped-call]
     return rows
 
 
-class _GatherRows(torch.autograd.Function):
-    """`index_select` with a backward that copies."""
-
+class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, indices: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.save_for_backward(indices)
+    def forward(ctx: Any, states: Tensor, indices: Tensor, places: Tensor | None) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(indices, places)
         ctx.n_rows = len(states)
         return states.index_select(0, indices)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:  # noqa: ANN401
-        (indices,) = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        indices, places = ctx.saved_tensors
         (gradient,) = gradients
+        if places is not None:
+            return gradient.index_select(0, places), None, None
         # rows that were not gathered have no part in the output: their gradient is 0
         full = gradient.new_zeros((ctx.n_rows, *gradient.shape[1:]))
-        return full.index_copy_(0, indices, gradient), None
-
-
-class _GatherPaddedRows(torch.autograd.Function):
-    """`index_select` with a backward that selects."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        states: Tensor,
-        indices: Tensor,
-        token_places: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(token_places)
-        return states.index_select(0, indices)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        (token_places,) = ctx.saved_tensors
-        return gradients[0].index_select(0, token_places), None, None
+        return full.index_copy_(0, indices, gradient), None, None

@@ -19,19 +19,15 @@ from lit_rlhf.rollout.metrics import RolloutMetrics
 from lit_rlhf.rollout.samples import build_response_records, decode_responses, format_sample_table
 from lit_rlhf.rollout.sampling import SamplingOptions
 from lit_rlhf.rollout.scoring import (
-    ResponseValues,
     TokenStatistics,
     compute_logprobs,
     compute_policy_statistics,
-    compute_reference_logprobs,
-    compute_values,
     score_rollouts,
 )
 
 __all__ = [
     "Experience",
     "PolicyStatistics",
-    "ResponseValues",
     "RolloutBatch",
     "RolloutMetrics",
     "SamplingOptions",
@@ -40,8 +36,6 @@ __all__ = [
     "check_minibatch_size",
     "compute_logprobs",
     "compute_policy_statistics",
-    "compute_reference_logprobs",
-    "compute_values",
     "decode_responses",
     "default_tokens_per_forward",
     "format_sample_table",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,19 +43,6 @@ CPU_RELEASE_INTERVAL, GPU_RELEASE_INTERVAL = 1, 8
 """Steps between two looks at which sequences have ended; each look waits for the device."""
 
 
-class GeneratedTokens(NamedTuple):
-    """Responses as they were sampled; meaningless after a response's first EOS.
-
-    Attributes:
-        response_ids: `[B, T]` long.
-        statistics: Under softmax(logits / temperature), whatever the sampling options left out.
-            `None` in less than float32, where a separate forward gives other numbers.
-    """
-
-    response_ids: Tensor
-    statistics: PolicyStatistics | None
-
-
 class Decoder:
     """Samples one response to each prompt, with at most `n_slots` sequences in progress.
 
@@ -66,7 +52,7 @@ class Decoder:
     Sequences in progress occupy the first `n` slots without a gap, in the same order in the cache
     and in every tensor of the state. A step computes with as many rows as there are sequences or,
     as a CUDA graph, with the next power of two. The arguments are those of `generate_responses`;
-    the model `supports_chunked_logits`.
+    the plan of the model has chunked logits.
     """
 
     def __init__(
@@ -99,7 +85,13 @@ class Decoder:
         # slices wait for the device once, masks would wait once for each prompt
         lengths: list[int] = prompt_mask.sum(1).tolist()
         self.prompts = [ids[-length:] for ids, length in zip(prompt_ids, lengths, strict=True)]
-        self.sequences = _extend_prompts(prompt_ids, prompt_mask, max_length)
+        # Padding, the room for responses and the row of free slots repeat a prompt's first token,
+        # which has occurred anyway. The repetition penalty applies to all tokens of a row, and
+        # would make padding less likely, which is often EOS.
+        first = prompt_ids.gather(1, prompt_mask.int().argmax(1, keepdim=True))
+        filled = torch.where(prompt_mask, prompt_ids, first)
+        sequences = torch.cat([filled, first.repeat(1, max_length)], dim=1)
+        self.sequences = functional.pad(sequences, (0, 0, 0, 1))
         self.logprobs = torch.zeros((n_samples + 1, max_length), device=device)
         self.entropy = torch.zeros((n_samples + 1, max_length), device=device)
         self.statistics_are_exact = True
@@ -126,8 +118,14 @@ class Decoder:
         self.ended = torch.zeros_like(self.samples, dtype=torch.bool)
 
     @torch.no_grad()
-    def run(self) -> GeneratedTokens:
-        """Sample all responses, in evaluation mode."""
+    def run(self) -> tuple[Tensor, PolicyStatistics | None]:
+        """Sample all responses, in evaluation mode.
+
+        Returns:
+            Token ids `[B, T]`, without meaning after a response's first EOS, and their statistics
+            under softmax(logits / temperature), whatever the sampling options left out. These are
+            `None` in less than float32, where a separate forward gives other numbers.
+        """
         with eval_mode(self.model), _cast_weights_once(self.lengths.device):
             while self.host_lengths or self.waiting:
                 n_free = self.n_slots - len(self.host_lengths)
@@ -143,7 +141,7 @@ class Decoder:
             self.logprobs[:-1, :longest], self.entropy[:-1, :longest], self.options.temperature
         )
         responses = self.sequences[:-1, self.prompt_width : self.prompt_width + longest]
-        return GeneratedTokens(responses, statistics if self.statistics_are_exact else None)
+        return responses, statistics if self.statistics_are_exact else None
 
     def admit(self, n_free: int) -> None:
         """Give every free slot to a waiting prompt, and sample the first tokens."""
@@ -158,7 +156,7 @@ class Decoder:
         """Process the last token of every sequence in progress, and sample the next."""
         n = len(self.host_lengths)
         if self.graphs is None and self.cache.supports_varlen:
-            self.graphs = RowGraphs(self._decode_slots, self.trunk)
+            self.graphs = RowGraphs(self._decode, self.trunk)
         if self.graphs is not None:
             # a graph for each power of two: slots that are free cost less than more graphs
             self.graphs.run(min(1 << (n - 1).bit_length(), self.n_slots))
@@ -168,11 +166,7 @@ class Decoder:
         self.host_lengths = [length + 1 for length in self.host_lengths]
         self.n_steps += 1
 
-    def _decode_slots(self, n: int) -> None:
-        """Process the first slots, free or not; no number comes from the host but `n`."""
-        self._decode(n, n, self.cache.capacity)
-
-    def _decode(self, n: int, n_rows: int, width: int) -> None:
+    def _decode(self, n: int, n_rows: int | None = None, width: int | None = None) -> None:
         """Process the last tokens of the first `n` slots, and sample the next.
 
         Free slots have token 0 at position 0 of their cache, where the next prompt overwrites it. A
@@ -181,11 +175,12 @@ class Decoder:
 
         Args:
             n: Slots to sample for.
-            n_rows: Slots to process, at least `n`.
-            width: Tokens of the longest sequence, the new one included, or more.
+            n_rows: Slots to process, at least `n`; `None` for `n`.
+            width: Tokens of the longest sequence, the new one included; `None` for the capacity.
         """
+        n_rows = n_rows or n
         lengths = self.lengths[:n_rows]
-        layout = DecodeLayout(self.cache, lengths, width)
+        layout = DecodeLayout(self.cache, lengths, width or self.cache.capacity)
         # a sequence that has ended goes on until it is released, but learned position embeddings
         # may have no row for what comes after the longest possible response
         positions = lengths.clamp(max=self.cache.capacity - self.release_interval - 1)
@@ -407,18 +402,6 @@ class DecodeLayout:
                 mask &= columns > self.columns[:, None] - window
             self._masks[window] = mask[:, None, None]
         return self._masks[window]
-
-
-def _extend_prompts(prompt_ids: Tensor, prompt_mask: Tensor, n_new: int) -> Tensor:
-    """Prompts with room for `n_new` tokens, and one more row.
-
-    Padding and room repeat the prompt's first token, which has occurred anyway. The repetition
-    penalty applies to all tokens of a row, and would make padding less likely, which is often EOS.
-    """
-    first = prompt_ids.gather(1, prompt_mask.int().argmax(1, keepdim=True))
-    sequences = first.repeat(1, prompt_ids.shape[1] + n_new)
-    sequences[:, : prompt_ids.shape[1]] = torch.where(prompt_mask, prompt_ids, first)
-    return functional.pad(sequences, (0, 0, 0, 1))
 
 
 @contextmanager

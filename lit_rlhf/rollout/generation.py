@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.checks import check_count
-from lit_rlhf.forward import LanguageModel, eval_mode, supports_chunked_logits, unwrap_model
-from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.decoder import Decoder, GeneratedTokens
+from lit_rlhf.checks import check_count, check_tensors
+from lit_rlhf.forward import LanguageModel, eval_mode, forward_plan, unwrap_model
+from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
+from lit_rlhf.rollout.decoder import Decoder
 from lit_rlhf.rollout.sampling import SamplingOptions
 
 
@@ -61,16 +61,13 @@ def generate_responses(
     if batch_size is None:
         batch_size = len(prompt_ids)
     check_count("batch_size", batch_size)
+    statistics: PolicyStatistics | None = None
+    sampling = (prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size)
     with adapters_merged(model):
-        if supports_chunked_logits(model):
-            responses, statistics = Decoder(
-                model, prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size
-            ).run()
+        if forward_plan(model).chunked_logits:
+            responses, statistics = Decoder(model, *sampling).run()
         else:
-            responses, statistics = _generate_with_transformers(
-                inner, prompt_ids, prompt_mask, options, eos_token_ids, pad_token_id, seed,
-                batch_size,
-            )  # fmt: skip
+            responses = _generate_with_transformers(inner, *sampling, pad_token_id)
     # The mask counts EOS tokens and never compares with the padding token, which may be EOS: a
     # token belongs to the response if no EOS precedes it.
     is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
@@ -98,10 +95,10 @@ def _generate_with_transformers(
     prompt_mask: Tensor,
     options: SamplingOptions,
     eos_token_ids: Sequence[int],
-    pad_token_id: int,
     seed: int,
     batch_size: int,
-) -> GeneratedTokens:
+    pad_token_id: int,
+) -> Tensor:
     """Sample by transformers' `generate`, for architectures that `Decoder` does not support."""
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         **options.generation_kwargs(),
@@ -127,7 +124,7 @@ def _generate_with_transformers(
     width = max(part.shape[1] for part in parts)
     # a batch is narrower only if all of its rows have an EOS, so the padding follows their ends
     padded = [functional.pad(p, (0, width - p.shape[1]), value=pad_token_id) for p in parts]
-    return GeneratedTokens(torch.cat(padded), None)
+    return torch.cat(padded)
 
 
 @contextmanager
@@ -193,15 +190,10 @@ def _seed_temporarily(seed: int, device: torch.device) -> Iterator[None]:
 def _check_prompts(
     model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, options: SamplingOptions
 ) -> None:
-    if prompt_ids.dim() != 2 or prompt_ids.dtype != torch.long or 0 in prompt_ids.shape:
+    check_tensors(2, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
+    if 0 in prompt_ids.shape:
         raise ValueError(
-            "prompt_ids: expected shape [B, P] with B, P >= 1 and dtype int64, "
-            f"got {tuple(prompt_ids.shape)} and {prompt_ids.dtype}"
-        )
-    if prompt_mask.shape != prompt_ids.shape or prompt_mask.dtype != torch.bool:
-        raise ValueError(
-            f"prompt_mask: expected prompt_ids' shape {tuple(prompt_ids.shape)} and dtype bool, "
-            f"got {tuple(prompt_mask.shape)} and {prompt_mask.dtype}"
+            f"prompt_ids: expected shape [B, P] with B, P >= 1, got {tuple(prompt_ids.shape)}"
         )
     left_padded = prompt_mask[:, -1].all() and (prompt_mask[:, 1:] >= prompt_mask[:, :-1]).all()
     if not bool(left_padded):

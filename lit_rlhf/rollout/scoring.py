@@ -33,26 +33,14 @@ class TokenStatistics(NamedTuple):
         ref_logprobs: Of the reference at the sampling temperature, `[B, T]` float32, nats.
         entropy: Of the policy's next-token distributions, `[B, T]` float32, nats.
         values: The critic's V(s_t), read before token t, `[B, T]` float32.
-        next_values: V(s_{T+1}), read at each response's last token, `[B]` float32.
+        next_values: V(s_{T+1}), read at each response's last token, `[B]` float32: an estimate of
+            what would follow a response that was cut off. It has no meaning for one that ended, and
+            GAE takes 0 there.
     """
 
     logprobs: Tensor
     ref_logprobs: Tensor
     entropy: Tensor
-    values: Tensor
-    next_values: Tensor
-
-
-class ResponseValues(NamedTuple):
-    """The critic's values of responses.
-
-    Attributes:
-        values: V(s_t), read before token t, `[B, T]` float32; 0 outside the response mask.
-        next_values: V(s_{T+1}), read at each response's last token, `[B]` float32: an estimate of
-            what would follow a response that was cut off. For a response that ended it has no
-            meaning; GAE takes 0 there.
-    """
-
     values: Tensor
     next_values: Tensor
 
@@ -154,8 +142,8 @@ def compute_reference_logprobs(
 @torch.no_grad()
 def compute_values(
     model: LanguageModel, rollouts: RolloutBatch, max_tokens_per_forward: int | None = None
-) -> ResponseValues:
-    """Compute the values of a scalar model before each response token and after the last one."""
+) -> tuple[Tensor, Tensor]:
+    """Compute `values` and `next_values` of `TokenStatistics`."""
     length = rollouts.response_ids.shape[1]
     parts = []
     with eval_mode(model):
@@ -167,9 +155,7 @@ def compute_values(
     # at column `length of the response` follows its last token.
     after_tokens = torch.cat(parts)
     next_values = after_tokens.gather(1, rollouts.lengths.unsqueeze(1)).squeeze(1)
-    return ResponseValues(
-        after_tokens[:, :-1].masked_fill(~rollouts.response_mask, 0.0), next_values
-    )
+    return after_tokens[:, :-1].masked_fill(~rollouts.response_mask, 0.0), next_values
 
 
 def _map_response_logits(

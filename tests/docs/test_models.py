@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_rlhf.data import DialogueEncoder, Message
-from lit_rlhf.forward import sequence_scores, supports_chunked_logits
+from lit_rlhf.forward import forward_plan, sequence_scores
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, load_tokenizer
 from lit_rlhf.modules import RewardModule
 from tests.docs.blocks import ROOT, blocks
@@ -45,7 +45,7 @@ def test_transformers_score_is_the_stages_score(workspace: Path) -> None:
 
 
 def test_model_of_ones_own_is_optimized_by_the_same_call(workspace: Path) -> None:
-    assert supports_chunked_logits(executed("optimize_forward")["model"])
+    assert forward_plan(executed("optimize_forward")["model"]).chunked_logits
 
 
 def test_adapters_stay_in_float32_on_bfloat16_weights(quickstart: Path) -> None:

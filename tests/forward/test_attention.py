@@ -13,7 +13,6 @@ from lit_rlhf.forward.attention import (
     MAX_BATCHED_LENGTH,
     AttentionInputs,
     attention,
-    attention_bias,
     attention_implementation,
     batched_attention,
     cached_attention,
@@ -62,7 +61,8 @@ def test_each_query_takes_the_mean_of_what_it_sees(
     query, key, value = states(3, 4, n_groups, 2, 5, dtype)
     seen = torch.rand((3, 1, 2, 5), generator=torch.Generator().manual_seed(1)) < 0.5
     seen[..., 2] = True
-    bias = attention_bias(seen, torch.promote_types(dtype, torch.float32))
+    bias = torch.zeros(seen.shape, dtype=torch.promote_types(dtype, torch.float32))
+    bias = bias.masked_fill(~seen, -torch.inf)
     output = batched_attention(query, key, value, bias, scale)
     assert output.dtype == dtype
     expected = by_loop(query, key, value, seen, 0.5 if scale is None else scale)

@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from lit_rlhf.forward import (
+    forward_plan,
     hidden_states,
     logits_from_hidden,
     map_target_logits,
-    supports_chunked_logits,
     target_logprobs,
     target_logprobs_from_hidden,
     token_logits,
@@ -61,9 +61,9 @@ def test_readings_and_gradients_are_those_of_all_logits(
     family: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunk is not None:
-        monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK_SIZE", chunk)
+        monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", chunk)
     model, plain = optimized_causal_lm(family), tiny_causal_lm(family)
-    assert supports_chunked_logits(model) == (family != "gemma2")
+    assert forward_plan(model).chunked_logits == (family != "gemma2")
     ids, mask, targets = batch()
     logits = token_logits(plain, ids, mask)[:, :-1]
     expected = [torch.where(targets[:, 1:], values, 0.0) for values in read(logits, ids[:, 1:])]
@@ -82,7 +82,7 @@ def test_readings_and_gradients_are_those_of_all_logits(
 
 
 def test_no_more_logits_exist_at_once_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK_SIZE", 288 * 4)
+    monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", 288 * 4)
     model = optimized_causal_lm()
     ids, mask, targets = batch()
     sizes: list[int] = []
@@ -100,7 +100,7 @@ def test_logprobs_of_targets_are_those_of_the_models_own_logits(
     chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunk is not None:
-        monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CHUNK_SIZE", chunk)
+        monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", chunk)
     model, plain = optimized_causal_lm(), tiny_causal_lm()
     ids, mask, targets = batch()
     by_token = (token_logits(plain, ids, mask).double() / 0.7).log_softmax(-1)
@@ -137,7 +137,7 @@ def test_a_target_follows_a_real_token(row: int, column: int) -> None:
 
 def test_targets_have_the_masks_shape() -> None:
     ids, mask, targets = batch()
-    with pytest.raises(ValueError, match=r"target_mask: expected the mask's shape \(3, 24\)"):
+    with pytest.raises(ValueError, match=r"target_mask: expected shape \(3, 24\)"):
         map_target_logits(tiny_causal_lm(), ids, mask, targets[:, 1:], read)
 
 

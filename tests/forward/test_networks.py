@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device, mark
-from tests.support.ranks import run_on_ranks
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 
 IDS = torch.arange(4, 24).reshape(2, 10)
@@ -179,42 +177,46 @@ def test_a_visit_is_one_copy_that_the_host_does_not_wait_for(
     assert len(copies) == 1
 
 
-def visit_in_shares(rank: int) -> list[tuple[Any, ...]]:
-    """A network of two types, in shares on the device or in CPU memory; what each visit did."""
-    found = []
-    ids = torch.arange(6).view(1, 6)
-    gather = torch.distributed.all_gather_into_tensor
-    for to_cpu in (False, True):
-        network = tiny_causal_lm("llama").to(torch.bfloat16)  # and rotary frequencies in float32
-        expected = network(ids).logits
-        n_bytes = sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
-        offloaded = Offloaded(network, to_cpu, shard=True)
-        gathered: list[int] = []
+@pytest.mark.parametrize("to_cpu", [False, True])
+def test_shares_of_two_ranks_are_gathered_once_for_each_use(
+    to_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, ranks = torch.arange(6).view(1, 6), (0, 1)
+    # weights in bfloat16, and rotary frequencies in float32
+    networks_of_ranks = [tiny_causal_lm("llama").to(torch.bfloat16) for _ in ranks]  # type: ignore[arg-type]
+    expected = networks_of_ranks[0](ids).logits
+    n_bytes = sum(map(n_bytes_of, networks_of_ranks)) // 2
+    offloaded = [Offloaded(network, to_cpu, shard=True) for network in networks_of_ranks]
+    gathered: list[int] = []
 
-        def watched(whole: Tensor, share: Tensor, gathered: Any = gathered) -> None:
-            gathered.append(share.nbytes)
-            gather(whole, share)
+    def gather(whole: Tensor, share: Tensor) -> None:
+        gathered.append(share.nbytes)
+        whole.copy_(torch.cat([one._share.to(share.device) for one in offloaded]))
 
-        with pytest.MonkeyPatch.context() as patch, PretendCuda() as audit:
-            patch.setattr(torch.distributed, "all_gather_into_tensor", watched)
-            for inference in (True, False):  # validation comes first
-                with torch.inference_mode(inference), on_device(offloaded, CUDA) as visitor:
+    monkeypatch.setattr(networks, "world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", gather)
+    with PretendCuda() as audit:
+        for rank in ranks:
+            monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+            with torch.inference_mode():  # a validation comes first
+                offloaded[rank]._flatten(CUDA)
+        for one, network in zip(offloaded, networks_of_ranks, strict=True):
+            for inference in (True, False):
+                with torch.inference_mode(inference), on_device(one, CUDA) as visitor:
                     assert all(map(is_on_device, visitor.parameters()))
-                    same = torch.equal(visitor(mark(ids.clone())).logits.cpu(), expected)
-                left = sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
-                found.append((same, len(gathered), left, is_on_device(offloaded._share)))
-            with pytest.raises(RuntimeError, match="inside"), on_device(offloaded, CUDA):
+                    assert torch.equal(visitor(mark(ids.clone())).logits.cpu(), expected)
+                assert n_bytes_of(network) == 0
+                assert is_on_device(one._share) == (not to_cpu)
+            with pytest.raises(RuntimeError, match="inside"), on_device(one, CUDA):
                 raise RuntimeError("inside")
-        assert not any(p.numel() for p in network.parameters())
-        assert audit.refused == []
-        assert n_bytes / 2 <= gathered[0] < n_bytes / 2 * 1.1
-    return found
+            assert not any(p.numel() for p in network.parameters())
+    assert audit.refused == []
+    assert len(gathered) == 6
+    assert n_bytes / 2 <= gathered[0] < n_bytes / 2 * 1.1
 
 
-def test_shares_of_two_ranks_are_gathered_once_for_each_use(tmp_path: Path) -> None:
-    for found in run_on_ranks(visit_in_shares, 2, tmp_path):
-        uses = [(True, 1, 0), (True, 2, 0)]
-        assert found == [(*use, on) for on in (True, False) for use in uses]
+def n_bytes_of(network: torch.nn.Module) -> int:
+    return sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
 
 
 def test_it_is_frozen_and_no_part_of_a_module_that_holds_it() -> None:

@@ -20,7 +20,6 @@ from lit_rlhf.forward import (
     head_matches_logits,
     hidden_states,
     optimize_forward,
-    supports_chunked_logits,
     unwrap_model,
 )
 from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
@@ -75,7 +74,7 @@ def test_a_plain_model_is_padded_and_asking_changes_nothing() -> None:
     model.base_model.register_forward_hook(lambda *_: pytest.fail("a query ran a forward"))
     assert forward_plan(model) == ForwardPlan()
     assert not forward_plan(model).packed
-    assert not supports_chunked_logits(model)
+    assert not forward_plan(model).chunked_logits
     assert attention_implementation(model) == "sdpa"
     assert not [name for name in vars(model) if "lit_rlhf" in name]
 
@@ -85,7 +84,7 @@ def test_all_loading_functions_optimize(folder: Path) -> None:
         for load in (load_causal_lm, load_scalar_model, build_random_scalar_model):
             model = load(folder, options)
             assert forward_plan(model).packed
-            assert supports_chunked_logits(model) == (load is load_causal_lm)
+            assert forward_plan(model).chunked_logits == (load is load_causal_lm)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_other_models_stay_padded_and_say_why(
     assert forward_plan(model).reason == reason
     assert f"padded forward, because {reason}" in caplog.text
     assert not forward_plan(model).packed
-    assert not supports_chunked_logits(model)
+    assert not forward_plan(model).chunked_logits
     assert attention_implementation(model) == implementation
     ids, mask = ragged()
     ids, mask = ids[:2], mask[:2]
@@ -185,7 +184,7 @@ def test_logits_that_the_output_layer_does_not_give_are_not_chunked() -> None:
     assert not head_matches_logits(model, model.lm_head)
     optimize_forward(model)
     assert forward_plan(model).packed
-    assert not supports_chunked_logits(model)
+    assert not forward_plan(model).chunked_logits
 
 
 def test_the_decision_is_logged_once_for_each_network(caplog: pytest.LogCaptureFixture) -> None:
@@ -211,7 +210,7 @@ def test_networks_are_compared_in_the_precision_of_their_weights() -> None:
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         optimize_forward(model)
-    assert supports_chunked_logits(model)
+    assert forward_plan(model).chunked_logits
     assert seen == [False] * 4
     assert model.training
 
@@ -232,7 +231,7 @@ def test_a_new_head_on_an_optimized_trunk_is_a_network_of_its_own() -> None:
     scalar = build_scalar_model(optimized_causal_lm())
     assert not forward_plan(scalar).packed
     assert forward_plan(optimize_forward(scalar)).packed
-    assert not supports_chunked_logits(scalar)
+    assert not forward_plan(scalar).chunked_logits
 
 
 def test_the_attention_is_not_saved(tmp_path: Path) -> None:

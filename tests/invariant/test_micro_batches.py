@@ -39,7 +39,7 @@ def test_a_batch_with_much_to_keep_is_split_without_being_asked(
             rows.append(len(ids))
         return hidden_states(model, ids, mask)
 
-    for place in ("modules.reward", "forward.chunked_logits", "forward.outputs"):
+    for place in ("modules.reward", "forward.outputs"):
         monkeypatch.setattr(f"lit_rlhf.{place}.hidden_states", forward)
     monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
     parts = run(tmp_path / "parts")

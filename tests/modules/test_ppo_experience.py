@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
-from lit_rlhf.forward import position_ids_from_mask, response_values
+from lit_rlhf.forward import response_values
 from lit_rlhf.functional import Moments
 from lit_rlhf.modules import LossShare, PPOModule, iteration_generator
 from lit_rlhf.modules import ppo as ppo_file
@@ -76,7 +76,7 @@ def test_values_are_read_before_the_token_in_rollout_and_update(
     root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def positions(model: object, ids: Tensor, mask: Tensor) -> Tensor:
-        return position_ids_from_mask(mask).float()
+        return (mask.cumsum(1) - 1).clamp(min=0).float()
 
     monkeypatch.setattr("lit_rlhf.rollout.scoring.token_values", positions)
     monkeypatch.setattr("lit_rlhf.forward.outputs.token_values", positions)

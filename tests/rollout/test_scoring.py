@@ -21,11 +21,10 @@ from lit_rlhf.rollout import (
     SamplingOptions,
     compute_logprobs,
     compute_policy_statistics,
-    compute_reference_logprobs,
-    compute_values,
     generate_responses,
     score_rollouts,
 )
+from lit_rlhf.rollout.scoring import compute_reference_logprobs, compute_values
 from tests.support.tiny_models import (
     EOS_ID,
     FAMILIES,
@@ -119,29 +118,29 @@ def test_values_are_read_before_each_token_and_after_the_last(max_tokens: int | 
     rollouts = rollouts_of(policy)
     critic = build_scalar_model(policy)
     critic.score = PositionHead()
-    values = compute_values(critic, rollouts, max_tokens)
+    values, next_values = compute_values(critic, rollouts, max_tokens)
     # nine prompt columns: the first token's state ends at column 8
-    assert values.values.tolist() == [
+    assert values.tolist() == [
         [8, 9, 10, 11, 12, 13, 14, 15],
         [8, 9, 10, 0, 0, 0, 0, 0],
         [8, 0, 0, 0, 0, 0, 0, 0],
         [8, 9, 10, 11, 12, 0, 0, 0],
     ]
-    assert values.next_values.tolist() == [16, 11, 9, 13]
+    assert next_values.tolist() == [16, 11, 9, 13]
 
 
 @torch.no_grad()
 def test_values_are_those_of_each_state_alone(family: str) -> None:
     rollouts = rollouts_of(optimized_causal_lm(family))
     critic = optimize_forward(build_scalar_model(tiny_causal_lm(family))).train(False)
-    values = compute_values(critic, rollouts)
+    values, next_values = compute_values(critic, rollouts)
     for row, length in enumerate(rollouts.lengths.tolist()):
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
         for t in range(length + 1):
             state = torch.cat([prompt, rollouts.response_ids[row, :t]]).unsqueeze(0)
             hidden = critic.base_model(state).last_hidden_state[0, -1]
             expected = critic.score(hidden)[0]
-            got = values.values[row, t] if t < length else values.next_values[row]
+            got = values[row, t] if t < length else next_values[row]
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -174,9 +173,9 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
     assert torch.equal(estimates.logprobs, statistics.logprobs)
     assert torch.equal(estimates.entropy, statistics.entropy)
     assert torch.equal(estimates.ref_logprobs, compute_logprobs(reference, rollouts, 0.7))
-    values = compute_values(critic, rollouts)
-    assert torch.equal(estimates.values, values.values)
-    assert torch.equal(estimates.next_values, values.next_values)
+    values, next_values = compute_values(critic, rollouts)
+    assert torch.equal(estimates.values, values)
+    assert torch.equal(estimates.next_values, next_values)
     for field in estimates:
         assert not field.requires_grad
 
@@ -230,6 +229,6 @@ def test_values_are_read_without_dropout(rollouts: RolloutBatch) -> None:
         torch.default_generator.manual_seed(0)
         causal_lm = type(tiny_causal_lm("gpt2"))(config)
     critic = optimize_forward(build_scalar_model(causal_lm)).train()
-    one, other = compute_values(critic, rollouts), compute_values(critic, rollouts)
-    assert torch.equal(one.values, other.values)
+    one, other = (compute_values(critic, rollouts)[0] for _ in range(2))
+    assert torch.equal(one, other)
     assert critic.training

@@ -156,7 +156,7 @@ def test_activations_next_to_the_tensors_of_a_llama(
     def update() -> None:
         target_logprobs(model, ids, mask, targets).sum().backward()
 
-    monkeypatch.setattr("lit_rlhf.forward.chunked_logits.CPU_CHUNK_SIZE", CHUNK_SIZE)
+    monkeypatch.setattr("lit_rlhf.forward.outputs.CPU_CHUNK_SIZE", CHUNK_SIZE)
 
     scored = 2 * TOKENS * ROWS
     sizes = PPOSizes(

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics, compute_values
+from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
+from lit_rlhf.rollout.scoring import compute_values
 from lit_rlhf.tools.doctor.checks.distributions import entropy_gap
 from tests.tools.doctor.runs import findings, module_of, not_ok
 
@@ -77,8 +78,8 @@ class CountsPadding(PPOModule):
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         everything = rollouts._replace(prompt_mask=torch.ones_like(rollouts.prompt_mask))
-        values = compute_values(self.critic, everything)
-        return super().estimate(rollouts)._replace(values=values.values)
+        values, _ = compute_values(self.critic, everything)
+        return super().estimate(rollouts)._replace(values=values)
 
 
 def test_a_critic_that_reads_padding(root: Path, tmp_path: Path) -> None:
