@@ -321,11 +321,11 @@ healthy before the flag. [Sixty runs](quickstart_seeds.md) test this with other 
 
 The quickstart's runs differ so much in KL that any threshold tells them apart. Thresholds are
 therefore chosen and judged on families of runs. On families that were left out, at most 5 % of the
-healthy runs may be flagged as collapsed and at least 95 % of the collapsed ones must be. The PPO-max
-run of the paper's Figure 9 is never to be flagged, also with KL and length halved or a quarter
-higher, and the vanilla run of Figure 4 before its win rate is below one half. The quickstart's runs
-choose nothing. `benchmarks/detector/criterion.py` has the families, the settings to choose from and
-the rules; it was committed before the first results.
+healthy runs may be flagged as collapsed and at least 95 % of the collapsed ones must be. The
+PPO-max run of the paper's Figure 9 is never to be flagged, also with KL and length halved or a
+quarter higher, and the vanilla run of Figure 4 before its win rate is below one half. The
+quickstart's runs choose nothing. `benchmarks/detector/criterion.py` has the families, the settings
+to choose from and the rules; it was committed before the first results.
 """
 
 

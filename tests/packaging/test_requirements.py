@@ -152,8 +152,9 @@ def test_constraints_pin_what_the_requirements_bring_in() -> None:
 def test_hashes_are_of_the_pins_that_the_core_brings_in() -> None:
     lines = (ROOT / "hashes.txt").read_text(encoding="utf-8").splitlines()[1:]
     hashed: dict[str, int] = {}
+    pin = ""
     for line in lines:
-        if found := re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line):
+        if re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line):
             hashed[pin] += 1
         else:
             pin = line.removesuffix(" \\")
