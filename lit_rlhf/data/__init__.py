@@ -24,7 +24,6 @@ from lit_rlhf.data.dataset import (
     PreferenceBatch,
     PreferenceExample,
     PromptBatch,
-    PromptDataset,
     PromptExample,
     TokenBatch,
     TokenExample,
@@ -42,7 +41,7 @@ from lit_rlhf.data.encoding import (
 )
 from lit_rlhf.data.formats import FORMATS, Format, detect_format, parse_prompts, parse_row
 from lit_rlhf.data.loader import ResumableLoader
-from lit_rlhf.data.readers import FILE_SUFFIXES, is_file_path, read_file
+from lit_rlhf.data.readers import is_file_path, read_file
 from lit_rlhf.data.records import (
     DemonstrationRecord,
     Location,
@@ -63,17 +62,14 @@ from lit_rlhf.data.samplers import (
 )
 from lit_rlhf.data.sources import (
     DataSource,
-    Splits,
     load_records,
-    repeat_by_weight,
     split_records,
 )
-from lit_rlhf.data.templates import CHAT_TEMPLATES, resolve_template
+from lit_rlhf.data.templates import CHAT_TEMPLATES
 
 __all__ = [
     "CHAT_TEMPLATES",
     "CONTRACT_FILE",
-    "FILE_SUFFIXES",
     "FORMATS",
     "DataCounts",
     "DataSource",
@@ -95,7 +91,6 @@ __all__ = [
     "PreferenceRecord",
     "PromptBatch",
     "PromptDataModule",
-    "PromptDataset",
     "PromptExample",
     "PromptRecord",
     "Record",
@@ -105,7 +100,6 @@ __all__ = [
     "ResponseTooLongError",
     "ResumableLoader",
     "Row",
-    "Splits",
     "TextContract",
     "TextRecord",
     "TokenBatch",
@@ -126,8 +120,6 @@ __all__ = [
     "parse_prompts",
     "parse_row",
     "read_file",
-    "repeat_by_weight",
-    "resolve_template",
     "split_records",
     "tokenizer_hash",
 ]

@@ -35,6 +35,11 @@ class TokenExample(NamedTuple):
     cut_tokens: int = 0
     escaped_tokens: int = 0
 
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
 
 class PreferenceExample(NamedTuple):
     """An encoded preference: two dialogues with the same prompt ids.
@@ -60,6 +65,11 @@ class PreferenceExample(NamedTuple):
     def cut_tokens(self) -> int:
         """Number of tokens cut from the shared prompt."""
         return self.chosen.cut_tokens
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens of both responses with their prompts."""
+        return self.chosen.n_tokens + self.rejected.n_tokens
 
 
 class PromptExample(NamedTuple):

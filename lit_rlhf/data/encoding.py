@@ -363,11 +363,17 @@ class DialogueEncoder:
         ids = self._tokenize(text)
         if len(ids) <= limit:
             return _FittedPrompt(messages, text, ids, 0, 0)
-        shorter = _shorter_prompts(messages)
+        # The oldest human turn goes with its answer, then the next one, at last the system turn.
+        system = int(messages[0].role == "system")
+        starts = [i for i in range(system + 1, len(messages)) if messages[i].role == "user"]
+        shorter = [(system, start) for start in starts]  # turns kept: [:system] and [start:]
+        if system:
+            shorter.append((0, starts[-1] if starts else 1))
 
         def encode(number: int) -> _FittedPrompt:
             # The whole prompt is rendered again: a template may write its first turn differently.
-            kept = shorter[number].select(messages)
+            system, start = shorter[number]
+            kept = messages[:system] + messages[start:]
             text = self.render_prompt(kept)
             return _FittedPrompt(kept, text, self._tokenize(text), len(messages) - len(kept), 0)
 
@@ -496,35 +502,6 @@ class DialogueEncoder:
             vocab_size=len(self.tokenizer),
             tokenizer_hash=tokenizer_hash(self.tokenizer),
         )
-
-
-class _ShorterPrompt(NamedTuple):
-    """A prompt without its oldest turns.
-
-    Attributes:
-        system: Number of system turns that are kept, 0 or 1.
-        start: The first other turn that is kept.
-    """
-
-    system: int
-    start: int
-
-    def select(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The turns that are kept."""
-        return messages[: self.system] + messages[self.start :]
-
-
-def _shorter_prompts(messages: tuple[Message, ...]) -> list[_ShorterPrompt]:
-    """The ways to shorten a prompt, the longest first.
-
-    The oldest human turn goes with its answer, then the next one, and at last the system turn.
-    """
-    system = int(messages[0].role == "system")
-    starts = [i for i in range(system + 1, len(messages)) if messages[i].role == "user"]
-    shorter = [_ShorterPrompt(system, start) for start in starts]
-    if system:
-        shorter.append(_ShorterPrompt(0, starts[-1] if starts else 1))
-    return shorter
 
 
 def _match_any(texts: set[str]) -> re.Pattern[str]:

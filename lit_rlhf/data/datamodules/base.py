@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -36,11 +36,11 @@ Part = Literal["train", "val", "test", "ptx"]
 _log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 _PARTS_OF_STAGE: dict[str | None, tuple[Part, ...]] = {
-    "fit": ("train", "val"),
+    "fit": ("train", "val", "ptx"),
     "validate": ("val",),
     "test": ("test",),
     "predict": ("val",),
-    None: ("train", "val", "test"),
+    None: ("train", "val", "test", "ptx"),
 }
 
 
@@ -111,6 +111,7 @@ class RecordDataModule(LightningDataModule, ABC):
             "train": train_sources,
             "val": val_sources or [],
             "test": test_sources or [],
+            "ptx": [],
         }
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -129,13 +130,14 @@ class RecordDataModule(LightningDataModule, ABC):
         self.counts = DataCounts()
         self.examples: dict[Part, Sequence[Any]] = {}
         self._encoded: dict[Part, EncodedPart] = {}
-        self._records: dict[Part, PartRecords] | None = None
+        self._opened: set[Part] = set()
+        self._records: dict[Part, PartRecords] = {}
         self._counted: set[str] = set()  # parts whose reading is counted
         self._content_hashes: list[str | None] | None = None
 
     @abstractmethod
     def make_record_encoder(self) -> RecordEncoder:
-        """Make the function that encodes a record.
+        """Make the function that encodes a record of any part.
 
         Returns:
             The function, a `functools.partial` of one at the top of a module, with the encoder and
@@ -158,7 +160,7 @@ class RecordDataModule(LightningDataModule, ABC):
     def prepare_data(self) -> None:
         """Download hub datasets and encode what the cache lacks, once per machine."""
         self._make_encoder()
-        self.encode_parts(None if self.trainer is None else self.trainer.state.fn)
+        self._encode_parts(None if self.trainer is None else self.trainer.state.fn)
 
     def setup(self, stage: str | None = None) -> None:
         """Open or encode the parts of a stage, except those that are there already.
@@ -172,42 +174,31 @@ class RecordDataModule(LightningDataModule, ABC):
                 trained does not embed every token of the tokenizer.
         """
         self._make_encoder()
-        self.encode_parts(stage)
-        self.open_parts(stage)
+        self._encode_parts(stage)
+        for part in _PARTS_OF_STAGE[stage]:
+            if part in self._encoded and part not in self._opened:
+                self._opened.add(part)
+                self.open_part(part, self._encoded[part].examples)
+                self._count_part(part)
         self.counts.log_encoded(self.max_length)
 
-    def encode_parts(self, stage: str | None) -> None:
-        """Encode the parts of a stage that the cache lacks. Nothing is logged yet.
+    def open_part(self, part: Part, examples: Sequence[Any]) -> None:
+        """Hand out the examples of a part."""
+        self.examples[part] = examples
 
-        Args:
-            stage: As for `setup`.
-        """
-        fractions = {"train": 0.0, "val": self.val_fraction, "test": self.test_fraction}
+    def _encode_parts(self, stage: str | None) -> None:
+        """Encode the parts of a stage that the cache lacks. Nothing is logged yet."""
+        fractions = {"val": self.val_fraction, "test": self.test_fraction}
         for part in _PARTS_OF_STAGE[stage]:
-            if self.sources[part] or fractions[part]:
-                self._encode_part(part, partial(self._read_part, part), self.make_record_encoder())
-                if self._records is not None:  # which are many times larger than the examples
-                    self._records.pop(part, None)
-
-    def open_parts(self, stage: str | None) -> None:
-        """Hand out the parts of a stage that are encoded, and log what was read of them.
-
-        Args:
-            stage: As for `setup`.
-        """
-        for part in _PARTS_OF_STAGE[stage]:
-            if part in self._encoded and part not in self.examples:
-                self.examples[part] = self._open_part(part)
-
-    def _encode_part(
-        self, part: Part, read: Callable[[], PartRecords], encode: RecordEncoder
-    ) -> None:
-        if part not in self._encoded:
-            key = self._hash_part(part, encode)
+            if part in self._encoded or not (self.sources[part] or fractions.get(part)):
+                continue
+            encode = self.make_record_encoder()
+            key, read = self._hash_part(part, encode), partial(self._read_part, part)
             self._encoded[part] = encode_part(part, key, read, encode, self.on_bad_record)
+            self._records.pop(part, None)  # many times larger than the examples
 
-    def _open_part(self, part: Part) -> Sequence[Any]:
-        """The examples of a part; adds what it lost to the counts, and logs what was read."""
+    def _count_part(self, part: Part) -> None:
+        """Add what a part lost to the counts, and log what was read."""
         encoded = self._encoded[part]
         # every part of a split tells what was read of all of them
         for name, counts in encoded.read.items():
@@ -217,7 +208,6 @@ class RecordDataModule(LightningDataModule, ABC):
         self._counted |= encoded.read.keys()
         self.counts.update(encoded.counts)
         _log_info(f"{part}: {len(encoded.examples)} examples of {encoded.counts.records} records")
-        return encoded.examples
 
     def train_dataloader(self) -> ResumableLoader[Any]:
         """Loader of the training examples."""
@@ -230,28 +220,19 @@ class RecordDataModule(LightningDataModule, ABC):
         return self.make_loader("val", shuffle=False) if "val" in self.examples else []
 
     def test_dataloader(self) -> ResumableLoader[Any]:
-        """Loader of the test examples.
-
-        Raises:
-            ValueError: If there are none.
-        """
-        if "test" not in self.examples:
-            raise ValueError(
-                "test_sources, test_fraction: expected one of them for testing, got neither"
-            )
-        return self.make_loader("test", shuffle=False)
+        """Loader of the test examples."""
+        return self._make_held_out_loader("test", "testing")
 
     def predict_dataloader(self) -> ResumableLoader[Any]:
-        """Loader of the validation examples, for which predictions are made.
+        """Loader of the validation examples, for which predictions are made."""
+        return self._make_held_out_loader("val", "predicting")
 
-        Raises:
-            ValueError: If there are none.
-        """
-        if "val" not in self.examples:
+    def _make_held_out_loader(self, part: Part, purpose: str) -> ResumableLoader[Any]:
+        if part not in self.examples:
             raise ValueError(
-                "val_sources, val_fraction: expected one of them for predicting, got neither"
+                f"{part}_sources, {part}_fraction: expected one of them for {purpose}, got neither"
             )
-        return self.make_loader("val", shuffle=False)
+        return self.make_loader(part, shuffle=False)
 
     @property
     def num_replicas(self) -> int:
@@ -353,11 +334,16 @@ class RecordDataModule(LightningDataModule, ABC):
         return hash_part(encode, self.require_encoder(), settings)
 
     def _read_part(self, part: Part) -> PartRecords:
-        if self._records is None:
-            self._records = self._read_parts()
+        if part not in self._records:
+            self._records.update(self._read_ptx() if part == "ptx" else self._read_splits())
         return self._records[part]
 
-    def _read_parts(self) -> dict[Part, PartRecords]:
+    def _read_ptx(self) -> dict[Part, PartRecords]:
+        counts, sources = DataCounts(), self.sources["ptx"]
+        records = load_records("ptx", sources, self.on_bad_record, counts=counts)
+        return {"ptx": PartRecords(repeat_by_weight(records, sources, self.seed), {"ptx": counts})}
+
+    def _read_splits(self) -> dict[Part, PartRecords]:
         counts: dict[str, DataCounts] = {}
         records: dict[Part, list[Record]] = {}
         for part in ("train", "val", "test"):

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from lit_rlhf.data.cache import PartRecords, RecordEncoder
-from lit_rlhf.data.counts import DataCounts
+from lit_rlhf.data.cache import RecordEncoder
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
 from lit_rlhf.data.dataset import (
     PromptBatch,
@@ -18,7 +17,7 @@ from lit_rlhf.data.encoding import DialogueEncoder
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import DemonstrationRecord, PromptRecord, RecordKind, TextRecord
 from lit_rlhf.data.samplers import FixedBatchSampler, PairedBatchSampler
-from lit_rlhf.data.sources import DataSource, load_records, repeat_by_weight
+from lit_rlhf.data.sources import DataSource
 
 _PTX_STREAM = 1  # the ptx examples have another order than the prompts, with the same seed
 
@@ -64,33 +63,19 @@ class PromptDataModule(RecordDataModule):
         self.ptx: Sequence[TokenExample] = []
 
     def make_record_encoder(self) -> RecordEncoder:
-        """Make the function that encodes a prompt.
+        """Make the function that encodes a prompt or a ptx record.
 
         Returns:
-            The function; it makes one `PromptExample`.
+            The function; it makes `PromptExample`s and `TokenExample`s.
         """
-        return partial(_encode_prompt, encoder=self.require_encoder())
+        return partial(_encode_record, encoder=self.require_encoder())
 
-    def encode_parts(self, stage: str | None) -> None:
-        """Encode the parts of a stage, and for training the ptx data.
-
-        Args:
-            stage: As for `setup`.
-        """
-        super().encode_parts(stage)
-        if self.ptx_sources and stage in ("fit", None):
-            encode = partial(_encode_ptx, encoder=self.require_encoder())
-            self._encode_part("ptx", self._read_ptx, encode)
-
-    def open_parts(self, stage: str | None) -> None:
-        """Hand out the parts of a stage that are encoded, and log what was read of them.
-
-        Args:
-            stage: As for `setup`.
-        """
-        super().open_parts(stage)
-        if "ptx" in self._encoded and not self.ptx:
-            self.ptx = self._open_part("ptx")
+    def open_part(self, part: Part, examples: Sequence[Any]) -> None:
+        """Hand out the examples of a part; ptx examples have no loader of their own."""
+        if part == "ptx":
+            self.ptx = examples
+        else:
+            super().open_part(part, examples)
 
     def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[PromptBatch]:
         """Make the loader of one part for this rank.
@@ -132,19 +117,12 @@ class PromptDataModule(RecordDataModule):
         dataset = PromptDataset(prompts, self.ptx)
         return ResumableLoader(dataset, paired, collate, self.num_workers)
 
-    def _read_ptx(self) -> PartRecords:
-        counts = DataCounts()
-        records = load_records("ptx", self.ptx_sources, self.on_bad_record, counts=counts)
-        return PartRecords(repeat_by_weight(records, self.ptx_sources, self.seed), {"ptx": counts})
 
-
-def _encode_prompt(record: PromptRecord, encoder: DialogueEncoder) -> list[PromptExample]:
-    return [encoder.encode_prompt(record.prompt)._replace(fields=record.fields)]
-
-
-def _encode_ptx(
-    record: TextRecord | DemonstrationRecord, encoder: DialogueEncoder
-) -> list[TokenExample]:
+def _encode_record(
+    record: PromptRecord | TextRecord | DemonstrationRecord, encoder: DialogueEncoder
+) -> Sequence[PromptExample | TokenExample]:
+    if isinstance(record, PromptRecord):
+        return [encoder.encode_prompt(record.prompt)._replace(fields=record.fields)]
     if isinstance(record, TextRecord):
         return encoder.encode_text(record.text)
     return [encoder.encode_dialogue(record.messages)]

@@ -1,6 +1,5 @@
 """The datamodules of supervised fine-tuning and of reward model training."""
 
-from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -60,17 +59,6 @@ class DynamicBatchDataModule(RecordDataModule):
         self.min_samples = min_samples
         self.max_samples = max_samples
 
-    @abstractmethod
-    def count_tokens(self, example: Any) -> int:  # noqa: ANN401 - of the subclass's kind
-        """Count the tokens of an example.
-
-        Args:
-            example: The example.
-
-        Returns:
-            Its share of `tokens_per_batch`.
-        """
-
     def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
         """Make the loader of one part for this rank.
 
@@ -94,7 +82,7 @@ class DynamicBatchDataModule(RecordDataModule):
             )
         else:
             sampler = TokenBudgetBatchSampler(
-                [self.count_tokens(example) for example in examples],
+                [example.n_tokens for example in examples],
                 self.tokens_per_batch,
                 self.min_samples,
                 self.max_samples,
@@ -135,17 +123,6 @@ class DemonstrationDataModule(DynamicBatchDataModule):
             _encode_demonstration, encoder=self.require_encoder(), train_on=self.train_on
         )
 
-    def count_tokens(self, example: TokenExample) -> int:
-        """Count the tokens of a dialogue.
-
-        Args:
-            example: The dialogue.
-
-        Returns:
-            Number of tokens.
-        """
-        return len(example.input_ids)
-
 
 class PreferenceDataModule(DynamicBatchDataModule):
     """Loads `PreferenceBatch`es of compared responses.
@@ -165,17 +142,6 @@ class PreferenceDataModule(DynamicBatchDataModule):
         return partial(
             _encode_preference, encoder=self.require_encoder(), source_names=self.source_names
         )
-
-    def count_tokens(self, example: PreferenceExample) -> int:
-        """Count the tokens of both responses with their prompts.
-
-        Args:
-            example: The pair.
-
-        Returns:
-            Number of tokens.
-        """
-        return len(example.chosen.input_ids) + len(example.rejected.input_ids)
 
 
 def _encode_demonstration(
