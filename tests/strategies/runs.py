@@ -1,7 +1,7 @@
-"""Runs small modules under a strategy, in a process of its own, and writes what came out.
+"""Runs small modules under a strategy, in processes of their own, and writes what came out.
 
-The tests call `python -m tests.strategies.runs FOLDER STRATEGY DEVICES PRECISION SCENARIO...`, and
-rank 0 writes FOLDER/SCENARIO.pt.
+The tests call `outcome`, and launchers of two nodes this file, with the arguments FOLDER STRATEGY
+DEVICES PRECISION SCENARIO... Rank 0 writes FOLDER/SCENARIO.pt.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.strategies.toy_modules import (
     Probe,
     WithFaults,
 )
+from tests.support.ranks import run_on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_USED = (  # of DeepSpeed's ZeRO optimizer, by `engine_optimizer`
@@ -318,32 +318,33 @@ def outcome(
     precision: str = "32-true",
     environment: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run scenarios in processes of their own and read what they wrote.
-
-    Raises:
-        AssertionError: If the processes fail, with the end of their output.
-    """
-    arguments = [str(folder), strategy, str(devices), precision, *scenarios]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.strategies.runs", *arguments],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
-            **(environment or {}),
-        },
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    """Run scenarios in processes of their own, one per device, and read what rank 0 wrote."""
+    folder.mkdir(parents=True, exist_ok=True)
+    added = {"DS_ACCELERATOR": "cpu", "NODE_RANK": "0", **(environment or {})}
+    arguments = (folder, strategy, devices, precision, scenarios, added)
+    run_on_ranks(on_a_rank, devices, folder, *arguments, fresh="RUN_ON" in added)
     return {
         name: torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=False)
         for name in scenarios
     }
+
+
+def on_a_rank(
+    rank: int,
+    folder: Path,
+    strategy: str,
+    devices: int,
+    precision: str,
+    scenarios: Sequence[str],
+    environment: dict[str, str],
+) -> None:
+    """Run scenarios on one of the ranks."""
+    os.environ |= {"LOCAL_RANK": str(rank), **environment}
+    runs = Runs(folder, strategy, devices, precision)
+    for scenario in scenarios:
+        result = getattr(runs, scenario)()
+        if rank == 0:
+            torch.save(result, folder / f"{scenario}.pt")
 
 
 def main() -> None:

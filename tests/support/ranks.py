@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import datetime
+import multiprocessing
+import os
 import pickle
 from collections.abc import Callable
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
+
+# Imported once by the server that ranks are forked from: it takes many times longer than their work
+PRELOADED = ("deepspeed", "lit_rlhf.modules", "lit_rlhf.strategies", "tests.modules.stages")
 
 
-def run_on_ranks(fn: Callable[..., Any], world_size: int, tmp_path: Path, *args: Any) -> list[Any]:
+def run_on_ranks(
+    fn: Callable[..., Any], world_size: int, tmp_path: Path, *args: Any, fresh: bool = False
+) -> list[Any]:
     """Call `fn(rank, *args)` on every rank of a gloo group, and wait for all.
 
-    A spawn costs seconds (each process imports torch), so do several checks in one.
+    The ranks have this process's environment, and none of its other state.
 
     Args:
         fn: A function at the top level of a module; it is imported by name on the ranks.
         world_size: Number of processes.
         tmp_path: Folder for the meeting point and the results.
         args: Passed on, pickled.
+        fresh: Start the ranks as new interpreters, which know nothing of a device yet.
 
     Returns:
         What `fn` returned, by rank.
@@ -33,16 +43,33 @@ def run_on_ranks(fn: Callable[..., Any], world_size: int, tmp_path: Path, *args:
     """
     # a folder of its own: a meeting point cannot be used twice
     folder = Path(mkdtemp(prefix="ranks_", dir=tmp_path))
-    # torch ships `spawn` without types
-    spawn(_rank_main, (fn, world_size, folder, args), nprocs=world_size)  # type: ignore[no-untyped-call]
+    environment = dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")  # which DeepSpeed reads when the server imports it
+        multiprocessing.set_forkserver_preload([*PRELOADED])
+        ensure_running()
+    # torch ships it without types
+    start_processes(  # type: ignore[no-untyped-call]
+        _rank_main,
+        (environment, fn, world_size, folder, args),
+        nprocs=world_size,
+        start_method="spawn" if fresh else "forkserver",
+    )
     return [
         pickle.loads((folder / f"result_{rank}.pkl").read_bytes()) for rank in range(world_size)
     ]
 
 
 def _rank_main(
-    rank: int, fn: Callable[..., Any], world_size: int, folder: Path, args: tuple[Any, ...]
+    rank: int,
+    environment: dict[str, str],
+    fn: Callable[..., Any],
+    world_size: int,
+    folder: Path,
+    args: tuple[Any, ...],
 ) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     distributed.init_process_group(
