@@ -93,7 +93,7 @@ def folders() -> Iterator[str]:
 
 
 def count_carriers() -> int:
-    """Dataclasses, NamedTuples and TypedDicts: types that carry values from one place to another."""
+    """Dataclasses, NamedTuples and TypedDicts, which carry values from one place to another."""
     nodes = (
         node
         for package in PACKAGES
