@@ -7,11 +7,12 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import torch
@@ -24,12 +25,10 @@ TOO_MANY_REQUESTS = 429
 MAX_BODY = 2**24  # bytes, hundreds of thousands of scores
 LARGEST_SCORE = torch.finfo(torch.float32).max
 
-
-class ServiceResponse(NamedTuple):
-    """Status and body of a service's response to a request."""
-
-    status: int
-    body: bytes
+VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
+SECRET_NAME = re.compile("auth|cred|key|passw|secret|sig|token", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"(?=.*[A-Za-z])(?=.*\d)\S{20,}")
+"""What is taken for a secret in a URL's query: by the parameter's name, or by its length."""
 
 
 class TransientError(Exception):
@@ -46,8 +45,9 @@ class RemoteScorer:
 
     Args:
         url: URL of the service, http or https. It may begin with `user:$VARIABLE@`, which sends the
-            password in that environment variable (HTTP Basic). A password itself is refused, as
-            configurations, checkpoints and model cards hold the URL.
+            password in that environment variable (HTTP Basic), and parameters of its query may be
+            `name=$VARIABLE`. A password or token itself is refused, as configurations, checkpoints
+            and model cards hold the URL.
         batch_size: Most responses per request.
         timeout: Seconds that an attempt may take, from connecting to the end of the answer.
         retries: Further attempts after the first.
@@ -55,7 +55,7 @@ class RemoteScorer:
         fields: Fields of the prompts' records that the service gets.
 
     Raises:
-        ValueError: If the URL is not http or https or has a password in it, or a number is out of
+        ValueError: If the URL is not http or https or has a secret in it, or a number is out of
             range.
     """
 
@@ -76,11 +76,18 @@ class RemoteScorer:
             raise ValueError(
                 f"url: expected http://host... or https://host..., got {redact_url(self.url)!r}"
             )
-        if url.userinfo and not re.fullmatch(r"\$[A-Za-z_]\w*", url.password):
+        if url.userinfo and not VARIABLE.fullmatch(url.password):
             raise ValueError(
                 "url: expected the name of an environment variable in place of the password, as in "
                 f"https://user:$VARIABLE@host, got {redact_url(self.url)!r}"
             )
+        for name, value in url.params.multi_items():
+            secret = SECRET_NAME.search(name) or SECRET_VALUE.fullmatch(value)
+            if value and secret and not VARIABLE.fullmatch(value):
+                raise ValueError(
+                    f"url: expected the name of an environment variable as value of {name!r}, as "
+                    f"in https://host?{name}=$VARIABLE, got {redact_url(self.url)!r}"
+                )
         check_count("batch_size", self.batch_size)
         check_count("retries", self.retries, minimum=0)
         check_fields(check_positive, self, "timeout")
@@ -120,7 +127,7 @@ class RemoteScorer:
         body = json.dumps(request).encode()
         for attempt in range(self.retries + 1):
             try:
-                return self._parse_scores(self._send(body), len(responses), content)
+                return self._parse_scores(*self._send(body), len(responses), content)
             except TransientError as error:
                 if attempt == self.retries:
                     raise RewardError(
@@ -136,8 +143,8 @@ class RemoteScorer:
                 sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _send(self, body: bytes) -> ServiceResponse:
-        """Make one attempt.
+    def _send(self, body: bytes) -> tuple[int, bytes]:
+        """Make one attempt; return status and body of the answer.
 
         Raises:
             RewardError: For a status that another attempt will not change, or an answer that is too
@@ -146,7 +153,7 @@ class RemoteScorer:
         """
         # The time limit of a socket starts anew with every byte that arrives, and resolving a name
         # has none. A thread that is given up ends at its next byte.
-        post = partial(_post, self.url, self._password(), body, self.timeout)
+        post = partial(_post, *self._expand_url(), body, self.timeout)
         sent = call_with_timeout(post, self.timeout)
         too_slow = f"no answer within {self.timeout:g} seconds (timeout)"
         if not sent.done():
@@ -170,30 +177,41 @@ class RemoteScorer:
                 f"{redact_url(self.url)}: expected status 200, got status {status}{hint} and "
                 f"{_quote_body(answer)}"
             )
-        return ServiceResponse(status, answer)
+        return status, answer
 
-    def _password(self) -> str:
-        """The password in the environment variable that the URL names; empty for none.
+    def _expand_url(self) -> tuple[httpx2.URL, tuple[str, str] | None]:
+        """The URL with the secrets of its query but without user and password, and these two.
 
         Raises:
-            RewardError: If the environment does not have it.
+            RewardError: If the environment does not have a variable that the URL names.
         """
-        variable = httpx2.URL(self.url).password.removeprefix("$")
-        if variable and variable not in os.environ:
-            raise RewardError(
-                f"{redact_url(self.url)}: expected the password in the environment variable "
-                f"{variable}, which is not set"
-            )
-        return os.environ.get(variable, "")
 
-    def _parse_scores(self, answer: ServiceResponse, count: int, content: str) -> list[float]:
+        def read(reference: str) -> str:
+            variable = reference.removeprefix("$")
+            if variable not in os.environ:
+                raise RewardError(
+                    f"{redact_url(self.url)}: expected a password or token in the environment "
+                    f"variable {variable}, which is not set"
+                )
+            return os.environ[variable]
+
+        url = httpx2.URL(self.url)
+        parts = [part.partition("=") for part in url.query.decode().split("&")]
+        query = "&".join(
+            name + sign + (quote(read(value), safe="") if VARIABLE.fullmatch(value) else value)
+            for name, sign, value in parts
+        )
+        target = url.copy_with(userinfo=b"", query=query.encode() if url.query else None)
+        return target, (url.username, read(url.password)) if url.userinfo else None
+
+    def _parse_scores(self, status: int, body: bytes, count: int, content: str) -> list[float]:
         """Take `count` finite scores from an answer.
 
         Raises:
             RewardError: If the answer has another form.
         """
         try:
-            scores: Any = json.loads(answer.body)["scores"]
+            scores: Any = json.loads(body)["scores"]
         except (ValueError, LookupError, TypeError, RecursionError):
             scores = None
         problem = ""
@@ -209,51 +227,52 @@ class RemoteScorer:
         if problem:
             raise RewardError(
                 f'{redact_url(self.url)}: expected {{"scores": [...]}} with {count} finite '
-                f"numbers, one for each response, {problem} status {answer.status} and "
-                f"{_quote_body(answer.body)}; asked about {content}"
+                f"numbers, one for each response, {problem} status {status} and "
+                f"{_quote_body(body)}; asked about {content}"
             )
         return [float(score) for score in scores]
 
 
 def redact_url(url: str) -> str:
-    """Replace user and password in a URL by `***`, for messages and reports."""
+    """Replace user, password and the values of a URL's query by `***`, for messages and reports.
+
+    Names of environment variables stay.
+    """
     # up to the last @: a password may contain a / or another @
-    return re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
+    url = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
+    return re.sub(r"([?&][^=&#]*=)(?!\$\w+(?:[&#]|$))[^&#]+", r"\1***", url)
 
 
-def _post(url: str, password: str, body: bytes, timeout: float) -> ServiceResponse:
-    deadline = monotonic() + timeout
-    target = httpx2.URL(url)
+def _post(
+    url: httpx2.URL, auth: tuple[str, str] | None, body: bytes, timeout: float
+) -> tuple[int, bytes]:
+    """Status and body of the answer, which is read no further than the part beyond `MAX_BODY`.
+
+    Raises:
+        TimeoutError: If the answer goes on after the deadline.
+    """
+    deadline, read = monotonic() + timeout, bytearray()
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",  # the limit on size holds for what arrives
+    }
     with httpx2.stream(
         "POST",
-        target.copy_with(userinfo=b""),
+        url,
         content=body,
-        headers={
-            "Content-Type": "application/json",
-            "Accept": "application/json",
-            "Accept-Encoding": "identity",  # the limit on size holds for what arrives
-        },
-        auth=(target.username, password) if target.userinfo else None,
+        headers=headers,
+        auth=auth,
         timeout=timeout,
         follow_redirects=False,
     ) as answer:
-        return ServiceResponse(answer.status_code, _read_body(answer.iter_raw(), deadline))
-
-
-def _read_body(parts: Iterable[bytes], deadline: float) -> bytes:
-    """Read no further than the part that exceeds `MAX_BODY`.
-
-    Raises:
-        TimeoutError: If `deadline` has passed.
-    """
-    body = bytearray()
-    for part in parts:
-        body += part
-        if len(body) > MAX_BODY:
-            break
-        if monotonic() > deadline:
-            raise TimeoutError
-    return bytes(body)
+        for part in answer.iter_raw():
+            read += part
+            if len(read) > MAX_BODY:
+                break
+            if monotonic() > deadline:
+                raise TimeoutError
+    return answer.status_code, bytes(read)
 
 
 def _is_number(value: object) -> bool:

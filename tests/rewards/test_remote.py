@@ -187,6 +187,10 @@ def test_service_failure_is_not_searched_for_a_sample() -> None:
             {"url": "http://me:secret\u2100@host"},
             r"variable in place of the .*'http://\*\*\*@host'",
         ),
+        ({"url": "http://host/s?token=secret"}, r"as value of 'token'.*\?token=\*\*\*'"),
+        ({"url": "http://host/s?a=1&API_Key=secret"}, r"value of 'API_Key'.*a=\*\*\*&API_Key=\*"),
+        ({"url": "http://host?t=secret0123456789abcdef"}, r"as value of 't'.*\?t=\*\*\*'"),
+        ({"url": "http://host?token=$A-secret"}, r"as value of 'token'.*\?token=\*\*\*'"),
         ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
         ({"timeout": 0.0}, r"timeout: expected a finite number > 0, got 0\.0"),
         ({"retries": -1}, "retries: expected an integer >= 0, got -1"),
@@ -318,13 +322,27 @@ def test_password_of_the_environment_is_sent_and_never_shown(
     assert "secret" not in repr(scorer)
 
 
+def test_token_of_the_environment_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    with raw_service([b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"]) as (url, requests):
+        scorer = RemoteScorer(f"{url}?lang=en&token=$SCORER_TOKEN")
+        with pytest.raises(RewardError, match="environment variable SCORER_TOKEN, which is not"):
+            scorer(PROMPTS, TEXTS)
+        monkeypatch.setenv("SCORER_TOKEN", "secret/ &+")
+        with pytest.raises(RewardError, match=r"lang=\*\*\*&token=\$SCORER_TOKEN: .* 403") as error:
+            scorer(PROMPTS, TEXTS)
+    assert requests[0].startswith(b"POST /score?lang=en&token=secret%2F%20%26%2B HTTP/1.1\r\n")
+    assert "secret" not in "".join(format_exception(error.value))
+    assert "secret" not in repr(scorer)
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
+        ("https://host?a=$TOKEN&b=x$TOKEN&c=&d#e", "https://host?a=$TOKEN&b=***&c=&d#e"),
         ("https://host:1/a?b#c", "https://host:1/a?b#c"),
         ("https://me:p/w@x@host/a", "https://***@host/a"),
         ("me:secret@host", "***@host"),
     ],
 )
-def test_redact_url_hides_user_and_password(url: str, shown: str) -> None:
+def test_redact_url_hides_user_password_and_query(url: str, shown: str) -> None:
     assert redact_url(url) == shown
