@@ -182,22 +182,18 @@ def load_plain_tensors(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-class TRLModel(NamedTuple):
-    """A scalar model under TRL's names: a language model without weights, and its weights."""
-
-    causal_lm: PreTrainedModel
-    weights: dict[str, Tensor]
-
-
 def convert_to_trl(
     model: PreTrainedModel, weights: Mapping[str, Tensor], lm_head: Mapping[str, Tensor]
-) -> TRLModel:
+) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """Convert a scalar model to what TRL's `AutoModelForCausalLMWithValueHead` loads.
 
     Args:
         model: The scalar model.
         weights: Its weights, under its own names.
         lm_head: Weight (and bias) of the output layer to save with it; empty if there is none.
+
+    Returns:
+        A language model without weights, and the weights under TRL's names.
     """
     config = copy.deepcopy(model.config)
     # a language model's config does not have these
@@ -218,7 +214,7 @@ def convert_to_trl(
     }
     weight = renamed[f"{TRL_HEAD}.weight"]
     renamed.setdefault(f"{TRL_HEAD}.bias", weight.new_zeros(1))
-    return TRLModel(causal, renamed | {f"{prefix}.{name}": t for name, t in lm_head.items()})
+    return causal, renamed | {f"{prefix}.{name}": t for name, t in lm_head.items()}
 
 
 @torch.no_grad()

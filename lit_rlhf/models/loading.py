@@ -38,7 +38,7 @@ from lit_rlhf.models.heads import (
     init_scalar_head,
     set_scalar_padding,
 )
-from lit_rlhf.models.interop import StoredHead, check_not_delta_weights, find_stored_head
+from lit_rlhf.models.interop import check_not_delta_weights, find_stored_head
 from lit_rlhf.models.prepare import prepare_model, private_rng
 from lit_rlhf.models.sharing import copy_sharing_weights
 
@@ -96,35 +96,13 @@ def load_scalar_model(
         delta_weights: As for `load_causal_lm`.
     """
     options = options or ModelOptions()
+    head: nn.Linear | None = None
     if base is not None:
         model = copy_sharing_weights(base)
-        if model.can_generate():
-            model = build_scalar_model(model, head_seed)
-            _set_padding_of_tokenizer(model.config, path, options)
-        return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed)
-    config = read_config(path, options)
-    # a model with code of its own knows the name of its head
-    own_code = options.trust_remote_code and hasattr(config, "auto_map")
-    head = None if own_code else find_stored_head(path, config, pickled_weights)
-    if head is not None and not head.is_plain(config):
-        model = _load_foreign_scalar_model(path, options, config, head, pickled_weights)
-        if not delta_weights:
-            check_not_delta_weights(model, config, path)
-    elif is_classifier(config):
-        if config.num_labels != 1:
-            raise ValueError(
-                f"path: expected a model with 1 label, got {config.num_labels} in {path}"
-            )
-        model = _load_pretrained(AutoModelForSequenceClassification, path, options, pickled_weights)
-        if not isinstance(getattr(model, "score", None), nn.Linear):
-            raise ValueError(
-                f"path: expected a decoder whose scalar head is a layer `score`, got "
-                f"{type(model).__name__} in {path}; such a model can be called from a reward "
-                "function, rewards: {'my_package.rules:its_score': 1.0}"
-            )
     else:
-        causal_lm = _load_plain_causal_lm(path, options, pickled_weights, delta_weights)
-        model = build_scalar_model(causal_lm, head_seed)
+        model, head = _load_trunk_and_head(path, options, pickled_weights, delta_weights)
+    if head is not None or model.can_generate():
+        model = build_scalar_model(model, head_seed, head)
         _set_padding_of_tokenizer(model.config, path, options)
     return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed)
 
@@ -219,14 +197,29 @@ def _load_plain_causal_lm(
     return model
 
 
-def _load_foreign_scalar_model(
-    path: str | Path,
-    options: ModelOptions,
-    config: PreTrainedConfig,
-    head: StoredHead,
-    pickled_weights: bool,
-) -> PreTrainedModel:
-    """A scalar model from files whose names or content transformers does not expect."""
+def _load_trunk_and_head(
+    path: str | Path, options: ModelOptions, pickled_weights: bool, delta_weights: bool
+) -> tuple[PreTrainedModel, nn.Linear | None]:
+    """A causal language model or scalar model, and the head that it still has to get, if any."""
+    config = read_config(path, options)
+    # a model with code of its own knows the name of its head
+    own_code = options.trust_remote_code and hasattr(config, "auto_map")
+    stored = None if own_code else find_stored_head(path, config, pickled_weights)
+    if stored is None and not is_classifier(config):
+        return _load_plain_causal_lm(path, options, pickled_weights, delta_weights), None
+    if stored is None or stored.is_plain(config):
+        if config.num_labels != 1:
+            raise ValueError(
+                f"path: expected a model with 1 label, got {config.num_labels} in {path}"
+            )
+        model = _load_pretrained(AutoModelForSequenceClassification, path, options, pickled_weights)
+        if not isinstance(getattr(model, "score", None), nn.Linear):
+            raise ValueError(
+                f"path: expected a decoder whose scalar head is a layer `score`, got "
+                f"{type(model).__name__} in {path}; such a model can be called from a reward "
+                "function, rewards: {'my_package.rules:its_score': 1.0}"
+            )
+        return model, None
     # OpenRLHF leaves num_labels out of the config, and its default is 2
     config.num_labels = 1
     verbosity = logging.get_verbosity()
@@ -234,20 +227,20 @@ def _load_foreign_scalar_model(
     # ones are errors in `_load_pretrained`
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        loaded = _load_pretrained(
+        model = _load_pretrained(
             AutoModelForSequenceClassification,
             path,
             options,
             pickled_weights,
             config=config,
-            key_mapping=head.key_mapping,
+            key_mapping=stored.key_mapping,
         )
     finally:
         logging.set_verbosity(verbosity)
+    if not delta_weights:
+        check_not_delta_weights(model, config, path)
     # A new model around the trunk: transformers saves this one under the names it was loaded by.
-    model = build_scalar_model(loaded, head=head.to_linear())
-    _set_padding_of_tokenizer(model.config, path, options)
-    return model
+    return model, stored.to_linear()
 
 
 def _load_pretrained(

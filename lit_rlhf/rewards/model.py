@@ -30,23 +30,12 @@ from lit_rlhf.forward import (
     freeze,
     on_device,
     optimize_forward,
+    scalar_head_of,
     sequence_scores,
     unwrap_model,
 )
 from lit_rlhf.models import ModelOptions, load_scalar_model, load_tokenizer
 from lit_rlhf.rollout import RolloutBatch, default_tokens_per_forward, split_by_tokens
-
-
-def check_scalar_model(model: LanguageModel, name: str) -> LanguageModel:
-    """Raise ValueError unless a loaded model has a scalar head; return the model."""
-    head = getattr(unwrap_model(model), "score", None)
-    if not isinstance(head, nn.Linear) or head.out_features != 1:
-        raise ValueError(
-            f"reward model {name}: expected a model whose scalar head is a layer `score`, as "
-            "AutoModelForSequenceClassification loads it with num_labels=1, got "
-            f"{type(model).__name__}; call another model from a reward function"
-        )
-    return model
 
 
 class ResponseEncoder:
@@ -128,7 +117,8 @@ class ModelReward(nn.Module):
         if loaded is None:
             model = load_scalar_model(path, plain)
         else:
-            model = optimize_forward(check_scalar_model(loaded, path))
+            scalar_head_of(loaded)  # refuses a model without one
+            model = optimize_forward(loaded)
         model = freeze(model)
         config = unwrap_model(model).config.get_text_config()
         self._positions: int | None = getattr(config, "max_position_embeddings", None)

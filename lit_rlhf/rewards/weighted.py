@@ -11,10 +11,11 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
@@ -70,17 +71,17 @@ COMMON_OPTIONS = ("weight", "normalize")
 """Options of every entry; a rule takes its own arguments too."""
 
 
-class RewardSpec(NamedTuple):
+@dataclass(frozen=True)
+class RewardSpec:
     """One entry of `rewards`: a reward function or reward model, and its weight.
 
     Attributes:
         key: Name in checkpoints: a rule's own name, or that of `reward_key`.
-        source: The callable or the loaded reward model; `None` for one that `key` or `rule` names.
+        source: The callable, rule or loaded reward model; the key for a path.
         name: Short name for metrics and messages.
         weight: Factor in the sum.
         normalize: Whether it enters the sum with mean 0 and standard deviation 1.
-        rule: The ready-made rule; `None` for a model or a function.
-        rule_name: Its key in `RULES`; empty for a model or a function.
+        rule: Name of a ready-made rule in `RULES`; `None` for a model or a function.
     """
 
     key: str
@@ -88,15 +89,14 @@ class RewardSpec(NamedTuple):
     name: str
     weight: float
     normalize: bool
-    rule: Callable[..., Any] | None = None
-    rule_name: str = ""
+    rule: str | None = None
 
     @property
     def is_model(self) -> bool:
         """Whether it is a reward model: neither a rule nor a Python function."""
-        if self.source is not None:
-            return _is_model(self.source)
-        return self.rule is None and not is_function_path(self.key)
+        if isinstance(self.source, str):
+            return not is_function_path(self.source)
+        return _is_model(self.source)
 
 
 class WeightedReward(nn.Module):
@@ -139,10 +139,7 @@ class WeightedReward(nn.Module):
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
         self.functions = nn.ModuleList(
-            ModelReward(spec.key, options, offload, spec.source, shard)
-            if spec.is_model
-            else _build_function(spec, tokenizer, timeout)
-            for spec in self.specs
+            _build_reward(spec, options, tokenizer, timeout, offload, shard) for spec in self.specs
         )
         for model in self.models:
             model.choose_text(tokenizer)
@@ -282,28 +279,16 @@ def parse_rewards(rewards: Rewards) -> list[RewardSpec]:
             "rewards: expected at least one entry, a reward model's folder or "
             "'package.module:function' with its weight, or a rule; got none"
         )
-    keys = [reward_key(source) for source, _ in pairs]
-    # a callable is called by its own name, wherever it is nested
-    shown = [
-        key if _is_path(source) or _is_model(source) else re.sub(r":.*\.", ":", key)
-        for key, (source, _) in zip(keys, pairs, strict=True)
-    ]
-    rules = [
-        key
-        for key, (_, value) in zip(keys, pairs, strict=True)
-        if isinstance(value, Mapping) and "rule" in value
-    ]
-    for names in (keys, shown):
+    specs = [_parse_entry(source, value) for source, value in pairs]
+    for names in ([spec.key for spec in specs], [spec.name for spec in specs]):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(
                 f"rewards: expected rewards of different names, got {twice[0]!r} twice; define "
                 "functions by `def` with names of their own"
             )
-    short = shorten_names(shown, unchanged=rules)
-    return [
-        _parse_entry(key, None if _is_path(source) else source, short[name], value)
-        for key, name, (source, value) in zip(keys, shown, pairs, strict=True)
-    ]
+    rules = [spec.name for spec in specs if spec.rule]
+    short = shorten_names([spec.name for spec in specs], unchanged=rules)
+    return [replace(spec, name=short[spec.name]) for spec in specs]
 
 
 def plain_rewards(rewards: Rewards) -> dict[str, Any]:
@@ -333,7 +318,7 @@ def reward_key(source: object) -> str:
     model the folder or hub id that it was loaded from, or its class in angle brackets.
     """
     if isinstance(source, str | PathLike):
-        return str(fspath(source))
+        return fspath(source)
     if _is_model(source):
         model: Any = source
         return getattr(model.config, "_name_or_path", "") or f"<{type(source).__name__}>"
@@ -389,15 +374,13 @@ def _list_pairs(rewards: Rewards) -> list[tuple[Any, Any]]:
     return [(source, 1.0) for source in (rewards if several else [rewards])]
 
 
-def _is_path(source: object) -> bool:
-    return isinstance(source, str | PathLike)
-
-
 def _is_model(source: object) -> bool:
     return isinstance(source, PreTrainedModel | PeftModel)
 
 
-def _parse_entry(key: str, source: Any, name: str, value: Any) -> RewardSpec:  # noqa: ANN401
+def _parse_entry(source: Any, value: Any) -> RewardSpec:  # noqa: ANN401  # as the user gives it
+    """Check an entry; its name is still its path."""
+    key = reward_key(source)
     place = f"rewards.{key}"
     if callable(value):
         raise ValueError(
@@ -405,42 +388,52 @@ def _parse_entry(key: str, source: Any, name: str, value: Any) -> RewardSpec:  #
             "weight the value: rewards={my_function: 1.0}"
         )
     options = dict(value) if isinstance(value, Mapping) else {"weight": value}
-    rule_name = options.pop("rule", None)
+    rule = options.pop("rule", None)
     weight, normalize = options.pop("weight", 1.0), options.pop("normalize", False)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise ValueError(f"{place}: expected a finite number as weight, got {weight!r}")
     if not isinstance(normalize, bool):
         raise ValueError(f"{place}.normalize: expected true or false, got {normalize!r}")
-    if rule_name is not None:
-        check_choice(f"{place}.rule", rule_name, list(RULES))
-        rule = _build_rule(rule_name, options, place)
-        return RewardSpec(key, source, name, weight, normalize, rule, rule_name)
+    if isinstance(source, str | PathLike):
+        source = name = key
+    else:  # a callable is called by its own name, wherever it is nested
+        name = key if _is_model(source) else re.sub(r":.*\.", ":", key)
+    if rule is not None:
+        check_choice(f"{place}.rule", rule, list(RULES))
+        source, name, options = _build_rule(rule, options, place), key, {}
     if options:
         raise ValueError(
             f"{place}: expected no option but {', '.join(COMMON_OPTIONS)} for a model or a "
             f"function, got {', '.join(options)}; a ready-made rule is named by "
             f"rule: {', '.join(RULES)}"
         )
-    return RewardSpec(key, source, name, weight, normalize)
+    return RewardSpec(key, source, name, weight, normalize, rule)
 
 
-def _build_rule(rule_name: str, arguments: dict[str, Any], place: str) -> Callable[..., Any]:
+def _build_rule(name: str, arguments: dict[str, Any], place: str) -> Callable[..., Any]:
     # jsonargparse checks names and types as it does for the rest of the configuration
     parser = ArgumentParser(exit_on_error=False)
-    accepted = parser.add_class_arguments(RULES[rule_name])
+    accepted = parser.add_class_arguments(RULES[name])
     try:
-        checked = parser.parse_object(arguments).as_dict()
-        rule: Callable[..., Any] = RULES[rule_name](**checked)
+        rule: Callable[..., Any] = RULES[name](**parser.parse_object(arguments).as_dict())
     except (ArgumentError, ValueError) as error:
         takes = ", ".join([*accepted, *COMMON_OPTIONS])
-        raise ValueError(f"{place}: {error} (rule: {rule_name} takes {takes})") from error
+        raise ValueError(f"{place}: {error} (rule: {name} takes {takes})") from error
     return rule
 
 
-def _build_function(
-    spec: RewardSpec, tokenizer: PreTrainedTokenizerBase, timeout: float | None
-) -> CallableReward:
+def _build_reward(
+    spec: RewardSpec,
+    options: ModelOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    timeout: float | None,
+    offload: bool,
+    shard: bool,
+) -> nn.Module:
+    if spec.is_model:
+        loaded = None if isinstance(spec.source, str) else spec.source
+        return ModelReward(spec.key, options, offload, loaded, shard)
     if spec.rule is None:
-        return FunctionReward(spec.key if spec.source is None else spec.source, tokenizer, timeout)
-    label = f"reward {spec.name!r} (rule: {spec.rule_name})"
-    return CallableReward(label, spec.rule, tokenizer, timeout)
+        return FunctionReward(spec.source, tokenizer, timeout)
+    label = f"reward {spec.name!r} (rule: {spec.rule})"
+    return CallableReward(label, spec.source, tokenizer, timeout)

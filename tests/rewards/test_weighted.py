@@ -170,8 +170,8 @@ def test_a_number_is_a_weight_and_a_mapping_holds_options() -> None:
     assert [spec.normalize for spec in specs] == [False, True, False, False]
     assert [spec.is_model for spec in specs] == [True, False, False, False]
     assert (model.key, function.key) == ("runs/reward", "my.rules:polite")
-    assert rule.rule == LengthRule(longest=60, unit="words")
-    assert remote.rule == RemoteScorer("http://localhost/", timeout=5.0)
+    assert rule.source == LengthRule(longest=60, unit="words")
+    assert remote.source == RemoteScorer("http://localhost/", timeout=5.0)
 
 
 def test_a_mapping_of_the_configuration_is_left_as_it_is() -> None:
@@ -334,7 +334,7 @@ def test_a_loaded_model_scores_as_from_its_folder(folder: Path, rollouts: Rollou
     torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
     assert [m.path for m in weighted.models] == [path]
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    with pytest.raises(ValueError, match="reward model <LlamaForCausalLM>: expected a model whose"):
+    with pytest.raises(ValueError, match=r"expected a scalar model .* got LlamaForCausalLM"):
         WeightedReward(tiny_causal_lm(), ModelOptions(), tiny_tokenizer())
 
 
