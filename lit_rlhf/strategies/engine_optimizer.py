@@ -100,11 +100,6 @@ class EngineOptimizer(Optimizer):
         }
 
 
-def as_engine_optimizer(optimizer: object) -> EngineOptimizer | None:
-    """The optimizer, or Lightning's wrapper of it, if an engine steps it; else `None`."""
-    return optimizer if isinstance(optimizer, EngineOptimizer) else None
-
-
 def group_states(optimizer: EngineOptimizer) -> list[tuple[Tensor, dict[str, Any]]]:
     """This rank's flat float32 partition and its optimizer state, for each parameter group."""
     groups = optimizer.optimizer.param_groups
@@ -155,16 +150,15 @@ def ignore_gradients(engine: DeepSpeedEngine, ignore: bool) -> None:
     engine.optimizer._coalesce_grad_reduction = ignore
 
 
-def engine_of(optimizer: Steppable | None) -> DeepSpeedEngine:
+def engine_of(optimizer: object) -> DeepSpeedEngine:
     """The engine that steps an optimizer of the module."""
-    engine_optimizer = as_engine_optimizer(optimizer)
-    if engine_optimizer is None:
+    if not isinstance(optimizer, EngineOptimizer):
         raise ValueError(
             f"optimizer: expected one of the module's, got {type(optimizer).__name__}. With one "
             "DeepSpeed engine per optimizer a backward must say which: call "
             "lit_rlhf.strategies.backward(module, loss, optimizer) instead of manual_backward(loss)"
         )
-    return engine_optimizer.engine
+    return optimizer.engine
 
 
 class EnginePrecision(DeepSpeedPrecision):

@@ -18,7 +18,7 @@ every backward, so that every rank must call `backward` equally often between tw
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, cast
 
@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_rlhf.stats import global_sum, world_size
-from lit_rlhf.strategies.engine_optimizer import as_engine_optimizer, ignore_gradients
+from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, ignore_gradients
 
 BUCKET_SIZE = 2**25
 """Most numbers that are reduced at a time, unless one gradient has more: 128 MiB in float32."""
@@ -89,13 +89,14 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a positive number or None, got {max_norm}")
     if (engine_optimizer := as_engine_optimizer(optimizer)) is not None:
-        # The engine clips inside its step: it alone knows the norm of all ranks' partitions.
+        # The engine clips inside its step: only it knows the norm of all ranks' partitions.
         engine_optimizer.clip_next_step(max_norm)
         optimizer.step()
         return OptimizerStep(engine_optimizer.grad_norm, engine_optimizer.step_was_applied)
     parameters = network_parameters(optimizer)
     average_gradients(parameters)
-    norm = gradient_norm(parameters)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients).float()
     applied = bool(torch.isfinite(norm))
     if applied:
         if max_norm is not None:
@@ -135,6 +136,11 @@ def freeze_other_networks(
             parameter.requires_grad_(True)
         for engine in engines:
             ignore_gradients(engine, False)
+
+
+def as_engine_optimizer(optimizer: object) -> EngineOptimizer | None:
+    """The optimizer, or Lightning's wrapper of it, if an engine steps it; else `None`."""
+    return optimizer if isinstance(optimizer, EngineOptimizer) else None
 
 
 def network_parameters(optimizer: LightningOptimizer) -> list[Tensor]:
@@ -178,9 +184,3 @@ def _average_bucket(gradients: list[Tensor]) -> None:
     averages = torch.split(flat, [gradient.numel() for gradient in gradients])
     for gradient, average in zip(gradients, averages, strict=True):
         gradient.copy_(average.view_as(gradient))
-
-
-def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """L2 norm of all gradients taken together, 0-dim float32; 0 without any."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients).float()

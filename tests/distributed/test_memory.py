@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from lit_rlhf.modules.stage import StageModule
+from lit_rlhf.modules import PhaseTimer
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
 from tests.invariant.trajectories import stage_run
@@ -43,17 +43,17 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> tuple[int, dict[str, int]]
     """The policy's parameters, and the most bytes that tensors took in each phase."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     peaks: dict[str, int] = {}
-    phase = StageModule.phase
+    timed = PhaseTimer.__call__
     with LiveTensors() as live, pytest.MonkeyPatch.context() as patch:
 
         @contextmanager
-        def watched_phase(module: StageModule, name: str, *args: Any) -> Iterator[None]:
+        def watched_phase(timer: PhaseTimer, name: str, *args: Any) -> Iterator[None]:
             live.peak = live.live
-            with phase(module, name, *args):
+            with timed(timer, name, *args):
                 yield
             peaks[name] = live.peak  # of the last iteration, when all moments exist
 
-        patch.setattr(StageModule, "phase", watched_phase)
+        patch.setattr(PhaseTimer, "__call__", watched_phase)
         options = {"network.gradient_checkpointing": True, "loss.ptx_coef": 0.0}
         module, data = stage_run("ppo", root, ROWS, **options)
         fitted(

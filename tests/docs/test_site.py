@@ -45,7 +45,8 @@ def test_every_package_has_a_page_of_the_reference() -> None:
         for file in (ROOT / "lit_rlhf").glob(pattern)
         if "__all__" in file.read_text("utf-8")
     } - {"lit_rlhf.files"}  # not for users
-    assert {*site_pages.reference_packages(SITE["nav"])} == packages | {"lit_callbacks"}
+    others = {"lit_rlhf.stats", "lit_callbacks"}
+    assert {*site_pages.reference_packages(SITE["nav"])} == packages | others
 
 
 @pytest.mark.parametrize(

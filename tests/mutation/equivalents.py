@@ -194,21 +194,21 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "the tensor has two dimensions",
     ),
     Equivalent(
-        "stats/distributed.py",
+        "stats.py",
         "return torch.cat([rows[: int(count)] for rows, count in zip(of_ranks, counts, strict=True)])",
         "zip(of_ranks, counts, strict=True)",
         "zip(of_ranks, counts)",
         "both lists have an element for each rank",
     ),
     Equivalent(
-        "stats/distributed.py",
+        "stats.py",
         "return torch.cat([rows[: int(count)] for rows, count in zip(of_ranks, counts, strict=True)])",
         "True",
         "False",
         "both lists have an element for each rank",
     ),
     Equivalent(
-        "stats/running.py",
+        "stats.py",
         "return self.m2 / self.count.clamp(min=1)",
         "1",
         "2",
@@ -250,7 +250,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "the index is on the CPU already; test_device_audit.py counts the waits on a GPU",
     ),
     Equivalent(
-        "stats/running.py",
+        "stats.py",
         "if now.dtype != buffer.dtype:",
         "now.dtype != buffer.dtype",
         "True",
