@@ -31,7 +31,7 @@ from benchmarks.reproduce.table import (
     Experiment,
     total_seconds,
 )
-from lit_callbacks.output import format_duration
+from lit_callbacks.words import format_duration
 from lit_rlhf.cli.command import Command, run_group
 
 

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_callbacks.monitors import Level, Monitor
-from lit_callbacks.output import format_number
 from lit_callbacks.verdict import Verdict
+from lit_callbacks.words import format_number
 
 # Learning rates in an optimizer's parameter group; OneCycleLR keeps the last two there.
 GROUP_RATES = {"lr", "initial_lr", "max_lr", "min_lr"}

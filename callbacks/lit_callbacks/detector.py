@@ -14,11 +14,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_callbacks.actions import Action
 from lit_callbacks.monitors import Level, Monitor
-from lit_callbacks.output import log_histogram, log_note, metrics_step, say, shorten_sentence
+from lit_callbacks.output import log_histogram, log_note, metrics_step, say
 from lit_callbacks.rollback import SavingAction, StopTraining
-from lit_callbacks.signals import default_monitors
 from lit_callbacks.step_reader import StepReader
-from lit_callbacks.verdict import Verdict, judge
+from lit_callbacks.verdict import Verdict
+from lit_callbacks.watch import Watch
+from lit_callbacks.words import shorten_sentence
 
 When = Literal["train_batch", "train_epoch", "validation"]
 
@@ -63,23 +64,25 @@ class CollapseDetector(Callback):
         votes: int = 2,
         when: When = "train_batch",
     ) -> None:
-        if votes < 1:
-            raise ValueError(f"votes: expected at least 1, got {votes}")
+        self.watch = Watch(monitors, votes)
         if when not in ("train_batch", "train_epoch", "validation"):
             raise ValueError(f"when: expected train_batch, train_epoch or validation, got {when!r}")
-        self.monitors = default_monitors() if monitors is None else list(monitors)
-        if not self.monitors:
-            raise ValueError("monitors: expected at least one, got none")
+        self.monitors = self.watch.monitors
         self.actions = list(actions or [])
         for action in self.actions:
             action.monitors = self.monitors
         self.votes = votes
         self.when = when
-        self.verdict = Verdict()
         self.stopped_by: Verdict | None = None
         """The verdict at which an action ended this fit; `None` if none did."""
         self._reader = StepReader()
+        self._found: set[str] = set()
         self._prefix = "monitor"
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the last step."""
+        return self.watch.verdict
 
     # --- Lightning's hooks
 
@@ -91,7 +94,7 @@ class CollapseDetector(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the actions check the module."""
-        self._reader = StepReader()
+        self._reader, self._found = StepReader(), set()
         self.stopped_by = None
         for action in self.actions:
             action.on_train_start(trainer, pl_module)
@@ -130,7 +133,7 @@ class CollapseDetector(Callback):
     def _run_step(self, trainer: Trainer, pl_module: LightningModule, outputs: object) -> None:
         read = self.observe(trainer, outputs)
         before = self.verdict.level
-        self.verdict = judge(self.monitors, self.votes, self.verdict.step + 1)
+        self.watch.judge()
         # All actions see the step before any of them acts: RollBack must save before another
         # action changes what it saves.
         for action in self.actions:
@@ -152,24 +155,21 @@ class CollapseDetector(Callback):
         """
         wanted = {key for monitor in self.monitors for key in monitor.keys}
         metrics = self._reader.read(trainer, outputs, wanted)
+        read = self.watch.observe(metrics)
+        self._found |= {key for monitor in read for key in monitor.keys}
         required = {key for m in self.monitors if not m.optional for key in m.keys}
-        if missing := required - self._reader.seen:
+        if missing := required - self._found - self._reader.seen:
             raise ValueError(
                 f"CollapseDetector: expected {', '.join(sorted(missing))} among the logged metrics "
                 f"or the tensors that the training step returns, got "
                 f"{', '.join(sorted(self._reader.seen)) or 'none'}"
             )
-        new = metrics.scalars.keys() | metrics.tensors.keys()
-        read = [monitor for monitor in self.monitors if new.issuperset(monitor.keys)]
-        for monitor in read:
-            monitor.observe(monitor.read(metrics))
         return read
 
     def _respond(self, action: Action, trainer: Trainer, pl_module: LightningModule) -> str:
         text = action.respond(trainer, pl_module, self.verdict)
         if text is not None and action.clears_monitors:
-            for monitor in self.monitors:
-                monitor.clear()
+            self.watch.clear()
         return text or ""
 
     def _report(
@@ -197,6 +197,10 @@ class CollapseDetector(Callback):
             # `log` is not allowed in `on_validation_end`, and epochs have no `step` of their own.
             for logger in trainer.loggers:
                 logger.log_metrics(scalars, step=step)
+        for text in self.watch.notes:
+            is_warning = not text.startswith("thresholds")
+            say(trainer, self._prefixed(text), logging.WARNING if is_warning else logging.INFO)
+            log_note(trainer, f"{self._prefix}/note", text, step)
         if level is before and not done:
             return
         lines = [f"{level.word} at step {step}: {sentence}"] if level is not before else []
@@ -211,8 +215,10 @@ class CollapseDetector(Callback):
         log_note(trainer, f"{self._prefix}/verdict", "\n\n".join(note), step)
 
     def _say(self, trainer: Trainer, line: str, severity: int = logging.INFO) -> None:
-        who = "" if self._prefix == "monitor" else f"{self._prefix}: "
-        say(trainer, shorten_sentence(f"{who}{line}", MAX_WORDS), severity)
+        say(trainer, shorten_sentence(self._prefixed(line), MAX_WORDS), severity)
+
+    def _prefixed(self, line: str) -> str:
+        return line if self._prefix == "monitor" else f"{self._prefix}: {line}"
 
     # --- state
 
@@ -232,20 +238,13 @@ class CollapseDetector(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Verdict, monitors and actions as plain values."""
         return {
-            "level": int(self.verdict.level),
-            "sentence": self.verdict.sentence,
-            "step": self.verdict.step,
-            "monitors": [monitor.state_dict() for monitor in self.monitors],
+            **self.watch.state_dict(),
             "actions": [(type(a).__qualname__, a.state_dict()) for a in self.actions],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state. If the actions have changed since, they start anew, with a warning."""
-        self.verdict = Verdict(
-            Level(state_dict["level"]), state_dict["sentence"], state_dict["step"]
-        )
-        for monitor, saved in zip(self.monitors, state_dict["monitors"], strict=True):
-            monitor.load_state_dict(saved)
+        self.watch.load_state_dict(state_dict)
         before = [name for name, _ in state_dict["actions"]]
         now = [type(action).__qualname__ for action in self.actions]
         if now != before:

@@ -121,7 +121,7 @@ class HealthyCheckpoint(ModelCheckpoint):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set, but not declared
             if isinstance(callback, CollapseDetector):
                 level, sentence, _ = callback.verdict
-                if level is not Level.HEALTHY:
+                if level > Level.HEALTHY:
                     return f"{level.word}: {sentence}"
         return None
 

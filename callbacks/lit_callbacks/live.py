@@ -12,13 +12,19 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_callbacks.detector import CollapseDetector
 from lit_callbacks.monitors import Level
-from lit_callbacks.output import format_number, stderr_console
+from lit_callbacks.output import stderr_console
+from lit_callbacks.words import format_number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-_STYLES = {Level.HEALTHY: "green", Level.SUSPICIOUS: "yellow", Level.COLLAPSED: "bold red"}
+_STYLES = {
+    Level.DATA_CHANGED: "cyan",
+    Level.HEALTHY: "green",
+    Level.SUSPICIOUS: "yellow",
+    Level.COLLAPSED: "bold red",
+}
 
 
 class LiveView(Callback):

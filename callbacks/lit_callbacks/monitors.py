@@ -2,7 +2,7 @@
 
 A step is one training batch, epoch or validation. A monitor learns the normal range of its signal
 from the first steps, and then judges how far the signal has moved from it. Monitors do not depend
-on Lightning: `CollapseDetector` feeds them, and `replay_run` does from the logs of a finished run.
+on Lightning or torch: `Watch` feeds them, in a run or from the logs of one.
 """
 
 from __future__ import annotations
@@ -13,19 +13,26 @@ from enum import IntEnum
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
-from lit_callbacks.output import format_number
-from lit_callbacks.stats import Baseline, robust_baseline, trend
+from lit_callbacks.stats import noise_of, trend
+from lit_callbacks.words import format_number
 
 HISTORY = 100  # readings that a monitor remembers
 # Deviations of the Mann-Kendall statistic that make a trend. In ten readings of uncorrelated noise
 # 1 of 213 reaches it by chance; of noise with a lag-one correlation of 0.5 it is 1 in 25.
 TREND_SCORE = 2.6
 VISIBLE_TREND_SCORE = 2.0  # the same for the words "and rising" in a sentence: 1 of 35
+NOISE_READINGS = 30  # latest readings from whose differences the noise is estimated
+EARLY = 3  # readings from which a threshold is guessed before the baseline is known
+FARTHEST = 0.9  # share of its baseline beyond which noise does not push a threshold
 
 
 class Level(IntEnum):
-    """The level of a monitor or a verdict, from good to bad; levels compare as numbers."""
+    """The level of a monitor or a verdict, from good to bad; levels compare as numbers.
 
+    `DATA_CHANGED` is a verdict only: the prompts are others than before, and no signal tells more.
+    """
+
+    DATA_CHANGED = -1
     HEALTHY = 0
     SUSPICIOUS = 1
     COLLAPSED = 2
@@ -33,7 +40,7 @@ class Level(IntEnum):
     @property
     def word(self) -> str:
         """The level in lower case, for example `suspicious`."""
-        return self.name.lower()
+        return self.name.lower().replace("_", " ")
 
     @classmethod
     def parse(cls, argument: str, word: str) -> Level:
@@ -46,7 +53,7 @@ class Level(IntEnum):
         Raises:
             ValueError: If `word` is any other word.
         """
-        words = {level.word: level for level in cls}
+        words = {level.word: level for level in cls if level >= cls.HEALTHY}
         if word not in words:
             raise ValueError(f"{argument}: expected one of {', '.join(words)}, got {word!r}")
         return words[word]
@@ -76,12 +83,18 @@ class Thresholds(NamedTuple):
 class Monitor:
     """Watches one signal against fixed thresholds, or thresholds relative to its own start.
 
-    A threshold is crossed when every condition given for its side holds: `high` (a value),
-    `high_ratio` (a multiple of the baseline), and with a ratio also `deviations` of the baseline's
-    spread, which gives a noisy signal more room. The level is *collapsed* after `patience` steps in
-    a row beyond a threshold. It is *suspicious* after as many steps beyond the fraction `suspicion`
-    of the way from baseline to threshold, or when a trend leads beyond the threshold within
-    `horizon` steps.
+    A threshold is crossed when every condition given for its side holds: `high` (a value) and
+    `high_ratio` (a multiple of the baseline). The noise of the signal moves a threshold given as a
+    ratio to at least `deviations` of it from the baseline, but at most to twice its distance, and
+    never farther than 0.9 of the baseline. The noise is the standard error of the mean over the
+    step's responses where their number is known, or what the differences between successive
+    readings show if that is more.
+
+    The level is *collapsed* after `patience` steps in a row beyond a threshold. It is *suspicious*
+    after as many steps beyond the fraction `suspicion` of the way from baseline to threshold, or
+    when a trend leads beyond the threshold within `horizon` steps. Before the baseline is known,
+    thresholds given as ratios are guessed from three readings or more, at twice the distance, and a
+    reading beyond them does not enter the baseline.
 
     Args:
         key: Key of a logged metric, or name of a tensor among the training step's outputs, whose
@@ -91,8 +104,8 @@ class Monitor:
         high_ratio: Multiple of the baseline that is too high, above 1.
         low: Value that is too low.
         low_ratio: Multiple of the baseline that is too low, at least 0 and below 1.
-        deviations: Distance from the baseline, in spreads (scaled median absolute deviations), that
-            a value must also have to cross a threshold given as a ratio.
+        deviations: Distance from the baseline, in standard errors, that a value must also have to
+            cross a threshold given as a ratio.
         suspicion: Fraction of the way from baseline to threshold that is suspicious, above 0 and at
             most 1.
         baseline_steps: Number of first steps (after the warm-up) whose median is the baseline.
@@ -114,6 +127,10 @@ class Monitor:
     unit: ClassVar[str] = ""
     decisive: ClassVar[bool] = False
     """Whether this monitor, once it is collapsed, makes a collapse without a second signal."""
+    limits: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """The smallest and the largest value that the signal can have."""
+    relative_noise: ClassVar[float] = 0.0
+    """Standard deviation over single responses, as a multiple of the mean; 0 if not known."""
 
     def __init__(
         self,
@@ -175,6 +192,12 @@ class Monitor:
         self.trend_steps = trend_steps
         self.optional = optional
         self.steps = 0
+        self.responses = 0
+        """Number of responses behind the latest reading; 0 if not known."""
+        self.relearn()
+
+    def relearn(self) -> None:
+        """Forget the baseline too, as after a change of the data."""
         self.normal: list[float] = []
         """Readings that make the baseline."""
         self.clear()
@@ -182,6 +205,7 @@ class Monitor:
     def clear(self) -> None:
         """Forget the latest readings and the level, but not the baseline."""
         self.history: list[float] = []
+        self._noise = 0.0
         self.level = Level.HEALTHY
         self.side = ""
         self.crossing: float | None = None
@@ -200,10 +224,9 @@ class Monitor:
         """Names of the logged metrics or output tensors that this monitor needs."""
         return (self.key,)
 
-    @property
-    def logged_key(self) -> str:
-        """Key of the logged metric that holds this monitor's readings."""
-        return self.key
+    def can_read(self, metrics: StepMetrics) -> bool:
+        """Whether the step has what this monitor reads."""
+        return all(key in metrics.scalars or key in metrics.tensors for key in self.keys)
 
     def read(self, metrics: StepMetrics) -> float:
         """This monitor's reading of a step."""
@@ -212,21 +235,30 @@ class Monitor:
         numbers = metrics.tensors[self.key]
         return sum(numbers) / len(numbers) if numbers else math.nan
 
-    def observe(self, value: float) -> Level:
+    def observe(self, value: float, responses: int = 0) -> Level:
         """Take in the reading of one step.
 
         A reading that is not finite counts as beyond the threshold and never enters the baseline.
+
+        Args:
+            value: The reading.
+            responses: Number of responses behind it; 0 if not known.
 
         Returns:
             The level after this step.
         """
         self.steps += 1
+        self.responses = responses
         self.history = [*self.history, value][-HISTORY:]
         if self.steps <= self.warmup:
             return self.level
-        if len(self.normal) < self.baseline_steps and math.isfinite(value):
+        low, high = self.thresholds()
+        # a collapse is neither normal nor noise
+        if len(self.normal) < self.baseline_steps and math.isfinite(value) and low <= value <= high:
             self.normal.append(value)
         self._update_level()
+        if not self.is_beyond:
+            self._noise = noise_of(self._latest(NOISE_READINGS))
         return self.level
 
     def _update_level(self) -> None:
@@ -258,9 +290,16 @@ class Monitor:
         return median(recent) if math.isfinite(value) else value
 
     @property
+    def has_baseline(self) -> bool | None:
+        """Whether the baseline is known; `None` if no threshold needs one."""
+        if self.high_ratio is None and self.low_ratio is None:
+            return None
+        return len(self.normal) >= self.baseline_steps
+
+    @property
     def has_judged(self) -> bool:
         """Whether there were enough readings for a threshold."""
-        return self.steps > self.warmup and any(map(math.isfinite, self.thresholds()))
+        return self.steps > self.warmup and self.has_baseline is not False
 
     @property
     def is_beyond(self) -> bool:
@@ -288,13 +327,7 @@ class Monitor:
     @property
     def baseline(self) -> float | None:
         """Median of the first readings; `None` until there are enough of them."""
-        known = self._baseline()
-        return None if known is None else known.center
-
-    def _baseline(self) -> Baseline | None:
-        if len(self.normal) < self.baseline_steps:
-            return None
-        return robust_baseline(self.normal)
+        return None if len(self.normal) < self.baseline_steps else median(self.normal)
 
     def thresholds(self) -> Thresholds:
         """The current thresholds; infinite where there is none (yet)."""
@@ -303,18 +336,37 @@ class Monitor:
             high=self._threshold(+1, self.high, self.high_ratio),
         )
 
+    def standard_error(self, value: float) -> float:
+        """Standard error of a mean of this value over the responses; 0 if it is not known."""
+        if not (self.relative_noise and self.responses):
+            return 0.0
+        return self.relative_noise * abs(value) / math.sqrt(self.responses)
+
+    def ratio_bound(self, baseline: float, ratio: float) -> float:
+        """The value that a ratio stands for."""
+        return baseline * ratio
+
     def _threshold(self, sign: int, fixed: float | None, ratio: float | None) -> float:
-        known, conditions = self._baseline(), []
+        # before there is a baseline, it is guessed
+        enough = len(self.normal) >= min(EARLY, self.baseline_steps)
+        conditions, baseline = [], median(self.normal) if enough else None
         if fixed is not None:
-            conditions.append(fixed)
+            # only what is known to be noisy moves a fixed threshold, at most to twice its value
+            noise = max(self._noise, self.standard_error(fixed)) if self.relative_noise else 0.0
+            conditions.append(fixed + sign * min(noise, abs(fixed)))
         if ratio is not None:
-            if known is None:
+            if baseline is None:
                 return sign * math.inf  # all conditions must hold, and this one cannot be checked
-            # A multiple of a baseline of 0 or below is no bound, and neither are spreads of 0.
-            if known.center > 0:
-                conditions.append(known.center * ratio)
-            if (room := self.deviations * known.spread) > 0:
-                conditions.append(known.center + sign * room)
+            noise = max(self._noise, self.standard_error(baseline))
+            if baseline > 0:  # a multiple of a baseline of 0 or below is no bound
+                distance = abs(self.ratio_bound(baseline, ratio) - baseline)
+                widest = distance if self.has_baseline else 2 * distance
+                widest = max(widest, min(self.deviations * noise, 2 * distance))
+                if sign < 0:
+                    widest = max(distance, min(widest, FARTHEST * baseline))
+                conditions.append(baseline + sign * widest)
+            elif noise > 0:
+                conditions.append(baseline + sign * self.deviations * noise)
         if not conditions:
             return sign * math.inf
         return sign * max(sign * condition for condition in conditions)
@@ -351,6 +403,30 @@ class Monitor:
         return "high" if slope > 0 else "low", max(0.0, steps)
 
     # --- words
+
+    def allowed(self) -> str:
+        """The thresholds in words, for example `length 93 to 264 tokens`; empty without any."""
+        low, high = (-math.inf, math.inf) if self.decisive else self.thresholds()
+        ends = [format_number(end) for end in (low, high) if math.isfinite(end)]
+        if not ends:
+            return ""
+        word = "at least" if high == math.inf else "at most" if low == -math.inf else ""
+        return " ".join(filter(None, [self.name, word, " to ".join(ends), self.unit]))
+
+    def dead_threshold(self) -> str:
+        """A warning if a threshold cannot be crossed by this signal; empty otherwise."""
+        least, most = self.limits
+        if least == -math.inf and self.normal and min(self.normal) >= 0:
+            least = 0.0  # as far as can be seen
+        low, high = self.thresholds()
+        if math.isfinite(low) and low <= least:
+            return f"{self.name} is never below {format_number(low)}: its monitor is dead"
+        if math.isfinite(high) and high >= most:
+            return f"{self.name} is never above {format_number(high)}: its monitor is dead"
+        if self.has_judged and not math.isfinite(low) and not math.isfinite(high):
+            baseline = format_number(self.baseline or 0.0)
+            return f"{self.name} has no threshold, as its baseline is {baseline}"
+        return ""
 
     def sentence(self) -> str:
         """The state in words, for example `KL 41 nats is 12x its baseline and rising`."""
@@ -389,6 +465,8 @@ class Monitor:
         """The state as plain values."""
         return {
             "steps": self.steps,
+            "responses": self.responses,
+            "noise": self._noise,
             "normal": list(self.normal),
             "history": list(self.history),
             "beyond": list(self._beyond),
@@ -400,6 +478,7 @@ class Monitor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
         self.steps = state["steps"]
+        self.responses, self._noise = state["responses"], state["noise"]
         self.normal = list(state["normal"])
         self.history = list(state["history"])
         self._beyond = list(state["beyond"])

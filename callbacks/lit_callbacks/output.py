@@ -1,13 +1,12 @@
-"""Output of callbacks: files, short texts, the terminal, texts and histograms for loggers."""
+"""Output of callbacks: files, the terminal, texts and histograms for loggers."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -19,11 +18,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger
 from torch import Tensor
 
+from lit_callbacks.runs import RECORDS_FILE
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-RECORDS_FILE = "log.jsonl"
-"""File beside a log with the texts and histograms that its logger does not take."""
 HISTOGRAM_BINS = 32
 
 # Lightning shows this branch of loggers in the terminal.
@@ -46,64 +45,6 @@ def name_file(path: str | Path) -> Iterator[None]:
         if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-# --- numbers and names on one line
-
-
-def format_duration(seconds: float) -> str:
-    """A duration in seconds as `mm:ss`, or `h:mm:ss` from one hour on; fractions are cut off.
-
-    Examples:
-        >>> format_duration(125.9), format_duration(3609)
-        ('02:05', '1:00:09')
-    """
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
-
-
-def format_number(value: float) -> str:
-    """A number in three significant digits, without an exponent below a million.
-
-    Examples:
-        >>> [format_number(value) for value in (0.51234, 1234.4, 5e-7, float("nan"))]
-        ['0.512', '1234', '5e-07', 'nan']
-    """
-    if math.isfinite(value) and 1000 <= abs(value) < 1e6:
-        return f"{value:.0f}"
-    return f"{value:.3g}"
-
-
-def shorten_keys(keys: Sequence[str]) -> list[str]:
-    """The part of each key after its last slash, or the whole key where two would look the same.
-
-    Examples:
-        >>> shorten_keys(["rollout/kl", "rollout/score", "val/score"])
-        ['kl', 'rollout/score', 'val/score']
-    """
-    tails = [key.rsplit("/", 1)[-1] for key in keys]
-    return [tail if tails.count(tail) == 1 else key for key, tail in zip(keys, tails, strict=True)]
-
-
-def shorten_sentence(sentence: str, words: int) -> str:
-    """A sentence in at most so many words; its conclusion, after the last colon, is kept.
-
-    Args:
-        sentence: Words, usually `reasons: conclusion`.
-        words: Largest number of words, at least 1.
-
-    Examples:
-        >>> shorten_sentence("KL 41 nats is 12x its baseline, length 40: the policy exploits", 9)
-        'KL 41 nats is 12x ...: the policy exploits'
-    """
-    if len(sentence.split()) <= words:
-        return sentence
-    reasons, _, conclusion = sentence.rpartition(": ")
-    room = words - len(conclusion.split())
-    if not reasons or room < 2:
-        return " ".join([*sentence.split()[: words - 1], "..."])
-    return f"{' '.join([*reasons.split()[: room - 1], '...'])}: {conclusion}"
 
 
 # --- terminal

@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_callbacks.output import (
-    escape_markdown,
-    format_duration,
-    format_number,
-    log_text,
-    logger_step,
-    stderr_console,
-)
+from lit_callbacks.output import escape_markdown, log_text, logger_step, stderr_console
 from lit_callbacks.step_reader import StepReader
+from lit_callbacks.words import format_duration, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
-from lit_callbacks.output import format_duration, format_number, shorten_keys
+from lit_callbacks.words import format_duration, format_number, shorten_keys
 
 MAX_BAR = 22  # characters; the numbers matter more than the bar
 MIN_BAR = 8

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from lit_callbacks.monitors import Monitor, StepMetrics
 from lit_callbacks.runs import read_run
-from lit_callbacks.signals import default_monitors
-from lit_callbacks.verdict import Verdict, judge
+from lit_callbacks.verdict import Verdict
+from lit_callbacks.watch import Watch
 
 
 class LoggedStep(NamedTuple):
@@ -59,33 +59,30 @@ def replay_steps(
     """Judge logged steps as `CollapseDetector` judges them during the run.
 
     Args:
-        steps: The steps in order. Those that lack a watched metric are skipped.
-        monitors: New monitors, which are fed; by default one per signal. A monitor of a tensor
-            needs the metrics that a detector logged about it.
+        steps: The steps in order. Those without any watched metric are skipped.
+        monitors: New monitors, which are fed; by default one per signal, of which those whose
+            metric was not logged are left out. A monitor of a tensor needs the metrics that a
+            detector logged about it.
         votes: Number of different signals that must be beyond their thresholds for a collapse.
 
     Raises:
-        ValueError: If a watched metric is in no step.
+        ValueError: If a metric that is not optional is in no step, and `monitors` are given.
     """
-    monitors = default_monitors() if monitors is None else monitors
-    required = {m.logged_key for m in monitors if m.keys and not m.optional}
-    logged = {key for step in steps for key in step.scalars}
-    if missing := required - logged:
+    watch = Watch(monitors, votes)
+    replayed = []
+    for step, scalars in steps:
+        non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
+        metrics = StepMetrics(scalars, {}, non_finite)
+        if any(m.keys and not m.optional and m.can_read(metrics) for m in watch.monitors):
+            watch.observe(metrics)
+            replayed.append(ReplayedStep(step, watch.judge()))
+    unread = {m.key for m in watch.monitors if m.keys and not m.optional and not m.steps}
+    if monitors is not None and unread:
+        logged = {key for step in steps for key in step.scalars}
         raise ValueError(
-            f"monitors: expected {', '.join(sorted(missing))} among the logged metrics, got "
+            f"monitors: expected {', '.join(sorted(unread))} among the logged metrics, got "
             f"{', '.join(sorted(logged)) or 'none'}"
         )
-    replayed: list[ReplayedStep] = []
-    for step, scalars in steps:
-        if not required <= scalars.keys():
-            continue
-        non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
-        for monitor in monitors:
-            if not monitor.keys:
-                monitor.observe(monitor.read(StepMetrics(scalars, {}, non_finite)))
-            elif monitor.logged_key in scalars:
-                monitor.observe(scalars[monitor.logged_key])
-        replayed.append(ReplayedStep(step, judge(monitors, votes, len(replayed) + 1)))
     return replayed
 
 

@@ -88,6 +88,8 @@ class SavingAction(Action):
     def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
         """Save a checkpoint if the verdict is healthy and the last save is long enough ago."""
         folder, confirming = self._own_folder(trainer), self._confirming_steps()
+        if verdict.level is Level.DATA_CHANGED:
+            return
         if verdict.level is not Level.HEALTHY:
             # As saves are as far apart, this can only be the newest one.
             if self.saved and verdict.step - self.saved[-1][0] <= confirming:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_callbacks.monitors import Level
-from lit_callbacks.output import RECORDS_FILE
 
+RECORDS_FILE = "log.jsonl"
+"""File beside a log with the texts and histograms that its logger does not take."""
 LEVEL_KEY = "monitor/level"
 VERDICT_KEY = "monitor/verdict"
 _EVENT_FILES, _TABLE = "events.out.tfevents.*", "metrics.csv"
 
-_HEAD = re.compile(r"\*\*(\w+)\*\* at (?:step )?\S+")
+_HEAD = re.compile(r"\*\*([\w ]+)\*\* at (?:step )?\S+")
 _LEVELS = {level.word: level for level in Level}
 
 
@@ -128,7 +129,7 @@ def read_run(name: str, folder: str | Path) -> Run:
     Raises:
         ModuleNotFoundError: If there are event files and tensorboard is not installed.
         ValueError: If there is no run in the folder or there are several, it has no scalars, a
-            level is not 0, 1 or 2, or a table is not one of `CSVLogger`.
+            level is none of -1 to 2, or a table is not one of `CSVLogger`.
     """
     log_folder, log = _read_log(folder)
     curves = {key: _build_curve(points) for key, points in sorted(log.scalars.items())}
@@ -301,7 +302,7 @@ def _build_spans(
 ) -> list[Span]:
     unknown = [point.value for point in levels if point.value not in list(Level)]
     if unknown:
-        raise ValueError(f"{LEVEL_KEY}: expected 0, 1 or 2, got {unknown[0]} in {folder}")
+        raise ValueError(f"{LEVEL_KEY}: expected -1, 0, 1 or 2, got {unknown[0]} in {folder}")
     # A verdict may be newer than the last level, as loggers may skip steps.
     told = [Point(v.time, v.step, v.level) for v in verdicts if v.level is not None]
     known = _build_curve(sorted([*levels, *told], key=lambda point: point.time)).points

@@ -16,7 +16,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from lit_callbacks.output import escape_markdown, format_number, log_text, logger_step, name_file
+from lit_callbacks.output import escape_markdown, log_text, logger_step, name_file
+from lit_callbacks.words import format_number
 
 Sample = dict[str, Any]  # values: str, float, int or bool
 OWN_KEYS = ("step", "prompt_index", "prompt")  # keys of a line that a sample must not have

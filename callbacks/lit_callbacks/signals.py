@@ -1,29 +1,37 @@
 """The monitors of the signals of a collapse in RLHF, with thresholds that fit most runs.
 
-The default keys are those of `lit_rlhf`; pass another key to watch another module. The thresholds
-were chosen on runs of the built-in world of `lit_rlhf`; the README gives the results on runs that
-were not used to choose them.
+Signals are per token or relative to their start, so that thresholds carry over between tasks. The
+default keys are those of `lit_rlhf`; pass another key to watch another module. How the thresholds
+were chosen, and what they miss, is on the page about the detector (docs/collapse.md).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
-from lit_callbacks.monitors import Monitor, StepMetrics
+from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.stats import distribution
+
+RESPONSES_KEY = "rollout/responses"
+"""Key of the number of responses of a step, from which standard errors follow."""
+COUNT = (0.0, math.inf)
+SHARE = (0.0, 1.0)
 
 
 class KLMonitor(Monitor):
     """KL divergence of the policy from its reference, in nats per response.
 
     It grows with the length of the responses, so the threshold depends on the task;
-    `KLPerTokenMonitor` carries over better.
+    `KLPerTokenMonitor` carries over better. Both have one vote together.
     """
 
     signal, title, unit = "kl", "KL", "nats"
+    relative_noise = 1.0
 
-    def __init__(self, key: str = "rollout/kl", high: float | None = 10.0, **options: Any) -> None:
+    def __init__(self, key: str = "rollout/kl", high: float | None = 30.0, **options: Any) -> None:
         super().__init__(key, high=high, **options)
 
 
@@ -31,21 +39,33 @@ class KLPerTokenMonitor(Monitor):
     """KL divergence of the policy from its reference, in nats per response token.
 
     Args:
+        key: Key of the metric. Where it is not logged, it is `kl_key` over `length_key`.
+        high: Threshold.
         decisive_factor: Multiple of `high` that makes a collapse without a second signal once it
-            has been exceeded for `patience` steps. A policy that says the same to every prompt, in
-            fluent responses of the usual length, may show in no other signal.
+            has been exceeded for `patience` steps, if KL per response has also exceeded
+            `decisive_nats`. A policy that says the same to every prompt, in fluent responses of the
+            usual length, may show in no other signal.
+        decisive_nats: See above. In responses of a few tokens, a policy that is far from its
+            reference per token may still be a good one.
+        kl_key: Key of KL per response.
+        length_key: Key of the responses' length in tokens.
+        **options: Of `Monitor`.
 
     Raises:
         ValueError: If `decisive_factor` is below 1.
     """
 
     signal, title, unit = "kl", "KL per token", "nats"
+    relative_noise = 1.0
 
     def __init__(
         self,
         key: str = "rollout/kl_per_token",
-        high: float | None = 0.12,
-        decisive_factor: float = 4.0,
+        high: float | None = 0.07,
+        decisive_factor: float = 3.0,
+        decisive_nats: float = 15.0,
+        kl_key: str = "rollout/kl",
+        length_key: str = "rollout/response_length",
         **options: Any,
     ) -> None:
         super().__init__(key, high=high, **options)
@@ -53,7 +73,20 @@ class KLPerTokenMonitor(Monitor):
             raise ValueError(
                 f"decisive_factor: expected a number of at least 1, got {decisive_factor}"
             )
-        self.decisive_factor = decisive_factor
+        self.decisive_factor, self.decisive_nats = decisive_factor, decisive_nats
+        self.kl_key, self.length_key = kl_key, length_key
+        self._tokens = math.inf  # per response, in the latest step
+
+    def can_read(self, metrics: StepMetrics) -> bool:
+        """Whether the step has KL per token, or KL and length."""
+        return super().can_read(metrics) or {self.kl_key, self.length_key} <= metrics.scalars.keys()
+
+    def read(self, metrics: StepMetrics) -> float:
+        """KL per token of this step."""
+        self._tokens = metrics.scalars.get(self.length_key, math.inf)
+        if super().can_read(metrics):
+            return super().read(metrics)
+        return metrics.scalars[self.kl_key] / max(self._tokens, 1.0)
 
     @property
     def decides(self) -> bool:
@@ -61,29 +94,69 @@ class KLPerTokenMonitor(Monitor):
         if self.high is None:
             return False
         latest, bound = self._latest(self.patience), self.decisive_factor * self.high
+        bound = max(bound, self.decisive_nats / self._tokens)
         return len(latest) == self.patience and all(reading > bound for reading in latest)
 
 
 class LengthMonitor(Monitor):
-    """Length of the responses in tokens; watches for a rise and a fall."""
+    """Length of the responses in tokens; watches for a rise and a fall.
+
+    Args:
+        key: Key of the metric.
+        high_ratio: Multiple of the baseline that is too long.
+        low_ratio: Multiple of the baseline that is too short.
+        reference_key: Key of the length of the reference's responses to the same prompts. Where it
+            is logged, the reading is a multiple of it, and a change of the prompts cancels out.
+        **options: Of `Monitor`.
+    """
 
     signal, title, unit = "length", "length", "tokens"
+    limits, relative_noise = COUNT, 0.6
 
     def __init__(
         self,
         key: str = "rollout/response_length",
-        high_ratio: float | None = 1.5,
+        high_ratio: float | None = 1.6,
         low_ratio: float | None = 0.6,
+        reference_key: str = "rollout/ref_response_length",
         **options: Any,
     ) -> None:
         super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
+        self.reference_key = reference_key
+
+    def read(self, metrics: StepMetrics) -> float:
+        """The length in tokens, or as a multiple of the reference's if that is logged."""
+        length = super().read(metrics)
+        if (reference := metrics.scalars.get(self.reference_key, 0.0)) > 0:
+            return length / reference
+        return length
 
 
-class TruncationMonitor(Monitor):
+class ShareMonitor(Monitor):
+    """A share of the responses, whose standard error follows from their number.
+
+    If the share is high from the start, the threshold is nearer to 1: at most half of the way.
+    """
+
+    limits = SHARE
+
+    def standard_error(self, value: float) -> float:
+        """Standard error of a share."""
+        if not self.responses:
+            return 0.0
+        # one response more or fewer is the least that can be told
+        return max(math.sqrt(max(value * (1 - value), 0) / self.responses), 1 / self.responses)
+
+    def ratio_bound(self, baseline: float, ratio: float) -> float:
+        """The multiple, or half of the way to 1 if that is less."""
+        return min(baseline * ratio, (1 + baseline) / 2) if ratio > 1 else baseline * ratio
+
+
+class TruncationMonitor(ShareMonitor):
     """Share of the responses that were truncated at the length limit.
 
     If many are truncated from the start, the limit is short for the task; the threshold is then
-    twice the baseline.
+    twice the baseline, or half of the way to 1.
     """
 
     signal, title = "length", "truncation rate"
@@ -98,40 +171,51 @@ class TruncationMonitor(Monitor):
         super().__init__(key, high=high, high_ratio=high_ratio, **options)
 
 
-class PerplexityMonitor(Monitor):
-    """Perplexity of the responses under the policy; watches for a fall and a rise."""
-
-    signal, title = "perplexity", "perplexity"
-
-    def __init__(
-        self,
-        key: str = "rollout/perplexity",
-        low_ratio: float | None = 0.65,
-        high_ratio: float | None = 1.8,
-        **options: Any,
-    ) -> None:
-        super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
-
-
 class EntropyMonitor(Monitor):
     """Entropy of the policy's next-token distribution, in nats per token: a fall, and a rise."""
 
     signal, title, unit = "entropy", "entropy", "nats"
+    limits, relative_noise = COUNT, 0.35
 
     def __init__(
         self,
         key: str = "rollout/entropy",
-        low_ratio: float | None = 0.6,
+        low_ratio: float | None = 0.55,
         high_ratio: float | None = 1.8,
         **options: Any,
     ) -> None:
         super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
 
 
+class PerplexityMonitor(EntropyMonitor):
+    """Perplexity of the responses under the policy; watches for a fall and a rise.
+
+    On the policy's own samples it is exp of the entropy, in expectation. So both have one vote
+    together, and a ratio is one of the logarithm.
+    """
+
+    title, unit = "perplexity", ""
+    limits = (1.0, math.inf)
+
+    def __init__(
+        self,
+        key: str = "rollout/perplexity",
+        low_ratio: float | None = 0.55,
+        high_ratio: float | None = 1.8,
+        **options: Any,
+    ) -> None:
+        super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
+
+    def ratio_bound(self, baseline: float, ratio: float) -> float:
+        """The baseline to the power of the ratio."""
+        return float(max(baseline, 1.0) ** ratio)
+
+
 class RepetitionMonitor(Monitor):
-    """Share of distinct bigrams in the responses; repetition makes it fall."""
+    """Share of distinct bigrams in all responses together; repetition makes it fall."""
 
     signal, title = "repetition", "distinct bigrams"
+    limits, relative_noise = SHARE, 0.2
 
     def __init__(
         self, key: str = "rollout/distinct_2", low_ratio: float | None = 0.7, **options: Any
@@ -139,10 +223,115 @@ class RepetitionMonitor(Monitor):
         super().__init__(key, low_ratio=low_ratio, **options)
 
 
+class RepeatedBigramsMonitor(ShareMonitor):
+    """Share of a response's bigrams that it already had: repetition within responses."""
+
+    signal, title = "repetition", "repeated bigrams"
+
+    def __init__(
+        self,
+        key: str = "rollout/repeated_2",
+        high: float | None = 0.15,
+        high_ratio: float | None = 2.0,
+        optional: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(key, high=high, high_ratio=high_ratio, optional=optional, **options)
+
+
+class OpeningMonitor(ShareMonitor):
+    """Share of the responses that begin with the commonest opening: repetition across responses."""
+
+    signal, title = "opening", "commonest opening"
+
+    def __init__(
+        self,
+        key: str = "rollout/opening_share",
+        high: float | None = 0.3,
+        high_ratio: float | None = 2.0,
+        optional: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(key, high=high, high_ratio=high_ratio, optional=optional, **options)
+
+
+class EnsembleMonitor(Monitor):
+    """Standard deviation of a response's scores over several reward models; watches for a rise."""
+
+    signal, title, unit = "ensemble", "spread of the reward models", ""
+    limits, relative_noise = COUNT, 0.7
+
+    def __init__(
+        self,
+        key: str = "rollout/score_spread",
+        high_ratio: float | None = 2.0,
+        optional: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(key, high_ratio=high_ratio, optional=optional, **options)
+
+
+class RewardDistributionMonitor(Monitor):
+    """Width of the distribution of one batch's rewards: a rise, and a fall.
+
+    The reading is the standard deviation. A few responses that exploit the reward model make it
+    wider (Figure 13 of arXiv 2307.04964: quantiles of -1 and 9 become 0 and 25); rewards that all
+    reach a ceiling, or one response to every prompt, make it narrow. Skewness, kurtosis and
+    quantiles are logged beside it, with a histogram.
+
+    Args:
+        key: Name of a tensor of rewards among the training step's outputs. In a log it is read from
+            `monitor/<key>_std`.
+        high_ratio: Multiple of the baseline that is too wide.
+        low_ratio: Multiple of the baseline that is too narrow.
+        **options: Of `Monitor`.
+    """
+
+    signal, title = "reward", "spread of the scores"
+    limits, relative_noise = COUNT, 0.7
+
+    def __init__(
+        self,
+        key: str = "scores",
+        high_ratio: float | None = 2.0,
+        low_ratio: float | None = 0.4,
+        **options: Any,
+    ) -> None:
+        super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
+        self._sample: list[float] = []
+
+    @property
+    def sample(self) -> list[float]:
+        """The rewards of the last step."""
+        return self._sample
+
+    def details(self) -> dict[str, float]:
+        """The shape of the last step's rewards; empty if only their width is known."""
+        return asdict(distribution(self._sample)) if self._sample else {}
+
+    def can_read(self, metrics: StepMetrics) -> bool:
+        """Whether the step has the rewards, or their logged width."""
+        return super().can_read(metrics) or f"monitor/{self.key}_std" in metrics.scalars
+
+    def read(self, metrics: StepMetrics) -> float:
+        """The width of this step's rewards.
+
+        Raises:
+            ValueError: If `key` is a logged metric instead of a tensor.
+        """
+        if self.key in metrics.scalars:
+            raise ValueError(f"key: expected a tensor of the step's outputs, got {self.key!r}")
+        self._sample = list(metrics.tensors.get(self.key, ()))
+        if not self._sample:
+            return metrics.scalars.get(f"monitor/{self.key}_std", math.nan)
+        return distribution(self._sample).std
+
+
 class ExplainedVarianceMonitor(Monitor):
     """Share of the returns' variance that the critic explains; a new critic is given a warm-up."""
 
     signal, title = "critic", "explained variance"
+    limits = (-math.inf, 1.0)
 
     def __init__(
         self,
@@ -163,6 +352,7 @@ class FirstRatioMonitor(Monitor):
     """
 
     signal, title = "ratio", "first ratio"
+    limits = COUNT
 
     def __init__(
         self,
@@ -173,6 +363,65 @@ class FirstRatioMonitor(Monitor):
         **options: Any,
     ) -> None:
         super().__init__(key, high=high, low=low, optional=optional, **options)
+
+
+class PromptMonitor(Monitor):
+    """A statistic of the prompts, or of the frozen reference on them: whether the data changed.
+
+    The policy cannot change it, so it votes for no collapse. It is beyond its thresholds when the
+    latest two readings both differ from the median of the five before by more than the ratios, and
+    by six times the noise.
+
+    Args:
+        key: Key of the metric.
+        high_ratio: Multiple of the median that is a change.
+        low_ratio: Multiple of the median that is a change.
+        optional: Skip steps that lack the key instead of requiring it.
+        **options: Of `Monitor`.
+    """
+
+    signal, title, unit = "data", "prompt length", "tokens"
+    limits = COUNT
+    before = 5
+    """Readings that the latest two are compared with."""
+
+    def __init__(
+        self,
+        key: str = "rollout/prompt_length",
+        high_ratio: float | None = 1.2,
+        low_ratio: float | None = 0.83,
+        optional: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            key, high_ratio=high_ratio, low_ratio=low_ratio, optional=optional, **options
+        )
+
+    @property
+    def has_baseline(self) -> bool | None:
+        """Always `None`: readings are compared with those right before."""
+        return None
+
+    def _update_level(self) -> None:
+        latest, earlier = self.history[-2:], self.history[-2 - self.before : -2]
+        self.level, self.side = Level.HEALTHY, ""
+        if len(earlier) < self.before or not all(map(math.isfinite, [*latest, *earlier])):
+            return
+        middle = median(earlier)
+        room = 6 * max(self._noise, self.standard_error(middle))
+        high = max(middle * (self.high_ratio or math.inf), middle + room)
+        low = min(middle * (self.low_ratio or 0.0), middle - room)
+        self.normal = earlier
+        if min(latest) > high or max(latest) < low:
+            self.level, self.side = Level.COLLAPSED, "high" if latest[-1] > high else "low"
+
+    def allowed(self) -> str:
+        """Empty: the thresholds move with the readings."""
+        return ""
+
+    def dead_threshold(self) -> str:
+        """Empty, for the same reason."""
+        return ""
 
 
 class NonFiniteMonitor(Monitor):
@@ -204,57 +453,8 @@ class NonFiniteMonitor(Monitor):
         return f"{', '.join(self.found) or 'a metric'} not finite"
 
 
-class RewardDistributionMonitor(Monitor):
-    """Upper tail of the rewards of one batch: how far the best lie beyond the median.
-
-    The reading is (95 % quantile - median) / (median - 5 % quantile), which is 1 for a symmetric
-    distribution. A few responses that exploit the reward model make a long upper tail (Figure 13
-    of arXiv 2307.04964). Skewness, kurtosis and quantiles are logged beside it, with a histogram.
-
-    Args:
-        key: Name of a tensor of rewards among the training step's outputs.
-    """
-
-    signal, title = "reward", "upper reward tail"
-
-    def __init__(
-        self,
-        key: str = "scores",
-        high: float | None = 2.0,
-        high_ratio: float | None = 2.5,
-        **options: Any,
-    ) -> None:
-        super().__init__(key, high=high, high_ratio=high_ratio, **options)
-        self._sample: list[float] = []
-
-    @property
-    def sample(self) -> list[float]:
-        """The rewards of the last step."""
-        return self._sample
-
-    @property
-    def logged_key(self) -> str:
-        """Key under which the detector logs the tail."""
-        return f"monitor/{self.key}_tail"
-
-    def details(self) -> dict[str, float]:
-        """The shape of the distribution of the last step's rewards."""
-        return asdict(distribution(self._sample))
-
-    def read(self, metrics: StepMetrics) -> float:
-        """The tail of this step's rewards.
-
-        Raises:
-            ValueError: If `key` is a logged metric instead of a tensor.
-        """
-        if self.key not in metrics.tensors:
-            raise ValueError(f"key: expected a tensor of the step's outputs, got {self.key!r}")
-        self._sample = metrics.tensors[self.key]
-        return distribution(self._sample).tail
-
-
 def default_monitors() -> list[Monitor]:
-    """One monitor per signal, under the keys of `lit_rlhf`'s `PPOModule`."""
+    """One monitor per metric, under the keys of `lit_rlhf`'s `PPOModule`."""
     return [
         KLMonitor(),
         KLPerTokenMonitor(),
@@ -263,8 +463,13 @@ def default_monitors() -> list[Monitor]:
         PerplexityMonitor(),
         EntropyMonitor(),
         RepetitionMonitor(),
+        RepeatedBigramsMonitor(),
+        OpeningMonitor(),
         RewardDistributionMonitor(),
+        EnsembleMonitor(),
         ExplainedVarianceMonitor(),
         FirstRatioMonitor(),
+        PromptMonitor(),
+        PromptMonitor("rollout/ref_prompt_entropy", name="the reference's entropy at the prompts"),
         NonFiniteMonitor(),
     ]

@@ -1,47 +1,39 @@
-"""Statistics of short lists of numbers: baseline, trend and shape of a distribution."""
+"""Statistics of short lists of numbers: noise, trend and shape of a distribution."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
 MAD_TO_STD = 1.4826  # scales a median absolute deviation to the std of normal numbers
 
 
-class Baseline(NamedTuple):
-    """The normal range of a signal.
+def noise_of(values: Sequence[float]) -> float:
+    """Standard deviation of a series' noise, from the differences of neighbours.
 
-    Attributes:
-        center: Median.
-        spread: Median absolute deviation times 1.4826, which estimates the standard deviation of
-            normally distributed numbers.
-    """
-
-    center: float
-    spread: float
-
-
-def robust_baseline(values: Sequence[float]) -> Baseline:
-    """Median and scaled median absolute deviation; up to half of the values may be outliers.
+    The median absolute difference is scaled to the standard deviation of normal numbers, so neither
+    a trend nor a few jumps count as noise.
 
     Args:
-        values: Finite numbers, at least one.
+        values: The series. Values that are not finite are left out.
 
-    Raises:
-        ValueError: If `values` is empty.
+    Returns:
+        The estimate; 0 for fewer than four values.
 
     Examples:
-        >>> robust_baseline([9.0, 10.0, 11.0, 500.0]).center
-        10.5
+        >>> noise_of([1.0, 2.0, 3.0, 4.0, 50.0])
+        0.0
     """
-    if not values:
-        raise ValueError("values: expected at least one number, got none")
-    center = median(values)
-    return Baseline(center, MAD_TO_STD * median(abs(value - center) for value in values))
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 4:
+        return 0.0
+    steps = [after - before for before, after in pairwise(finite)]
+    middle = median(steps)
+    return MAD_TO_STD * median(abs(step - middle) for step in steps) / math.sqrt(2)
 
 
 class Trend(NamedTuple):

@@ -12,7 +12,7 @@ class Verdict(NamedTuple):
     """The judgement of one step.
 
     Attributes:
-        level: Healthy, suspicious or collapsed.
+        level: Healthy, suspicious, collapsed, or that the data changed.
         sentence: The reasons, in plain words.
         step: Number of steps judged so far, including this one.
     """
@@ -26,34 +26,42 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     """Combine the monitors' levels.
 
     The verdict is collapsed if `votes` different signals (or all, if there are fewer) have been
-    beyond their thresholds for as long as their monitors' patience asks; or if one signal more than
-    that is beyond at once, as a sudden collapse shows in many signals before patience ends; or if a
-    monitor decides it alone. It is suspicious if one signal has been beyond its threshold for so
-    long, or if two signals (or all, if there are fewer) are suspicious.
+    beyond their thresholds for as long as their monitors' patience asks, or if a monitor decides it
+    by itself. Where the distance to the reference is watched (the signal `kl`), it has to be one of
+    them: responses that change while the policy stays near its reference follow from the prompts.
+    If the prompts' own signal (`data`) has changed, the verdict is that the data changed.
+
+    It is suspicious if one signal has been beyond its threshold for so long, or if two signals (or
+    all, if there are fewer) are suspicious.
 
     Args:
         monitors: The monitors, after they have observed the step.
         votes: Number of signals beyond their thresholds that make a collapse.
         step: Number of the step.
     """
-    patient = {m.vote for m in monitors if m.level is Level.COLLAPSED}
-    at_once = {m.vote for m in monitors if m.is_beyond}
-    doubtful = {m.vote for m in monitors if m.level is not Level.HEALTHY}
+    voting = [m for m in monitors if m.signal != "data"]
+    beyond = {m.vote for m in voting if m.level is Level.COLLAPSED}
+    doubtful = {m.vote for m in voting if m.level is not Level.HEALTHY}
     # An optional monitor has no vote until it has observed a step.
-    signals = len({m.vote for m in monitors if m.steps and not m.decisive}) or 1
-    needed = min(votes, signals)
-    decided = any(m.decides for m in monitors)
-    named = [m for m in monitors if m.is_beyond or m.level is not Level.HEALTHY]
+    read = [m for m in voting if m.steps and not m.decisive]
+    signals = len({m.vote for m in read}) or 1
+    is_near = any(m.signal == "kl" for m in read) and "kl" not in beyond
+    changed = [m for m in monitors if m.signal == "data" and m.level is Level.COLLAPSED]
+    named = [m for m in voting if m.is_beyond or m.level is not Level.HEALTHY]
     named.sort(key=lambda m: (-m.is_beyond, -m.level))  # the worst first, otherwise as given
-    reasons = ", ".join(m.sentence() for m in named)
-    if not named:
-        return Verdict(step=step)
-    if decided or len(patient) >= needed or len(at_once) > needed:
+    if any(m.decides for m in voting) or (len(beyond) >= min(votes, signals) and not is_near):
         level = Level.COLLAPSED
-    elif patient or len(doubtful) >= min(2, signals):
+    elif changed:
+        return Verdict(Level.DATA_CHANGED, ", ".join(m.sentence() for m in changed), step)
+    elif not named:
+        return Verdict(step=step)
+    elif beyond or len(doubtful) >= min(2, signals):
         level = Level.SUSPICIOUS
     else:
-        return Verdict(Level.HEALTHY, f"not enough for a suspicion: {reasons}", step)
+        level = Level.HEALTHY
+    reasons = ", ".join(m.sentence() for m in named)
+    if level is Level.HEALTHY:
+        return Verdict(level, f"not enough for a suspicion: {reasons}", step)
     meaning = conclusion({(m.vote, m.side) for m in named})
     if meaning and level is Level.SUSPICIOUS:
         meaning = f"perhaps {meaning}"
@@ -64,21 +72,29 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
 # must be seen too (if any are listed), and the meaning.
 _CONCLUSIONS: tuple[tuple[set[tuple[str, str]], set[tuple[str, str]], str], ...] = (
     ({("non-finite", "high")}, set(), "the computation is broken"),
+    ({("kl", "high"), ("opening", "high")}, set(), "the policy gives one answer to everything"),
+    ({("kl", "high"), ("length", "low")}, set(), "the policy cuts its answers short"),
     (
         {("kl", "high")},
-        {("length", "high"), ("perplexity", "low"), ("repetition", "low"), ("reward", "high")},
+        {
+            ("length", "high"),
+            ("entropy", "low"),
+            ("repetition", "low"),
+            ("repetition", "high"),
+            ("reward", "high"),
+            ("reward", "low"),
+            ("ensemble", "high"),
+        },
         "the policy is exploiting the reward model",
     ),
     ({("length", "low")}, set(), "the policy cuts its answers short"),
     (
         {("repetition", "low")},
-        {("entropy", "low"), ("perplexity", "low"), ("length", "high")},
+        {("entropy", "low"), ("length", "high")},
         "the policy repeats itself",
     ),
-    ({("perplexity", "high")}, set(), "the policy loses its language"),
     ({("entropy", "high")}, set(), "the policy loses its language"),
     ({("entropy", "low")}, set(), "the policy stops exploring"),
-    ({("perplexity", "low")}, set(), "the policy stops exploring"),
     ({("ratio", "high")}, set(), "rollouts and updates compute log-probs differently"),
     ({("ratio", "low")}, set(), "rollouts and updates compute log-probs differently"),
     ({("critic", "low")}, set(), "the critic does not follow the returns"),

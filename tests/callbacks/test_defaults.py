@@ -42,19 +42,25 @@ DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (ResumeCheckpoint, {"every_n_batches": None, "keep": 2}),
 ]
 
-MONITORS: dict[str, dict[str, Any]] = {  # the rest of each is as in `Monitor`
-    "KLMonitor": {"high": 10.0},
-    "KLPerTokenMonitor": {"high": 0.12, "decisive_factor": 4.0},
-    "LengthMonitor": {"high_ratio": 1.5, "low_ratio": 0.6},
-    "TruncationMonitor": {"high": 0.3, "high_ratio": 2.0},
-    "PerplexityMonitor": {"high_ratio": 1.8, "low_ratio": 0.65},
-    "EntropyMonitor": {"high_ratio": 1.8, "low_ratio": 0.6},
-    "RepetitionMonitor": {"low_ratio": 0.7},
-    "RewardDistributionMonitor": {"high": 2.0, "high_ratio": 2.5},
-    "ExplainedVarianceMonitor": {"low": 0.0, "warmup": 20, "patience": 5},
-    "FirstRatioMonitor": {"high": 1.05, "low": 0.95, "optional": True},
-    "NonFiniteMonitor": {"high": 0.0, "horizon": 0, "patience": 2},
-}
+PROMPTS = {"high_ratio": 1.2, "low_ratio": 0.83, "optional": True}
+MONITORS: list[tuple[str, dict[str, Any]]] = [  # the rest of each is as in `Monitor`
+    ("KLMonitor", {"high": 30.0}),
+    ("KLPerTokenMonitor", {"high": 0.07, "decisive_factor": 3.0, "decisive_nats": 15.0}),
+    ("LengthMonitor", {"high_ratio": 1.6, "low_ratio": 0.6}),
+    ("TruncationMonitor", {"high": 0.3, "high_ratio": 2.0}),
+    ("PerplexityMonitor", {"high_ratio": 1.8, "low_ratio": 0.55}),
+    ("EntropyMonitor", {"high_ratio": 1.8, "low_ratio": 0.55}),
+    ("RepetitionMonitor", {"low_ratio": 0.7}),
+    ("RepeatedBigramsMonitor", {"high": 0.15, "high_ratio": 2.0, "optional": True}),
+    ("OpeningMonitor", {"high": 0.3, "high_ratio": 2.0, "optional": True}),
+    ("RewardDistributionMonitor", {"high_ratio": 2.0, "low_ratio": 0.4}),
+    ("EnsembleMonitor", {"high_ratio": 2.0, "optional": True}),
+    ("ExplainedVarianceMonitor", {"low": 0.0, "warmup": 20, "patience": 5}),
+    ("FirstRatioMonitor", {"high": 1.05, "low": 0.95, "optional": True}),
+    ("PromptMonitor", PROMPTS),
+    ("PromptMonitor", PROMPTS),
+    ("NonFiniteMonitor", {"high": 0.0, "horizon": 0, "patience": 2}),
+]
 
 
 @pytest.mark.parametrize(("function", "promised"), DEFAULTS, ids=lambda case: str(case)[:40])
@@ -66,8 +72,8 @@ def test_defaults(function: Callable[..., Any], promised: dict[str, Any]) -> Non
 def test_default_monitors() -> None:
     names = ("high", "high_ratio", "low", "low_ratio", *DEFAULTS[0][1])
     plain = {**dict.fromkeys(names[:4]), **DEFAULTS[0][1]}
-    found = {type(monitor).__name__: monitor for monitor in default_monitors()}
-    assert list(found) == list(MONITORS)
-    for name, options in MONITORS.items():
+    found = default_monitors()
+    assert [type(monitor).__name__ for monitor in found] == [name for name, _ in MONITORS]
+    for monitor, (name, options) in zip(found, MONITORS, strict=True):
         promised = plain | options
-        assert {key: getattr(found[name], key) for key in promised} == promised, name
+        assert {key: getattr(monitor, key) for key in promised} == promised, name

@@ -190,7 +190,7 @@ def test_readings_are_void_after_an_action_that_restores_an_earlier_state(tmp_pa
 # --- words
 
 LONG = {
-    key: [1.0 + i / 100 for i in range(8)] + [20.0] * 3
+    key: [3.0 + i / 100 for i in range(8)] + [40.0] * 3
     for key in ("rollout/kl", "rollout/response_length", "rollout/perplexity", "rollout/entropy")
 }
 
@@ -225,29 +225,32 @@ def test_a_change_of_level_and_each_action_are_said_once_in_few_words(
     board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path, "csv")
     detector = CollapseDetector(monitors, [Raises(cooldown=10)])
     trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))
-    verdict, action = lines(caplog)
+    ranges, verdict, action = lines(caplog)
+    assert ranges.startswith("thresholds: KL at most 30 nats, length 1.82 to 4.86 tokens, ")
     assert verdict == (
-        "collapsed at step 9: KL 20 nats is 19.3x its baseline and rising, length 20 tokens is "
+        "collapsed at step 10: KL 40 nats is 13.2x its baseline and rising, length 40 tokens is "
         "...: the policy is exploiting the reward model"
     )
-    assert action.startswith("at step 9: raised one and another")
+    assert action.startswith("at step 10: raised one and another")
     assert max(len(line.split()) for line in (verdict, action)) == 25
-    assert [r.levelname for r in caplog.records if "at step 9" in r.getMessage()] == ["WARNING"] * 2
+    assert [r.levelname for r in caplog.records if "at step 10" in r.getMessage()] == [
+        "WARNING"
+    ] * 2
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     (written,) = events.Tensors("monitor/verdict/text_summary")
     head, short, whole, done = written.tensor_proto.string_val[0].decode().split("\n\n")
-    assert (written.step, head, f"collapsed at step 9: {short}") == (
-        9,
-        "**collapsed** at step 9",
+    assert (written.step, head, f"collapsed at step 10: {short}") == (
+        10,
+        "**collapsed** at step 10",
         verdict,
     )
-    assert whole.startswith("> KL 20 nats is 19.3x its baseline")
-    assert "entropy 20 nats is 19.3x its baseline and rising: the policy is" in whole
+    assert whole.startswith("> KL 40 nats is 13.2x its baseline")
+    assert "entropy 40 nats is 13.2x its baseline and rising: the policy is" in whole
     assert done.startswith("- raised one and another")
     with (Path(table.log_dir) / "metrics.csv").open(encoding="utf-8", newline="") as file:
         words = [row["monitor/verdict"] for row in csv.DictReader(file)]
-    assert [text.splitlines()[0] for text in words if text] == ["**collapsed** at step 9"]
+    assert [text.splitlines()[0] for text in words if text] == ["**collapsed** at step 10"]
     # as the report reads it
     (read,) = read_run("run", tmp_path).verdicts
     assert (read.level, read.sentence) == (Level.COLLAPSED, whole.removeprefix("> "))
@@ -321,12 +324,13 @@ def test_monitors_that_never_judged_are_named_at_the_end(
     script = {"drift": [1.0] * steps, "size": [1.0] * steps}
     logger = TensorBoardLogger(tmp_path, name="", version="")
     watched(tmp_path, script, monitors, logger=logger)
-    said = f"{steps} steps were too few for a baseline to judge {signals}"
-    assert lines(caplog) == ([said] if signals else [])
+    silent = f"{steps} steps were too few for a baseline to judge {signals}"
+    ranges = "thresholds: drift at most 1.5, size at most 40"
+    assert lines(caplog) == [silent if signals else ranges]
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     noted = "monitor/note/text_summary" in events.Tags()["tensors"]
-    assert noted == bool(signals)
+    assert noted
 
 
 # --- what is read

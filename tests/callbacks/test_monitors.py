@@ -18,7 +18,9 @@ from tests.callbacks.watching import INF, NAN, C, H, S, levels, monitor
 def test_levels_have_words_and_an_order() -> None:
     assert [level.word for level in (H, S, C)] == ["healthy", "suspicious", "collapsed"]
     assert H < S < C
-    assert [Level.parse("level", level.word) for level in Level] == [H, S, C]
+    assert [Level.parse("level", level.word) for level in (H, S, C)] == [H, S, C]
+    assert Level.DATA_CHANGED.word == "data changed"
+    assert Level.DATA_CHANGED < H  # no action answers to it
 
 
 def test_an_unknown_level_is_refused() -> None:
@@ -78,12 +80,18 @@ def test_a_ratio_waits_for_the_baseline_and_a_fixed_line_does_not() -> None:
 
 
 def test_a_noisy_baseline_gives_room() -> None:
-    # median 10; distances 2, 0, 4, 0, 2: spread 2 * 1.4826; 4 spreads reach 10 +- 11.8608
-    noisy = [8.0, 10.0, 14.0, 10.0, 12.0]
-    watcher = monitor(high_ratio=1.5, low_ratio=0.5, deviations=4.0, baseline_steps=5)
+    # median 8; differences 3, -3, 2, -2 with absolute deviations 3, 3, 2, 2 from their median 0:
+    # the noise is 2.5 * 1.4826 / sqrt(2), and four times it 10.4838
+    noisy = [8.0, 11.0, 8.0, 10.0, 8.0]
+    options: dict[str, Any] = {"deviations": 4.0, "baseline_steps": 5}
+    watcher = monitor(high_ratio=2.0, low_ratio=0.5, **options)
     assert levels(watcher, noisy) == [H] * 5
-    assert watcher.thresholds() == pytest.approx((-1.8608, 21.8608), rel=1e-12)
-    assert levels(watcher, [15.8, 4.2, 21.8, 21.9]) == [H, H, S, C]
+    # the baseline is 8: high is moved, low is stopped at a tenth of it
+    assert watcher.thresholds() == pytest.approx((0.8, 8 + 10.4836), rel=1e-5)
+    # at most to twice the distance
+    watcher = monitor(high_ratio=1.5, low_ratio=0.8, **options)
+    levels(watcher, noisy)
+    assert watcher.thresholds() == pytest.approx((4.8, 16.0))
     # a calm one is held to the ratio
     watcher = monitor(high_ratio=1.5, low_ratio=0.5, deviations=4.0, baseline_steps=5)
     assert levels(watcher, [9.9, 10.0, 10.1, 10.0, 10.0, 15.1]) == [H] * 5 + [C]
@@ -100,10 +108,11 @@ def test_a_fixed_line_gives_no_room() -> None:
 def test_a_ratio_of_a_baseline_that_is_not_positive_leaves_the_other_conditions(
     center: float,
 ) -> None:
-    values = [center - 1, center, center, center + 1, center + 1]  # spread 1.4826
-    spreads = monitor(high_ratio=2.0, low_ratio=0.5, deviations=2.0, baseline_steps=5)
+    # differences 1, -1, 1, -1: the noise is 1.4826 / sqrt(2)
+    values = [center, center + 1, center, center + 1, center]
+    spreads = monitor(high_ratio=2.0, low_ratio=0.5, deviations=2.0, baseline_steps=1)
     levels(spreads, values)
-    assert spreads.thresholds() == pytest.approx((center - 2.9652, center + 2.9652), rel=1e-12)
+    assert spreads.thresholds() == pytest.approx((center - 2.09671, center + 2.09671), rel=1e-5)
     fixed = monitor(high_ratio=2.0, high=30.0, deviations=2.0, baseline_steps=5)
     levels(fixed, values)
     assert fixed.thresholds() == (-INF, 30.0)
@@ -221,7 +230,7 @@ def test_what_is_not_finite_does_not_enter_the_baseline(bad: float) -> None:
 
 def test_smoothing_hides_no_nan_and_suffers_from_none() -> None:
     watcher = monitor(high=20.0, smoothing=3)
-    assert levels(watcher, [10.0, 10.0, NAN, 10.0, NAN, 25.0]) == [H, H, C, H, C, S]
+    assert levels(watcher, [10.0, 10.0, 10.0, NAN, 10.0, NAN, 25.0]) == [H, H, H, C, H, C, S]
     # the last reading is the median of 10 and 25: past 15, the middle of 10 and 20
     watcher = monitor(high=20.0, smoothing=3)
     assert levels(watcher, [NAN, NAN, NAN]) == [C, C, C]

@@ -26,15 +26,13 @@ from torch.utils.data import DataLoader
 
 from lit_callbacks.output import (
     escape_markdown,
-    format_duration,
-    format_number,
     log_histogram,
     log_note,
     log_text,
     logger_step,
     name_file,
-    shorten_keys,
 )
+from lit_callbacks.words import format_duration, format_number, shorten_keys
 
 # --- numbers and names on one line
 

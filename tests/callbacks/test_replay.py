@@ -49,7 +49,7 @@ class Scripted(LightningModule):
 
 def monitors() -> list[Monitor]:
     return [
-        KLMonitor("toy/kl"),
+        KLMonitor("toy/kl", high=10.0),
         LengthMonitor("toy/length", high_ratio=1.6),
         RewardDistributionMonitor(),
         NonFiniteMonitor(),
@@ -91,7 +91,7 @@ def test_replay_repeats_the_detector(run: tuple[Path, Watched]) -> None:
     replayed = [(step, v.level, v.sentence) for step, v in replay_run(str(folder), monitors())]
 
     assert len(replayed) == STEPS
-    assert {level for _, level, _ in replayed} == set(Level)
+    assert {level for _, level, _ in replayed} == {0, 1, 2}
     # TensorBoard keeps 32 bits of a number; sentences show three digits
     assert replayed == detector.seen
 
@@ -104,8 +104,8 @@ def test_other_votes_give_another_verdict(run: tuple[Path, Watched]) -> None:
         return next(step for step, verdict in verdicts if verdict.level is Level.COLLAPSED)
 
     # by hand: rewards are beyond their threshold from 16 on, KL from 19 on, length from 20 on, and
-    # each votes at the second step beyond it
-    assert [first(1), first(2), first(3)] == [17, 20, 21]
+    # each votes at the second step beyond it; KL is needed in any case
+    assert [first(1), first(2), first(3)] == [20, 20, 21]
 
 
 def test_a_metric_that_was_not_logged_is_named(run: tuple[Path, Watched]) -> None:

@@ -228,7 +228,7 @@ class TestErrors:
     def test_an_unknown_level(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", {"toy/a": [1.0], "monitor/level": [1.5]})
 
-        with pytest.raises(ValueError, match=r"monitor/level: expected 0, 1 or 2, got 1\.5"):
+        with pytest.raises(ValueError, match=r"monitor/level: expected -1, 0, 1 or 2, got 1\.5"):
             report(tmp_path, run)
 
     def test_without_tensorboard_the_extra_is_named(

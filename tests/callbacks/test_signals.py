@@ -16,7 +16,9 @@ from lit_callbacks.signals import (
     KLPerTokenMonitor,
     LengthMonitor,
     NonFiniteMonitor,
+    OpeningMonitor,
     PerplexityMonitor,
+    PromptMonitor,
     RepetitionMonitor,
     RewardDistributionMonitor,
     TruncationMonitor,
@@ -43,8 +45,8 @@ COLLAPSES: list[tuple[type[Monitor], dict[str, float | None], list[float], list[
     (LengthMonitor, {"low_ratio": 0.5}, [20.0, 21.0, 19.0, 20.0], [15.0, 9.0, 2.0], "low"),
     (TruncationMonitor, {"high": 0.5}, [0.0, 0.1, 0.1, 0.0], [0.3, 0.6, 1.0], "high"),
     (PerplexityMonitor, {"low_ratio": 0.6}, [2.9, 3.0, 2.9, 2.8], [2.0, 1.6, 1.3], "low"),
-    (PerplexityMonitor, {"high_ratio": 2.0}, [2.9, 3.0, 2.9, 2.8], [4.0, 6.1, 30.0], "high"),
-    (EntropyMonitor, {"low_ratio": 0.5}, [1.0, 1.1, 0.9, 1.0], [0.8, 0.4, 0.1], "low"),
+    (PerplexityMonitor, {"high_ratio": 2.0}, [2.9, 3.0, 2.9, 2.8], [6.0, 8.6, 30.0], "high"),
+    (EntropyMonitor, {"low_ratio": 0.5}, [1.0, 1.1, 0.9, 1.0], [0.8, 0.3, 0.1], "low"),
     (EntropyMonitor, {"high_ratio": 2.0}, [1.0, 1.1, 0.9, 1.0], [1.4, 2.5, 4.0], "high"),
     (RepetitionMonitor, {"low_ratio": 0.6}, [0.9, 0.92, 0.88, 0.9], [0.7, 0.5, 0.1], "low"),
     (ExplainedVarianceMonitor, {"low": 0.0}, [0.6, 0.5, 0.6, 0.5], [0.3, -0.2, -3.0], "low"),
@@ -75,8 +77,8 @@ def test_a_signal_collapses_on_its_side_and_not_without_cause(
     assert {calm.observe(value) for value in healthy * 5} == {H}
 
 
-@pytest.mark.parametrize("kind", [LengthMonitor, PerplexityMonitor, EntropyMonitor])
-def test_lengths_perplexity_and_entropy_are_watched_on_both_sides(kind: type[Monitor]) -> None:
+@pytest.mark.parametrize("kind", [LengthMonitor, EntropyMonitor])
+def test_lengths_and_entropy_are_watched_on_both_sides(kind: type[Monitor]) -> None:
     watcher = kind(high_ratio=2.0, low_ratio=0.5, **SETTINGS)  # type: ignore[arg-type]
     for value in (10.0, 10.0, 10.0, 10.0):
         watcher.observe(value)
@@ -125,7 +127,7 @@ def test_a_policy_far_from_its_reference_needs_no_second_signal() -> None:
 
 
 def test_the_decisive_value_follows_the_threshold() -> None:
-    watcher = KLPerTokenMonitor(high=0.2, warmup=1)
+    watcher = KLPerTokenMonitor(high=0.2, decisive_factor=4.0, warmup=1)
     seen = []
     for reading in (0.9, 0.9, 0.79, 0.81, 0.81):
         watcher.observe(reading)
@@ -146,6 +148,82 @@ def test_a_limit_that_was_short_from_the_start_is_no_collapse() -> None:
     assert [watcher.observe(x) for x in (0.8, 0.8, 0.8)][-1] is C
 
 
+def test_share_that_starts_high_has_its_threshold_half_of_the_way_to_one() -> None:
+    watcher = TruncationMonitor(**{**SETTINGS, "deviations": 0.0})
+    for value in (0.6, 0.6, 0.6, 0.6):
+        watcher.observe(value)
+    assert watcher.thresholds()[1] == pytest.approx(0.8)
+
+
+def test_ratio_of_perplexity_is_one_of_its_logarithm() -> None:
+    entropy, perplexity = EntropyMonitor(**SETTINGS), PerplexityMonitor(**SETTINGS)
+    for _ in range(4):
+        entropy.observe(2.0)
+        perplexity.observe(math.exp(2.0))
+    assert [math.log(end) for end in perplexity.thresholds()] == pytest.approx(entropy.thresholds())
+    assert entropy.vote == perplexity.vote
+
+
+def test_kl_per_token_follows_from_kl_and_length() -> None:
+    watcher = KLPerTokenMonitor()
+    assert watcher.read(StepMetrics({"rollout/kl_per_token": 0.5}, {})) == 0.5
+    metrics = StepMetrics({"rollout/kl": 12.0, "rollout/response_length": 48.0}, {})
+    assert watcher.can_read(metrics)
+    assert watcher.read(metrics) == 0.25
+    assert not watcher.can_read(StepMetrics({"rollout/kl": 12.0}, {}))
+
+
+@pytest.mark.parametrize(("tokens", "decided"), [(8.0, False), (20.0, True)])
+def test_distance_in_a_few_tokens_is_not_decisive(tokens: float, decided: bool) -> None:
+    watcher = KLPerTokenMonitor()
+    metrics = {"rollout/kl_per_token": 1.0, "rollout/response_length": tokens}
+    for _ in range(2):  # 8 or 20 nats per response
+        watcher.observe(watcher.read(StepMetrics(metrics, {})))
+    assert watcher.decides == decided
+
+
+def test_length_is_a_multiple_of_the_references_where_that_is_logged() -> None:
+    watcher = LengthMonitor()
+    assert watcher.read(StepMetrics({"rollout/response_length": 90.0}, {})) == 90.0
+    both = {"rollout/response_length": 90.0, "rollout/ref_response_length": 60.0}
+    assert watcher.read(StepMetrics(both, {})) == 1.5
+
+
+def test_standard_error_of_the_responses_moves_a_threshold() -> None:
+    def threshold(responses: int) -> float:
+        watcher = LengthMonitor(**SETTINGS)
+        for _ in range(4):
+            watcher.observe(100.0, responses)
+        return watcher.thresholds()[1]
+
+    # 4 deviations of 0.6 x 100 / sqrt(B), at least the ratio's 60 and at most twice that
+    assert [threshold(b) for b in (0, 64, 9, 4)] == pytest.approx([160.0, 160.0, 180.0, 220.0])
+    share = OpeningMonitor(high=None, high_ratio=1.5, **SETTINGS)
+    for _ in range(4):
+        share.observe(0.2, 100)
+    assert share.thresholds()[1] == pytest.approx(0.2 + 4 * math.sqrt(0.2 * 0.8 / 100))
+
+
+# --- prompts
+
+
+def test_prompts_have_changed_when_two_readings_leave_those_before() -> None:
+    watcher = PromptMonitor()
+    steady = [80.0, 82.0, 79.0, 81.0, 80.0, 83.0, 78.0, 80.0]
+    assert {watcher.observe(value) for value in steady} == {H}
+    assert [watcher.observe(value) for value in (150.0, 80.0, 150.0, 149.0)] == [H, H, H, C]
+    assert watcher.side == "high"
+    assert watcher.sentence() == "prompt length 149 tokens is above 112"
+
+
+def test_noisy_prompts_and_slow_changes_are_no_change() -> None:
+    rng, watcher = random.Random(0), PromptMonitor()
+    noisy = [rng.gauss(80, 20) for _ in range(500)]
+    assert C not in {watcher.observe(value, 4) for value in noisy}
+    slow = PromptMonitor()
+    assert C not in {slow.observe(80.0 * 1.01**i) for i in range(200)}
+
+
 # --- rewards
 
 
@@ -153,14 +231,18 @@ def rewards(numbers: list[float]) -> StepMetrics:
     return StepMetrics({}, {"scores": numbers})
 
 
-def test_a_long_upper_tail_of_rewards_is_a_collapse() -> None:
+@pytest.mark.parametrize(
+    ("share", "best", "side"), [(0.2, 12.0, "high"), (1.0, 0.0, "low"), (0.02, 5.0, "")]
+)
+def test_rewards_are_watched_for_their_width(share: float, best: float, side: str) -> None:
     rng = random.Random(0)
     healthy = [rewards([rng.gauss(0, 1) for _ in range(200)]) for _ in range(8)]
-    cheating = rewards([rng.gauss(0, 1) for _ in range(160)] + [12.0] * 40)
-    watcher = RewardDistributionMonitor(high=2.0, high_ratio=2.5, **SETTINGS)
-    assert {watcher.observe(watcher.read(step)) for step in healthy} == {H}
-    seen = [watcher.observe(watcher.read(cheating)) for _ in range(2)]
-    assert (seen[-1], watcher.side) == (C, "high")
+    cheats = round(200 * share)
+    later = rewards([rng.gauss(0, 1) for _ in range(200 - cheats)] + [best] * cheats)
+    watcher = RewardDistributionMonitor(**SETTINGS)
+    assert {watcher.observe(watcher.read(step), 200) for step in healthy} == {H}
+    seen = [watcher.observe(watcher.read(later), 200) for _ in range(2)]
+    assert (seen[-1], watcher.side) == (C if side else H, side)
 
 
 def test_the_shape_of_the_rewards_is_shown() -> None:
@@ -169,20 +251,14 @@ def test_the_shape_of_the_rewards_is_shown() -> None:
     assert watcher.sample == [1.0, 2.0, 4.0]
     assert watcher.details() == asdict(distribution([1.0, 2.0, 4.0]))
     # what is logged is what was read, so that a finished run can be judged from its logs
-    assert watcher.details()["tail"] == reading
-    assert watcher.logged_key == "monitor/scores_tail"
-
-
-@pytest.mark.parametrize(
-    "numbers", [[3.0] * 8, [3.0], [0.0] * 6 + [1.0] * 4]
-)  # the last: right or wrong, most of them wrong
-def test_rewards_without_a_lower_half_to_compare_with_are_in_order(numbers: list[float]) -> None:
-    watcher = RewardDistributionMonitor(high=2.0, high_ratio=None, **SETTINGS)
-    assert [watcher.observe(watcher.read(rewards(numbers))) for _ in range(5)] == [H] * 5
+    assert watcher.details()["std"] == reading
+    logged = StepMetrics({"monitor/scores_std": reading}, {})
+    assert RewardDistributionMonitor().can_read(logged)
+    assert RewardDistributionMonitor().read(logged) == reading
 
 
 def test_rewards_that_are_not_finite_are_a_collapse() -> None:
-    watcher = RewardDistributionMonitor(high=2.0, high_ratio=None, **SETTINGS)
+    watcher = RewardDistributionMonitor(**SETTINGS)
     broken = rewards([1.0, 2.0, math.nan, 3.0])
     assert [watcher.observe(watcher.read(broken)) for _ in range(2)] == [H, C]
     assert watcher.side == "not finite"
@@ -204,10 +280,15 @@ COVERED = {
     ("kl", "rollout/kl_per_token"): {"high"},
     ("length", "rollout/response_length"): {"low", "high"},
     ("length", "rollout/truncation_rate"): {"high"},
-    ("perplexity", "rollout/perplexity"): {"low", "high"},
+    ("entropy", "rollout/perplexity"): {"low", "high"},
     ("entropy", "rollout/entropy"): {"low", "high"},
     ("repetition", "rollout/distinct_2"): {"low"},
-    ("reward", "scores"): {"high"},
+    ("repetition", "rollout/repeated_2"): {"high"},
+    ("opening", "rollout/opening_share"): {"high"},
+    ("reward", "scores"): {"low", "high"},
+    ("ensemble", "rollout/score_spread"): {"high"},
+    ("data", "rollout/prompt_length"): {"low", "high"},
+    ("data", "rollout/ref_prompt_entropy"): {"low", "high"},
     ("critic", "ppo/explained_variance"): {"low"},
     ("ratio", "ppo/ratio_first"): {"low", "high"},
     ("non-finite", "non-finite"): {"high"},
@@ -233,7 +314,12 @@ def test_the_defaults_have_names_and_units() -> None:
         "perplexity": "",
         "entropy": "nats",
         "distinct bigrams": "",
-        "upper reward tail": "",
+        "repeated bigrams": "",
+        "commonest opening": "",
+        "spread of the scores": "",
+        "spread of the reward models": "",
+        "prompt length": "tokens",
+        "the reference's entropy at the prompts": "tokens",
         "explained variance": "",
         "first ratio": "",
         "non-finite metrics": "",
@@ -246,8 +332,15 @@ def test_the_defaults_are_new_each_time() -> None:
     assert default_monitors()[0].steps == 0
 
 
-def test_only_the_first_ratio_may_be_missing() -> None:
-    assert [m.key for m in default_monitors() if m.optional] == ["ppo/ratio_first"]
+def test_metrics_that_may_be_missing() -> None:
+    assert [m.key for m in default_monitors() if m.optional] == [
+        "rollout/repeated_2",
+        "rollout/opening_share",
+        "rollout/score_spread",
+        "ppo/ratio_first",
+        "rollout/prompt_length",
+        "rollout/ref_prompt_entropy",
+    ]
 
 
 def test_options_reach_the_monitor() -> None:

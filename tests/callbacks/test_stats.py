@@ -9,46 +9,24 @@ import pytest
 import torch
 
 from lit_callbacks.monitors import TREND_SCORE, VISIBLE_TREND_SCORE
-from lit_callbacks.stats import distribution, robust_baseline, trend
+from lit_callbacks.stats import distribution, noise_of, trend
 
 # --- baseline
 
 
-def test_a_baseline_by_hand() -> None:
-    # distances from the median 3 are 2, 1, 0, 1, 2: their median is 1
-    assert robust_baseline([5.0, 1.0, 3.0, 2.0, 4.0]) == (3.0, 1.4826)
-
-
-def test_a_baseline_of_an_even_number_of_values_takes_means_of_two() -> None:
-    # median 2.5; distances 1.5, 0.5, 0.5, 7.5: their median is (0.5 + 1.5) / 2
-    assert robust_baseline([1.0, 2.0, 3.0, 10.0]) == pytest.approx((2.5, 1.4826), rel=1e-12)
-
-
-def test_outliers_do_not_move_a_baseline() -> None:
-    calm = [9.0, 10.0, 10.0, 11.0, 10.5]
-    wild = [9.0, 10.0, 10.0, 1e9, 10.5]
-    assert robust_baseline(wild).center == robust_baseline(calm).center == 10.0
-    assert robust_baseline(wild).spread == robust_baseline(calm).spread == 1.4826 * 0.5
-
-
-def test_one_value_is_a_baseline_without_spread() -> None:
-    assert robust_baseline([-4.0]) == (-4.0, 0.0)
-
-
-def test_ties_of_more_than_half_leave_no_spread() -> None:
-    assert robust_baseline([2.0, 2.0, 2.0, 7.0, -1.0]) == (2.0, 0.0)
-
-
-def test_the_spread_of_normal_numbers_is_their_standard_deviation() -> None:
+def test_noise_of_a_series_is_estimated_from_neighbours_without_its_trend() -> None:
     rng = random.Random(0)
-    assert robust_baseline([rng.gauss(5, 3) for _ in range(20_000)]).spread == pytest.approx(
-        3.0, rel=0.03
-    )
+    noise = [rng.gauss(0, 2) for _ in range(4000)]
+    drifting = [3.0 * i + x for i, x in enumerate(noise)]
+    assert noise_of(noise) == pytest.approx(2.0, rel=0.05)
+    assert noise_of(drifting) == pytest.approx(noise_of(noise), rel=1e-9)
 
 
-def test_no_value_is_no_baseline() -> None:
-    with pytest.raises(ValueError, match="values: expected at least one number, got none"):
-        robust_baseline([])
+def test_noise_is_not_raised_by_a_jump_or_by_what_is_not_finite() -> None:
+    assert noise_of([1.0, 1.0, 1.0, 1.0, 9.0, 9.0, 9.0]) == 0.0
+    # by hand: differences 1, -1, 1, -1 with median 0 and absolute deviations of 1
+    assert noise_of([0.0, math.nan, 1.0, 0.0, 1.0, 0.0]) == pytest.approx(1.4826 / math.sqrt(2))
+    assert noise_of([5.0, 1.0, 5.0]) == 0.0
 
 
 # --- trend

@@ -78,14 +78,28 @@ def test_monitors_of_one_signal_have_one_vote() -> None:
     assert level_of(first, second, other, *CALM, votes=2) is H
 
 
-def test_one_signal_more_needs_no_patience() -> None:
-    names = ("a", "b", "c")
-    assert level_of(*map(once_beyond, names[:2]), *CALM, votes=2) is H
-    assert level_of(*map(once_beyond, names), *CALM, votes=2) is C
-    assert level_of(*map(once_beyond, names), *CALM, votes=3) is H
-    # those whose patience has ended count among them
-    assert level_of(Signal("d", C), *map(once_beyond, names[:1]), *CALM, votes=2) is S
-    assert level_of(Signal("d", C), *map(once_beyond, names[:2]), *CALM, votes=2) is C
+def test_jump_needs_patience_in_however_many_signals_it_shows() -> None:
+    assert level_of(*map(once_beyond, "abcd"), *CALM, votes=2) is H
+    assert level_of(Signal("d", C), *map(once_beyond, "abc"), *CALM, votes=2) is S
+
+
+def test_responses_that_change_near_the_reference_are_no_collapse() -> None:
+    changed = [Signal("a", C), Signal("b", C), Signal("c", C)]
+    assert level_of(*changed, Signal("k", H, vote="kl"), *CALM) is S
+    assert level_of(*changed, once_beyond("x"), Signal("k", S, vote="kl"), *CALM) is S
+    assert level_of(changed[0], Signal("k", C, vote="kl"), *CALM) is C
+    # far away alone is one signal
+    assert level_of(Signal("k", C, vote="kl"), *CALM) is S
+
+
+def test_prompts_that_changed_vote_for_no_collapse_and_explain_the_rest() -> None:
+    prompts = Signal("prompt length", C, vote="data")
+    far, long = Signal("k", C, vote="kl"), Signal("a", C)
+    told = judge([prompts, long, Signal("k", H, vote="kl"), *CALM], 2, step=4)
+    assert told == (Level.DATA_CHANGED, "prompt length 20 is 20x its baseline", 4)
+    assert level_of(prompts, *CALM) is Level.DATA_CHANGED
+    assert level_of(prompts, *CALM, votes=1) is Level.DATA_CHANGED
+    assert level_of(prompts, far, long, *CALM) is C
 
 
 def test_a_decisive_monitor_needs_no_second() -> None:
@@ -195,19 +209,21 @@ LOGPROBS = "rollouts and updates compute log-probs differently"
         ("non-finite+", "the computation is broken"),
         ("non-finite+ kl+ length+", "the computation is broken"),
         ("kl+ length+", EXPLOITS),
-        ("kl+ perplexity-", EXPLOITS),
+        ("kl+ entropy-", EXPLOITS),
+        ("kl+ reward-", EXPLOITS),
+        ("kl+ ensemble+", EXPLOITS),
+        ("kl+ opening+ length+", "the policy gives one answer to everything"),
         ("kl+ repetition-", EXPLOITS),
         ("kl+ reward+", EXPLOITS),
         ("kl+ reward+ entropy- ratio+", EXPLOITS),
         ("kl+ length-", "the policy cuts its answers short"),
         ("length-", "the policy cuts its answers short"),
         ("repetition- entropy-", REPEATS),
-        ("repetition- perplexity-", REPEATS),
         ("repetition- length+", REPEATS),
-        ("perplexity+", LANGUAGE),
+        ("entropy+", LANGUAGE),
         ("entropy+ kl+", LANGUAGE),
         ("entropy-", EXPLORING),
-        ("perplexity- critic-", EXPLORING),
+        ("entropy- critic-", EXPLORING),
         ("ratio+", LOGPROBS),
         ("ratio- critic-", LOGPROBS),
         ("critic-", "the critic does not follow the returns"),
@@ -240,6 +256,7 @@ def test_every_conclusion_speaks_of_signals_that_the_defaults_watch() -> None:
         "the computation is broken",
         EXPLOITS,
         "the policy cuts its answers short",
+        "the policy gives one answer to everything",
         REPEATS,
         LANGUAGE,
         EXPLORING,

@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lit_callbacks.monitors import Level
-from lit_callbacks.output import format_number
 from lit_callbacks.report.panels import Panel
 from lit_callbacks.runs import Curve, LoggedVerdict, Run
+from lit_callbacks.words import format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,13 +12,14 @@ from pathlib import Path
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from lit_callbacks.monitors import Level
-from lit_callbacks.output import format_number, name_file
+from lit_callbacks.output import name_file
 from lit_callbacks.report.charts import metric_chart, run_class
 from lit_callbacks.report.panels import Panel, choose_panels
 from lit_callbacks.report.table import runs_table
 from lit_callbacks.runs import Run, name_runs, read_run
+from lit_callbacks.words import format_number
 
-_SIGNS = {Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
+_SIGNS = {Level.DATA_CHANGED: "◆", Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
 
 
 def write_report(
@@ -72,7 +73,7 @@ def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None) -> str:
         runs=runs,
         groups=groups,
         verdicts=verdicts,
-        unhealthy=any(span.level is not Level.HEALTHY for run in runs for span in run.spans),
+        unhealthy=any(span.level > Level.HEALTHY for run in runs for span in run.spans),
         has_undone=any(curve.undone for run in runs for curve in run.curves.values()),
         first=first,
         last=last,

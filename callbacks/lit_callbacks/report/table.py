@@ -8,9 +8,9 @@ from typing import Any
 
 from lightning.pytorch.core.saving import load_hparams_from_yaml
 
-from lit_callbacks.output import format_number
 from lit_callbacks.report.panels import choose_panels
 from lit_callbacks.runs import Curve, Run
+from lit_callbacks.words import format_number
 
 LAST = 10  # the last tenth of a run
 CONFIG_FILE = "config.yaml"  # of LightningCLI, in the log folder of a run

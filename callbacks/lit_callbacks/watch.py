@@ -1,0 +1,135 @@
+"""Feeds monitors with the metrics of each step and keeps the verdict; for any training loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_callbacks.monitors import Level, Monitor, StepMetrics
+from lit_callbacks.signals import RESPONSES_KEY, default_monitors
+from lit_callbacks.verdict import Verdict, judge
+
+
+class Watch:
+    """Monitors and the verdict on a run, without any framework.
+
+    ```python
+    watch = Watch()
+    for step in range(1000):
+        metrics = train_one_step()
+        verdict = watch.step(metrics)
+        if verdict.level is Level.COLLAPSED:
+            break
+    ```
+
+    When the prompts have changed, the monitors take new baselines, and until these are known a
+    verdict that would be healthy is `data changed`.
+
+    Args:
+        monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
+        votes: Number of different signals that must be beyond their thresholds for a collapse, or
+            all if there are fewer.
+        names: Names of the loop's metrics by the monitors' keys, see `lit_callbacks.names`.
+        responses: Number of responses behind the metrics of a step, from which their standard
+            errors follow; by default read from the metrics, if they have it.
+
+    Raises:
+        ValueError: If `votes` is below 1 or there is no monitor.
+    """
+
+    def __init__(
+        self,
+        monitors: Sequence[Monitor] | None = None,
+        votes: int = 2,
+        names: Mapping[str, str] | None = None,
+        responses: int = 0,
+    ) -> None:
+        if votes < 1:
+            raise ValueError(f"votes: expected at least 1, got {votes}")
+        self.monitors = default_monitors() if monitors is None else list(monitors)
+        if not self.monitors:
+            raise ValueError("monitors: expected at least one, got none")
+        self.votes = votes
+        self.names = dict(names or {})
+        self.responses = responses
+        self.verdict = Verdict()
+        self.notes: list[str] = []
+        """What was found at the last step besides the verdict: thresholds and warnings."""
+        self._announced = False
+        self._changed = ""
+
+    def step(
+        self, metrics: Mapping[str, float], tensors: Mapping[str, list[float]] | None = None
+    ) -> Verdict:
+        """Judge a step.
+
+        Args:
+            metrics: Numbers by key. Monitors skip a step that lacks theirs.
+            tensors: Numbers of each response by name, for example `scores`.
+
+        Raises:
+            ValueError: If no monitor has found its key in any step so far.
+        """
+        scalars = {key: float(value) for key, value in metrics.items()}
+        scalars |= {key: scalars[name] for key, name in self.names.items() if name in scalars}
+        non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
+        read = self.observe(StepMetrics(scalars, tensors or {}, non_finite))
+        if not any(m.steps for m in self.monitors if m.keys) and not any(m.keys for m in read):
+            wanted = dict.fromkeys(key for m in self.monitors for key in m.keys)
+            raise ValueError(
+                f"metrics: expected one of {', '.join(wanted)}, got {', '.join(scalars) or 'none'}"
+            )
+        return self.judge()
+
+    def observe(self, metrics: StepMetrics) -> list[Monitor]:
+        """Feed the monitors; those whose metrics are part of the step are returned."""
+        responses = self.responses or int(metrics.scalars.get(RESPONSES_KEY, 0))
+        read = [monitor for monitor in self.monitors if monitor.can_read(metrics)]
+        for monitor in read:
+            monitor.observe(monitor.read(metrics), responses)
+        return read
+
+    def judge(self) -> Verdict:
+        """Combine the monitors' levels after a step."""
+        verdict = judge(self.monitors, self.votes, self.verdict.step + 1)
+        self.notes = []
+        judging = [m for m in self.monitors if m.steps and m.has_baseline is not None]
+        ready = bool(judging) and all(m.has_baseline for m in judging)
+        if verdict.level is Level.DATA_CHANGED:
+            self._changed, self._announced = verdict.sentence, False
+            for monitor in self.monitors:
+                monitor.relearn()
+        elif self._changed and not ready and verdict.level is Level.HEALTHY:
+            sentence = f"{self._changed}; new baselines are being taken"
+            verdict = Verdict(Level.DATA_CHANGED, sentence, verdict.step)
+        elif ready and not self._announced:
+            self._announced, self._changed = True, ""
+            ranges = [text for m in self.monitors if m.steps and (text := m.allowed())]
+            self.notes = [f"thresholds: {', '.join(ranges)}"] if ranges else []
+            self.notes += [text for m in self.monitors if m.steps and (text := m.dead_threshold())]
+        self.verdict = verdict
+        return verdict
+
+    def clear(self) -> None:
+        """Forget the latest readings, but not the baselines, as after a roll-back."""
+        for monitor in self.monitors:
+            monitor.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Verdict and monitors as plain values."""
+        return {
+            "level": int(self.verdict.level),
+            "sentence": self.verdict.sentence,
+            "step": self.verdict.step,
+            "announced": self._announced,
+            "changed": self._changed,
+            "monitors": [monitor.state_dict() for monitor in self.monitors],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        self.verdict = Verdict(Level(state["level"]), state["sentence"], state["step"])
+        self._announced, self._changed = state["announced"], state["changed"]
+        for monitor, saved in zip(self.monitors, state["monitors"], strict=True):
+            monitor.load_state_dict(saved)

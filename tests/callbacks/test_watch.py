@@ -1,0 +1,172 @@
+"""The core that any training loop can call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from lit_callbacks import Level, Monitor, NonFiniteMonitor, PromptMonitor, Watch
+from lit_callbacks.signals import KLPerTokenMonitor, LengthMonitor
+
+H, S, C, D = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED, Level.DATA_CHANGED
+NORMAL = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0, "rollout/entropy": 2.0}
+
+
+def fed(watch: Watch, steps: Iterable[dict[str, float]]) -> list[Level]:
+    return [watch.step(step).level for step in steps]
+
+
+def test_core_needs_neither_lightning_nor_torch() -> None:
+    code = (
+        "import sys; from lit_callbacks import Watch, replay_run; Watch().step({'rollout/kl': 1})"
+    )
+    heavy = "print([m for m in ('torch', 'lightning', 'transformers') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; {heavy}"], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_collapse_needs_distance_and_a_second_signal_for_two_steps() -> None:
+    watch = Watch()
+    assert set(fed(watch, [NORMAL] * 10)) == {H}
+    long = NORMAL | {"rollout/response_length": 300.0}
+    assert fed(watch, [long] * 3) == [H, S, S]
+    far = long | {"rollout/kl_per_token": 0.14}
+    assert fed(watch, [far] * 2) == [S, C]
+    assert watch.verdict.sentence.endswith("the policy is exploiting the reward model")
+
+
+def test_names_and_tensors_of_another_loop() -> None:
+    watch = Watch([LengthMonitor(low_ratio=None), Monitor("scores", high=3.0)], names={
+        "rollout/response_length": "completions/mean_length"
+    }, votes=1)  # fmt: skip
+    for _ in range(8):
+        watch.step({"completions/mean_length": 50}, {"scores": [1.0, 2.0]})
+    assert [m.steps for m in watch.monitors] == [8, 8]
+    assert watch.monitors[1].history[-1] == 1.5
+
+
+def test_loop_without_any_watched_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"metrics: expected one of rollout/kl, .* got loss"):
+        Watch().step({"loss": 1.0})
+    with pytest.raises(ValueError, match="votes: expected at least 1, got 0"):
+        Watch(votes=0)
+    with pytest.raises(ValueError, match="monitors: expected at least one, got none"):
+        Watch([])
+
+
+def test_loop_may_skip_a_step_and_log_what_is_not_finite() -> None:
+    watch = Watch()
+    fed(watch, [NORMAL] * 8)
+    assert fed(watch, [{"loss": 1.0}] * 2) == [H, H]
+    assert fed(watch, [NORMAL | {"loss": float("nan")}] * 2) == [H, C]
+
+
+# --- thresholds are said
+
+
+def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
+    watch = Watch([KLPerTokenMonitor(), LengthMonitor(), NonFiniteMonitor()])
+    said = []
+    for _ in range(20):
+        watch.step(NORMAL)
+        said.append(watch.notes)
+    expected = "thresholds: KL per token at most 0.07 nats, length 60 to 160 tokens"
+    assert said == [[]] * 7 + [[expected]] + [[]] * 12
+
+
+@pytest.mark.parametrize(
+    ("monitor", "values", "warning"),
+    [
+        (Monitor("x", low=-5.0, high_ratio=2.0), [1.0], "x is never below -5: its monitor is dead"),
+        (Monitor("x", low=-5.0, high_ratio=2.0), [-1.0, 9.0, 9.0], ""),
+        (Monitor("x", high_ratio=2.0), [0.0], "x has no threshold, as its baseline is 0"),
+        (LengthMonitor("x", low_ratio=0.0), [9.0], "length is never below 0: its monitor is dead"),
+    ],
+)
+def test_threshold_that_cannot_be_crossed_is_a_warning(
+    monitor: Monitor, values: list[float], warning: str
+) -> None:
+    watch = Watch([monitor])
+    said = []
+    for i in range(12):
+        watch.step({"x": values[i % len(values)]})
+        said += watch.notes
+    assert [text for text in said if not text.startswith("thresholds")] == [warning] * bool(warning)
+
+
+def test_wide_beginning_leaves_a_threshold_within_reach() -> None:
+    # a return that is learned from 10 to 80, and lost
+    watch = Watch([Monitor("return", low_ratio=0.5)])
+    learning = [10.0, 35.0, 30.0, 60.0, 40.0, 70.0, 55.0, 80.0]
+    assert C not in fed(watch, [{"return": value} for value in learning])
+    (monitor,) = watch.monitors
+    assert monitor.thresholds().low >= 0.1 * (monitor.baseline or 0.0) > 0
+    assert fed(watch, [{"return": 3.0}] * 3)[-1] is C
+
+
+# --- a collapse in the first steps, and other prompts
+
+
+def test_collapse_within_the_baselines_steps_is_seen() -> None:
+    # SmolLM2 at 20 times the learning rate: 30 tokens to 2 by iteration 7
+    lengths, kl = [30.0, 29.0, 28.0, 20.0, 5.0, 2.0, 2.0], [0.0, 0.0, 0.02, 0.1, 1.5, 3.0, 3.0]
+    steps = [
+        {"rollout/response_length": tokens, "rollout/kl_per_token": nats}
+        for tokens, nats in zip(lengths, kl, strict=True)
+    ]
+    watch = Watch()
+    assert fed(watch, steps)[-2:] == [C, C]
+    assert watch.monitors[2].normal == [30.0, 29.0, 28.0, 20.0]  # what was lost is not normal
+
+
+PROMPTS = {"rollout/prompt_length": 80.0}
+OTHER = {"rollout/prompt_length": 200.0, "rollout/response_length": 300.0, "rollout/entropy": 0.7}
+
+
+def test_other_prompts_are_no_collapse_and_baselines_are_taken_anew() -> None:
+    watch = Watch()
+    fed(watch, [NORMAL | PROMPTS] * 12)
+    seen = fed(watch, [NORMAL | OTHER] * 12)
+    assert seen == [H] + [D] * 8 + [H] * 3
+    assert [m.baseline for m in watch.monitors if m.key == "rollout/response_length"] == [300.0]
+    far = NORMAL | OTHER | {"rollout/kl_per_token": 0.2, "rollout/response_length": 700.0}
+    assert fed(watch, [far] * 2)[-1] is C
+
+
+def test_collapse_is_seen_while_baselines_are_taken_anew() -> None:
+    watch = Watch([KLPerTokenMonitor(), LengthMonitor(), PromptMonitor()])
+    fed(watch, [NORMAL | PROMPTS] * 12 + [NORMAL | OTHER] * 6)
+    far = NORMAL | OTHER | {"rollout/kl_per_token": 0.3, "rollout/response_length": 900.0}
+    assert fed(watch, [far] * 3)[-1] is C
+
+
+# --- noise
+
+
+@pytest.mark.parametrize("responses", [4, 16])
+def test_number_of_responses_is_taken_from_the_metrics_or_the_argument(responses: int) -> None:
+    told, given = Watch(), Watch(responses=responses)
+    for _ in range(9):
+        told.step(NORMAL | {"rollout/responses": float(responses)})
+        given.step(NORMAL)
+    ranges = [[m.thresholds() for m in watch.monitors] for watch in (told, given)]
+    assert ranges[0] == ranges[1]
+    assert told.monitors[2].thresholds().high == {4: 220.0, 16: 160.0}[responses]
+
+
+def test_state_continues_in_the_middle() -> None:
+    steps: list[dict[str, Any]] = [NORMAL | PROMPTS] * 12 + [NORMAL | OTHER] * 9
+    whole, first, second = Watch(), Watch(), Watch()
+    expected = fed(whole, steps)
+    for cut in (5, 12, 13, 15):
+        first, second = Watch(), Watch()
+        before = fed(first, steps[:cut])
+        second.load_state_dict(first.state_dict())
+        assert before + fed(second, steps[cut:]) == expected
+        assert second.state_dict() == whole.state_dict()
