@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -30,7 +31,7 @@ INTERRUPTED = (
 
 
 class ResumeCheckpoint(Checkpoint):
-    """Saves a checkpoint every `every_n_batches` batches, at SIGTERM and at Ctrl-C (SIGINT).
+    """Saves a checkpoint every so many batches or minutes, at SIGTERM and at Ctrl-C (SIGINT).
 
     Schedulers send SIGTERM some time before they take a machine away. The current batch or
     validation is finished, then a checkpoint is saved and the process exits with status 143, or 130
@@ -42,8 +43,9 @@ class ResumeCheckpoint(Checkpoint):
     run.
 
     Args:
-        every_n_batches: Number of training batches (PPO iterations) between two checkpoints; `None`
-            saves at a signal only.
+        every_n_batches: Number of training batches (PPO iterations) between two checkpoints.
+        every_n_minutes: Time after which the next batch ends with a checkpoint. With neither of the
+            two, only a signal leads to one.
         keep: Number of its checkpoints to keep, the newest ones. At least 2, so that another one
             exists if the newest is damaged.
         dirpath: Folder of the checkpoints; by default that of Lightning's `ModelCheckpoint`.
@@ -53,18 +55,27 @@ class ResumeCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self, every_n_batches: int | None = None, keep: int = 2, dirpath: str | None = None
+        self,
+        every_n_batches: int | None = None,
+        keep: int = 2,
+        dirpath: str | None = None,
+        every_n_minutes: float | None = None,
     ) -> None:
         super().__init__()
         if every_n_batches is not None and every_n_batches < 1:
             raise ValueError(f"every_n_batches: expected at least 1 or None, got {every_n_batches}")
+        if every_n_minutes is not None and not every_n_minutes > 0:
+            raise ValueError(
+                f"every_n_minutes: expected more than 0 or None, got {every_n_minutes}"
+            )
         if keep < 2:
             raise ValueError(f"keep: expected at least 2, got {keep}")
-        self.every_n_batches = every_n_batches
+        self.every_n_batches, self.every_n_minutes = every_n_batches, every_n_minutes
         self.keep = keep
         self.dirpath = dirpath
         self._names: list[str] = []
         self._saved_batches = 0
+        self._saved_at = 0.0  # by the monotonic clock
         self._received: signal.Signals | None = None
         self._exit_status: int | None = None  # set once the run is to end
         self._previous_handlers: dict[signal.Signals, Any] = {}
@@ -93,7 +104,7 @@ class ResumeCheckpoint(Checkpoint):
         self._remove_old(trainer)  # left by a run that was killed between a save and its removals
         self._received = signal.SIGTERM if trainer.received_sigterm else None
         self._exit_status = None
-        self._saved_batches = 0
+        self._saved_batches, self._saved_at = 0, time.monotonic()
         # Python sets signal handlers in the main thread only.
         if threading.current_thread() is not threading.main_thread():
             return
@@ -119,13 +130,21 @@ class ResumeCheckpoint(Checkpoint):
         n_batches = trainer.fit_loop.total_batch_idx + 1
         if self.every_n_batches is not None and n_batches % self.every_n_batches == 0:
             self._save(trainer)
-        self._save_at_signal(trainer)
+        agree = trainer.strategy.reduce_boolean_decision
+        # the clocks of the ranks differ, so that all follow the first that finds the time over
+        if agree(self._received is not None or self._is_time(), all=False):
+            self._save_at_signal(trainer)
+            self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the run here if any rank received a signal during a validation within fit."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._save_at_signal(trainer)
             self._end_at_signal()
+
+    def _is_time(self) -> bool:
+        minutes = (time.monotonic() - self._saved_at) / 60
+        return self.every_n_minutes is not None and minutes >= self.every_n_minutes
 
     def _end_at_signal(self, *_: Any) -> None:
         """End the run if a checkpoint was saved at a signal."""
@@ -163,7 +182,7 @@ class ResumeCheckpoint(Checkpoint):
         # Added before saving, so that a resumed run knows the checkpoint that it resumed from.
         self._names.append(trainer.strategy.broadcast(name))
         trainer.save_checkpoint(folder / self._names[-1], weights_only=False)
-        self._saved_batches = n_batches
+        self._saved_batches, self._saved_at = n_batches, time.monotonic()
         self._remove_old(trainer)
 
     def _remove_old(self, trainer: Trainer) -> None:

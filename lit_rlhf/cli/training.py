@@ -17,7 +17,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -52,6 +52,7 @@ NAME_HELP = (
 SUFFIX_HELP = (
     "appended to that name unless --name is given; an overlay adds its own with `suffix+: [text]`"
 )
+MINUTES_BETWEEN_CHECKPOINTS = 15  # of a run that configures none
 COLLAPSED_STATUS = 3  # exit status of a run that a detector ended
 TRACKER_PACKAGES = {"CometLogger": "comet_ml", "MLFlowLogger": "mlflow", "WandbLogger": "wandb"}
 """Packages that are not dependencies, by the logger of Lightning that imports them."""
@@ -254,7 +255,10 @@ class RLHFCLI(LightningCLI):
         return trainer
 
     def _run_callbacks(self, given: Namespace) -> list[Callback]:
-        """The configured callbacks, with one `ResumeCheckpoint` at most, and the stage's bar."""
+        """The configured callbacks, the stage's bar, and one `ResumeCheckpoint` at most.
+
+        A run that configures no checkpoints gets some to resume from, in place of Lightning's.
+        """
         chosen = given.callbacks if isinstance(given.callbacks, list) else [given.callbacks]
         # The last one wins, as with all settings: a configuration and an overlay may have one.
         earlier = [c for c in chosen if isinstance(c, ResumeCheckpoint)][:-1]
@@ -264,6 +268,9 @@ class RLHFCLI(LightningCLI):
         # Lightning's bar counts epochs, which PPO has none of, and shows no metrics of ours.
         if isinstance(self.model, StageModule) and shows_bar and not has_bar:
             chosen.insert(0, StageProgressBar(self.model.stage, list(self.model.progress_metrics)))
+        saves = given.enable_checkpointing is not False and not given.barebones
+        if saves and not any(isinstance(callback, Checkpoint) for callback in chosen):
+            chosen.append(ResumeCheckpoint(every_n_minutes=MINUTES_BETWEEN_CHECKPOINTS))
         return chosen
 
     def before_fit(self) -> None:

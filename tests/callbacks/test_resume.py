@@ -159,6 +159,20 @@ def test_it_saves_every_so_many_batches_of_all_epochs_and_keeps_the_newest(tmp_p
     assert names(tmp_path / "three") == [f"batch={n}.ckpt" for n in (6, 7, 8)]
 
 
+def test_minutes_pass_between_two_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(0, 10_000, 25))  # each look at the clock comes 25 seconds after the last
+    clock = Mock(monotonic=lambda: float(next(seconds)))
+    monkeypatch.setattr("lit_callbacks.resume.time", clock)
+    fit(tmp_path, ResumeCheckpoint(every_n_minutes=1.0, keep=9))
+    # looks: at the start, after each batch, and after a save
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "batch=3.ckpt",
+        "batch=6.ckpt",
+    ]
+
+
 def test_its_newest_checkpoint_has_the_name_that_model_checkpoints_have_for_it(
     tmp_path: Path,
 ) -> None:
@@ -348,6 +362,7 @@ def test_its_folder_is_that_of_model_checkpoint(tmp_path: Path, logger: Any) -> 
     ("arguments", "message"),
     [
         ({"every_n_batches": 0}, "every_n_batches: expected at least 1 or None, got 0"),
+        ({"every_n_minutes": 0.0}, "every_n_minutes: expected more than 0 or None, got 0.0"),
         ({"keep": 1}, "keep: expected at least 2, got 1"),
     ],
 )

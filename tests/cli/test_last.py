@@ -162,7 +162,8 @@ def test_a_run_that_finds_the_disk_full_loses_nothing(root: Path) -> None:
 
 
 def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fit(root)  # Lightning's default: a ModelCheckpoint at the end of an epoch, and no `last.ckpt`
+    # a ModelCheckpoint at the end of an epoch, and no `last.ckpt`
+    fit(root, callbacks=[{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}])
     assert checkpoints() == ["epoch=0-step=4.ckpt"]
     elsewhere = {"dirpath": "elsewhere", "filename": "best", "save_last": True}
     both = [
@@ -180,10 +181,10 @@ def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptu
 
 
 def test_a_run_resumed_at_its_very_end_leaves_its_model(root: Path) -> None:
-    fit(root)
+    fit(root, callbacks=[KEEP_EACH])
     whole = weights()
     Path("model/model.safetensors").unlink()  # as if killed before it was there
-    fit(root, "--ckpt_path", "last")
+    fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
     assert weights() == whole
 
 
@@ -318,8 +319,9 @@ def test_last_without_checkpoints_is_refused(
 def test_checkpoints_of_the_command_line_are_written_safely_and_one_at_sigterm(root: Path) -> None:
     by_default = fit(root).trainer
     assert type(by_default.strategy.checkpoint_io) is AtomicCheckpointIO
-    (added,) = (c for c in by_default.checkpoint_callbacks if isinstance(c, ResumeCheckpoint))
-    assert added.every_n_batches is None
+    (added,) = by_default.checkpoint_callbacks
+    assert isinstance(added, ResumeCheckpoint)
+    assert (added.every_n_batches, added.every_n_minutes) == (None, 15)
 
     plugins = [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO"}]
     chosen = fit(root, "--overwrite", callbacks=[KEEP_EACH], plugins=plugins).trainer

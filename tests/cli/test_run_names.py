@@ -42,7 +42,7 @@ def fit(root: Path, *flags: str, **options: Any) -> RLHFCLI:
             "log_every_n_steps": 1,
             "enable_progress_bar": False,
             "enable_model_summary": False,
-            "enable_checkpointing": True,
+            "callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}],
             "logger": {
                 "class_path": LOGGER,
                 "init_args": {"save_dir": "runs/logs", "name": "sft", "version": ""},

@@ -70,8 +70,9 @@ def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[objec
         if name
         else {"test_fraction": 0.1}
     )
+    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
     mine = {
-        "trainer": {"enable_checkpointing": True},
+        "trainer": {"callbacks+": [keep]},
         "model": {"init_args": {"output_dir": str(folder / "model"), **options}},
         "data": {"init_args": held_out},
     }
@@ -86,7 +87,7 @@ def checkpoints(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     for stage in STAGES:
         folder = tmp_path_factory.mktemp(stage)
         command("fit", *configs(stage, world, folder))
-        (found[stage],) = folder.rglob("*.ckpt")
+        *_, found[stage] = sorted(folder.rglob("*.ckpt"))
         assert (folder / "model/model.safetensors").is_file()
     return found
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -25,6 +27,40 @@ IMPROVEMENT: Final = 0.3
 """A policy improves if its gold reward ends this much above SFT's."""
 
 
+class Progress(Enum):
+    """How far an earlier call came with a step."""
+
+    NEW = "not begun"
+    INTERRUPTED = "begun"
+    FINISHED = "a later step has begun"
+
+
+class Steps:
+    """The steps of a quickstart that have begun, in a file of its folder.
+
+    Args:
+        path: The file. With other settings in it, it is begun anew.
+        settings: Settings of the quickstart.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path, self.settings = path, settings
+        begun = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        self.differing = [n for n in settings if begun and begun["settings"][n] != settings[n]]
+        self.begun: list[str] = [] if self.differing else begun.get("steps", [])
+
+    def begin(self, step: str) -> Progress:
+        """Note that a step begins; return how far it came before."""
+        if step in self.begun:
+            return Progress.INTERRUPTED if step == self.begun[-1] else Progress.FINISHED
+        from lit_rlhf.files import write_text  # imports torch, for which help does not wait
+
+        self.begun.append(step)
+        record = {"settings": self.settings, "steps": self.begun}
+        write_text(self.path, json.dumps(record, indent=1))
+        return Progress.NEW
+
+
 @dataclass
 class Quickstart:
     """The steps of the quickstart, each a command of `lit_rlhf` that is printed before it runs.
@@ -37,6 +73,7 @@ class Quickstart:
         configs: Folder with the configurations of the stages.
         pairs: Number of preferences that the reward model learns from.
         overwrite: Whether the runs replace earlier ones in the folder.
+        steps: Keeps which steps have begun, so that an interrupted quickstart continues.
     """
 
     root: Path
@@ -46,6 +83,7 @@ class Quickstart:
     configs: Path = CONFIGS / "quickstart"
     pairs: int = 13000
     overwrite: bool = False
+    steps: Steps | None = None
 
     def __post_init__(self) -> None:
         """Check that the configurations exist."""
@@ -61,6 +99,8 @@ class Quickstart:
 
     def write_world(self) -> None:
         """Write the world with its prompts and demonstrations, and the untrained base model."""
+        if self.begin("world") is Progress.FINISHED:
+            return
         run(
             *("lab", "world", "--output_dir", f"{self.root}/world", "--seed", str(self.seed)),
             *("--world", self.world, "--language", self.language, "--n_heldout_prompts", "512"),
@@ -73,6 +113,8 @@ class Quickstart:
     def label_preferences(self) -> None:
         """Sample pairs of the SFT model's responses, and label them."""
         world = f"{self.root}/world"
+        if self.begin("preferences") is Progress.FINISHED:
+            return
         run(
             *("lab", "preferences", "--policy", f"{self.root}/sft", "--world", world),
             *("--output", f"{world}/preferences.jsonl", "--pairs", str(self.pairs)),
@@ -95,6 +137,9 @@ class Quickstart:
             *options: Further flags.
             seeded: Flags that get the seed.
         """
+        progress = self.begin(Path(configs[-1]).stem)
+        if progress is Progress.FINISHED:
+            return
         files = [
             relocate(c if isinstance(c, Path) else self.configs / c, self.root) for c in configs
         ]
@@ -103,9 +148,14 @@ class Quickstart:
             *(part for file in files for part in ("--config", config_name(file))),
             *("--seed_everything", str(self.seed)),
             *(part for flag in seeded for part in (flag, str(self.seed))),
-            *(("--overwrite",) if self.overwrite else ()),
+            *(("--ckpt_path", "last") if progress is Progress.INTERRUPTED else ()),
+            *(("--overwrite",) if self.overwrite and progress is Progress.NEW else ()),
             *options,
         )
+
+    def begin(self, step: str) -> Progress:
+        """Note that a step begins; return how far it came before."""
+        return Progress.NEW if self.steps is None else self.steps.begin(step)
 
     def evaluate(self, *policies: str) -> None:
         """Compare policies, by the names of their folders, on the held-out prompts."""
@@ -240,7 +290,8 @@ def quickstart(
 ) -> None:
     """Train SFT, reward model, vanilla PPO and PPO-max on the built-in world, and compare them.
 
-    Each step is a command that you can run by hand; it is printed before it runs.
+    Each step is a command that you can run by hand; it is printed before it runs. After an
+    interruption, the same command continues with the step that was interrupted.
 
     Args:
         output_dir: Folder for all files.
@@ -252,15 +303,29 @@ def quickstart(
         overwrite: Replace an earlier quickstart in the folder.
     """
     root, start = Path(output_dir), time.perf_counter()
-    if (root / "sft").exists() and not overwrite:
+    stages = Quickstart(root, seed, world, language, Path(configs), pairs, overwrite)
+    settings = {
+        "seed": seed,
+        "world": world,
+        "language": language,
+        "pairs": pairs,
+        "overwrite": overwrite,
+        "configs": [file.read_text("utf-8") for file in sorted(stages.configs.glob("*.yaml"))],
+    }
+    steps = stages.steps = Steps(root / "quickstart.json", settings)
+    if (root / "sft").exists() and not steps.begun and not overwrite:
+        others = f" with other {', '.join(steps.differing)}" if steps.differing else ""
         raise SystemExit(
-            f"lit_rlhf quickstart: {root} holds an earlier quickstart. Take another folder "
+            f"lit_rlhf quickstart: {root} holds an earlier quickstart{others}. Take another folder "
             "(--output_dir FOLDER), or replace it (--overwrite true)"
         )
-    stages = Quickstart(root, seed, world, language, Path(configs), pairs, overwrite)
+    if not steps.begun:  # a step that is interrupted at once must not resume the earlier run
+        for checkpoints in root.glob("logs/*/checkpoints"):
+            shutil.rmtree(checkpoints)
     stages.prepare()
     stages.fit_ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
     stages.fit_ppo(["ppo_max.yaml"])
+    stages.begin("comparison")
     run(
         *("plot", "--runs", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
         *("--output", f"{root}/collapse.png"),
@@ -270,6 +335,7 @@ def quickstart(
         *("--output", f"{root}/report.html"),
     )
     stages.evaluate("sft", "ppo_vanilla", "ppo_max")
+    steps.path.unlink()  # finished: the same command does not replace it
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))
     print(f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes.")
     print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png")

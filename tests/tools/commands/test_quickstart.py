@@ -227,6 +227,47 @@ def test_an_earlier_quickstart_is_not_replaced(done: Quickstart) -> None:
     assert {path: path.stat().st_mtime_ns for path in done.root.rglob("*")} == before
 
 
+def test_steps_continue_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    interrupted = 4  # the command of the reward model
+
+    def command(argv: Sequence[str]) -> None:
+        commands.append(list(argv))
+        if len(commands) == interrupted:
+            raise SystemExit(130)
+
+    monkeypatch.setattr(cli, "main", command)
+    with pytest.raises(SystemExit, match="130"):
+        main(["--output_dir", "q"])
+    Path("q/sft").mkdir()
+    Path("q/evaluation.json").write_text("{}")
+    with pytest.raises(SystemExit, match="holds an earlier quickstart with other seed, pairs"):
+        main(["--output_dir", "q", "--seed", "1", "--pairs", "3"])
+    with pytest.raises(KeyError):  # there is nothing in its evaluation
+        main(["--output_dir", "q"])
+
+    assert [words[0] for words in commands] == [
+        *("lab", "fit", "lab", "fit"),
+        *("fit", "fit", "fit", "plot", "report", "evaluate"),
+    ]
+    again = [words for words in commands if "--ckpt_path" in words]
+    assert again == [[*commands[3], "--ckpt_path", "last"]]
+    with pytest.raises(SystemExit, match=r"holds an earlier quickstart\. Take"):
+        main(["--output_dir", "q"])
+
+
+def test_an_interrupted_quickstart_is_replaced_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = cli_quickstart.Steps(Path("q.json"), {"overwrite": False})
+    for step in ("world", "sft"):
+        steps.begin(step)
+    again = cli_quickstart.Steps(Path("q.json"), {"overwrite": True})
+    assert again.begin("world") is cli_quickstart.Progress.NEW
+    continued = cli_quickstart.Steps(Path("q.json"), {"overwrite": True})
+    assert continued.begin("world") is cli_quickstart.Progress.INTERRUPTED
+
+
 def test_a_folder_without_its_configurations_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"configs: expected a folder with sft\.yaml, got"):
         main(["--configs", str(tmp_path)])
