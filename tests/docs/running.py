@@ -8,49 +8,39 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from tests.configs.tiny_runs import run
-from tests.docs.blocks import ROOT
+import pytest
 
-
-class Ended(NamedTuple):
-    """How a command ended: its exit status, and the message of an error."""
-
-    status: int
-    message: str
+from tests.configs.tiny_runs import SMALL, overlay, run
+from tests.docs.blocks import ROOT, blocks, commands
 
 
-def run_here(words: Sequence[str], *more: str) -> Ended:
-    """Run `lit_rlhf` in this process, which saves the seconds that its imports take.
-
-    Args:
-        words: The command as on the page, with `lit_rlhf`.
-        *more: Arguments behind those of the page.
-    """
-    assert words[0] == "lit_rlhf"
-    try:
-        run(*words[1:], *more)
-    except SystemExit as ended:
-        # as the interpreter does: a text goes to standard error, with status 1
-        if isinstance(ended.code, str):
-            return Ended(1, ended.code)
-        return Ended(ended.code or 0, "")
-    return Ended(0, "")
+def typed(page: str) -> list[list[str]]:
+    """The `lit_rlhf` commands of a page of `docs`, in order, without the program's name."""
+    found = [c.words for block in blocks(ROOT / "docs" / page) for c in commands(block)]
+    return [words[1:] for words in found if words[0] == "lit_rlhf"]
 
 
-def run_in_shell(text: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run a block in bash, where `lit_rlhf` is a function.
+def run_small(words: Sequence[str], folder: Path) -> None:
+    """Run a command with the configuration of a stage, made small by an overlay after it."""
+    end = words.index("--config") + 2
+    stage = "sft" if words[end - 1].endswith("sft.yaml") else "ppo"
+    small = overlay(folder, f"small_{stage}", SMALL[stage])
+    run(*words[:end], "--config", str(small), *words[end:])
 
-    Args:
-        text: The block.
-        folder: Current folder.
-        *more: Arguments behind those of every command.
-    """
+
+def refusal(*words: str) -> str:
+    """The error with which a command ends."""
+    with pytest.raises(SystemExit) as ended:
+        run(*words)
+    return str(ended.value)
+
+
+def run_in_shell(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a block in bash, where `lit_rlhf` is a function."""
     command = shlex.join([sys.executable, "-W", "ignore", "-m", "lit_rlhf.cli.main"])
-    function = f'lit_rlhf() {{ {command} "$@" {shlex.join(more)}; }}'
     return subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", f"{function}\n{text}"],
+        ["bash", "-e", "-o", "pipefail", "-c", f'lit_rlhf() {{ {command} "$@"; }}\n{text}'],
         cwd=folder,
         env=os.environ
         | {

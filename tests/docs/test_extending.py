@@ -4,132 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
 from lit_rlhf.data import TextContract
-from tests.configs.tiny_runs import SMALL, logged, overlay, run
-from tests.docs.blocks import ROOT, blocks, commands
+from tests.configs.tiny_runs import logged
+from tests.docs.running import run_small, typed
 
-Train = Callable[[str], None]
-PAGE = ROOT / "docs" / "extending.md"
-COMMANDS = [c.words for block in blocks(PAGE) for c in commands(block) if c.words[0] == "lit_rlhf"]
-
-
-def command_with(word: str) -> list[str]:
-    """The command of the page that contains a word, without the name of the program."""
-    (words,) = (words for words in COMMANDS if word in words)
-    return words[1:]
+COMMANDS = {words[words.index("--name") + 1]: words for words in typed("extending.md")}
+LOGS = Path("runs/quickstart/logs")
 
 
-@pytest.fixture
-def train(fresh_workspace: Path) -> Train:
-    """Run the page's `fit` command with a word, made small by an overlay after its base."""
+class Ran(NamedTuple):
+    """The saved configuration of a run and its metrics, with the quickstart's of the same stage."""
 
-    def run_small(word: str) -> None:
-        words = command_with(word)
-        base = words.index("--config") + 2
-        stage = "sft" if words[base - 1].endswith("sft.yaml") else "ppo"
-        small = overlay(fresh_workspace, f"small_{stage}", SMALL[stage])
-        run(*words[:base], "--config", str(small), *words[base:])
-
-    return run_small
-
-
-def settings(run_folder: Path) -> dict[str, dict[str, object]]:
-    """The configuration that a run has saved."""
-    content: dict[str, dict[str, object]] = yaml.safe_load((run_folder / "config.yaml").read_text())
-    return content
+    settings: dict[str, Any]
+    metrics: dict[str, list[float]]
+    before: dict[str, list[float]]
 
 
 @pytest.fixture
-def logs(fresh_workspace: Path) -> Path:
-    """The log folder of the quickstart."""
-    return fresh_workspace / "runs" / "quickstart" / "logs"
+def train(fresh_workspace: Path) -> Callable[[str], Ran]:
+    def run(name: str) -> Ran:
+        run_small(COMMANDS[name], fresh_workspace)
+        content = yaml.safe_load((LOGS / name / "config.yaml").read_text())
+        before = logged(LOGS / ("sft" if name.startswith("sft") else "ppo_max"))
+        return Ran(content, logged(LOGS / name), before)
+
+    return run
 
 
-def test_all_commands_of_the_page_are_tested_here() -> None:
-    words = ("brevity.yaml", "cooler.yaml", "frugal.yaml", "sums.yaml", "watched.yaml")
-
-    assert len(COMMANDS) == len(
-        [command_with(word) for word in (*words, "my_optimizers.AdafactorSFT")]
-    )
-
-
-def test_function_adds_to_the_reward_models_score(
-    train: Train, logs: Path, quickstart: Path
-) -> None:
-    train("brevity.yaml")
-
+def test_reward_function_adds_to_the_reward_model(train: Callable[[str], Ran]) -> None:
+    ran = train("ppo_brevity")
     from my_rewards import brevity  # type: ignore[import-not-found]
 
     assert brevity(["", ""], ["a b", "a b c d"], [True, False]) == pytest.approx([0.9, -0.2])
-    rewards = settings(logs / "ppo_brevity")["model"]["init_args"]["rewards"]  # type: ignore[index]
-    assert rewards == {"runs/quickstart/reward": 1.0, "my_rewards:brevity": 0.5}
     # the same first responses, scored otherwise
-    before = logged(quickstart / "logs" / "ppo_max")["rollout/score"]
-    assert logged(logs / "ppo_brevity")["rollout/score"][0] != before[0]
+    assert ran.metrics["rollout/score"][0] != ran.before["rollout/score"][0]
 
 
-def test_overlay_and_a_flag_leave_the_other_options_of_their_groups(
-    train: Train, logs: Path
-) -> None:
-    train("cooler.yaml")
-
-    model = settings(logs / "ppo_cooler")["model"]["init_args"]
-    assert model["sampling"]["temperature"] == 0.7  # type: ignore[index]
-    assert model["sampling"]["max_new_tokens"] == 4  # type: ignore[index]
-    assert model["loss"]["value_clip"] is None  # type: ignore[index]
-    assert model["loss"]["ratio_clip"] == 0.2  # type: ignore[index]
+def test_options_of_an_overlay_and_a_flag_leave_the_others(train: Callable[[str], Ran]) -> None:
+    model = train("ppo_cooler").settings["model"]["init_args"]
+    assert (model["sampling"]["temperature"], model["sampling"]["max_new_tokens"]) == (0.7, 4)
+    assert (model["loss"]["value_clip"], model["loss"]["ratio_clip"]) == (None, 0.2)
 
 
-def test_overridden_phase_takes_part_in_the_run(train: Train, logs: Path, quickstart: Path) -> None:
-    train("frugal.yaml")
-
-    assert settings(logs / "ppo_frugal")["model"]["class_path"] == "my_ppo.FrugalPPO"
-    base = quickstart / "logs" / "ppo_max"
-    length = logged(base)["rollout/response_length"][0]
-    expected = logged(base)["rollout/reward"][0] - 0.02 * length
-    assert logged(logs / "ppo_frugal")["rollout/reward"][0] == pytest.approx(expected, abs=1e-5)
+def test_phase_of_a_subclass_takes_part_in_the_run(train: Callable[[str], Ran]) -> None:
+    ran = train("ppo_frugal")
+    cost = 0.02 * ran.before["rollout/response_length"][0]
+    expected = ran.before["rollout/reward"][0] - cost
+    assert ran.metrics["rollout/reward"][0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_own_optimizer_trains_with_the_stages_schedule(
-    train: Train, logs: Path, quickstart: Path
-) -> None:
-    train("my_optimizers.AdafactorSFT")
-
+def test_optimizer_of_a_subclass_trains(train: Callable[[str], Ran]) -> None:
+    ran = train("sft_adafactor")
     # the first of two steps of the warm-up has length 0 for any optimizer
-    losses = [logged(logs / name)["val/sft/loss"][-1] for name in ("sft_adafactor", "sft")]
+    losses = [metrics["val/sft/loss"][-1] for metrics in (ran.metrics, ran.before)]
     assert losses[0] != pytest.approx(losses[1], abs=1e-4)
 
 
-def test_own_data_train_a_model_that_keeps_their_contract(train: Train, logs: Path) -> None:
-    train("sums.yaml")
-
-    data = settings(logs / "sft_sums")["data"]
-    assert data == {
-        "class_path": "my_data.SumsDataModule",
-        "init_args": {"largest": 12, "batch_size": 4},
-    }
-    assert len(logged(logs / "sft_sums")["sft/loss"]) == 2
+def test_data_module_trains_a_model_that_keeps_its_contract(train: Callable[[str], Ran]) -> None:
+    ran = train("sft_sums")
+    assert ran.settings["data"]["class_path"] == "my_data.SumsDataModule"
+    assert len(ran.metrics["sft/loss"]) == 2
     assert TextContract.load("runs/quickstart/sft_sums").max_length == 64
 
 
 @pytest.mark.parametrize(("longest", "iterations"), [(40, 2), (1, 1)])
-def test_own_callback_ends_a_run(
-    fresh_workspace: Path, train: Train, logs: Path, longest: int, iterations: int
-) -> None:
-    watched = fresh_workspace / "watched.yaml"
+def test_callback_ends_a_run(train: Callable[[str], Ran], longest: int, iterations: int) -> None:
+    watched = Path("watched.yaml")
     watched.write_text(watched.read_text().replace("longest: 40", f"longest: {longest}"))
+    ran = train("ppo_watched")
+    assert len(ran.metrics["rollout/score"]) == iterations
+    callbacks = ran.settings["trainer"]["callbacks"]
+    assert callbacks[-1]["class_path"] == "my_callbacks.LongAnswerWatch"
+    assert len(callbacks) == 4  # the configuration's three stay
 
-    train("watched.yaml")
 
-    assert len(logged(logs / "ppo_watched")["rollout/score"]) == iterations
-    callbacks = settings(logs / "ppo_watched")["trainer"]["callbacks"]
-    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == [  # type: ignore[attr-defined]
-        "StageProgressBar",
-        "CollapseDetector",
-        "SampleTimeline",
-        "LongAnswerWatch",
-    ]
+def test_commands_of_the_page_are_run_here() -> None:
+    names = {"ppo_brevity", "ppo_cooler", "ppo_frugal", "sft_adafactor", "sft_sums", "ppo_watched"}
+    assert COMMANDS.keys() == names

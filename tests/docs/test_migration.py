@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,59 +19,25 @@ from tests.docs.blocks import ROOT, blocks
 from tests.modules.stages import ANSWERS, QUESTIONS, write_models
 
 PAGE = ROOT / "docs" / "migration.md"
-OPTION = re.compile(r"`(?P<name>(?:model|data|trainer)\.[\w.]+)`(?:, (?P<default>[^|`]+?) *$)?")
+OPTION = re.compile(r"`((?:model|data|trainer)\.[\w.]+)`(?:, ([^|`]+?) +\|)?")
 
 
-def rows(section: str) -> Iterator[list[str]]:
-    """Cells of the tables of options below a heading."""
-    text = PAGE.read_text("utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if (
-            line.startswith("|")
-            and len(cells) == 3
-            and cells[0] != "---"
-            and "here" not in cells[1]
-        ):
-            yield cells
-
-
-@pytest.fixture(scope="module")
-def defaults() -> dict[str, Any]:
-    """Defaults of PPO's options, by the names of the page."""
+def test_options_of_the_page_exist_with_their_defaults() -> None:
     data, model = "lit_rlhf.data.PromptDataModule", "lit_rlhf.modules.PPOModule"
-    required = ["--model.model_path", "a", "--model.rewards", "{b: 1}"]
     words = ["fit", "--data", data, "--data.train_sources", "[{path: c}]", "--model", model]
-    parser = cli_parser()
-    settings = flat(parser.parse_args([*words, *required]).fit.as_dict())
-    return {name.replace(".init_args.", ".", 1): value for name, value in settings.items()}
-
-
-@pytest.mark.parametrize("section", ["From TRL's PPOTrainer", "From OpenRLHF", "From MOSS-RLHF"])
-def test_each_of_our_names_is_an_option(section: str, defaults: dict[str, Any]) -> None:
-    names = [match["name"] for row in rows(section) for match in OPTION.finditer(" ".join(row[1:]))]
-    assert len(names) > 30
+    required = ["--model.model_path", "a", "--model.rewards", "{b: 1}"]
+    settings = flat(cli_parser().parse_args([*words, *required]).fit.as_dict())
+    defaults = {name.replace(".init_args.", ".", 1): value for name, value in settings.items()}
     groups = {name.rpartition(".")[0] for name in defaults}
-    unknown = [name for name in names if name not in defaults and name not in groups]
-    assert unknown == []
-
-
-def test_each_default_of_ours_is_the_options(defaults: dict[str, Any]) -> None:
-    shown = [
-        (match["name"], match["default"])
-        for _, cell, _ in rows("From TRL's PPOTrainer")
-        for match in OPTION.finditer(cell)
-        if match["default"] is not None
-    ]
+    named = OPTION.findall(PAGE.read_text("utf-8"))
+    assert len(named) > 100
+    assert [name for name, _ in named if name not in defaults.keys() | groups] == []
+    with_defaults = PAGE.read_text("utf-8").partition("\n## From OpenRLHF\n")[0]
+    shown = [(name, default) for name, default in OPTION.findall(with_defaults) if default]
+    told = [(name, str(defaults[name])) for name, _ in shown]
     assert len(shown) > 30
-    assert [(name, default) for name, default in shown if default != word(defaults[name])] == []
-
-
-def word(value: object) -> str:
-    """A value of an option as the page has it."""
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    plain = {"None": "none", "True": "true", "False": "false"}
+    assert shown == [(name, plain.get(default, default)) for name, default in told]
 
 
 def script(title: str) -> str:

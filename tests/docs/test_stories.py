@@ -1,0 +1,277 @@
+"""The commands of pages on tools, run as readers type them after a quickstart."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import HfApi
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from lit_rlhf.data import DataSource, TextContract, load_records
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import load_scalar_model
+from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
+from tests.configs.tiny_runs import RUNS, SMALL, fit, logged, moved, overlay, run
+from tests.docs.blocks import ROOT, blocks
+from tests.docs.running import refusal, run_small, typed
+from tests.docs.workspace import make_workspace, standing_in
+from tests.support.judge_server import judge_server, longer_wins
+
+LOGS = Path("runs/quickstart/logs")
+
+
+def report(path: str) -> Any:
+    return json.loads(Path(path).read_text("utf-8"))
+
+
+# --- doctor.md
+
+
+def test_doctor_shows_the_pages_table(
+    fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # the width of the page's tables
+    with pytest.raises(SystemExit, match="1"):
+        run_small(typed("doctor.md")[0], fresh_workspace)
+    shown = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    told = next(b.text for b in blocks(ROOT / "docs/doctor.md") if b.language == "text")
+    assert told.rstrip() in shown
+
+
+def test_doctor_passes_the_run_that_starts_next(fresh_workspace: Path) -> None:
+    doctor, fit_command = typed("doctor.md")[1:]
+    finished = Path("runs/quickstart/ppo_checked/model.safetensors")
+    run_small(doctor, fresh_workspace)
+    assert report("doctor.json")["failed"] is False
+    assert not finished.exists()  # the doctor saves nothing
+    run_small(fit_command, fresh_workspace)
+    assert finished.is_file()
+
+
+# --- generate.md
+
+
+def test_generate_answers_side_by_side(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*typed("generate.md")[0])
+    for part, prompt in zip(
+        capsys.readouterr().out.split("user: ")[1:],
+        ("name two metals.", "name three fruits, please."),
+        strict=True,
+    ):
+        assert part.startswith(f"{prompt}\nsft: ")
+        assert "\nppo_max: " in part
+
+
+def test_generate_chats_through_a_pipe(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = (b.text for b in blocks(ROOT / "docs/generate.md") if b.text.startswith("printf"))
+    printed = block.split("'")[1].replace("\\n", "\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(printed))
+    run(*block.partition("| lit_rlhf ")[2].split())
+    first, second = capsys.readouterr().out.split("\nyou: ")[1:]
+    assert first.startswith("name two metals.\nppo_max: ")
+    assert second.startswith("and three fruits, please.\nppo_max: ")
+
+
+def test_generate_writes_the_fields_of_the_page(fresh_workspace: Path) -> None:
+    run(*typed("generate.md")[-1])
+    prompts = load_records("prompt", [DataSource("runs/quickstart/world/prompts_heldout.jsonl")])
+    lines = Path("responses.jsonl").read_text("utf-8").splitlines()
+    assert len(lines) == 2 * 2 * len(prompts)  # models and responses
+    page = (ROOT / "docs/generate.md").read_text("utf-8")
+    table = page.partition("| field |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(json.loads(lines[0]))
+    assert len(load_records("prompt", [DataSource("responses.jsonl")])) == len(lines)
+
+
+# --- reward_report.md, benchmarks.md
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_reward_report_is_written(number: int, fresh_workspace: Path) -> None:
+    run(*typed("reward_report.md")[number])
+    folder = Path("runs/reward_report")
+    assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
+    # the folder has an output layer, the other one is read along
+    found = list(report("runs/reward_report/report.json")["perplexity"])
+    assert found == ["reward model", "language model"][: number + 1]
+
+
+def test_reward_report_names_a_bad_line(fresh_workspace: Path) -> None:
+    words = typed("reward_report.md")[0]
+    file = Path(words[words.index("--preferences") + 1])
+    lines = file.read_text("utf-8").splitlines()
+    lines[2] = json.dumps({"chosen": json.loads(lines[2])["chosen"]})
+    file.write_text("\n".join(lines), "utf-8")
+    assert "preferences.jsonl:3: field 'rejected': missing" in refusal(*words)
+
+
+def test_benchmarks_compare_multiple_choice(
+    fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # lm-evaluation-harness asks pip for all packages after every run, which takes seconds
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+    run(*typed("benchmarks.md")[0])
+    found = report("tax.json")["benchmarks"]
+    assert list(found["models"]) == ["sft", "ppo_max"]
+    assert found["rows"][0]["questions"] == 3
+
+
+# --- judging.md
+
+
+@pytest.mark.parametrize("number", range(len(typed("judging.md"))))
+def test_judge_compares_two_policies(fresh_workspace: Path, number: int) -> None:
+    for name, text in {"sft": "four", "chatgpt": "longer"}.items():
+        Path(f"{name}.jsonl").write_text(json.dumps({"prompt": "hi", "response": text}) + "\n")
+    with judge_server(longer_wins) as server:
+        own = ["--judge.base_url", server.base_url, "--max_prompts", "1", "--output", "report.json"]
+        run(*typed("judging.md")[number], *own)
+    assert len(report("report.json")["judge"]["policies"]) == 2
+
+
+def test_judge_in_python_judges(tmp_path: Path) -> None:
+    (block,) = (b for b in blocks(ROOT / "docs/judging.md") if b.language == "python")
+    made: dict[str, Any] = {}
+    exec(block.text, made)
+    with judge_server(longer_wins) as server:
+        own = JudgeOptions(made["options"].model, server.base_url, folder=str(tmp_path))
+        judged = judge_policies(made["responses"], own)
+    assert [row.by for row in judged.head_to_heads] == ["helpful", "harmless"]
+
+
+def test_judge_has_every_setting_of_the_page() -> None:
+    text = (ROOT / "docs/judging.md").read_text("utf-8")
+    named = set(re.findall(r"judge\.([a-z_]+)", text)) - {"judge_policies"}
+    assert named <= set(JudgeOptions.__dataclass_fields__)
+
+
+# --- rewards.md
+
+
+def test_rewards_of_the_page_are_logged_and_add_up(fresh_workspace: Path) -> None:
+    run_small(typed("rewards.md")[0], fresh_workspace)
+    metrics = logged(LOGS / "ppo_mixed")
+    sources = yaml.safe_load(Path("rewards.yaml").read_text())["model"]["init_args"]["rewards"]
+    total = 0.0
+    for key, value in sources.items():
+        source = value if isinstance(value, dict) else {"weight": value}
+        scores = metrics.pop(f"rollout/score/{re.split('[/:]', key)[-1]}")
+        # the mean of normalized scores over the first iteration is 0
+        total += 0.0 if source.get("normalize") else source["weight"] * scores[0]
+    assert metrics["rollout/score"][0] == pytest.approx(total, abs=1e-5)
+    assert [key for key in metrics if key.startswith("rollout/score/")] == []
+
+
+def test_rewards_come_from_the_pages_service(
+    fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scorer import Scorer  # type: ignore[import-not-found]
+
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(Scorer, "log_message", lambda *_: None)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Scorer)
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    config = Path("remote.yaml")
+    address = f"127.0.0.1:{server.server_port}"
+    config.write_text(config.read_text().replace("localhost:8000", address))
+    try:
+        run_small(typed("rewards.md")[1], fresh_workspace)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert logged(LOGS / "ppo_safety")["rollout/score/safety"] == [0.0, 0.0]
+
+
+def test_rewards_evaluate_policies(fresh_workspace: Path) -> None:
+    words = typed("rewards.md")[2]
+    run(*words, "--max_prompts", "2", "--max_new_tokens", "4", "--output", "report.json")
+    for policy in report("report.json")["policies"].values():
+        assert policy["rewards"]["length"]["mean"] == -policy["response_length"]
+
+
+# --- export.md
+
+KEEP = {
+    "trainer": {
+        "enable_checkpointing": True,
+        "callbacks+": [
+            {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
+        ],
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def exported(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """`runs` after a quickstart that kept its checkpoints and all commands of export.md."""
+    folder = make_workspace(tmp_path_factory.mktemp("export") / "workspace", quickstart)
+    own = folder / "own"
+    config = moved(ROOT / "configs/quickstart/ppo_max.yaml", own, {RUNS: folder / RUNS})
+    fit([config, overlay(own, "small", SMALL["ppo"]), overlay(own, "keep", KEEP)], "--overwrite")
+    checkpoints = folder / LOGS / "ppo_max/checkpoints"
+    (checkpoints / "batch=2.ckpt").rename(checkpoints / "batch=10.ckpt")
+    with standing_in(folder):
+        for words in typed("export.md"):
+            if "downloads/reward_en" in words:  # in full precision, to compare its scores
+                words = [word.replace("bfloat16", "float32") for word in words]
+            if "--push_to_hub" not in words:
+                run(*words)
+    return folder / "runs"
+
+
+@torch.no_grad()
+def scores(folder: Path) -> torch.Tensor:
+    ids = torch.arange(2, 14).reshape(2, 6)
+    model = load_scalar_model(folder).eval()
+    return sequence_scores(model, ids, torch.ones_like(ids, dtype=torch.bool))
+
+
+def test_export_writes_what_a_finished_run_leaves(exported: Path) -> None:
+    finished = exported / "quickstart/ppo_max"
+    for name, left in (("policy", finished), ("critic", finished / "critic")):
+        files = {path.name for path in left.iterdir() if path.is_file()}
+        assert {path.name for path in (exported / "exported" / name).iterdir()} == files
+    AutoModelForCausalLM.from_pretrained(exported / "exported/policy")
+    AutoModelForSequenceClassification.from_pretrained(exported / "exported/critic")
+    half = AutoModelForCausalLM.from_pretrained(exported / "exported/half")
+    assert half.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("folder", ["exported/reward_trl", "reward_en"])
+def test_export_of_a_reward_model_keeps_its_scores(exported: Path, folder: str) -> None:
+    expected = scores(exported / "quickstart/reward")
+    torch.testing.assert_close(scores(exported / folder), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_export_writes_a_contract_for_foreign_models(exported: Path) -> None:
+    contract = TextContract.load(exported / "reward_en")
+    assert contract.render(({"role": "user", "content": "a"},)) == f"Human:a{contract.eos_token}"
+    assert TextContract.load(exported / "smollm2/base").chat_template
+
+
+def test_export_uploads_privately(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded: dict[str, Any] = {}
+
+    class Address(str):
+        repo_id = "someone/ppo-max"
+
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
+    monkeypatch.setattr(HfApi, "create_repo", lambda *_, **own: uploaded.update(own) or Address())
+    monkeypatch.setattr(HfApi, "upload_folder", lambda _, **own: uploaded.update(own))
+    (words,) = (words for words in typed("export.md") if "--push_to_hub" in words)
+    run(*words)
+    assert uploaded["private"]
+    assert uploaded["folder_path"] == "runs/exported/ppo_max"
