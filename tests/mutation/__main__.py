@@ -3,7 +3,7 @@
 `make mutate`, or `python -m tests.mutation [MODULE ...] [--jobs N]`. The tests of a module are
 collected and run once without a defect. Each defect is then made in a fork of that process, by
 replacing the code of the functions, and the tests that call the function run until one fails. No
-file is changed. The exit status is 1 if no test notices a defect that is not in `equivalents.py`.
+file is changed. The exit status is 1 if no test notices a defect that is not in `equivalents.txt`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.mutation.equivalents import EQUIVALENTS
 from tests.mutation.mutants import Mutant, make_mutants
 
 PACKAGE = Path(__file__).resolve().parents[2] / "lit_rlhf"
@@ -288,6 +287,19 @@ def try_mutants(module: str, jobs: int, folder: Path) -> tuple[int, list[Mutant]
     return len(mutants), plugin.survivors
 
 
+def read_equivalents(text: str) -> set[tuple[str, str, str, str]]:
+    """Module, line, what stands there and what the mutant has there, of each entry."""
+    found: set[tuple[str, str, str, str]] = set()
+    module = line = ""
+    for row in text.splitlines():
+        if row.startswith("    "):
+            was, _, now = row.strip().partition(" # ")[0].partition(" -> ")
+            found.add((module, line, was, now))
+        elif not row.startswith("#"):
+            module, _, line = row.partition(": ")
+    return found
+
+
 def main() -> int:
     """Try the mutants of all modules, or of those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -299,15 +311,15 @@ def main() -> int:
         parser.error(f"expected modules among {', '.join(SUITES)}, got {', '.join(unknown)}")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd cannot be forked once it has used a GPU
     importlib.import_module("torch").set_num_threads(1)
-    reasons = {equivalent[:4]: equivalent.reason for equivalent in EQUIVALENTS}
-    unused = {key for key in reasons if key[0] in modules}
+    explained = read_equivalents((Path(__file__).parent / "equivalents.txt").read_text("utf-8"))
+    unused = {key for key in explained if key[0] in modules}
     count, unexplained = 0, []
     with TemporaryDirectory(prefix="mutation_") as folder:
         for module in modules:
             began = time.monotonic()
             n_mutants, survivors = try_mutants(module, arguments.jobs, Path(folder))
             keys = {m: (m.module, m.text, m.was, m.now) for m in survivors}
-            new = [m for m in survivors if keys[m] not in reasons]
+            new = [m for m in survivors if keys[m] not in explained]
             unused -= set(keys.values())
             print(
                 f"{module}: {n_mutants} mutants, {n_mutants - len(survivors)} noticed, "
@@ -319,7 +331,7 @@ def main() -> int:
                 print(f"  {m}", flush=True)
             count, unexplained = count + n_mutants, [*unexplained, *new]
     for module, text, was, now in sorted(unused):
-        print(f"equivalents.py: no survivor is {module}, `{text}`: `{was}` -> `{now}`")
+        print(f"equivalents.txt: no survivor is {module}, `{text}`: `{was}` -> `{now}`")
     print(f"{count} mutants; not noticed and not listed as equivalent: {len(unexplained)}")
     return int(bool(unexplained or unused))
 
