@@ -181,7 +181,13 @@ class PPO(FixedDtypeBuffers):
             rollouts.response_mask,
             rollouts.response_ids,
             rollouts.terminated,
-            {"score": scores, **named},
+            {
+                "score": scores,
+                **named,
+                # of the prompts alone: they tell other data from a collapse
+                "prompt_length": rollouts.prompt_mask.sum(1),
+                "ref_prompt_entropy": estimates.ref_prompt_entropy,
+            },
         )
         return metrics
 

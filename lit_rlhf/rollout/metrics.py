@@ -11,9 +11,25 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lit_rlhf.functional import loss_perplexity, masked_sum, response_ngrams
 from lit_rlhf.stats import all_gather_rows, global_sum
+
+OPENING = 4  # tokens at the start of a response that are compared
+
+
+def response_openings(token_ids: Tensor, mask: Tensor) -> Tensor:
+    """The first `OPENING` tokens of each response, `[B, OPENING]`; -1 behind its end."""
+    first = token_ids.masked_fill(~mask, -1)[:, :OPENING]
+    return functional.pad(first, (0, OPENING - first.shape[1]), value=-1)
+
+
+def response_bigrams(token_ids: Tensor, mask: Tensor) -> Tensor:
+    """All bigrams of the responses with the row that each is in, `[m, 3]`."""
+    rows = torch.arange(len(token_ids), device=token_ids.device)[:, None].expand_as(token_ids)
+    inside = mask[:, :-1] & mask[:, 1:]
+    return torch.stack([rows[:, 1:], token_ids[:, :-1], token_ids[:, 1:]], -1)[inside]
 
 
 class RolloutMetrics:
@@ -32,6 +48,9 @@ class RolloutMetrics:
         "rollout/ref_perplexity",
         "rollout/entropy",
         "rollout/distinct_2",
+        "rollout/repeated_2",
+        "rollout/opening_share",
+        "rollout/responses",
     )
     """The metrics of any responses; those of scores are added to them."""
 
@@ -39,6 +58,7 @@ class RolloutMetrics:
         self._sums: dict[str, Tensor] = {}
         self._scores: tuple[str, ...] = ()
         self._bigrams: Tensor | None = None
+        self._openings: list[Tensor] = []
 
     def update(
         self,
@@ -58,6 +78,7 @@ class RolloutMetrics:
         scores = scores or {}
         self._scores = tuple(scores)
         bigrams = response_ngrams(response_ids, response_mask, n=2)
+        own = response_bigrams(response_ids, response_mask)
         batch = {
             "logprobs": masked_sum(logprobs, response_mask),
             "ref_logprobs": masked_sum(ref_logprobs, response_mask),
@@ -66,6 +87,7 @@ class RolloutMetrics:
             "truncated": (~terminated).sum(),
             "responses": torch.tensor(len(terminated), device=terminated.device),
             "bigrams": torch.tensor(len(bigrams), device=bigrams.device),
+            "own_bigrams": torch.tensor(len(torch.unique(own, dim=0)), device=bigrams.device),
             **{name: values.double().sum() for name, values in scores.items()},
         }
         for name, value in batch.items():
@@ -73,6 +95,7 @@ class RolloutMetrics:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         known = bigrams if self._bigrams is None else torch.cat([self._bigrams, bigrams])
         self._bigrams = torch.unique(known, dim=0)
+        self._openings.append(response_openings(response_ids, response_mask))
 
     def compute(self) -> dict[str, Tensor]:
         """Compute the metrics of all ranks, each of which has to call it after as many updates.
@@ -80,7 +103,9 @@ class RolloutMetrics:
         Returns:
             0-dim float64 tensors; nothing if there was no update. Means per response: `kl` (nats),
             `response_length` (tokens), `truncation_rate` and the scores. Per token: `kl_per_token`,
-            `entropy` (nats) and the perplexities. `distinct_2` is the share of distinct bigrams.
+            `entropy` (nats) and the perplexities. `distinct_2` is the share of distinct bigrams in
+            all responses together, `repeated_2` that of the bigrams that their response already
+            had, and `opening_share` that of the responses with the commonest first tokens.
         """
         if self._bigrams is None:
             return {}
@@ -89,6 +114,8 @@ class RolloutMetrics:
         sums = dict(zip(self._sums, totals.unbind(), strict=True))
         n, n_tokens = sums["responses"], sums["tokens"].clamp(min=1)
         n_distinct = len(torch.unique(all_gather_rows(self._bigrams), dim=0))
+        openings = all_gather_rows(torch.cat(self._openings))
+        commonest = torch.unique(openings, dim=0, return_counts=True)[1].max()
         kl = sums["logprobs"] - sums["ref_logprobs"]
         values = (
             kl / n,
@@ -99,6 +126,9 @@ class RolloutMetrics:
             loss_perplexity(-sums["ref_logprobs"] / n_tokens),
             sums["entropy"] / n_tokens,
             n_distinct / sums["bigrams"].clamp(min=1),
+            (sums["bigrams"] - sums["own_bigrams"]) / sums["bigrams"].clamp(min=1),
+            commonest / n,
+            n,
         )
         scores = {f"rollout/{name}": sums[name] / n for name in self._scores}
         return scores | dict(zip(self.KEYS, values, strict=True))

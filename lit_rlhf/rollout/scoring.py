@@ -36,6 +36,8 @@ class TokenStatistics(NamedTuple):
         next_values: V(s_{T+1}), read at each response's last token, `[B]` float32: an estimate of
             what would follow a response that was cut off. It has no meaning for one that ended, and
             GAE takes 0 there.
+        ref_prompt_entropy: Entropy of the reference's distribution over the first response token,
+            `[B]` float32, nats: a statistic of the prompt, which no policy changes.
     """
 
     logprobs: Tensor
@@ -43,6 +45,7 @@ class TokenStatistics(NamedTuple):
     entropy: Tensor
     values: Tensor
     next_values: Tensor
+    ref_prompt_entropy: Tensor
 
 
 def score_rollouts(
@@ -74,8 +77,8 @@ def score_rollouts(
         policy, rollouts, temperature, limit
     )
     values, next_values = compute_values(critic, rollouts, limit)
-    ref_logprobs = compute_reference_logprobs(policy, reference, rollouts, temperature, limit)
-    return TokenStatistics(logprobs, ref_logprobs, entropy, values, next_values)
+    ref = compute_reference_statistics(policy, reference, rollouts, temperature, limit)
+    return TokenStatistics(logprobs, ref.logprobs, entropy, values, next_values, ref.entropy[:, 0])
 
 
 @torch.no_grad()
@@ -112,14 +115,14 @@ def compute_logprobs(
     return logprobs
 
 
-def compute_reference_logprobs(
+def compute_reference_statistics(
     policy: LanguageModel,
     reference: LanguageModel | Offloaded | None,
     rollouts: RolloutBatch,
     temperature: float = 1.0,
     max_tokens_per_forward: int | None = None,
-) -> Tensor:
-    """Compute log-probs of the responses under the reference, `[B, T]`.
+) -> PolicyStatistics:
+    """Compute log-probs and entropies of the responses under the reference.
 
     An offloaded reference is on the rollouts' device during the forward. `None` takes the policy
     with its LoRA adapters off.
@@ -129,14 +132,14 @@ def compute_reference_logprobs(
     """
     if reference is not None:
         with on_device(reference, rollouts.response_ids.device) as network:
-            return compute_logprobs(network, rollouts, temperature, max_tokens_per_forward)
+            return compute_policy_statistics(network, rollouts, temperature, max_tokens_per_forward)
     if not isinstance(policy, PeftModel):
         raise ValueError(
             "reference: expected a model, or None for a policy with LoRA adapters, got None and a "
             f"{type(policy).__name__} without adapters"
         )
     with policy.disable_adapter():
-        return compute_logprobs(policy, rollouts, temperature, max_tokens_per_forward)
+        return compute_policy_statistics(policy, rollouts, temperature, max_tokens_per_forward)
 
 
 @torch.no_grad()

@@ -69,7 +69,9 @@ def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
         return torch.randn(shape, generator=generator).masked_fill(~mask, 0.0)
 
     after = torch.randn(shape[0], generator=generator)
-    return TokenStatistics(-numbers().abs(), -numbers().abs(), numbers().abs(), numbers(), after)
+    return TokenStatistics(
+        -numbers().abs(), -numbers().abs(), numbers().abs(), numbers(), after, after
+    )
 
 
 def test_values_are_read_before_the_token_in_rollout_and_update(

@@ -23,6 +23,11 @@ ROLLOUT = {
     "rollout/ref_perplexity",
     "rollout/entropy",
     "rollout/distinct_2",
+    "rollout/repeated_2",
+    "rollout/opening_share",
+    "rollout/responses",
+    "rollout/prompt_length",
+    "rollout/ref_prompt_entropy",
     "rollout/gold",
 }
 CRITIC = {

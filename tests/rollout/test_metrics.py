@@ -70,6 +70,10 @@ def expected() -> dict[str, float]:
         "rollout/entropy": sum(sum(row) for row in ENTROPY) / tokens,
         # 5 6, 6 5, 5 6 and 5 6: two of four
         "rollout/distinct_2": 0.5,
+        # the second 5 6 of the first response; the third has one bigram
+        "rollout/repeated_2": 1 / 4,
+        "rollout/opening_share": 1 / 3,
+        "rollout/responses": 3.0,
     }
 
 
@@ -116,3 +120,20 @@ def test_metrics_of_real_rollouts_are_plausible() -> None:
     assert abs(float(metrics["rollout/kl"])) < 1e-6
     assert 0.0 <= float(metrics["rollout/entropy"]) <= math.log(288)
     assert float(metrics["rollout/response_length"]) == pytest.approx(float(lengths.float().mean()))
+
+
+def test_commonest_opening_is_counted_over_batches() -> None:
+    metrics = RolloutMetrics()
+    for rows in ([[1, 2, 3, 4, 5], [1, 2, 3, 4, 9]], [[1, 2, 3, 4, 7], [1, 2, 3, 0, 0]]):
+        ids = torch.tensor(rows)
+        zeros, ended = torch.zeros(ids.shape), torch.ones(2, dtype=torch.bool)
+        metrics.update(zeros, zeros, zeros, ids > 0, ids, ended)
+    # three of four begin with 1 2 3 4; the fourth ends after 1 2 3
+    assert float(metrics.compute()["rollout/opening_share"]) == 0.75
+
+
+def test_responses_of_one_token_repeat_nothing() -> None:
+    metrics, one = RolloutMetrics(), torch.zeros(2, 1)
+    ids = torch.tensor([[4], [5]])
+    metrics.update(one, one, one, ids > 0, ids, torch.ones(2, dtype=torch.bool))
+    assert float(metrics.compute()["rollout/repeated_2"]) == 0.0

@@ -24,7 +24,7 @@ from lit_rlhf.rollout import (
     generate_responses,
     score_rollouts,
 )
-from lit_rlhf.rollout.scoring import compute_reference_logprobs, compute_values
+from lit_rlhf.rollout.scoring import compute_reference_statistics, compute_values
 from tests.support.tiny_models import (
     EOS_ID,
     FAMILIES,
@@ -173,6 +173,11 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
     assert torch.equal(estimates.logprobs, statistics.logprobs)
     assert torch.equal(estimates.entropy, statistics.entropy)
     assert torch.equal(estimates.ref_logprobs, compute_logprobs(reference, rollouts, 0.7))
+    # the first response token is predicted from the prompt: no other policy's response changes it
+    again = rollouts._replace(response_ids=rollouts.response_ids.roll(1, dims=0), statistics=None)
+    other = score_rollouts(policy, reference, critic, again, temperature=0.7)
+    torch.testing.assert_close(other.ref_prompt_entropy, estimates.ref_prompt_entropy)
+    assert estimates.ref_prompt_entropy.shape == (len(rollouts.lengths),)
     values, next_values = compute_values(critic, rollouts)
     assert torch.equal(estimates.values, values)
     assert torch.equal(estimates.next_values, next_values)
@@ -189,14 +194,14 @@ def test_the_reference_of_a_policy_with_adapters_is_the_policy_without_them(
         for name, parameter in policy.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(compute_reference_logprobs(policy, None, rollouts), plain)
+    torch.testing.assert_close(compute_reference_statistics(policy, None, rollouts).logprobs, plain)
     # and the adapters are on again
     assert (compute_logprobs(policy, rollouts) - plain).abs().max() > 0.1
 
 
 def test_a_policy_without_adapters_needs_a_reference(rollouts: RolloutBatch) -> None:
     with pytest.raises(ValueError, match="reference: expected a model, or None for a policy"):
-        compute_reference_logprobs(optimized_causal_lm(), None, rollouts)
+        compute_reference_statistics(optimized_causal_lm(), None, rollouts)
 
 
 def test_parts_of_a_rollout_give_what_the_whole_gives(folder: Path, rollouts: RolloutBatch) -> None:

@@ -163,7 +163,7 @@ def test_log_probs_of_sampled_tokens_are_minus_the_entropy_on_average() -> None:
         rollouts = RolloutBatch(tokens[None], mask, tokens[None], mask, mask[:, 0])
         zeros = torch.zeros(1, 100)
         estimates = TokenStatistics(
-            logprobs[tokens][None], zeros, zeros + entropy, zeros, zeros[:, 0]
+            logprobs[tokens][None], zeros, zeros + entropy, zeros, zeros[:, 0], zeros[:, 0]
         )
 
         gap = entropy_gap(rollouts, estimates)
