@@ -8,34 +8,24 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_rlhf.suggestions import did_you_mean
 
-Result = TypeVar("Result")
 CONFIG_FLAGS = ("--config", "-c")
 
 
-@dataclass(frozen=True)
-class Command:
-    """A function as one command of a group.
+class UsageError(Exception):
+    """Arguments that cannot be parsed. Its cause is the parser's error.
 
     Attributes:
-        function: The function.
-        lists: As in `run_command`.
-        words: As in `run_command`.
+        file: The configuration in which the error is, if it is in one.
     """
 
-    function: Callable[..., Any]
-    lists: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
-
-
-class UsageError(Exception):
-    """Arguments that cannot be parsed. Its cause is the parser's error."""
+    file: str | None = None
 
 
 class CommandParser(ArgumentParser):
@@ -51,6 +41,15 @@ class CommandParser(ArgumentParser):
         except UsageError as error:
             self.refuse(self.explain(error, words))
 
+    def parse_path(self, cfg_path: str, *others: Any, **options: Any) -> Namespace:
+        """Parse a configuration, and name it in an error."""
+        try:
+            parsed: Namespace = super().parse_path(cfg_path, *others, **options)
+        except UsageError as error:
+            error.file = str(cfg_path)
+            raise
+        return parsed
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise `UsageError`, for `parse_args` to explain."""
         if not self.exit_on_error:  # a parser that jsonargparse makes for a class
@@ -63,8 +62,12 @@ class CommandParser(ArgumentParser):
 
     def explain(self, error: UsageError, words: Sequence[str]) -> str:
         """Name the first unknown option of the arguments; without one, repeat the error."""
-        known = {*self.get_defaults().keys(), "config", "help"}
-        return find_unknown_option(words, known) or summarize(error)
+        place = f"{error.file}: " if error.file else ""
+        return self.find_mistake(words) or f"{place}{summarize(error)}"
+
+    def find_mistake(self, words: Sequence[str]) -> str | None:
+        """Look for a setting that does not exist."""
+        return find_unknown_option(words, {*self.get_defaults().keys(), "config", "help"})
 
 
 def summarize(error: BaseException) -> str:
@@ -141,9 +144,82 @@ def _plain(key: str) -> str:
     return key.replace(".init_args", "").replace("+", "")
 
 
-def insert_flag(argv: Sequence[str], flag: str) -> list[str]:
-    """Put a flag before words that stand before all flags; without such words add nothing."""
-    return [flag, *argv] if argv and not argv[0].startswith("-") else list(argv)
+@dataclass(frozen=True)
+class Command:
+    """A function as a command: its parameters are flags, or keys of a YAML file.
+
+    Attributes:
+        function: The function. Its parameters have plain types or dataclasses as types, and its
+            docstring is the help.
+        lists: Help by name for parameters that take several strings, `--name a b`. A parameter
+            without a default is required, and the last flag wins; for others `--name a --name b`
+            gives both.
+        flags: Help by name for parameters that are False unless the flag `--name` is given.
+        words: Help by name for parameters that take words without a flag.
+        first: Name of the list whose flag may be left out before all other flags.
+    """
+
+    function: Callable[..., Any]
+    lists: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+    first: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return str(self.function.__doc__).split("\n", maxsplit=1)[0]
+
+    def build_parser(
+        self, prog: str, parser_class: type[CommandParser] | None = None
+    ) -> CommandParser:
+        """Build the parser of the arguments."""
+        parser = (parser_class or CommandParser)(prog=prog, description=self.summary)
+        parser.add_argument("--config", action="config", help="YAML file with these arguments.")
+        parameters = signature(self.function).parameters
+        for name, text in self.lists.items():
+            required = parameters[name].default is Parameter.empty
+            parser.add_argument(
+                f"--{name}",
+                nargs="+",
+                action="store" if required else "extend",
+                required=required,
+                metavar="ITEM",
+                help=text,
+            )
+        for name, text in self.flags.items():
+            parser.add_argument(f"--{name}", action="store_true", help=text)
+        for name, text in self.words.items():
+            parser.add_argument(name, nargs="+", metavar=name.upper(), help=text)
+        parser.add_function_arguments(
+            self.function,
+            as_group=False,
+            as_positional=False,
+            skip={*self.lists, *self.flags, *self.words},
+            fail_untyped=True,
+        )
+        return parser
+
+    def run(self, argv: Sequence[str], prog: str) -> Any:  # noqa: ANN401  # of the function
+        """Call the function with arguments from the command line.
+
+        Raises:
+            SystemExit: With a message and without a traceback, if the arguments cannot be used.
+                The original error is its cause.
+        """
+        words = list(argv)
+        if self.first and words and not words[0].startswith("-"):
+            words.insert(0, f"--{self.first}")
+        parser = self.build_parser(prog)
+        parsed = parser.parse_args(words)
+        try:
+            given = parser.instantiate(parsed).as_dict()
+            del given["config"]
+            return self.function(**given)
+        except Exception as error:
+            from lit_rlhf.cli.errors import end_with_message  # imports torch and Lightning
+
+            end_with_message(error, prog)
 
 
 def run_group(commands: Mapping[str, Command], argv: Sequence[str], prog: str) -> object:
@@ -153,77 +229,12 @@ def run_group(commands: Mapping[str, Command], argv: Sequence[str], prog: str) -
         SystemExit: With a message, if there is no such command.
     """
     if argv and argv[0] in commands:
-        chosen = commands[argv[0]]
-        name = f"{prog} {argv[0]}"
-        return run_command(chosen.function, argv[1:], name, chosen.lists, words=chosen.words)
+        return commands[argv[0]].run(argv[1:], f"{prog} {argv[0]}")
     if argv and argv[0] not in ("-h", "--help"):
         raise SystemExit(
             f"{prog}: no command {argv[0]!r}{did_you_mean(argv[0], commands)} "
             f"({prog} --help lists all)"
         )
-    lines = [
-        f"  {name:<12} {str(command.function.__doc__).splitlines()[0]}"
-        for name, command in commands.items()
-    ]
+    lines = [f"  {name:<12} {command.summary}" for name, command in commands.items()]
     print("\n".join([f"usage: {prog} COMMAND [OPTIONS]", "", *lines]))
     return None
-
-
-def run_command(
-    function: Callable[..., Result],
-    argv: Sequence[str],
-    prog: str,
-    lists: Mapping[str, str] | None = None,
-    flags: Mapping[str, str] | None = None,
-    words: Mapping[str, str] | None = None,
-) -> Result:
-    """Call a function with arguments from the command line.
-
-    Args:
-        function: The function. Its parameters have plain types or dataclasses as types, and its
-            docstring is the help.
-        argv: Flags. `--config` takes a YAML file of arguments.
-        prog: Name of the command, for help and errors.
-        lists: Help by name for parameters that take several strings, `--name a b`. A parameter
-            without a default is required, and the last flag wins; for others `--name a --name b`
-            gives both.
-        flags: Help by name for parameters that are False unless the flag `--name` is given.
-        words: Help by name for parameters that take words without a flag.
-
-    Raises:
-        SystemExit: With a message and without a traceback, if the arguments cannot be used. The
-            original error is its cause.
-    """
-    lists, flags, words = lists or {}, flags or {}, words or {}
-    summary = str(function.__doc__).split("\n", maxsplit=1)[0]
-    parser = CommandParser(prog=prog, description=summary)
-    parser.add_argument("--config", action="config", help="YAML file with these arguments.")
-    parameters = signature(function).parameters
-    for name, text in lists.items():
-        required = parameters[name].default is Parameter.empty
-        parser.add_argument(
-            f"--{name}",
-            nargs="+",
-            action="store" if required else "extend",
-            required=required,
-            metavar="ITEM",
-            help=text,
-        )
-    for name, text in flags.items():
-        parser.add_argument(f"--{name}", action="store_true", help=text)
-    for name, text in words.items():
-        parser.add_argument(name, nargs="+", metavar=name.upper(), help=text)
-    parser.add_function_arguments(
-        function,
-        as_group=False,
-        as_positional=False,
-        skip={*lists, *flags, *words},
-        fail_untyped=True,
-    )
-    parsed = parser.parse_args(list(argv))
-    try:
-        given = parser.instantiate(parsed).as_dict()
-        del given["config"]
-        return function(**given)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        raise SystemExit(f"{prog}: {' '.join(str(error).split())}") from error

@@ -117,10 +117,12 @@ def _short(name: str) -> str:
     return name.removeprefix("configs/").removesuffix(".yaml")
 
 
+COMMANDS = {
+    "list": Command(list_configs),
+    "copy": Command(copy_configs, words={"names": NAMES_HELP}),
+}
+
+
 def main(argv: Sequence[str]) -> None:
     """Entry point of `lit_rlhf configs`."""
-    run_group(
-        {"list": Command(list_configs), "copy": Command(copy_configs, words={"names": NAMES_HELP})},
-        argv,
-        "lit_rlhf configs",
-    )
+    run_group(COMMANDS, argv, "lit_rlhf configs")

@@ -73,7 +73,7 @@ def _locate(path: str) -> object:
         return type(error)
 
 
-def end_with_message(error: Exception, prog: str) -> NoReturn:
+def end_with_message(error: Exception, prefix: str) -> NoReturn:
     """End with a message and status 1 for an error that a user can mend; raise others again.
 
     Raises:
@@ -82,9 +82,7 @@ def end_with_message(error: Exception, prog: str) -> NoReturn:
     original = original_error(error)
     if not isinstance(original, USER_ERRORS):
         raise error
-    raise SystemExit(
-        f"{prog}: error: {summarize(original) or type(original).__name__}"
-    ) from original
+    raise SystemExit(f"{prefix}: {summarize(original) or type(original).__name__}") from original
 
 
 def original_error(error: Exception) -> Exception:

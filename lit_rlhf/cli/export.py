@@ -11,7 +11,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.text import Text
 
-from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.command import Command
 from lit_rlhf.export import (
     GGUF_SUFFIX,
     NetworkName,
@@ -167,6 +167,10 @@ def _upload(folder: str, repository: str, private: bool) -> str:
     return str(url)
 
 
+COMMAND = Command(export)
+
+
 def main(argv: Sequence[str]) -> Path:
     """Entry point of `lit_rlhf export`."""
-    return run_command(export, argv, PROG)
+    folder: Path = COMMAND.run(argv, PROG)
+    return folder

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.command import Command
 from lit_rlhf.data import CHAT_TEMPLATES, DataSource, RecordError, load_records
 from lit_rlhf.models import replace_folder
 
@@ -128,6 +128,9 @@ def train_tokenizer(
     return tokenizer
 
 
+COMMAND = Command(init, lists={"data": DATA_HELP})
+
+
 def main(argv: Sequence[str]) -> None:
     """Run `lit_rlhf init`."""
-    run_command(init, argv, "lit_rlhf init", lists={"data": DATA_HELP})
+    COMMAND.run(argv, "lit_rlhf init")

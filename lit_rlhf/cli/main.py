@@ -24,7 +24,7 @@ STAGE_COMMANDS = {
 }
 """Commands of the LightningCLI in `lit_rlhf.cli.training`."""
 UTILITIES = {
-    "completion": "print a script that completes commands and options in bash and zsh",
+    "completion": "print a script that completes commands and options in a shell",
     "configs": "list or copy the configurations that come with lit_rlhf",
     "export": "turn a checkpoint or model into a folder that others load",
     "init": "make a small base model and tokenizer from your own text",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
@@ -22,7 +22,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import PhaseSummary, ResumeCheckpoint, StageProgressBar, find_collapse
-from lit_rlhf.cli.command import CONFIG_FLAGS, CommandParser, UsageError, read_flags, summarize
+from lit_rlhf.cli.command import CONFIG_FLAGS, CommandParser, UsageError, read_flags
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.cli.errors import end_with_message, find_mistake
 from lit_rlhf.cli.runs import (
@@ -80,24 +80,16 @@ class RLHFArgumentParser(CommandParser, LightningArgumentParser):
 
     def explain(self, error: UsageError, words: Sequence[str]) -> str:
         """Say which option is wrong, in which file, and which one is nearest."""
+        has_config = any(flag in CONFIG_FLAGS for flag, _ in read_flags(words))
+        advice = "" if has_config else "; name a configuration: --config quickstart/sft"
+        return f"{super().explain(error, words)}{advice}"
+
+    def find_mistake(self, words: Sequence[str]) -> str | None:
+        """Look for a class or an option that does not exist."""
         known = {"config", "print_config", *self.get_defaults().keys()}
         for stage in self.stages:
             known.update(stage.get_defaults().keys())
-        if mistake := find_mistake(words, known):
-            return mistake
-        configs = [value for flag, value in read_flags(words) if flag in CONFIG_FLAGS]
-        if not configs:
-            return f"{summarize(error)}; name a configuration: --config quickstart/sft"
-        # the first configuration with which the same error occurs
-        tried = [word for word in words if word in LightningCLI.subcommands()]
-        for config in configs:
-            tried += ["--config", config]
-            try:
-                ArgumentParser.parse_args(self, tried)
-            except UsageError as again:
-                if str(again) == str(error):
-                    return f"{config}: {summarize(error)}"
-        return summarize(error)
+        return find_mistake(words, known)
 
 
 def group_null_flags(arguments: Sequence[str]) -> list[str]:
@@ -417,4 +409,4 @@ def main(argv: Sequence[str]) -> None:
         run_cli(list(argv))
     except Exception as error:
         names = LightningCLI.subcommands()
-        end_with_message(error, f"lit_rlhf {next(word for word in argv if word in names)}")
+        end_with_message(error, f"lit_rlhf {next(word for word in argv if word in names)}: error")

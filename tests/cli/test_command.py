@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_rlhf.cli.command import Command, run_command, run_group
+from lit_rlhf.cli.command import Command, run_group
 
 
 def draw(shape: str, colors: list[str] | None = None, wide: bool = False) -> str:
@@ -20,7 +20,7 @@ def draw(shape: str, colors: list[str] | None = None, wide: bool = False) -> str
 
 def test_words_need_no_flag() -> None:
     argv = ["red", "blue", "--shape", "disc"]
-    assert run_command(draw, argv, "paint", words={"colors": "Colors."}) == "disc red blue False"
+    assert Command(draw, words={"colors": "Colors."}).run(argv, "paint") == "disc red blue False"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_mistyped_option_is_answered_in_one_line_with_the_nearest(
     capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
 ) -> None:
     with pytest.raises(SystemExit) as refused:
-        run_command(draw, ["--shape", "disc", *argv], "paint", lists={"colors": "Colors."})
+        Command(draw, lists={"colors": "Colors."}).run(["--shape", "disc", *argv], "paint")
     assert refused.value.code == 2
     assert capsys.readouterr().err == f"paint: error: {expected}\n"
 
@@ -59,7 +59,7 @@ def test_a_usage_error_is_one_line_that_names_the_option(
     capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
 ) -> None:
     with pytest.raises(SystemExit):
-        run_command(draw, argv, "paint", lists={"colors": "Colors."})
+        Command(draw, lists={"colors": "Colors."}).run(argv, "paint")
     told = capsys.readouterr().err
     assert told.startswith(f"paint: error: {expected}")
     assert told.count("\n") == 1
@@ -71,7 +71,7 @@ def test_an_error_of_several_lines_becomes_one() -> None:
         raise ValueError("no connection.\nCheck it.")
 
     with pytest.raises(SystemExit) as refused:
-        run_command(fail, [], "paint")
+        Command(fail).run([], "paint")
     assert refused.value.code == "paint: no connection. Check it."
 
 

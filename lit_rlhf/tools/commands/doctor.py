@@ -114,7 +114,7 @@ def examine_configuration(cli: DoctorCLI, display: Display) -> Report:
     return examine(cli.model, cli.datamodule, cli.trainer, cli.plan, display)
 
 
-def usage() -> str:
+def help_text() -> str:
     """The text of `--help`."""
     checks = (*CHECKS_BEFORE, *CHECKS_DURING)
     abouts = [(START, START_ABOUT), *((check.name, check.about) for check in checks)]
@@ -147,10 +147,10 @@ def main(argv: Sequence[str]) -> Report:
     """
     arguments = list(argv)
     if {"-h", "--help"} & set(arguments):
-        print(usage())
+        print(help_text())
         raise SystemExit(0)
     if not arguments:
-        print(usage(), file=sys.stderr)
+        print(help_text(), file=sys.stderr)
         raise SystemExit(2)
     parser = {"prog": PROG, "usage": USAGE, "description": __doc__}
     with tempfile.TemporaryDirectory(prefix="lit_rlhf_doctor_") as folder, silence_lightning():

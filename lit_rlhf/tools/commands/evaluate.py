@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.command import Command
 from lit_rlhf.data import DataSource, OnBadRecord, is_file_path
 from lit_rlhf.files import write_text
 from lit_rlhf.models import DType, ModelOptions
@@ -271,8 +271,12 @@ def check_options(options: EvaluateOptions) -> None:
             )
 
 
+COMMAND = Command(EvaluateOptions, lists=LISTS)
+
+
 def main(argv: Sequence[str]) -> dict[str, Any]:
     """Entry point of `lit_rlhf evaluate`."""
-    options = run_command(EvaluateOptions, argv, PROG, lists=LISTS)
+    options = COMMAND.run(argv, PROG)
     # a command without arguments, so that its errors are reported in the same way
-    return run_command(lambda: evaluate(options), (), PROG)
+    report: dict[str, Any] = Command(lambda: evaluate(options)).run((), PROG)
+    return report

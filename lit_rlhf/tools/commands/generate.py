@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from lit_rlhf.cli.command import insert_flag, run_command
+from lit_rlhf.cli.command import Command
 from lit_rlhf.data import DataSource, OnBadRecord, parse_prompts
 from lit_rlhf.files import json_lines
 from lit_rlhf.models import DType, ModelOptions
@@ -183,7 +183,10 @@ def _check_one_source(prompts: str | None, prompt: list[str] | None, chat: bool)
         )
 
 
+COMMAND = Command(generate, lists=LISTS, flags=FLAGS, first="prompt")
+
+
 def main(argv: Sequence[str]) -> Generation | None:
     """Entry point of `lit_rlhf generate`; words before the first flag are prompts."""
-    flags = insert_flag(argv, "--prompt")
-    return run_command(generate, flags, "lit_rlhf generate", lists=LISTS, flags=FLAGS)
+    generation: Generation | None = COMMAND.run(argv, "lit_rlhf generate")
+    return generation

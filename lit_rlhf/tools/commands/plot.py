@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_rlhf.cli.command import insert_flag, run_command
+from lit_rlhf.cli.command import Command
 
 RUNS_HELP = (
-    "Runs as FOLDER or NAME=FOLDER, also without --runs before all flags; the folder is that of a "
+    "Runs as FOLDER or NAME=FOLDER, before all flags even without --runs; the folder is that of a "
     "TensorBoardLogger or CSVLogger. The name, by default the folder's, goes into the legend."
 )
 
@@ -50,6 +50,9 @@ def parse_runs(runs: Sequence[str]) -> dict[str, str]:
     return named
 
 
+COMMAND = Command(plot, lists={"runs": RUNS_HELP}, first="runs")
+
+
 def main(argv: Sequence[str]) -> None:
     """Run `lit_rlhf plot`."""
-    run_command(plot, insert_flag(argv, "--runs"), "lit_rlhf plot", lists={"runs": RUNS_HELP})
+    COMMAND.run(argv, "lit_rlhf plot")

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.command import Command
 from lit_rlhf.cli.configs import CONFIGS, config_name
 from lit_rlhf.tools.lab import WorldName
 
@@ -358,6 +358,9 @@ def relocate(config: Path, root: Path) -> Path:
     return copy
 
 
+COMMAND = Command(quickstart)
+
+
 def main(argv: Sequence[str]) -> None:
     """Entry point of `lit_rlhf quickstart`."""
-    run_command(quickstart, argv, "lit_rlhf quickstart")
+    COMMAND.run(argv, "lit_rlhf quickstart")

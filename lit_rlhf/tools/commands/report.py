@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_callbacks.report import main as report_runs
-from lit_rlhf.cli.command import run_command
+from lit_rlhf.cli.command import Command
 from lit_rlhf.data import DataSource, OnBadRecord, RecordError
 from lit_rlhf.files import write_text
 from lit_rlhf.models import DType, ModelOptions
@@ -108,6 +108,7 @@ def parse_source(word: str, split: str) -> DataSource:
     return DataSource(path, name=name, split=split)
 
 
+COMMANDS = {"reward": Command(report_reward_model, lists={"preferences": PREFERENCES_HELP})}
 USAGE = """\
 usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
        lit_rlhf report reward --model MODEL --preferences FILE [FILE ...] [OPTIONS]
@@ -120,8 +121,8 @@ The second is about a reward model; lit_rlhf report reward --help has its option
 def main(argv: Sequence[str]) -> RewardReport | None:
     """Run `lit_rlhf report`."""
     if argv and argv[0] == "reward":
-        lists = {"preferences": PREFERENCES_HELP}
-        return run_command(report_reward_model, argv[1:], "lit_rlhf report reward", lists)
+        report: RewardReport = COMMANDS["reward"].run(argv[1:], "lit_rlhf report reward")
+        return report
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return None

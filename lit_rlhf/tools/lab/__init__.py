@@ -11,7 +11,7 @@ from lit_rlhf.tools.lab.gold import (
     parse_request,
     well_formed,
 )
-from lit_rlhf.tools.lab.preferences import ResponsePair, label_pair, preference_probability
+from lit_rlhf.tools.lab.preferences import ResponsePair, label_pair, label_probability
 from lit_rlhf.tools.lab.world import WORLDS, World, WorldName, is_held_out, render_prompt
 from lit_rlhf.tools.lab.world_folder import (
     build_tokenizer,
@@ -32,8 +32,8 @@ __all__ = [
     "gold_terms",
     "is_held_out",
     "label_pair",
+    "label_probability",
     "parse_request",
-    "preference_probability",
     "read_world",
     "render_prompt",
     "well_formed",

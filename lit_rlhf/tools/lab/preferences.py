@@ -35,7 +35,7 @@ class ResponsePair(NamedTuple):
         )
 
 
-def preference_probability(prompt: str, pair: ResponsePair, world: World) -> float:
+def label_probability(prompt: str, pair: ResponsePair, world: World) -> float:
     """Probability that a labeller prefers the first response.
 
     `noise / 2 + (1 - noise) * sigmoid(sharpness * gold difference + length_bias * difference in
@@ -66,7 +66,7 @@ def label_pair(prompt: str, pair: ResponsePair, world: World, rng: random.Random
             "pair: expected two different responses, neither empty nor with a turn marker, "
             f"got {pair.first!r} and {pair.second!r}"
         )
-    first_wins = rng.random() < preference_probability(prompt, pair, world)
+    first_wins = rng.random() < label_probability(prompt, pair, world)
     chosen, rejected = (pair.first, pair.second) if first_wins else (pair.second, pair.first)
     return {
         "chosen": f"{prompt} {chosen.strip()}",

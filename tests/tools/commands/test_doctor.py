@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_rlhf.tools.commands.doctor import usage
+from lit_rlhf.tools.commands.doctor import help_text
 from tests.configs.tiny_runs import (
     CONFIGS,
     QUICKSTART,
@@ -175,7 +175,7 @@ def test_help_fits_a_terminal_and_names_all_checks(
 
     shown = capsys.readouterr()
     text = shown.err if status else shown.out
-    assert text == usage() + "\n"
+    assert text == help_text() + "\n"
     assert max(map(len, text.splitlines())) <= 80
     for name in ("text contract", "reference", "padding", "clipping", "--output", "exit status"):
         assert name in text

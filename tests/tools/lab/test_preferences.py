@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lit_rlhf.tools.lab.preferences import ResponsePair, label_pair, preference_probability
+from lit_rlhf.tools.lab.preferences import ResponsePair, label_pair, label_probability
 from lit_rlhf.tools.lab.world import WORLDS, World
 
 PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"
@@ -14,7 +14,7 @@ WORLD = World(preference_sharpness=2.0, length_bias=0.1, phrase_bias=0.5, label_
 
 
 def probability(a: str, b: str, world: World, ended_a: bool = True) -> float:
-    return preference_probability(PROMPT, ResponsePair(a, b, ended_a), world)
+    return label_probability(PROMPT, ResponsePair(a, b, ended_a), world)
 
 
 @pytest.mark.parametrize(("ended", "gold"), [(True, 2.0), (False, 1.0)])
