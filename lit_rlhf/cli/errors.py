@@ -14,8 +14,10 @@ import lit_callbacks
 import lit_rlhf.data
 import lit_rlhf.modules
 from lit_rlhf.cli.command import find_unknown_option, is_parser_error, read_settings, summarize
+from lit_rlhf.files import FolderInUseError
 from lit_rlhf.modules import TooManySkippedUpdates
 from lit_rlhf.modules.option_names import option_names
+from lit_rlhf.modules.phases import is_out_of_memory
 from lit_rlhf.rewards import RewardError
 from lit_rlhf.suggestions import did_you_mean
 
@@ -27,6 +29,7 @@ USER_ERRORS = (
     RewardError,
     TooManySkippedUpdates,
     torch.OutOfMemoryError,
+    FolderInUseError,
 )
 """Errors whose message says what the user can do."""
 SECTIONS = {"model": lit_rlhf.modules, "data": lit_rlhf.data}
@@ -77,12 +80,22 @@ def end_with_message(error: Exception, prefix: str) -> NoReturn:
     """End with a message and status 1 for an error that a user can mend; raise others again.
 
     Raises:
+        KeyboardInterrupt: If the error is that of a library that Ctrl-C has interrupted.
         SystemExit: With the message; the error is its cause.
     """
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, KeyboardInterrupt):
+            raise inner
+        inner = inner.__context__
     original = original_error(error)
+    message = summarize(original) or type(original).__name__
     if not isinstance(original, USER_ERRORS):
-        raise error
-    raise SystemExit(f"{prefix}: {summarize(original) or type(original).__name__}") from original
+        # Python's words, if a limit on memory or processes leaves no room for a thread
+        if not is_out_of_memory(original) and "can't start new thread" not in message:
+            raise error
+        message = f"out of memory, or at a limit (`ulimit -v`, `ulimit -u`, a container): {message}"
+    raise SystemExit(f"{prefix}: {message}") from original
 
 
 def original_error(error: Exception) -> Exception:

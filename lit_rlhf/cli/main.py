@@ -42,6 +42,7 @@ TOOLS = {
 """Commands that look at what was trained. Each is a module `lit_rlhf.tools.commands.<name>`."""
 COMMANDS = dict(sorted((UTILITIES | TOOLS).items()))
 """The commands besides those of the LightningCLI. Their modules have `main(argv)`."""
+INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
 STAGE_HELP = """\
 usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]
 
@@ -105,15 +106,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     name = "training" if is_stage else arguments[0]
-    command = importlib.import_module(module_of(name))
-    hide_notes_of_loading()
-    gc.enable()
     try:
+        command = importlib.import_module(module_of(name))
+        hide_notes_of_loading()
+        gc.enable()
         command.main(arguments if is_stage else arguments[1:])
     except SystemExit as stopped:
         if debug and stopped.__cause__ is not None:
             raise stopped.__cause__ from None
         raise
+    except KeyboardInterrupt as interrupt:
+        if debug:
+            raise
+        notes = "; ".join(["interrupted", *getattr(interrupt, "__notes__", ())])
+        print(f"\nlit_rlhf {arguments[0]}: {notes}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from interrupt
 
 
 def module_of(name: str) -> str:

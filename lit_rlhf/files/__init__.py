@@ -22,7 +22,7 @@ from lit_rlhf.files.atomic_io import (
     try_swap_names,
     undo_interrupted_replacement,
 )
-from lit_rlhf.files.locks import FolderLocks, lock_path
+from lit_rlhf.files.locks import FolderInUseError, FolderLocks, lock_path
 from lit_rlhf.files.results import (
     ProgressFile,
     json_lines,
@@ -33,6 +33,7 @@ from lit_rlhf.files.results import (
 __all__ = [
     "PARTIAL",
     "REPLACED",
+    "FolderInUseError",
     "FolderLocks",
     "ProgressFile",
     "delete",

@@ -16,6 +16,10 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems that have no locks."""
 
 
+class FolderInUseError(RuntimeError):
+    """Another run writes to a folder; the message names its process."""
+
+
 class FolderLocks:
     """Locks on folders that this process holds.
 
@@ -31,7 +35,7 @@ class FolderLocks:
         """Lock folders or free names, all or none; warn of a file system without locks.
 
         Raises:
-            RuntimeError: If another run has locked one of them; it names the process.
+            FolderInUseError: If another run has locked one of them.
         """
         for path in dict.fromkeys(map(lock_path, folders)):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +46,7 @@ class FolderLocks:
             except Timeout:
                 holder = path.read_text(encoding="utf-8")
                 self.interrupt()
-                raise RuntimeError(
+                raise FolderInUseError(
                     f"{locked_folder(path)}: another run writes to this folder: {holder}. Wait for "
                     "its end, or give this run another folder"
                 ) from None

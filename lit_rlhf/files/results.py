@@ -88,6 +88,8 @@ class ProgressFile:
             # After a failed write, closing tries it once more; its error has been raised already.
             with suppress(OSError):
                 self._file.close()
+        if error is not None and self._file is not None:
+            error.add_note(f"{self.path} has what is finished; the same command continues from it")
         if self.path is not None and error is None:
             self.path.unlink(missing_ok=True)
 

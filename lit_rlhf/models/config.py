@@ -141,7 +141,7 @@ def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
             str(path), trust_remote_code=options.trust_remote_code
         )
         return config
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError) as error:  # a configuration with 0 heads
         raise ValueError(f"path: expected a model at {path}, got none: {error}") from error
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from peft import TaskType
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -150,7 +151,7 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
         tokenizer = AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, padding_side="left"
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError) as error:  # a configuration with 0 heads
         if Path(path).is_dir():
             check_model_folder(Path(path))
         raise ValueError(f"path: expected a tokenizer at {path}, got none: {error}") from error
@@ -260,6 +261,7 @@ def _load_pretrained(
                 trust_remote_code=options.trust_remote_code,
                 use_safetensors=None if pickled_weights else True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # which are errors below, too
                 **loading_arguments(options),
                 **arguments,
             )
@@ -269,8 +271,18 @@ def _load_pretrained(
             raise ValueError(
                 f"path: expected a model with safetensors weights at {path}: {error}{hint}"
             ) from error
+        except (SafetensorError, ArithmeticError) as error:
+            raise ValueError(
+                f"path: expected whole weights and a valid configuration at {path}, got "
+                f"{type(error).__name__}: {error}"
+            ) from error
     model: PreTrainedModel = loaded[0]
     prepare_4bit_layers(model)
+    for name, stored, configured in loaded[1]["mismatched_keys"]:
+        raise ValueError(
+            f"path: expected weights of the sizes in the configuration at {path}, got {name} of "
+            f"{list(stored)}, not {list(configured)}"
+        )
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
         raise ValueError(

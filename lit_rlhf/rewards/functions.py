@@ -172,7 +172,7 @@ class CallableReward(nn.Module):
             raise error  # the training step explains it, with the settings that save memory
         if isinstance(error, RewardError):
             raise RewardError(f"{self.label}: {error}") from error
-        raise RuntimeError(
+        raise RewardError(
             f"{self.label} raised {type(error).__name__}: {error}. Called with "
             f"{self._find_culprit(samples) or f'{call}; none fails alone'}"
         ) from error

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from lit_rlhf.cli.main import main
+from lit_rlhf.files import FolderInUseError
 from tests.configs.tiny_runs import QUICKSTART
 
 RESUME = "lit_callbacks.ResumeCheckpoint"
@@ -150,6 +151,13 @@ def test_a_tracker_without_its_package_is_one_line_with_the_command(
         f"lit_rlhf fit: error: {logger}Logger needs a package that is not installed: "
         f"pip install {package}"
     )
+
+
+def test_a_folder_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    error = FolderInUseError("runs/sft: another run writes to this folder: process 7")
+    with patch("lit_rlhf.cli.training.run_cli", side_effect=error):
+        code, _ = errors_of(capsys=capsys)
+    assert code == f"lit_rlhf fit: error: {error}"
 
 
 def test_other_errors_keep_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
