@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import os
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def defined_names(module: str) -> set[str]:
     path = ROOT.joinpath(*(["callbacks"] * module.startswith("lit_callbacks")), *module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     names: set[str] = set()
-    for node in ast.parse(file.read_text("utf-8")).body:
+    body = ast.parse(file.read_text("utf-8")).body
+    for node in chain(body, *(block.body for block in body if isinstance(block, ast.If))):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
