@@ -10,12 +10,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
-from lit_rlhf.data.templates import render_in_time
+from lit_rlhf.data.templates import render_dialogue
 from lit_rlhf.files import write_text
 
 CONTRACT_FILE = "text_contract.json"
@@ -119,17 +117,8 @@ class TextContract:
         Returns:
             The text.
         """
-
-        def render() -> str:
-            rendered: Any = render_jinja_template(
-                conversations=[list(messages)],
-                chat_template=self.chat_template,
-                bos_token=self.bos_token or "",
-                eos_token=self.eos_token,
-            )
-            return str(rendered[0][0])  # (texts, token spans)
-
-        return render_in_time(render, self.chat_template)
+        tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token}
+        return render_dialogue(self.chat_template, messages, tokens)
 
     def mismatch(self, other: "TextContract") -> str | None:
         """Compare with another contract.

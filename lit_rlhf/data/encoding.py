@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from jinja2 import TemplateError
-from jinja2.exceptions import SecurityError
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -33,7 +31,7 @@ from lit_rlhf.data.dataset import (
 )
 from lit_rlhf.data.formats import parse_prompts
 from lit_rlhf.data.records import NOWHERE, AnyRecord, Location, Message, Record
-from lit_rlhf.data.templates import render_in_time, resolve_template
+from lit_rlhf.data.templates import render_dialogue, resolve_template
 
 TrainOn = Literal["last", "all"]
 """The assistant turns that are trained on: the last one, or all of them."""
@@ -278,21 +276,12 @@ class DialogueEncoder:
         return str(text).strip()
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        chat = _as_chat(messages)
-
-        def render() -> str:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    chat, tokenize=False, add_generation_prompt=add_generation_prompt
-                )
-            )
-
-        try:
-            return render_in_time(render, str(self.tokenizer.chat_template))
-        except SecurityError:  # an attack is no property of one dialogue
-            raise
-        except TemplateError as error:  # for instance Gemma's, of a system turn
-            raise EncodingError("the chat template refuses the dialogue", str(error)) from error
+        return render_dialogue(
+            str(self.tokenizer.chat_template),
+            _as_chat(messages),
+            self.tokenizer.special_tokens_map,
+            add_generation_prompt,
+        )
 
     def _find_turn_end(self) -> str:
         """The first special token behind the assistant's last turn; EOS if there is none."""

@@ -15,14 +15,14 @@ Each is a Jinja template as transformers defines it. A saved tokenizer carries i
 A system turn has no marker in any of them: its text comes before the first human turn.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from lit_rlhf.time_limit import call_with_timeout
-
-TEMPLATE_SECONDS = 10.0
-"""Longest time that a chat template may take for one dialogue."""
+from lit_rlhf import sandbox
+from lit_rlhf.data.counts import EncodingError
 
 _BOS = "{{ bos_token }}"
 _HH = (
@@ -97,27 +97,42 @@ def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return str(own)
 
 
-def render_in_time(render: Callable[[], str], template: str) -> str:
-    """Render a dialogue within `TEMPLATE_SECONDS`.
-
-    Templates come with models and are programs: a few words of Jinja can run for years.
+def render_dialogue(
+    template: str,
+    messages: Sequence[Mapping[str, str]],
+    special_tokens: Mapping[str, Any],
+    add_generation_prompt: bool = False,
+) -> str:
+    """Render a dialogue as transformers does, a foreign template in the sandbox.
 
     Args:
-        render: Renders the dialogue.
         template: Jinja text of the template.
+        messages: Turns with `role` and `content`.
+        special_tokens: Special tokens by their names in templates, such as `bos_token`.
+        add_generation_prompt: Whether to end where the assistant speaks.
 
     Returns:
         The text.
 
     Raises:
-        ValueError: If it takes longer.
+        EncodingError: If the template refuses the dialogue.
+        ValueError: If the template fails, does what is not allowed, or exceeds a limit.
     """
+    arguments: dict[str, Any] = {
+        "conversations": [list(messages)],
+        "chat_template": template,
+        "add_generation_prompt": add_generation_prompt,
+        **special_tokens,
+    }
     if template.removeprefix(_BOS) in CHAT_TEMPLATES.values():
-        return render()  # a thread would cost as much time as the rendering
-    rendered = call_with_timeout(render, TEMPLATE_SECONDS)
-    if not rendered.done():
+        rendered: Any = render_jinja_template(**arguments)
+        return str(rendered[0][0])  # (texts, token spans)
+    try:
+        return sandbox.render_template(arguments)
+    except sandbox.SandboxError as error:
+        if error.name == "TemplateError":  # for instance Gemma's, of a system turn
+            raise EncodingError("the chat template refuses the dialogue", str(error)) from error
         raise ValueError(
-            "chat_template: expected one that renders a dialogue within "
-            f"{TEMPLATE_SECONDS:g} seconds, got {template!r:.200}; choose one of the built-in ones"
-        )
-    return rendered.result()
+            f"chat_template: expected one that renders a dialogue {error.expected}, got "
+            f"{template!r:.200}{error.cause}; choose one of the built-in ones"
+        ) from error

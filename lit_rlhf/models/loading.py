@@ -42,6 +42,7 @@ from lit_rlhf.models.heads import (
 from lit_rlhf.models.interop import check_not_delta_weights, find_stored_head
 from lit_rlhf.models.prepare import prepare_model, private_rng
 from lit_rlhf.models.sharing import copy_sharing_weights
+from lit_rlhf.sandbox import check_tokenizer_file
 
 AutoClass: TypeAlias = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
@@ -147,6 +148,7 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
     to be resized.
     """
     check_model_path(path)
+    check_tokenizer_file(str(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, padding_side="left"

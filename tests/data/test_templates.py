@@ -1,9 +1,13 @@
 """The built-in chat templates, rendered by transformers alone."""
 
+import resource
+import time
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lit_rlhf.data import DialogueEncoder, EncodingError, Message, templates
+from lit_rlhf import sandbox
+from lit_rlhf.data import DialogueEncoder, EncodingError, Message
 from lit_rlhf.data.templates import CHAT_TEMPLATES, adds_bos, resolve_template
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
@@ -102,19 +106,46 @@ def test_unknown_template_is_refused(tokenizer: PreTrainedTokenizerFast) -> None
         resolve_template("chatml", tokenizer)
 
 
-SLOW = "{% for a in range(999) %}{% for b in range(2000) %}{% endfor %}{% endfor %}"
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ATTACKS = {
+    "powers": "{% set n = messages | length + 8 %}{% set x = n ** (n ** n) %}",
+    "powers of constants": "{{ 9 ** (9 ** 9) }}",
+    "repetition": "{% set x = 'a' * 6000000000 %}",
+    "product": "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}"
+    "{% endfor %}",
+    "wide field": "{{ '%5000000000d' % 3 }}",
+    "wide format": "{{ '{:5000000000d}'.format(3) }}",
+    "wide filter": "{{ 'a' | center(5000000000) }}",
+    "doubling": "{% set ns = namespace(x='a') %}{% for i in range(60) %}"
+    "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "long text": "{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "attribute": "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+}
 
 
-def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "TEMPLATE_SECONDS", 0.01)
+@pytest.mark.parametrize("name", ATTACKS)
+def test_foreign_template_is_refused_before_it_takes_long_or_much(name: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=r"^chat_template: expected one that renders a dialogue w"):
+        DialogueEncoder(tiny_tokenizer(chat_template=ATTACKS[name] + CHATML))
+    assert time.monotonic() - start < 9
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_foreign_template_is_ended_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # it is fast for the short dialogues that an encoder starts with
-    template = "{% if 'evil' in messages[0]['content'] %}" + SLOW + "{% endif %}" + CHATML
+    template = "{% if 'evil' in messages[0]['content'] %}" + ENDLESS + "{% endif %}" + CHATML
     coder = DialogueEncoder(tiny_tokenizer(chat_template=template))
-    message = r'expected one that renders a dialogue within 0\.01 seconds, got "\{% if'
+    monkeypatch.setattr(sandbox, "SECONDS", 0.3)
+    message = r'expected one that renders a dialogue within 0\.3 seconds and 1024 MiB.*"\{% if'
     with pytest.raises(ValueError, match=message):
         coder.encode_prompt([Message("user", "evil")])
     with pytest.raises(ValueError, match=message):
         coder.contract.render([{"role": "user", "content": "evil"}])
+    monkeypatch.undo()
+    assert "good" in coder.encode_prompt([Message("user", "good")]).text
 
 
 def test_a_dialogue_that_the_template_refuses_is_a_bad_record() -> None:

@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from jinja2.exceptions import SecurityError
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lit_rlhf.data import DialogueEncoder
@@ -151,7 +150,7 @@ def test_pickled_adapters_are_not_executed(folder: Path, mark: Path) -> None:
 def test_a_chat_template_reaches_nothing_but_the_dialogue() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
-    with pytest.raises(SecurityError, match="access to attribute '__class__'"):
+    with pytest.raises(ValueError, match="SecurityError: access to attribute '__class__'"):
         DialogueEncoder(tokenizer, "tokenizer", 64)  # renders an example
 
 

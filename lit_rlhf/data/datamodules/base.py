@@ -30,6 +30,7 @@ from lit_rlhf.data.sources import (
     repeat_by_weight,
     split_records,
 )
+from lit_rlhf.sandbox import check_tokenizer_file
 
 Part = Literal["train", "val", "test", "ptx"]
 
@@ -260,6 +261,7 @@ class RecordDataModule(LightningDataModule, ABC):
             module = None if self.trainer is None else self.trainer.lightning_module
             tokenizer = getattr(module, "tokenizer", None)
         if isinstance(tokenizer, str):
+            check_tokenizer_file(tokenizer)
             tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ValueError(

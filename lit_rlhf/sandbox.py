@@ -1,0 +1,193 @@
+"""A process for what comes with a model: its chat template, its tokenizer's regular expressions.
+
+Both are programs. A few words of Jinja take years or all memory, and no thread can stop them. The
+process (`sandbox_child.py`) has a limit of time and of memory per request, opens neither files nor
+sockets, inherits no environment, and gives back text only. It starts at the first request, in about
+a second, and ends with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from transformers.utils.hub import cached_file
+
+SECONDS = 10.0
+"""Longest time of a request."""
+
+MEMORY = 2**30
+"""Most memory of a request, in bytes."""
+
+_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "added_tokens")
+_LONG_REPLACEMENT = re.compile(r'}, "content": "[^"]{16}')  # behind the pattern it replaces
+_START_SECONDS = 300.0  # on a busy machine
+_LARGEST_ANSWER = 2**27  # bytes; a longer one is not read
+
+
+class SandboxError(ValueError):
+    """A request that failed.
+
+    Attributes:
+        name: Name of the exception's class in the sandbox; empty if a limit was exceeded.
+    """
+
+    def __init__(self, name: str, message: str = "") -> None:
+        """Initialize the error.
+
+        Args:
+            name: Name of the exception's class.
+            message: Its message.
+        """
+        self.name = "" if name == "MemoryError" else name
+        super().__init__(message)
+
+    @property
+    def expected(self) -> str:
+        """The limits, for an error message."""
+        return f"within {SECONDS:g} seconds and {MEMORY >> 20} MiB of memory"
+
+    @property
+    def cause(self) -> str:
+        """What has gone wrong, for the end of an error message."""
+        return f", which fails with {self.name}: {self}" if self.name else ""
+
+
+class _Sandbox:
+    """The sandboxed process of this process."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by process; a fork has its own
+        self._lock = Lock()
+
+    def call(self, task: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - plain data
+        request = json.dumps({"task": task, "arguments": arguments}).encode() + b"\n"
+        with self._lock:
+            process = self._running()
+            try:
+                assert process.stdin is not None
+                process.stdin.write(request)
+                process.stdin.flush()
+                answer = json.loads(_read_line(process, SECONDS))
+            except (OSError, TimeoutError, ValueError) as error:
+                self.stop()
+                raise SandboxError("") from error
+            except BaseException:  # an answer that nobody reads would be taken for the next one
+                self.stop()
+                raise
+        if "error" in answer:
+            raise SandboxError(*answer["error"])
+        return answer["result"]
+
+    def stop(self) -> None:
+        """End the process."""
+        process = self._processes.pop(os.getpid(), None)
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        process = self._processes.get(os.getpid())
+        if process is None or process.poll() is not None:
+            self.stop()
+            limits = json.dumps({"seconds": SECONDS, "memory": MEMORY})
+            program = str(Path(__file__).with_name("sandbox_child.py"))
+            process = subprocess.Popen(
+                [sys.executable, "-I", program, limits, json.dumps(sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={"USE_TORCH": "0", "HF_HUB_OFFLINE": "1"},
+                start_new_session=True,  # a Ctrl-C in the terminal is for this process
+            )
+            self._processes[os.getpid()] = process
+            if _read_line(process, _START_SECONDS) != b"ready":
+                self.stop()
+                raise RuntimeError(f"{program}: expected it to start with {sys.executable}")
+        return process
+
+
+def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    """The next line of a process's output; what there is of it if the process ends.
+
+    Raises:
+        TimeoutError: If there is none in time, or it is too long.
+    """
+    assert process.stdout is not None
+    deadline = time.monotonic() + seconds
+    read = b""
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    while not read.endswith(b"\n"):
+        ready = poll.poll(max(deadline - time.monotonic(), 0) * 1000)
+        if not ready or len(read) > _LARGEST_ANSWER:
+            raise TimeoutError
+        data = os.read(process.stdout.fileno(), 2**20)
+        if not data:
+            break
+        read += data
+    return read.rstrip(b"\n")
+
+
+_SANDBOX = _Sandbox()
+atexit.register(_SANDBOX.stop)
+
+
+def render_template(arguments: dict[str, Any]) -> str:
+    """Render a dialogue in the sandbox.
+
+    Args:
+        arguments: Arguments of transformers' `render_jinja_template`, as plain data.
+
+    Raises:
+        SandboxError: If the template fails, or exceeds a limit.
+    """
+    return str(_SANDBOX.call("render", arguments))
+
+
+def check_tokenizer_file(path: str) -> None:
+    """Try the regular expressions of a model's tokenizer, before the tokenizer is loaded.
+
+    Args:
+        path: Folder or hub id of the model.
+
+    Raises:
+        ValueError: If they fail, or exceed a limit.
+    """
+    try:
+        file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        content = {} if file is None else json.loads(Path(file).read_text("utf-8"))
+    except (OSError, ValueError):  # loading it fails with a better message
+        return
+    parts = json.dumps({name: content.get(name) for name in _TOKENIZER_PARTS})
+    if '"Regex"' in parts or _LONG_REPLACEMENT.search(parts):
+        try:
+            check_tokenizer(parts)
+        except SandboxError as error:
+            raise ValueError(
+                f"{file}: expected a tokenizer that splits {error.expected} any text of 20,000 "
+                f"characters, got one with regular expressions that take longer{error.cause}"
+            ) from error
+
+
+@cache
+def check_tokenizer(parts: str) -> None:
+    """Try regular expressions of a tokenizer in the sandbox, on texts that are hard for them.
+
+    Args:
+        parts: `normalizer`, `pre_tokenizer` and `added_tokens` of a `tokenizer.json`, as JSON.
+
+    Raises:
+        SandboxError: If they fail, or exceed a limit.
+    """
+    _SANDBOX.call("split_hard_texts", json.loads(parts))

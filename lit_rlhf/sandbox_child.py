@@ -1,0 +1,147 @@
+"""The program of the sandboxed process, see `lit_rlhf.sandbox`. It is run and never imported.
+
+It reads requests as lines of JSON, and answers each with a line: `{"result": ...}`, or
+`{"error": [name, message]}` with the name of an exception's class.
+"""
+
+import ctypes
+import json
+import re
+import resource
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+LIMITS: dict[str, float] = json.loads(sys.argv[1])
+sys.path[:] = json.loads(sys.argv[2])  # -I leaves out PYTHONPATH
+
+from jinja2.exceptions import SecurityError, TemplateError  # noqa: E402
+from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+from transformers.utils.chat_template_utils import render_jinja_template  # noqa: E402
+
+LARGEST_INTEGER = 4096  # bits
+LONGEST_SEQUENCE = 10**7  # characters or elements
+WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")
+HARD_TEXT = 20_000  # characters
+PARTS = (*"aA1 \n\t.-_'é中", "ab", "a ", "a1", " \n", "a.")
+# The last one has each character that a pattern may need, but not behind the part.
+ENDINGS = ("", "!", "\n", "b", "\x00" + "".join(map(chr, range(32, 127))))
+
+
+def bound_operator(_: object, context: object, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
+    """Jinja's `call_binop` for `**`, `*`, `%` and `+`, refusing results that take long or much."""
+    del context
+    if operator == "**":
+        if isinstance(left, int) and isinstance(right, int):
+            check(right * left.bit_length(), LARGEST_INTEGER, "**")
+        return left**right
+    if operator == "*":
+        for first, second in ((left, right), (right, left)):
+            if isinstance(first, int) and not isinstance(second, float):
+                if isinstance(second, int):
+                    check(first.bit_length() + second.bit_length(), LARGEST_INTEGER, "*")
+                else:
+                    check(len(second) * first, LONGEST_SEQUENCE, "*")
+        return left * right
+    if operator == "%":
+        if isinstance(left, str) and WIDE_FORMAT.search(left):
+            raise SecurityError("a result of '%' is too large")
+        return left % right
+    if isinstance(left, str | list | tuple):
+        check(len(left) + len(right), LONGEST_SEQUENCE, "+")
+    return left + right
+
+
+def check(size: int, largest: int, operator: str) -> None:
+    """Refuse an operation whose result is too large."""
+    if size > largest:
+        raise SecurityError(f"a result of {operator!r} is too large")
+
+
+def render(arguments: dict[str, Any]) -> str:
+    """Render a dialogue, as transformers does."""
+    rendered: Any = render_jinja_template(**arguments)
+    text = str(rendered[0][0])  # (texts, token spans)
+    if len(text) > LONGEST_SEQUENCE:
+        raise SecurityError("the text is too long")
+    return text
+
+
+def split_hard_texts(parts: dict[str, Any]) -> None:
+    """Split texts on which a regular expression that backtracks takes very long.
+
+    Args:
+        parts: The normalizer and pre-tokenizer of a `tokenizer.json`.
+    """
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    tokenizer = Tokenizer.from_str(
+        json.dumps({"version": "1.0", "added_tokens": [], "model": model, **parts})
+    )
+    for part in PARTS:
+        for ending in ENDINGS:
+            text = part * (HARD_TEXT // len(part)) + ending
+            if tokenizer.normalizer is not None:
+                text = tokenizer.normalizer.normalize_str(text)
+            if tokenizer.pre_tokenizer is not None:
+                tokenizer.pre_tokenizer.pre_tokenize_str(text)
+
+
+def give_up_rights() -> None:
+    """Limit memory, and open nothing from now on: neither a file nor a socket."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)  # ends with its parent
+    for name, limit in (
+        ("RLIMIT_AS", used_memory() + int(LIMITS["memory"])),
+        ("RLIMIT_CORE", 0),
+        ("RLIMIT_FSIZE", 0),
+        ("RLIMIT_NOFILE", 0),
+    ):
+        with suppress(ValueError, OSError):  # macOS lacks some
+            resource.setrlimit(getattr(resource, name), (limit, limit))
+
+
+def used_memory() -> int:
+    """Address space of this process, in bytes."""
+    with suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+    return 0
+
+
+def limit_time() -> None:
+    """Limit the processor time of the next request; the parent limits its time by the clock."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(usage.ru_utime + usage.ru_stime + LIMITS["seconds"]) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer a request."""
+    try:
+        task = {"render": render, "split_hard_texts": split_hard_texts}[request["task"]]
+        return {"result": task(request["arguments"])}
+    except SecurityError as error:
+        return {"error": ["SecurityError", str(error)]}
+    except TemplateError as error:
+        return {"error": ["TemplateError", str(error)]}
+    except BaseException as error:  # of tokenizers, a panic is not an Exception
+        return {"error": [type(error).__name__, str(error)[:500]]}
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    ImmutableSandboxedEnvironment.intercepted_binops = frozenset({"**", "*", "%", "+"})
+    ImmutableSandboxedEnvironment.call_binop = bound_operator  # type: ignore[assignment]
+    for template in ("{{ lipsum() }}{{ strftime_now('%c') | tojson }}", "{{ 1 / 0 }}"):
+        with suppress(ZeroDivisionError):  # what is used, is imported
+            render({"conversations": [[]], "chat_template": template})
+    give_up_rights()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        limit_time()
+        print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+main()

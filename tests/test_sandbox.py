@@ -1,0 +1,136 @@
+"""The sandboxed process: its limits, and its end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from lit_rlhf import sandbox
+from lit_rlhf.data import PromptDataModule
+from lit_rlhf.models import load_tokenizer
+from tests.support.tiny_models import tiny_tokenizer
+
+TEMPLATE = {"chat_template": "{{ messages[0] }}"}
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """The sandbox of this process, running."""
+    start()
+    yield sandbox._SANDBOX._processes[os.getpid()]
+    sandbox._SANDBOX.stop()
+
+
+def start() -> None:
+    """Make a request."""
+    assert sandbox.render_template({"conversations": [[{"a": "b"}]], **TEMPLATE}) == "{'a': 'b'}"
+
+
+def split_by(regex: str) -> str:
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    return json.dumps({"pre_tokenizer": split})
+
+
+@LINUX
+def test_process_opens_no_file_or_socket_and_knows_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    sandbox._SANDBOX.stop()
+    start()
+    folder = Path("/proc") / str(sandbox._SANDBOX._processes[os.getpid()].pid)
+    lines = (folder / "limits").read_text().splitlines()
+    limits = {line[:26].strip(): line[26:].split()[:2] for line in lines}
+    assert limits["Max open files"] == limits["Max file size"] == ["0", "0"]
+    assert int(limits["Max address space"][1]) < sandbox.MEMORY + 2**30
+    assert int(limits["Max cpu time"][0]) < 60
+    assert b"secret" not in (folder / "environ").read_bytes()
+
+
+def test_process_is_started_again_after_its_end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    sandbox.check_tokenizer(split_by(r"\s+"))
+
+
+def test_answer_that_nobody_waits_for_is_not_taken_for_the_next(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "SECONDS", 0.0)
+    with pytest.raises(sandbox.SandboxError):
+        sandbox.render_template({"conversations": [[]], "chat_template": "late"})
+    monkeypatch.undo()
+    start()
+
+
+@LINUX
+def test_process_ends_with_its_parent() -> None:
+    code = (
+        "import os, signal\nfrom lit_rlhf import sandbox\nsandbox.check_tokenizer('{}')\n"
+        "print(sandbox._SANDBOX._processes[os.getpid()].pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{int(done.stdout)}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _pid_in_fork() -> int:
+    start()
+    return sandbox._SANDBOX._processes[os.getpid()].pid
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_forked_process_has_its_own(process: subprocess.Popen[bytes]) -> None:
+    with get_context("fork").Pool(1) as pool:
+        assert pool.apply(_pid_in_fork) != process.pid
+
+
+@pytest.mark.parametrize("regex", [r"(a+)+$", r"([a-zA-Z]+)*\d\d", r"(.*a){12}x", r"(\w|\w\w)+;"])
+def test_regular_expression_that_backtracks_is_refused(regex: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(sandbox.SandboxError):
+        sandbox.check_tokenizer(split_by(regex))
+    assert time.monotonic() - begun < 20
+
+
+GPT_4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize("regex", [GPT_4, r"\p{N}", r"\s+(?!\S)|\s+"])
+def test_usual_regular_expressions_are_fine(regex: str) -> None:
+    sandbox.check_tokenizer(split_by(regex))
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["pre-tokenizer", "added token"])
+def test_tokenizer_is_tried_before_it_is_loaded(tmp_path: Path, added: bool) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    load_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    replace = {"type": "Replace", "pattern": {"Regex": "(a|aa)+b"}, "content": "x"}
+    content |= {"normalizer": replace} if added else json.loads(split_by("(a+)+$"))
+    if added:
+        content["added_tokens"][0] |= {"content": "a" * 60, "normalized": True}
+    file.write_text(json.dumps(content))
+    message = r"tokenizer\.json: expected a tokenizer that splits within 10 seconds and 1024 MiB"
+    for load in (load_tokenizer, PromptDataModule([], tokenizer=str(tmp_path)).setup):
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path if load is load_tokenizer else None)  # type: ignore[operator]
