@@ -19,7 +19,7 @@ ENV PATH=/opt/lit_rlhf/bin:$PATH
 
 WORKDIR /src
 COPY pyproject.toml constraints.txt hashes.txt README.md LICENSE ./
-# torch alone comes from the index of its builds. All other archives are checked against hashes.txt.
+# Only torch comes from the index of its builds. All other archives are checked against hashes.txt.
 # The third command adds what a CUDA build of torch pins for itself; a CPU build needs nothing.
 ARG TORCH_INDEX=https://pypi.org/simple
 RUN export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt TORCH="$(grep '^torch==' constraints.txt)" \

@@ -13,7 +13,7 @@ export PYTHONNOUSERSITE = 1
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt DS_BUILD_OPS=0 \
 	$(BIN)/python -m pip install --no-input -c constraints.txt
 
-# An index of CPU builds saves gigabytes; torch alone comes from it, so that it cannot replace another package.
+# An index of CPU builds saves gigabytes; only torch comes from it, so that it cannot replace another package.
 TORCH_INDEX ?=
 INSTALL_TORCH = $(if $(TORCH_INDEX),$(PIP_INSTALL) --no-deps --index-url $(TORCH_INDEX) $(shell grep '^torch==' constraints.txt))
 

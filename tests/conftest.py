@@ -1,4 +1,4 @@
-"""What every test may use or relies on."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from lit_rlhf.imports import import_function
 FUNCTIONS = "tests.rewards.reward_functions"
 
 
-def test_a_module_that_exits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_that_exits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "exits_at_import.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r"'exits_at_import:score': .*exits: SystemExit\(0\)"):
@@ -26,12 +26,12 @@ def test_a_module_that_exits_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         (f"{FUNCTIONS}:", "expected 'package.module:function'"),
     ],
 )
-def test_a_function_that_is_not_there_is_named(path: str, message: str) -> None:
+def test_missing_function_is_named(path: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"reward function '{path}': {message}"):
         import_function(path, "reward function")
 
 
-def test_a_missing_module_of_ones_own_says_where_it_is_looked_for() -> None:
+def test_missing_module_says_where_it_is_looked_for() -> None:
     with pytest.raises(ValueError, match="must be in the current folder or in one of PYTHONPATH"):
         import_function("my_rewards:score", "reward function")
     with pytest.raises(ValueError, match=r"no_such_part'$"):

@@ -8,13 +8,13 @@ import pytest
 from lit_rlhf.time_limit import call_with_timeout
 
 
-def test_a_call_that_never_ends_does_not_keep_the_process_from_ending() -> None:
+def test_endless_call_does_not_keep_the_process_from_ending() -> None:
     assert (
         call_with_timeout(lambda: threading.current_thread().daemon, timeout=60.0).result() is True
     )
 
 
-def test_a_call_that_takes_too_long_is_not_done() -> None:
+def test_slow_call_is_given_up() -> None:
     released = threading.Event()
     try:
         assert not call_with_timeout(released.wait, timeout=0.01).done()
@@ -23,7 +23,7 @@ def test_a_call_that_takes_too_long_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, 60.0])
-def test_an_exit_is_an_exception_of_the_call(timeout: float | None) -> None:
+def test_exit_is_an_exception_of_the_call(timeout: float | None) -> None:
     call = call_with_timeout(sys.exit, timeout)
 
     assert isinstance(call.exception(), SystemExit)

@@ -17,12 +17,12 @@ BASES = sorted(
     path
     for folder in ("quickstart", "sft", "reward", "ppo", "smollm2", "examples")
     for path in (CONFIGS / folder).glob("*.yaml")
-    if path.name != "ppo_vanilla.yaml"  # goes on top of ppo_max.yaml
+    if path.name != "ppo_vanilla.yaml"  # an overlay of ppo_max.yaml
 )
 OVERLAYS = sorted((CONFIGS / "overlays").glob("*.yaml"))
 ABLATIONS = sorted((CONFIGS / "ablations").glob("*.yaml"))
 OF_THE_QUICKSTART = ("earlier_reward_model", "long_run", "policy_without_sft", "ptx")
-"""Ablations with folders or sizes of the quickstart; the others go on top of any configuration."""
+"""Ablations with folders or sizes of the quickstart; the others fit any configuration."""
 REWARD_ABLATIONS = [path for path in ABLATIONS if path.stem == "earlier_reward_model"]
 """Ablations of reward modelling; the others are of PPO."""
 PPO_ABLATIONS = [path for path in ABLATIONS if path not in REWARD_ABLATIONS]
@@ -50,7 +50,7 @@ def cli_parser() -> LightningArgumentParser:
 
 @cache
 def parsed(*configs: Path) -> Mapping[str, Any]:
-    """What `lit_rlhf fit` makes of configurations, the last one winning: value by dotted key."""
+    """The settings of `lit_rlhf fit` with configurations, the last one winning, by dotted key."""
     files = (part for config in configs for part in ("--config", str(config)))
     settings = cli_parser().parse_args(["fit", *files]).fit.as_dict()
     del settings["config"]  # the files' names

@@ -48,7 +48,7 @@ def fit_ppo(root: Path, folder: Path, *overlays: Path) -> dict[str, list[float]]
         ("ppo_vanilla", "sft", "rollout/gold"),
     ],
 )
-def test_the_quickstarts_configurations_fit(
+def test_quickstart_configurations_fit(
     quickstart: Path, stage: str, start: str, metric: str
 ) -> None:
     metrics = finite(logged(quickstart / "logs" / stage))
@@ -58,14 +58,14 @@ def test_the_quickstarts_configurations_fit(
     assert has_learned(quickstart / stage, quickstart / start)
 
 
-def test_both_ppo_runs_start_from_the_same_responses(quickstart: Path) -> None:
+def test_ppo_runs_start_from_the_same_responses(quickstart: Path) -> None:
     runs = [logged(quickstart / "logs" / name) for name in ("ppo_max", "ppo_vanilla")]
 
     for key in ("rollout/score", "rollout/gold", "rollout/response_length", "rollout/kl"):
         assert runs[0][key][0] == runs[1][key][0]
 
 
-# Such as kl_coef_0.1: these run no code of their own.
+# Such as kl_coef_0.1: these run no other code.
 FURTHER_VALUE = re.compile(r"_0[.0-9]*$|_unbounded$")
 
 
@@ -77,9 +77,9 @@ FURTHER_VALUE = re.compile(r"_0[.0-9]*$|_unbounded$")
     ],
     ids=name_of,
 )
-def test_an_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
+def test_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
     metrics = fit_ppo(world, tmp_path, ablation)
-    # beside that of a run without the overlay
+    # beside the model of a run without the overlay
     model = tmp_path / f"ppo-{ablation.stem}"
     start = world / "world/base" if ablation.stem == "policy_without_sft" else world / "sft"
 
@@ -94,7 +94,7 @@ def test_an_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
     [o for o in OVERLAYS if o.stem not in ("chinese", "gpu", "zero2_8xa100")],
     ids=name_of,
 )
-def test_an_overlay_fits_ppo(world: Path, tmp_path: Path, overlay: Path) -> None:
+def test_overlay_fits_ppo(world: Path, tmp_path: Path, overlay: Path) -> None:
     if overlay.stem in ("mlflow", "wandb"):
         pytest.importorskip(overlay.stem)
     fit_ppo(world, tmp_path, overlay)
@@ -114,7 +114,7 @@ def test_lora_and_gradient_checkpointing_go_together(world: Path, tmp_path: Path
     assert has_learned(tmp_path / "reward", world / "sft")
 
 
-def test_the_chinese_template_goes_into_the_sft_models_folder(world: Path, tmp_path: Path) -> None:
+def test_chinese_template_goes_into_the_sft_models_folder(world: Path, tmp_path: Path) -> None:
     configs = [QUICKSTART / "sft.yaml", CONFIGS / "overlays" / "chinese.yaml"]
     moves = {RUNS: world, f"{RUNS}/sft": tmp_path / "sft", f"{RUNS}/logs": tmp_path / "logs"}
 
@@ -144,7 +144,7 @@ def hh_root(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path) -> None:
+def test_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path) -> None:
     runs = hh_root / "runs"
     moves = {"runs/hh": runs, "data/hh": hh_root}
     two_batches = overlay(
@@ -162,7 +162,7 @@ def test_the_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_smollm2_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path) -> None:
+def test_smollm2_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path) -> None:
     runs = tmp_path / "smollm2"
     moves = {"runs/smollm2/base": hh_root / "runs" / "base", "runs/smollm2": runs}
     for stage in ("sft", "reward", "ppo"):
@@ -175,7 +175,7 @@ def test_the_smollm2_configurations_fit_one_after_the_other(hh_root: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_the_sentiment_example_fits(world: Path, tmp_path: Path) -> None:
+def test_sentiment_example_fits(world: Path, tmp_path: Path) -> None:
     pytest.importorskip("vaderSentiment", reason="needs the extra `sentiment`")
     base = world / "world" / "base"
     moves = {"runs/smollm2/base": base, "runs/examples": tmp_path}

@@ -1,4 +1,4 @@
-"""Every configuration parses, alone and together with what goes on top of it."""
+"""Every configuration parses, by itself and below each overlay and ablation."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def contains(settings: object, wanted: object) -> bool:
 
 
 def written(config: Path) -> dict[str, Any]:
-    """What a file itself says, by dotted key."""
+    """The settings in a file itself, by dotted key."""
     content = flat(yaml.safe_load(config.read_text("utf-8")))
     # `suffix+` appends, which changes `suffix`
     return {"suffix" if key == "suffix+" else key: v for key, v in content.items()}
 
 
 @pytest.mark.parametrize("config", BASES, ids=name_of)
-def test_every_configuration_parses(config: Path) -> None:
+def test_configuration_parses(config: Path) -> None:
     settings = parsed(config)
 
     stage = stage_of(config)
@@ -95,13 +95,13 @@ def test_every_configuration_parses(config: Path) -> None:
     assert list(Path().iterdir()) == []
 
 
-def test_there_is_no_file_that_these_tests_pass_over() -> None:
+def test_files_are_all_tested_here() -> None:
     known = {*BASES, *OVERLAYS, *ABLATIONS, VANILLA}
 
     assert set(CONFIGS.rglob("*.*")) - known == set()
 
 
-def test_no_configuration_writes_a_checkpoint_twice() -> None:
+def test_configurations_write_a_checkpoint_once() -> None:
     text = "\n".join(path.read_text("utf-8") for path in CONFIGS.rglob("*.yaml"))
     settings = [line for line in text.splitlines() if "save_last" in line]
 
@@ -110,9 +110,9 @@ def test_no_configuration_writes_a_checkpoint_twice() -> None:
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
-def test_an_ablation_changes_what_it_names_and_nothing_else(ablation: Path) -> None:
+def test_ablation_changes_only_what_it_names(ablation: Path) -> None:
     # the paper's configuration has all tricks of PPO-max on and no other; a value of the paper
-    # changes the quickstart, whose values are those of a small model, or vanilla PPO
+    # changes the quickstart, whose values suit a small model, or vanilla PPO
     bases = [[CONFIGS / "ppo" / "paper_7b_en.yaml"], [PPO_MAX], [PPO_MAX, VANILLA]]
     if ablation in REWARD_ABLATIONS:
         bases = [[QUICKSTART / "reward.yaml"]]
@@ -130,7 +130,7 @@ def test_an_ablation_changes_what_it_names_and_nothing_else(ablation: Path) -> N
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
-def test_an_ablation_begins_with_the_number_of_its_trick(ablation: Path) -> None:
+def test_ablation_begins_with_the_number_of_its_trick(ablation: Path) -> None:
     table = (CONFIGS.parent / "docs" / "recipe.md").read_text("utf-8").splitlines()
     text = ablation.read_text("utf-8")
     number = re.match(r"# (\d+)\. ", text)
@@ -163,7 +163,7 @@ def test_vanilla_differs_in_its_tricks_and_names_only() -> None:
     ],
     ids=name_of,
 )
-def test_an_overlay_fits_every_configuration_that_it_is_for(overlay: Path, config: Path) -> None:
+def test_overlay_parses_on_every_configuration_that_it_is_for(overlay: Path, config: Path) -> None:
     before, after = parsed(config), parsed(config, overlay)
 
     wanted = written(overlay)
@@ -184,7 +184,7 @@ def test_an_overlay_fits_every_configuration_that_it_is_for(overlay: Path, confi
 @pytest.mark.parametrize(
     "overlay", [o for o in OVERLAYS if o.stem in STAGES_OF_OVERLAY], ids=name_of
 )
-def test_an_overlay_that_is_not_for_all_stages_says_so(overlay: Path) -> None:
+def test_overlay_that_is_not_for_all_stages_says_so(overlay: Path) -> None:
     head = overlay.read_text("utf-8").splitlines()[0].lower()
 
     assert {stage for stage in MODULES if f"for {stage}" in head} == stages(overlay)
@@ -196,7 +196,7 @@ PPO_BASES = [config for config in BASES if stage_of(config) == "ppo"]
 @pytest.mark.parametrize(
     "ablation", [a for a in ABLATIONS if a.stem not in OF_THE_QUICKSTART], ids=name_of
 )
-def test_an_ablation_goes_on_top_of_any_ppo_configuration(ablation: Path) -> None:
+def test_ablation_fits_any_ppo_configuration(ablation: Path) -> None:
     wanted = written(ablation)
     names = {key.removeprefix("model.init_args.") for key in wanted}
     # nothing that another configuration would have elsewhere, such as paths
@@ -256,7 +256,7 @@ PAPER = {
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("stage", PAPER)
-def test_the_7b_configurations_are_the_papers(stage: str, language: str) -> None:
+def test_7b_configurations_have_the_papers_values(stage: str, language: str) -> None:
     settings = parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
 
     assert settings["trainer.devices"] == 8
@@ -303,7 +303,7 @@ def test_overlays_of_one_group_leave_its_other_options(tmp_path: Path) -> None:
     assert after["model.init_args.sampling.max_new_tokens"] == 48  # the configuration's
 
 
-def test_an_overlay_keeps_the_modules_own_defaults_of_a_group(tmp_path: Path) -> None:
+def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
     path = overlay_of(tmp_path, "rates", optimizer={"weight_decay": 0.1})
     optimizer = flat(
         cli_parser().parse_args(["fit", "--model=SFTModule", f"--config={path}", *SFT])
@@ -331,7 +331,7 @@ def test_an_overlay_keeps_the_modules_own_defaults_of_a_group(tmp_path: Path) ->
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, Any]) -> None:
+def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, Any]) -> None:
     settings = cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags]).fit.as_dict()
     before, after = parsed(PPO_MAX), flat(settings)
 
@@ -355,7 +355,7 @@ def test_a_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, 
     ],
 )
 @pytest.mark.parametrize("how", ["overlay", "configuration", "flag", "long flag"])
-def test_a_wrong_option_is_refused_and_the_right_one_named(
+def test_wrong_option_is_refused_and_the_right_one_named(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     how: str,
@@ -380,9 +380,7 @@ def test_a_wrong_option_is_refused_and_the_right_one_named(
 
 
 @pytest.mark.parametrize("strategy", ["DDPStrategy", "MultiEngineDeepSpeedStrategy"])
-def test_the_time_limit_of_collectives_is_set_in_a_configuration(
-    tmp_path: Path, strategy: str
-) -> None:
+def test_time_limit_of_collectives_is_set_in_a_configuration(tmp_path: Path, strategy: str) -> None:
     limit = {"class_path": strategy, "init_args": {"timeout": "0:05:00"}}
     overlay = tmp_path / "limit.yaml"
     overlay.write_text(yaml.safe_dump({"trainer": {"strategy": limit}}))

@@ -39,7 +39,7 @@ TWO_STEPS: dict[str, Any] = {
 SMALL: dict[str, dict[str, Any]] = {
     "sft": {"trainer": TWO_STEPS, "data": {"init_args": {"batch_size": 4}}},
     "reward": {"trainer": TWO_STEPS, "data": {"init_args": {"batch_size": 4}}},
-    # two iterations: the first trains the critic alone where a run has such a phase
+    # two iterations: the first trains only the critic where a run has such a phase
     "ppo": {
         "trainer": {**TWO_STEPS, "val_check_interval": 2},
         "model": {

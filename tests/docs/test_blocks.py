@@ -79,7 +79,7 @@ def parse(words: list[str]) -> None:
         return stop
 
     with ExitStack() as patches:
-        # the page about training runs is a command of lit_callbacks, which has argparse alone
+        # the page about training runs is a command of lit_callbacks, which only has argparse
         for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser):
             patches.enter_context(patch.object(parser, "parse_args", stopping(parser.parse_args)))
         with pytest.raises(_ParsedError):

@@ -113,7 +113,7 @@ def launches() -> list[list[str]]:
     ]
 
 
-def test_every_launch_line_parses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_lines_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     lines = launches()
     assert [line[0] for line in lines] == ["torchrun", "srun"]

@@ -38,7 +38,7 @@ def test_navigation_has_every_page_with_its_title() -> None:
     assert shown == {page: f"# {named[page]}" for page in titles}
 
 
-def test_every_package_has_a_page_of_the_reference() -> None:
+def test_reference_has_a_page_for_every_package() -> None:
     packages = {
         ".".join(file.parent.relative_to(ROOT).parts)
         for pattern in ("*/__init__.py", "tools/*/__init__.py")
@@ -62,7 +62,7 @@ def test_configuration_page_has_the_keys_of_the_command_line(stage: str, config:
             assert f"| `{group}.{key}` |" in section
 
 
-def test_every_key_is_described() -> None:
+def test_configuration_page_describes_every_key() -> None:
     rows = [row for row in site_pages.configuration_page().splitlines() if row.startswith("| `")]
     assert [row for row in rows if not row.split(" | ", 3)[3].strip(" |")] == []
     assert len(rows) > 150

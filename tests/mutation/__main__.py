@@ -85,7 +85,7 @@ SHORTEST_LIMIT = 60.0  # seconds that the tests may take with a defect, at least
 
 
 class TestRun(NamedTuple):
-    """What a test took and ran without a defect.
+    """Time and functions of a test without a defect.
 
     Attributes:
         seconds: Its duration.
@@ -119,7 +119,7 @@ class Mutation:
         for item, following in zip(session.items, [*session.items[1:], session], strict=True):
             runs[item] = self.run_traced(item, following)
         clean = Mutant(self.file, "", 0, "", "", "", self.source)
-        # once more as with a defect, since a test may fail because of the fork alone
+        # once more as with a defect, since a test may fail only because of the fork
         if session.testsfailed or wait(fork(lambda: self.try_mutant(session, runs, clean))):
             return True
         self.ran = True
@@ -168,7 +168,7 @@ class Mutation:
     def try_mutant(
         self, session: pytest.Session, runs: dict[pytest.Item, TestRun], mutant: Mutant
     ) -> int:
-        """Run the tests with a defect, in a process of its own; 1 if one fails."""
+        """Run the tests with a defect, in a process for it; 1 if one fails."""
         session.config.pluginmanager.unregister(name="terminalreporter")
         use_forked_ranks()
         replace_code(sys.modules[self.name], mutant.source)
@@ -191,8 +191,8 @@ def choose_tests(runs: dict[pytest.Item, TestRun], function: str) -> list[pytest
     """The tests in the order in which they are tried.
 
     Those that call the function come first, the quickest and those that have noticed most defects
-    before the others. Then come those of their files, which may see what a fixture of the module
-    computed, and then all others, which may call it in another process.
+    before the others. Then come the other tests of their files, which may see what a fixture of
+    the module computed, and then all others, which may call it in another process.
     """
     function = function.partition(".read")[0]  # a function inside another
     calls = {item for item, run in runs.items() if function in run.functions}
@@ -249,7 +249,7 @@ def use_forked_ranks() -> None:
 
 
 def fork(work: Callable[[], int]) -> int:
-    """Fork a process, in a group of its own, that exits with the result of `work`."""
+    """Fork a process, in a new group, that exits with the result of `work`."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -261,7 +261,7 @@ def fork(work: Callable[[], int]) -> int:
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         status = work()
-    except BaseException:  # also SystemExit: the fork must not go on as its parent
+    except BaseException:  # SystemExit too: the fork must not continue as its parent
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -147,7 +147,7 @@ def _is_literal_type(node: ast.AST) -> bool:
 
 
 def _variants(node: ast.expr | ast.stmt) -> Iterator[str]:
-    """What may stand in place of a node."""
+    """Text that may replace a node."""
     match node:
         case ast.Constant():
             yield from _constants(node.value)
@@ -202,7 +202,7 @@ def _calls(node: ast.Call) -> Iterator[str]:
         yield _text(node.args[0])
     for index, keyword in enumerate(node.keywords):
         if keyword.arg == "device":
-            continue  # there is one device alone where the tests run
+            continue  # the tests run on a single device
         kept = [*node.keywords[:index], *node.keywords[index + 1 :]]
         yield _text(ast.Call(node.func, node.args, kept))
     plain = all(isinstance(arg, ast.Name | ast.Attribute) for arg in node.args[:2])
@@ -218,7 +218,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _replace(source: str, node: ast.expr | ast.stmt, now: str) -> tuple[str, str]:
-    """What stood at a node, and the source with `now` there."""
+    """The text of a node, and the source with `now` in its place."""
     place = node.test if isinstance(node, ast.If | ast.While) else node
     assert place.end_lineno is not None
     assert place.end_col_offset is not None

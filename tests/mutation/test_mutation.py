@@ -22,7 +22,7 @@ def clipped(x: float, bound: float = 2.0) -> float:
 '''
 
 
-def test_the_mutants_of_a_function() -> None:
+def test_mutants_of_a_function() -> None:
     changes = [(m.line, m.was, m.now) for m in make_mutants("module.py", SOURCE)]
     call, result = "min(x.detach(), bound)", "min(x.detach(), bound) - offset(size=x)"
     assert set(changes) == {
@@ -43,7 +43,7 @@ def test_the_mutants_of_a_function() -> None:
     assert len(changes) == 13
 
 
-def test_the_functions_to_change_can_be_chosen() -> None:
+def test_functions_to_change_can_be_chosen() -> None:
     source = SOURCE + SOURCE.replace("clipped", "other")
     mutants = make_mutants("module.py", source, ("other",))
     assert {m.function for m in mutants} == {"other"}
@@ -67,7 +67,7 @@ class Class:
 
 
 @pytest.mark.parametrize("name", ["function", "method", "size"])
-def test_a_function_that_was_imported_runs_the_new_code(name: str) -> None:
+def test_imported_function_runs_the_new_code(name: str) -> None:
     module = ModuleType("module")
     module.__file__ = "module.py"
     exec(CODE, vars(module))

@@ -1,4 +1,4 @@
-"""The notebooks: what is committed of each, and (slow) that each runs from top to bottom alone."""
+"""The notebooks: the committed file of each, and (slow) that each runs by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import os
 import re
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ pytest.importorskip("ipykernel", reason="the notebooks run with the `test` extra
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGE = (ROOT / "docs/notebooks.md").read_text("utf-8")
-ALONE = "05_monitors_in_another_project"  # needs lit_callbacks alone
+ALONE = "05_monitors_in_another_project"  # needs only lit_callbacks
 MAX_FIGURE = 60_000  # bytes of a PNG
 MAX_NOTEBOOK = 150_000
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|usr|work|opt|content|Users|var|mnt)/\w")
@@ -65,20 +64,6 @@ def test_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -> 
     assert f'PACKAGE = "{package.replace("_", "-")}"' in parameters.source
 
 
-def defined_names(module: str) -> set[str]:
-    """Names at the top of a module of the project, which is not imported: that takes seconds."""
-    path = ROOT.joinpath(*(["callbacks"] * module.startswith("lit_callbacks")), *module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    names: set[str] = set()
-    body = ast.parse(file.read_text("utf-8")).body
-    for node in chain(body, *(block.body for block in body if isinstance(block, ast.If))):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-    return names
-
-
 @each_notebook
 def test_code_compiles_and_imports_names_that_there_are(path: Path) -> None:
     nodes = [node for cell in code_cells(read(path)) for node in ast.walk(parse(cell))]
@@ -88,7 +73,8 @@ def test_code_compiles_and_imports_names_that_there_are(path: Path) -> None:
 
     assert own
     for node in own:
-        assert {alias.name for alias in node.names} <= defined_names(str(node.module))
+        module = importlib.import_module(str(node.module))
+        assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
     assert [name for name in others if not importlib.util.find_spec(name.split(".")[0])] == []
 
 
@@ -116,7 +102,7 @@ def test_outputs_are_there_small_and_without_an_error(path: Path) -> None:
 
 
 @each_notebook
-def test_no_path_of_a_machine_and_no_warning_is_shown(path: Path) -> None:
+def test_outputs_show_no_path_of_a_machine_and_no_warning(path: Path) -> None:
     shown = [
         *(out.get("text", "") for out in outputs(read(path))),
         *(str(out.get("data", {}).get("text/plain", "")) for out in outputs(read(path))),

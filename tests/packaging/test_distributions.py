@@ -1,4 +1,4 @@
-"""What the built wheels and source archives contain."""
+"""The contents of the built wheels and source archives."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_callbacks_wheel_holds_one_package(callbacks_wheel: Path) -> None:
     assert packages(callbacks_wheel) == {"lit_callbacks"}
 
 
-def test_both_wheels_hold_the_same_callbacks(root_wheel: Path, callbacks_wheel: Path) -> None:
+def test_wheels_hold_the_same_callbacks(root_wheel: Path, callbacks_wheel: Path) -> None:
     def callbacks(wheel: Path) -> dict[str, bytes]:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.startswith("lit_callbacks/")]
@@ -67,7 +67,7 @@ def test_both_wheels_hold_the_same_callbacks(root_wheel: Path, callbacks_wheel: 
     assert callbacks(root_wheel) == callbacks(callbacks_wheel)
 
 
-def test_every_source_file_is_in_the_root_wheel(root_wheel: Path) -> None:
+def test_root_wheel_holds_every_source_file(root_wheel: Path) -> None:
     with zipfile.ZipFile(root_wheel) as archive:
         names = set(archive.namelist())
     folders = [ROOT, ROOT / "callbacks"]

@@ -44,7 +44,7 @@ def test_actions_have_one_version() -> None:
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, ROOT / "Dockerfile", ROOT / "Makefile"], ids=str)
-def test_no_second_index_can_replace_a_package(path: Path) -> None:
+def test_index_of_packages_is_the_only_one(path: Path) -> None:
     text = path.read_text("utf-8").upper().replace("-", "_")
     assert [word for word in ("EXTRA_INDEX", "UNSAFE_BEST_MATCH") if word in text] == []
 

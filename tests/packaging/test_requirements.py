@@ -1,4 +1,4 @@
-"""What pyproject.toml, callbacks/pyproject.toml and constraints.txt say of each other."""
+"""pyproject.toml, callbacks/pyproject.toml, constraints.txt and hashes.txt agree."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_callbacks_need_nothing_that_the_root_lacks() -> None:
 
 
 @pytest.mark.parametrize("key", ["version", "requires-python"])
-def test_both_distributions_agree(key: str) -> None:
+def test_distributions_agree(key: str) -> None:
     assert project("callbacks")[key] == project("root")[key]
 
 
@@ -88,13 +88,13 @@ def test_package_says_the_version_of_its_distribution(package: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_every_requirement_has_a_bound(name: str) -> None:
+def test_requirements_have_bounds(name: str) -> None:
     unbound = [r.name for r in requirements(name) if not r.specifier and r.name not in OWN]
     assert unbound == []
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_every_bound_has_a_reason(name: str) -> None:
+def test_bounds_have_reasons(name: str) -> None:
     lines = PROJECTS[name].read_text(encoding="utf-8").splitlines()
     bounds = [line for line in lines if re.match(r'\s*(requires-python = )?"[^"]*[<>=]=?\d', line)]
     assert len(bounds) >= len([r for r in requirements(name) if r.specifier])

@@ -86,7 +86,7 @@ def count_lines(folder: str) -> int:
 
 
 def folders() -> Iterator[str]:
-    """The folders of lit_rlhf, and those of its tools."""
+    """The folders of lit_rlhf and of its tools."""
     for parent in ("lit_rlhf", "lit_rlhf/tools"):
         inside = sorted((ROOT / parent).glob("*/__init__.py"))
         yield from (f"{parent}/{file.parent.name}" for file in inside)

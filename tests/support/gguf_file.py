@@ -26,7 +26,7 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""Names of llama.cpp for those of transformers."""
+"""Names of llama.cpp by names of transformers."""
 
 QUANTIZATION = gguf.GGMLQuantizationType.Q8_0
 SPECIAL, NORMAL = 3, 1

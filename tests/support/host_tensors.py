@@ -1,6 +1,6 @@
 """Tell tensors that were made on the host from a module's own, where both are on the CPU.
 
-A process group of GPUs reduces tensors on the GPU alone. On a CPU every tensor is on the one
+A process group of GPUs reduces only tensors on the GPU. On a CPU every tensor is on the one
 device, so tensors that a GPU run would have on the host are marked by a subclass.
 """
 

@@ -47,12 +47,12 @@ class Failure(NamedTuple):
 
 
 Rule = Callable[[Asked], str | Failure | dict[str, Any]]
-"""What the server does with a request: a reply, a failure, or fields in place of the usual ones."""
+"""The answer to a request: a reply, a failure, or fields in place of the usual ones."""
 
 
 @dataclass
 class JudgeServer:
-    """What a test sees of the server.
+    """The server as a test sees it.
 
     Attributes:
         base_url: For the client.

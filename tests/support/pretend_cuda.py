@@ -7,11 +7,11 @@ looks at the device takes its CUDA branches, and computes real numbers. Inside `
   generator or a NumPy array of the wrong device, collectives of host tensors as under NCCL, and
   attention that would fall back to the kernel with a quadratic matrix of scores;
 - every point where the host waits for the device is counted with its phase and its line;
-- kernels are counted by phase on request: ATen operations that are no views, which is how eager
+- kernels are counted by phase on request: ATen operations that are not views, which is how eager
   PyTorch launches them.
 
 The backward runs in C++, whose gradients and saved tensors carry no mark, so that all tensors count
-as those of the device there.
+as on the device there.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class PretendCuda(TorchFunctionMode):
             self.phase = before
 
     def watch(self, patch: pytest.MonkeyPatch, owner: Any, name: str, phase: str) -> None:
-        """Give the calls of a function a name of their own."""
+        """Give the calls of a function a name."""
         function = getattr(owner, name)
 
         @wraps(function)
@@ -344,7 +344,7 @@ class PretendCuda(TorchFunctionMode):
         patch.setattr(LightningModule, "log", self._watched_log(LightningModule.log))
 
     def _varlen_attn(self, *args: Any, **kwargs: Any) -> Tensor:
-        """torch's kernel for rows back to back, which exists for CUDA alone."""
+        """torch's kernel for rows back to back, which exists only for CUDA."""
         for tensor in _tensors((*args, *kwargs.values())):
             if not is_on_device(tensor):
                 self.refuse("varlen_attn: a tensor on the host")
@@ -364,7 +364,7 @@ class PretendCuda(TorchFunctionMode):
             raise RuntimeError("called a synchronizing CUDA operation")
 
     def _capture_graph(self, function: Callable[[], None], _: Any) -> tuple[Any, None]:
-        """A graph that computes by calling the function, under a name of its own."""
+        """A graph that computes by calling the function, under another name."""
 
         def replay() -> None:
             with self.named("replay"):

@@ -41,7 +41,7 @@ def run_on_ranks(
     Raises:
         torch.multiprocessing.ProcessRaisedException: With the traceback, if `fn` raised on a rank.
     """
-    # a folder of its own: a meeting point cannot be used twice
+    # a new folder: a meeting point cannot be used twice
     folder = Path(mkdtemp(prefix="ranks_", dir=tmp_path))
     environment = dict(os.environ)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""`transformers serve` in a process of its own, and tiny models for it to serve."""
+"""`transformers serve` in another process, and tiny models for it to serve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_chat_model(folder: Path, reply: str | None = None) -> str:
 
     Args:
         folder: Where to.
-        reply: What it says to everything, in one token and then EOS; `None`: random weights, so
+        reply: The answer to everything, in one token and then EOS; `None`: random weights, so
             that it talks nonsense.
     """
     tokenizer = tiny_tokenizer()

@@ -1,4 +1,4 @@
-"""What tests rely on: processes that raise, and folders outside the tree and the user's cache."""
+"""Tests rely on processes that raise, and folders outside the tree and the user's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `torch.nn.attention.varlen.varlen_attn` computes, row by row and in any dtype."""
+"""The result of `torch.nn.attention.varlen.varlen_attn`, row by row and in any dtype."""
 
 from __future__ import annotations
 
