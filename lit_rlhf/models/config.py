@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
@@ -17,6 +18,15 @@ DType = Literal["float32", "bfloat16", "float16"]
 """Names of the types that weights are loaded in."""
 
 DTYPES: tuple[str, ...] = get_args(DType)
+
+SIZES = {
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "hidden_size": 2**20,
+    "vocab_size": 2**24,
+}
+"""Largest sizes of a network that a config is believed; each is many times the largest known."""
 
 HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
@@ -140,9 +150,21 @@ def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             str(path), trust_remote_code=options.trust_remote_code
         )
-        return config
-    except (OSError, ValueError, ArithmeticError) as error:  # a configuration with 0 heads
+    except (OSError, ValueError) as error:
         raise ValueError(f"path: expected a model at {path}, got none: {error}") from error
+    except (ZeroDivisionError, StrictDataclassError) as error:
+        zero = "a size of 0" if isinstance(error, ZeroDivisionError) else "a wrong value"
+        raise ValueError(
+            f"path: expected a config.json that a model can be built from in {path}, got {zero}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    for name, largest in SIZES.items():
+        size = getattr(config.get_text_config(), name, None)
+        if isinstance(size, int) and not 1 <= size <= largest:
+            raise ValueError(
+                f"path: expected {name} from 1 to {largest} in config.json of {path}, got {size}"
+            )
+    return config
 
 
 def is_classifier(config: PreTrainedConfig) -> bool:

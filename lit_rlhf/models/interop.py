@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import (
@@ -128,10 +128,16 @@ def _read_single_output_tensors(path: str | Path, pickled_weights: bool) -> dict
     rows = {}
     for file in _find_files_outside_layers(path, pickled_weights):
         if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as stored:
-                for name in filter(_is_outside_layers, stored.keys()):
-                    if stored.get_slice(name).get_shape()[:1] == [1]:
-                        rows[name] = stored.get_tensor(name)
+            try:
+                with safe_open(file, framework="pt") as stored:
+                    for name in filter(_is_outside_layers, stored.keys()):
+                        if stored.get_slice(name).get_shape()[:1] == [1]:
+                            rows[name] = stored.get_tensor(name)
+            except SafetensorError as error:
+                raise ValueError(
+                    f"path: expected a whole safetensors file, got {file}, which cannot be read: "
+                    f"{error}"
+                ) from error
         else:
             for name, tensor in load_plain_tensors(file).items():
                 if _is_outside_layers(name) and tensor.shape[:1] == (1,):

@@ -7,9 +7,12 @@ the modes that PPO needs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from peft import TaskType
 from safetensors import SafetensorError
 from torch import nn
@@ -273,7 +276,8 @@ def _load_pretrained(
             raise ValueError(
                 f"path: expected a model with safetensors weights at {path}: {error}{hint}"
             ) from error
-        except (SafetensorError, ArithmeticError) as error:
+        # the last from weights of other sizes that the model ties
+        except (SafetensorError, ArithmeticError, NotImplementedError) as error:
             raise ValueError(
                 f"path: expected whole weights and a valid configuration at {path}, got "
                 f"{type(error).__name__}: {error}"
@@ -285,13 +289,26 @@ def _load_pretrained(
             f"path: expected weights of the sizes in the configuration at {path}, got {name} of "
             f"{list(stored)}, not {list(configured)}"
         )
-    missing = sorted(loaded[1]["missing_keys"])
-    if missing:
-        raise ValueError(
-            f"path: expected all weights of {type(model).__name__} in {path}, "
-            f"missing are {', '.join(missing)}"
-        )
+    _check_weights(model, path, sorted(loaded[1]["missing_keys"]))
     return model
+
+
+@torch.no_grad()
+def _check_weights(model: PreTrainedModel, path: str | Path, missing: Sequence[str]) -> None:
+    """Refuse weights that are missing or not finite."""
+    # the smallest and the largest number are NaN if any number is
+    bad = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point() and not all(map(math.isfinite, weight.aminmax()))
+    ]
+    for names, expected, got in ((missing, "all", "no"), (bad, "finite", "NaN or infinity in")):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise ValueError(
+                f"path: expected {expected} weights of {type(model).__name__} in {path}, got {got} "
+                f"{', '.join(names[:5])}{more}"
+            )
 
 
 def _set_padding_of_tokenizer(

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from lit_rlhf.forward import disable_dropout, scalar_head_of, token_logits, token_values, trunk_of
@@ -251,12 +255,71 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         load_causal_lm(tmp_path)
 
 
-def test_missing_weights_are_named(tmp_path: Path) -> None:
-    model = tiny_causal_lm()
-    state = {k: v for k, v in model.state_dict().items() if "layers.1.mlp.up_proj" not in k}
-    model.save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(ValueError, match=r"missing are model\.layers\.1\.mlp\.up_proj\.weight"):
-        load_causal_lm(tmp_path)
+def cut_short(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-2000])
+
+
+def change_weights(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return write
+
+
+def set_config(**settings: object) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        (folder / "config.json").write_text(json.dumps(config | settings), "utf-8")
+
+    return write
+
+
+UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_short, "expected (whole weights|a whole safetensors file)"),
+        (change_weights(lambda weights: weights.pop(UP)), f"expected all weights .* no {UP}$"),
+        (change_weights(lambda weights: weights[UP].fill_(torch.nan)), f"got NaN or .* in {UP}$"),
+        (change_weights(lambda weights: weights[NORM][3].fill_(torch.inf)), f"infinity in {NORM}$"),
+        (
+            set_config(vocab_size=100),
+            "expected weights of the sizes in config.json .* report above",
+        ),
+        (set_config(num_attention_heads=0), "config.json that .* got a size of 0: integer modulo"),
+        (set_config(num_attention_heads=3), "config.json that .* not a multiple of the number of"),
+        (set_config(num_hidden_layers="two"), "config.json that .* expected int, got str"),
+        (set_config(num_hidden_layers=0), "num_hidden_layers from 1 to 1000 .* got 0$"),
+        (set_config(num_hidden_layers=200_000), "num_hidden_layers from 1 to 1000 .* got 200000"),
+        (set_config(num_key_value_heads=-1), "num_key_value_heads from 1 to .* got -1$"),
+    ],
+)
+@pytest.mark.parametrize("scalar", [False, True])
+def test_damaged_folder_is_refused_in_one_line(
+    damage: Callable[[Path], None],
+    message: str,
+    scalar: bool,
+    causal_folder: Folder,
+    scalar_folder: Folder,
+    tmp_path: Path,
+) -> None:
+    shutil.copytree((scalar_folder if scalar else causal_folder)("llama"), tmp_path / "m")
+    damage(tmp_path / "m")
+    with pytest.raises(ValueError, match=f"^path: .*{message}") as error:
+        (load_scalar_model if scalar else load_causal_lm)(tmp_path / "m")
+    assert "\n" not in str(error.value)
+
+
+def test_long_list_of_missing_weights_is_cut(causal_folder: Folder, tmp_path: Path) -> None:
+    shutil.copytree(causal_folder("llama"), tmp_path / "m")
+    set_config(num_hidden_layers=9)(tmp_path / "m")
+    with pytest.raises(ValueError, match=r"got no model\S+(, \S+){4} and 58 more$"):
+        load_causal_lm(tmp_path / "m")
 
 
 def test_a_reward_model_is_no_policy(family: str, scalar_folder: Folder) -> None:
