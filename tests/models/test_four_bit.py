@@ -59,6 +59,8 @@ def test_layers_compute_with_their_4_bit_numbers(folder: Path, tmp_path: Path) -
     torch.testing.assert_close(logits, token_logits(merged, IDS, MASK), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits, token_logits(plain, IDS, MASK), atol=1e-3)
     numbers = dequantized_weights(unwrap_model(load_causal_lm(folder, QLORA)))
+    states = [getattr(weight, "quant_state", None) for weight in model.parameters()]
+    assert all(state.nested for state in states if state is not None)  # their scales have 8 bits
     layers = unwrap_model(plain).state_dict()
     assert len(numbers) == 7 * unwrap_model(plain).config.num_hidden_layers
     for name, weight in numbers.items():
