@@ -10,15 +10,13 @@ import pytest
 from benchmarks.collapse import (
     PAGE,
     RESULT,
-    RUNS,
     Detection,
     compare_with_harm,
     detect_collapse,
-    draw,
     format_page,
     scale_thresholds,
 )
-from lit_callbacks import FirstRatioMonitor, KLMonitor, LengthMonitor, Monitor, PerplexityMonitor
+from lit_callbacks import KLMonitor, LengthMonitor, Monitor, PerplexityMonitor
 
 
 def test_thresholds_move_as_far_from_the_baseline_as_the_factor_says() -> None:
@@ -28,11 +26,6 @@ def test_thresholds_move_as_far_from_the_baseline_as_the_factor_says() -> None:
     assert (length.high_ratio, length.low_ratio) == pytest.approx((2.2, 0.0))
     perplexity = scale_thresholds(PerplexityMonitor(low_ratio=0.6, high_ratio=2.0), 0.5)
     assert (perplexity.low_ratio, perplexity.high_ratio) == pytest.approx((0.8, 1.5))
-
-
-def test_thresholds_of_the_first_ratio_stay_around_one() -> None:
-    ratio = scale_thresholds(FirstRatioMonitor(high=1.05, low=0.95), 1 / 1.3)
-    assert (ratio.low, ratio.high) == pytest.approx((1 - 0.05 / 1.3, 1 + 0.05 / 1.3))
 
 
 CURVES = {"gold": [0.5, 1.0], "kl": [0.0, 2.0], "response_length": [8.0, 9.0]}
@@ -76,15 +69,6 @@ def test_flag_is_in_time_if_nothing_harmed_was_called_healthy(
 def test_page_agrees_with_the_results() -> None:
     rows = json.loads(RESULT.read_text("utf-8"))
     assert PAGE.read_text("utf-8") == format_page(rows), "run python -m benchmarks.collapse report"
-
-
-def test_figure_has_the_mean_of_every_run() -> None:
-    row = {"sft_gold": 0.5, "curves": {name: CURVES for name in RUNS}}
-    other = {"sft_gold": 0.7, "curves": {name: {**CURVES, "kl": [3.0, 3.0]} for name in RUNS}}
-    gold, kl, length = draw([row, other]).axes
-    assert [len(axis.lines) for axis in (gold, kl, length)] == [4, 3, 3]
-    assert kl.lines[0].get_xydata().tolist() == [[1.0, 1.5], [2.0, 2.5]]
-    assert gold.lines[3].get_ydata() == pytest.approx([0.6, 0.6])
 
 
 def test_run_without_harm_is_flagged_in_time(logs: Path) -> None:

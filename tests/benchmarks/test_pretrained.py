@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks import pretrained
@@ -20,12 +19,9 @@ from benchmarks.pretrained import (
     find_harm,
 )
 from benchmarks.pretrained_page import (
-    PANELS,
     draw,
     format_page,
     format_tables,
-    quarter_means,
-    smooth,
 )
 from benchmarks.results_file import read_runs
 from lit_rlhf.data import CHAT_TEMPLATES
@@ -40,16 +36,6 @@ SETTINGS = {
     "precision": "32-true",
 }
 TINY = Sizes(48, 24, 6, 24, iterations=4, prompts=4, max_new_tokens=4)
-
-
-def test_parts_without_results_say_so() -> None:
-    page = format_tables({"settings": SETTINGS})
-
-    sections = page.split("\n## ")[2:]
-    assert [text[0] for text in sections] == ["1", "2", "3", "4", "5", "T"]
-    assert all("not run yet" in text for text in sections[:-1])
-    assert "from not run yet to not run yet" in format_page({"settings": SETTINGS})
-    assert "| gold | 7 | 7 | 14 |" in page
 
 
 def test_page_and_tables_agree_with_the_results() -> None:
@@ -68,24 +54,6 @@ def test_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     # 1 - 6 * (0 + 1 + 1) / (3 * 8), where the ranks of two responses differ by 1
     assert correlate_scores(rows, "sft") == pytest.approx(0.5, abs=1e-5)
     assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
-
-
-def test_figure_has_means_of_four_iterations_above_the_first() -> None:
-    assert smooth([1, 3, 5, 7, 9, 3]).tolist() == [4, 6, 6]
-    assert smooth([1, 3, 5, 7, 9, 3], above_start=True).tolist() == [0, 2, 2]
-    curves = {key: np.arange(8.0).tolist() for key in PANELS}
-    results = {"settings": {}} | {
-        name: {"result": {"curves": curves}} for name in ("ppo_max_0", "ppo_max_1", "ppo_fast_0")
-    }
-    axes = draw(results).axes
-    assert [[line.get_label() for line in axis.lines] for axis in axes[:5]] == [
-        ["PPO-max", "vanilla PPO, 5x the learning rates"]
-    ] * 5
-    assert axes[0].lines[0].get_xydata().tolist() == [[2.5 + i, i] for i in range(5)]
-    assert axes[2].lines[0].get_ydata().tolist() == [1.5, 2.5, 3.5, 4.5, 5.5]
-    gold = [line.get_xydata() for line in axes[5].lines]
-    assert len(gold) == 3
-    assert gold[0].tolist() == [[np.sqrt(1.5), 0], [np.sqrt(5.5), 4]]
 
 
 def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
@@ -183,7 +151,3 @@ def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
     assert "not run yet)" not in page.split("## 1.")[1]
     assert page.count("ppo_max_0") >= 3
     assert draw(read_runs(root / "results.jsonl")).axes
-
-
-def test_quarters_are_of_the_iterations() -> None:
-    assert quarter_means([1, 3, 5, 5, 0, 0, 2, 4]) == [2, 5, 0, 3]

@@ -64,13 +64,6 @@ def test_missing_runs_leave_a_claim_open() -> None:
     assert verdicts(ALL[1:]) == [missing, missing, "holds", "holds"]
 
 
-def test_runs_in_which_a_claim_fails_are_named() -> None:
-    outcome = AS_EXPECTED.outcome._replace(max_gold=0.6)
-    worse = ALL[4]._replace(outcome=outcome)
-    row = format_verdicts([*ALL[:4], worse, *ALL[5:]]).splitlines()[3]
-    assert f"| 29 of 30 | seed {worse.seed}, 2 threads | does not hold |" in row
-
-
 @pytest.mark.parametrize("place", FAILURES)
 def test_failing_run_decides_its_claim_alone(place: int) -> None:
     claim = CLAIMS[place]
@@ -123,23 +116,6 @@ def test_interrupted_run_continues_with_its_first_unfinished_stage(
 
     assert acts == [*stages[:4], *stages[3:5], *stages[4:]]
     assert read_results(tmp_path / "results.jsonl") == [AS_EXPECTED]
-
-
-def test_page_and_tables_have_the_runs() -> None:
-    assert "0 of 60 runs are done." in format_page([])
-    worse = AS_EXPECTED.outcome._replace(max_gold=0.7)
-    runs = [ALL[0], ALL[30]._replace(in_time=[True, False, True])]
-    runs.append(ALL[31]._replace(outcome=worse))
-    page = format_page(runs)
-    assert "3 of 60 runs are done." in page
-    assert "the detector is in time in 1 of 2 runs" in page
-    assert "the first claim holds in 2 and the second in 1 of 2 runs" in page
-    page = format_tables(runs)
-    outcome = "0.50 (1.40) / -4.00 / 1.00 | 95 / 2 / 90 | 2.00 / 0.50 | 8.0 / 8.0 / 8.0 | 1.0 / 1.0"
-    assert f"| 30 | 1 thread | {outcome} |" in page
-    assert f"| 60 | 1 thread | {outcome} |" in page
-    assert "| 60 | 2 threads | 11 | 7, 8, 9 | 8, 9, 10 | -, -, - |" in page
-    assert "| 30 | 1 thread | 11 |" not in page
 
 
 def test_page_and_tables_agree_with_the_results() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks import scaling as scaling_script
-from benchmarks.scaling import fit_line, resize
+from benchmarks.scaling import fit_line
 from benchmarks.speed import comparison
-from benchmarks.speed.comparison import Side, our_sides, peer_side
+from benchmarks.speed.comparison import Side, our_sides
 from benchmarks.speed.job import Job
 from benchmarks.speed.ours_supervised import build_batches, lengths
 from benchmarks.speed.report import (
@@ -22,7 +21,6 @@ from benchmarks.speed.report import (
     comparison_tables,
     count_work,
     fill_page,
-    ratios,
     scaling_tables,
     summarize,
 )
@@ -76,38 +74,6 @@ def test_summary_takes_medians_over_quiet_updates() -> None:
     assert summarize(bf16, CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
 
 
-def test_on_a_gpu_utilization_and_bandwidth_are_reported() -> None:
-    run = run_of("TRL", 4.0)
-    run["updates"][0]["generation_bytes"] = 1e9
-
-    row = summarize([run], CEILINGS | {"peak_bf16": 1e6}, 0.05)
-
-    assert row["training_mfu"] == pytest.approx(3e5 / 1.0 / 1e6)
-    assert row["generation_tokens_per_second"] == 35
-    assert row["generation_bound_fraction"] == 0.5
-
-
-def test_later_tree_is_compared_with_the_first_and_both_with_the_peer() -> None:
-    seconds = {"lit_rlhf a": 2.0, "lit_rlhf b": 1.0, "TRL": 6.0}
-    runs = [
-        run_of(side, value, memory=100 if side == "TRL" else 50) | {"precision": precision}
-        for precision in ("fp32", "bf16-mixed")
-        for side, value in seconds.items()
-    ]
-
-    found = ratios([summarize([run], CEILINGS, 0.05) for run in runs])
-
-    trees = [r for r in found if r["other"] == "lit_rlhf a"]
-    assert [(r["side"], r["precision"], r["other_precision"], r["speed"]) for r in trees] == [
-        ("lit_rlhf b", precision, precision, 2.0) for precision in ("fp32", "bf16-mixed")
-    ]
-    peers = [r for r in found if r["other"] == "TRL"]
-    assert len(peers) == 2 * 2 * 2  # trees times precisions of either side
-    assert len(found) == len(trees) + len(peers)
-    assert (peers[0]["speed"], peers[0]["memory"]) == (3.0, 0.5)
-    assert peers[0]["speed_at_equal_work"] == pytest.approx(3)
-
-
 def source_tree(folder: Path, seconds: float) -> Path:
     """A source tree whose own benchmark says what it imported."""
     module = folder / "benchmarks" / "speed" / "ours.py"
@@ -137,41 +103,9 @@ def test_every_tree_runs_its_own_code(tmp_path: Path) -> None:
     assert our_sides("benchmarks.speed.ours") == [Side("lit_rlhf", "benchmarks.speed.ours")]
 
 
-def test_folders_that_are_not_two_source_trees_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trees: expected source trees with benchmarks\.speed"):
-        our_sides("benchmarks.speed.ours", [str(tmp_path)])
-    trees = [str(source_tree(tmp_path / name / "x", 1.0)) for name in ("a", "b")]
-    with pytest.raises(ValueError, match="trees: expected folders with different names"):
-        our_sides("benchmarks.speed.ours", trees)
-
-
 def test_fit_line_by_hand() -> None:
     # mean (2, 2): slope 1/2, residuals -1/2, 1, -1/2: 1 - 1.5 / 2
     assert fit_line([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx((1.0, 0.5, 0.25))
-
-
-def test_fit_line_needs_three_points() -> None:
-    with pytest.raises(ValueError, match="at least 3 points, got 2"):
-        fit_line([1.0, 2.0], [1.0, 2.0])
-
-
-def test_changed_size_takes_what_belongs_to_it() -> None:
-    assert resize(Workload(), "hidden", 256) == Workload()
-    assert resize(Workload(), "hidden", 512).heads == 16
-    assert resize(Workload(), "response", 64) == Workload()
-    assert resize(Workload(), "response", 128).eos_probability == 1 / 64
-    assert resize(Workload(), "vocab", 1024) == replace(Workload(), vocab=1024)
-
-
-def test_completions_end_as_often_as_responses_do() -> None:
-    work = replace(Workload(), batch=400)
-    found = [len(answer) for [answer] in completions(work, 1, 1)[0]]
-
-    # mean of min(geometric(1/32), 64): 32 * (1 - (31/32)^64)
-    assert sum(found) / len(found) == pytest.approx(27.8, rel=0.1)
-    assert max(found) == 64
-    full = completions(replace(work, mode="full"), 1, 2)[0]
-    assert {len(answer) for pair in full for answer in pair} == {64}
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
@@ -187,39 +121,6 @@ def test_supervised_batches_hold_the_tokens_that_the_peer_gets(stage: Any) -> No
         first = batch if stage == "sft" else batch.chosen
         together = torch.cat([rows[0], responses[0][0]])
         assert first.input_ids[0, : len(together)].equal(together)
-
-
-def test_without_an_interpreter_the_peers_environment_is_made_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "peer"
-    commands: list[list[str]] = []
-
-    def ran(command: list[str], check: bool) -> None:
-        assert check
-        commands.append(command)
-        folder.mkdir(exist_ok=True)
-
-    monkeypatch.setattr(comparison, "PEER_FOLDER", folder)
-    monkeypatch.setattr(comparison.subprocess, "run", ran)
-
-    first, second = (peer_side("peer", None).python for _ in range(2))
-
-    python = str(folder / "bin" / "python")
-    assert (first, second) == (python, python)
-    assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
-    assert commands[1][0] == python
-    assert commands[1][3:] == ["install", *comparison.PEER_PACKAGES]
-
-
-def test_turn_is_taken_again_until_an_update_was_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([run_of("TRL", 9.0, foreign=1.0), run_of("TRL", 3.0), run_of("TRL", 4.0)])
-    monkeypatch.setattr(comparison, "wait_until_quiet", lambda _: 0.0)
-    monkeypatch.setattr(comparison, "run_job", lambda *_: next(answers))
-
-    result = comparison.take_turn(comparison.Side("TRL", "peer"), Job(TINY), wait=0.0)
-
-    assert result["updates"][0]["seconds"] == 3.0
 
 
 def test_interrupted_benchmark_continues_with_the_turns_that_are_missing(
@@ -256,13 +157,6 @@ def test_interrupted_benchmark_continues_with_the_turns_that_are_missing(
     assert result["size"] == "small"
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["speed.json", "speed.md"]
     assert "round 2 of 2: ragged fp32 TRL" in capsys.readouterr().err
-
-
-def test_process_that_fails_is_shown(tmp_path: Path) -> None:
-    side = comparison.Side("nobody", "benchmarks.speed.nobody")
-
-    with pytest.raises(RuntimeError, match=r"(?s)nobody: .* failed.*No module named"):
-        comparison.run_job(side, Job(TINY, str(tmp_path)))
 
 
 def test_page_and_tables_agree_with_the_results() -> None:

@@ -63,20 +63,6 @@ def test_a_mistyped_configuration_does_not_wait_for_torch() -> None:
     assert ran.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", STAGE_COMMANDS)
-def test_help_of_a_stage_command_fits_on_a_screen_and_says_where_the_rest_is(
-    capsys: pytest.CaptureFixture[str], verb: str
-) -> None:
-    main(["--config", "quickstart/sft", verb, "-h"])
-    shown = capsys.readouterr().out
-    lines = shown.splitlines()
-    assert len(lines) < 32
-    assert max(map(len, lines)) <= 80
-    assert f"lit_rlhf {verb} " in lines[0]
-    assert "--help_all" in shown
-    assert ("--overwrite" in shown) == (verb == "fit")
-
-
 def test_all_options_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Sequence[str]] = []
     monkeypatch.setattr("lit_rlhf.cli.training.main", seen.append)

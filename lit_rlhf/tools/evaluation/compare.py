@@ -501,14 +501,8 @@ def _summarize(
     )
 
 
-def comparison_table(comparison: Comparison, narrow: bool = False) -> Table:
-    """Build a terminal table with a column per policy and a row per reward and metric.
-
-    Args:
-        comparison: The comparison.
-        narrow: Write intervals below their means; three policies then fit into 80 columns.
-    """
-    gap = "\n" if narrow else " "
+def comparison_table(comparison: Comparison) -> Table:
+    """Build a terminal table with a column per policy and a row per reward and metric."""
     table = make_table(
         f"{comparison.n_prompts} prompts, one response each; mean [95 % interval]",
         *("", *comparison.policies),
@@ -517,7 +511,7 @@ def comparison_table(comparison: Comparison, narrow: bool = False) -> Table:
     reports = comparison.policies.values()
     for reward in comparison.rewards:
         scores = [report.scores[reward] for report in reports]
-        cells = (f"{score.mean:.2f}{gap}[{score.low:.2f}, {score.high:.2f}]" for score in scores)
+        cells = (f"{score.mean:.2f} [{score.low:.2f}, {score.high:.2f}]" for score in scores)
         table.add_row(reward, *cells, end_section=reward == list(comparison.rewards)[-1])
     for label, metric, format_value in _METRIC_ROWS:
         table.add_row(label, *(format_value(report.metrics[metric]) for report in reports))
@@ -526,7 +520,7 @@ def comparison_table(comparison: Comparison, narrow: bool = False) -> Table:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print scores and metrics, then who wins, on standard output."""
-    print_table(comparison_table(comparison), comparison_table(comparison, narrow=True))
+    print_table(comparison_table(comparison))
     rows = comparison.head_to_heads
     if rows:
         print_table(outcomes_table(rows, comparison.baseline))

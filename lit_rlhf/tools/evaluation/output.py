@@ -50,22 +50,17 @@ def make_table(
     return table
 
 
-def print_table(table: Table, narrow: Table | None = None) -> None:
+def print_table(table: Table) -> None:
     """Print a table on standard output; outside of a terminal no column is folded.
 
     Names are printed literally, even where rich would read markup.
-
-    Args:
-        table: The table.
-        narrow: The same table in fewer columns, for a terminal in which `table` would be folded.
     """
     console = Console(markup=False, emoji=False)
-    # rich measures a table up to the console's own width
-    width = Console(width=_UNBOUNDED_WIDTH, markup=False, emoji=False).measure(table).maximum
     if not console.is_terminal:
-        # rich assumes 80 columns for a file or a pipe and would break names and numbers
-        console = Console(width=width, markup=False, emoji=False)
-    console.print(narrow if narrow is not None and width > console.width else table)
+        # rich assumes 80 columns for a file or a pipe, and measures up to the console's own width
+        wide = Console(width=_UNBOUNDED_WIDTH, markup=False, emoji=False)
+        console = Console(width=wide.measure(table).maximum, markup=False, emoji=False)
+    console.print(table)
 
 
 def print_text(console: Console, text: str, style: str = "", end: str = "\n") -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_rlhf.tools.commands.doctor import help_text
 from tests.configs.tiny_runs import (
     CONFIGS,
     QUICKSTART,
@@ -165,17 +164,3 @@ def test_the_configuration_that_a_fit_has_saved_is_taken(
     assert doctor("--config", str(saved), "--model.sampling.max_new_tokens", "60") == 0
 
     assert files(tmp_path) == before
-
-
-@pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["-h"], 0), ([], 2)])
-def test_help_fits_a_terminal_and_names_all_checks(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int
-) -> None:
-    assert doctor(*arguments) == status
-
-    shown = capsys.readouterr()
-    text = shown.err if status else shown.out
-    assert text == help_text() + "\n"
-    assert max(map(len, text.splitlines())) <= 80
-    for name in ("text contract", "reference", "padding", "clipping", "--output", "exit status"):
-        assert name in text

@@ -220,14 +220,6 @@ def test_a_policy_that_cuts_the_prompts_is_refused(world: Path, tmp_path: Path) 
         sample_preferences(policy, world, pairs=2)
 
 
-def test_usage_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--help"])
-
-    text = capsys.readouterr().out
-    assert "world" in text
-    assert "preferences" in text
-
-
 def test_an_unknown_command_is_refused() -> None:
     with pytest.raises(SystemExit, match="no command 'moon'"):
         main(["moon"])

@@ -9,10 +9,8 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -31,13 +29,6 @@ SMALL_TOOLS = {
 """Flags that make the tools' commands small; the quickstart itself has none for these sizes."""
 
 
-class Quickstart(NamedTuple):
-    root: Path
-    commands: list[list[str]]  # what ran
-    printed: str
-    warned: list[str]
-
-
 def merged(config: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
     """`config` with the settings of `small` in it, branch by branch."""
     both = {key for key in small if isinstance(config.get(key), dict)}
@@ -53,19 +44,34 @@ def write_small_configs(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
-    folder = tmp_path_factory.mktemp("quickstart")
-    root, configs = folder / "run with a space", write_small_configs(folder / "configs")
-    commands: list[list[str]] = []
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that a quickstart gives, which do nothing but write an evaluation."""
+    given: list[list[str]] = []
+    scores = {name: {"mean": 0.5, "std": 1.0} for name in ("gold_reward", "reward", "well_formed")}
+    policies = {name: {"rewards": scores} for name in ("sft", "ppo_vanilla", "ppo_max")}
+
+    def command(argv: Sequence[str]) -> None:
+        given.append(list(argv))
+        if argv[0] == "evaluate":
+            output = Path(argv[argv.index("--output") + 1])
+            output.write_text(json.dumps({"policies": policies}), "utf-8")
+
+    monkeypatch.setattr(cli, "main", command)
+    return given
+
+
+@pytest.mark.slow  # trains all stages
+def test_a_quickstart_trains_compares_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, configs = tmp_path / "run with a space", write_small_configs(tmp_path / "configs")
     command = cli.main
 
     def small_command(argv: Sequence[str]) -> None:
-        commands.append(list(argv))
         tools = [flags.split() for name, flags in SMALL_TOOLS.items() if name in argv[:2]]
         command([*argv, *(flag for flags in tools for flag in flags)])
 
-    printed = StringIO()
     arguments = [*("--output_dir", str(root), "--configs", str(configs)), *("--seed", SEED)]
     with (
         patch.object(cli, "main", small_command),
@@ -73,30 +79,23 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
         patch.object(sys, "argv", ["lit_rlhf", "quickstart", *arguments]),
         # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
         patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
-        redirect_stdout(printed),
-        warnings.catch_warnings(record=True) as warned,
+        warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("always", ".*args parameter is intended to run from within Python")
         # reference and reward model are frozen in evaluation mode, which Lightning wonders at
         warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
         main([*arguments, "--pairs", "8"])
-    return Quickstart(root, commands, printed.getvalue(), [str(w.message) for w in warned])
 
-
-def test_every_model_is_there(done: Quickstart) -> None:
     for name in ("world/base", "sft", "reward", "ppo_max", "ppo_max/critic", "ppo_vanilla"):
-        files = {path.name for path in (done.root / name).iterdir()}
+        files = {path.name for path in (root / name).iterdir()}
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
-
-
-def test_the_evaluation_compares_both_policies_with_sft(done: Quickstart) -> None:
-    report = json.loads((done.root / "evaluation.json").read_text("utf-8"))
-
+    report = json.loads((root / "evaluation.json").read_text("utf-8"))
     assert list(report["policies"]) == ["sft", "ppo_vanilla", "ppo_max"]
-    assert report["n_prompts"] == 6
-    assert report["settings"]["max_new_tokens"] == 48
-    assert report["settings"]["seed"] == int(SEED)
-    assert "against sft" in done.printed
+    assert (report["n_prompts"], report["settings"]["seed"]) == (6, int(SEED))
+    assert len((root / "world" / "preferences.jsonl").read_text("utf-8").splitlines()) == 8
+    assert (root / "collapse.png").read_bytes().startswith(b"\x89PNG")
+    assert "rollout/kl" in (root / "report.html").read_text("utf-8")
+    last = capsys.readouterr().out.strip().split("\n\n")[-1]
+    assert last.replace("\n", " ") == read_outcome(report).sentence()
 
 
 EXPECTED = Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9)
@@ -162,69 +161,34 @@ def test_one_sentence_tells_what_happened(changes: dict[str, float], sentence: s
     assert EXPECTED._replace(**changes).sentence() == f"In this run, {sentence}."
 
 
-def test_the_quickstart_ends_with_the_sentence(done: Quickstart) -> None:
-    report = json.loads((done.root / "evaluation.json").read_text("utf-8"))
-    outcome = read_outcome(report)
+def test_the_printed_commands_are_those_that_run_with_seed_and_copied_configurations(
+    commands: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "run with a space"
+    main(["--output_dir", str(root), "--seed", SEED])
 
-    last = done.printed.strip().split("\n\n")[-1]
-    assert last.replace("\n", " ") == outcome.sentence()
-    assert max(map(len, last.splitlines())) < 80
-    policies = report["policies"]
-    assert outcome.vanilla_score == policies["ppo_vanilla"]["rewards"]["reward"]["mean"]
-    assert outcome.max_well_formed == policies["ppo_max"]["rewards"]["well_formed"]["mean"]
-
-
-def test_the_curves_are_drawn(done: Quickstart) -> None:
-    assert (done.root / "collapse.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_reward_model_learns_from_as_many_pairs_as_asked_for(done: Quickstart) -> None:
-    lines = (done.root / "world" / "preferences.jsonl").read_text("utf-8").splitlines()
-
-    assert len(lines) == 8
-
-
-def test_the_printed_commands_are_what_ran(done: Quickstart) -> None:
-    lines = [line for line in done.printed.splitlines() if line.startswith("$ ")]
-
+    printed = capsys.readouterr().out
     # as a shell reads them
-    words = [shlex.split(line)[1:] for line in lines]
-    assert [own[1:] for own in words] == done.commands
-    runs = {"vanilla": "ppo_vanilla", "PPO-max": "ppo_max"}
-    logs = [f"{name}={done.root}/logs/{run}" for name, run in runs.items()]
-    assert ["report", *logs, "--output", f"{done.root}/report.html"] in done.commands
-    assert "rollout/kl" in (done.root / "report.html").read_text("utf-8")
-    assert [words[0] for words in done.commands] == [
+    shown = [shlex.split(line)[2:] for line in printed.splitlines() if line.startswith("$ ")]
+    assert shown == commands
+    assert [words[0] for words in commands] == [
         *("lab", "fit", "lab", "fit", "fit", "fit", "plot", "report", "evaluate")
     ]
-
-
-def test_its_user_is_not_warned_of_how_it_is_made(done: Quickstart) -> None:
-    assert done.warned == []
-
-
-def test_everything_random_gets_the_seed(done: Quickstart) -> None:
-    for words in done.commands:
+    for words in commands:
         seeds = [i + 1 for i, word in enumerate(words) if re.search(r"seed(_everything)?$", word)]
         assert {words[i] for i in seeds} == (
             {SEED} if words[0] not in ("plot", "report") else set()
         )
-
-
-def test_the_configurations_of_another_folder_are_copied_with_their_paths(
-    done: Quickstart,
-) -> None:
-    used = {word for words in done.commands for word in words if word.endswith(".yaml")}
-
-    assert {Path(file).parent for file in used} == {done.root / "configs"}
+    used = {word for words in commands for word in words if word.endswith(".yaml")}
+    assert {Path(file).parent for file in used} == {root / "configs"}
     assert "runs/quickstart" not in "".join(Path(file).read_text("utf-8") for file in used)
 
 
-def test_an_earlier_quickstart_is_not_replaced(done: Quickstart) -> None:
-    before = {path: path.stat().st_mtime_ns for path in done.root.rglob("*")}
+def test_an_earlier_quickstart_is_not_replaced(commands: list[list[str]], tmp_path: Path) -> None:
+    (tmp_path / "sft").mkdir()
     with pytest.raises(SystemExit, match=r"holds an earlier quickstart.*--overwrite true"):
-        main(["--output_dir", str(done.root)])
-    assert {path: path.stat().st_mtime_ns for path in done.root.rglob("*")} == before
+        main(["--output_dir", str(tmp_path)])
+    assert commands == []
 
 
 def test_steps_continue_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:

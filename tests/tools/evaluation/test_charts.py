@@ -56,16 +56,6 @@ def panels(figure: Figure) -> dict[str, Axes]:
     return {axis.get_title(loc="left"): axis for axis in figure.axes if axis.axison}
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"event files of one run, got .* with no event file"):
-        run_figure({"run": tmp_path})
-
-
-def test_a_folder_of_several_runs_is_refused(vanilla: Path, ppo_max: Path) -> None:
-    with pytest.raises(ValueError, match=r"of one run, got .* with .*ppo_max, .*vanilla"):
-        run_figure({"runs": vanilla.parent})
-
-
 def test_each_metric_gets_a_panel_with_the_runs_that_have_it(vanilla: Path, ppo_max: Path) -> None:
     drawn = panels(run_figure({"vanilla": vanilla, "PPO-max": ppo_max}))
 
@@ -78,25 +68,11 @@ def test_each_metric_gets_a_panel_with_the_runs_that_have_it(vanilla: Path, ppo_
     }
 
 
-def test_a_run_has_one_color_in_all_panels(vanilla: Path, ppo_max: Path) -> None:
-    drawn = panels(run_figure({"vanilla": vanilla, "PPO-max": ppo_max}))
-
-    both, gold = drawn["score that PPO optimizes"].get_lines(), drawn["gold reward"].get_lines()
-    assert both[0].get_color() == both[1].get_color() != both[2].get_color()
-    assert gold[0].get_color() == both[2].get_color()
-
-
 def test_kl_is_on_a_logarithmic_scale_that_shows_negative_estimates(vanilla: Path) -> None:
     axis = panels(run_figure({"vanilla": vanilla}))["KL to the SFT policy, nats per response"]
 
     assert axis.get_yscale() == "symlog"
     assert axis.get_ylim()[0] < -0.1
-
-
-def test_the_first_readings_of_a_critic_do_not_flatten_the_rest(ppo_max: Path) -> None:
-    axis = panels(run_figure({"PPO-max": ppo_max}))["critic's explained variance"]
-
-    assert axis.get_ylim()[0] == -1.0
 
 
 def test_the_baseline_is_a_line_in_its_panels(vanilla: Path) -> None:
@@ -133,27 +109,6 @@ def test_a_run_without_any_usual_metric_is_refused(tmp_path: Path) -> None:
 def test_no_runs_are_refused() -> None:
     with pytest.raises(ValueError, match="runs: expected at least one"):
         run_figure({})
-
-
-def test_the_figure_is_written_as_wide_as_a_readme_needs(vanilla: Path, tmp_path: Path) -> None:
-    path = save_figure(run_figure({"vanilla": vanilla}), tmp_path / "new" / "collapse.png")
-
-    content = path.read_bytes()
-    assert content.startswith(b"\x89PNG")
-    assert int.from_bytes(content[16:20], "big") >= 1000
-
-
-def test_the_steps_of_other_stages_are_not_called_iterations(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", {"sft/loss": [1.0], "ppo/value_loss": [1.0]})
-
-    figure = run_figure({"run": tmp_path / "run"}, keys=["sft/loss", "ppo/value_loss"])
-    assert [axis.get_xlabel() for axis in figure.axes] == ["step", "PPO iteration"]
-
-
-def test_a_run_named_as_the_baseline_is_in_the_legend_once(vanilla: Path) -> None:
-    figure = run_figure({"SFT": vanilla})
-
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SFT"]
 
 
 class Screen:
@@ -274,28 +229,11 @@ def test_every_share_is_a_bar_behind_the_one_before() -> None:
     assert [text.get_text() for text in axis.texts] == ["44", "26", "30", "20", "78"]
 
 
-def test_lines_are_the_intervals_of_win_and_of_lose() -> None:
-    axis = drawn(outcome_figure(ROWS, "sft"), "helpful")
-
-    ends = [line.get_xdata() for line in axis.lines]
-    assert [list(pair) for pair in ends[:2]] == [
-        pytest.approx([0.37, 0.51]),
-        pytest.approx([1 - 0.36, 1 - 0.24]),  # lose is counted from the right
-    ]
-
-
 def test_a_policy_without_a_verdict_has_no_bar() -> None:
     axis = drawn(outcome_figure(ROWS, "sft"), "harmless")
 
     assert list(axis.patches) == []
     assert [text.get_text() for text in axis.texts] == ["no valid verdict"]
-
-
-def test_the_baseline_is_named() -> None:
-    figure = outcome_figure(ROWS, "my_sft")
-
-    assert "against my_sft" in figure.axes[-1].get_xlabel()
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["win", "tie", "lose"]
 
 
 def test_the_suffix_is_the_format(tmp_path: Path) -> None:
@@ -307,15 +245,6 @@ def test_the_suffix_is_the_format(tmp_path: Path) -> None:
 def test_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match="chart: expected verdicts of a reward or a judge"):
         outcome_figure([], "sft")
-
-
-def test_bars_left_of_zero_have_the_color_of_mistakes() -> None:
-    (axis,) = charts.histogram_chart([-1.0, 0.0, 1.0], [2, 3]).axes
-
-    wrong, right = axis.patches
-    assert (wrong.get_x(), wrong.get_width(), wrong.get_height()) == (-1.0, 1.0, 2.0)
-    assert (right.get_x(), right.get_height()) == (0.0, 3.0)
-    assert wrong.get_facecolor() != right.get_facecolor()
 
 
 def test_reward_charts_draw_accuracies_with_their_intervals() -> None:

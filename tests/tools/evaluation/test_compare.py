@@ -4,7 +4,6 @@ import json
 import math
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -539,28 +538,3 @@ def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> Non
     assert "256 prompts" in printed
     against = ["gold", "ppo", "50 [44, 56]", "25 [20, 31]", "25 [20, 30]", "256"]
     assert against in lines
-
-
-def test_no_number_is_broken_in_a_terminal_of_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich take the stream for a terminal
-    monkeypatch.setenv("COLUMNS", "80")
-    name = "a_reward_of_a_long_name"
-    score = ScoreSummary(-1.25, -1.5, -1.0, 1.0)
-    report = replace(PPO, scores={name: score}, outcomes={name: OUTCOMES})
-    reports = dict.fromkeys(("sft", "ppo_vanilla", "ppo_max"), report)
-    print_comparison(Comparison(reports, {}, {name: "a:gold"}, 256, 0))
-    printed = capsys.readouterr().out
-    assert printed.count("[-1.50, -1.00]") == 3
-    assert printed.count("50 [44, 56]") == 3
-
-
-def test_many_policies_are_not_cut_off_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    names = [f"policy-{number}" for number in range(12)]
-
-    print_comparison(Comparison(dict.fromkeys(names, PPO), {}, {"gold": "a:gold"}, 256, 0))
-
-    printed = capsys.readouterr().out
-    assert [name for name in names if name not in printed] == []
-    assert printed.count("1.25 [1.00, 1.50]") == 12

@@ -24,8 +24,6 @@ from lit_rlhf.tools.evaluation.benchmarks.harness import (
 from lit_rlhf.tools.evaluation.loading import short_names
 from lit_rlhf.tools.evaluation.output import make_table, print_table
 
-MAX_PARTS = 12  # parts of a benchmark in the table; MMLU has 61
-
 
 @dataclass(frozen=True)
 class BenchmarkScore:
@@ -193,33 +191,16 @@ def _score(result: TaskResult, baseline: TaskResult | None, metric: str) -> Benc
 def benchmark_table(report: BenchmarkReport) -> Table:
     """Build a terminal table with a row per benchmark and metric, and a column per model."""
     names = list(report.models)
-    rows = table_rows(report)
-    caption = f"Below each score: its difference from {names[0]}." if len(names) > 1 else ""
-    if len(rows) < len(report.rows):
-        caption += f" {len(report.rows) - len(rows)} more rows, of parts, are in the report."
+    caption = f"Below each score: its difference from {names[0]}." if len(names) > 1 else None
     shots = "" if report.shots is None else f", {report.shots} examples before each"
     title = f"benchmarks{shots}; score ± standard error"
-    table = make_table(title, "", "questions", *names, caption=caption.strip() or None)
-    for row in rows:
+    table = make_table(title, "", "questions", *names, caption=caption)
+    for row in report.rows:
         name = f"  {row.part}" if row.part else row.benchmark
         lower = ", lower is better" if row.higher_is_better is False else ""
         cells = (_format_score(row.scores[model]) for model in names)
         table.add_row(f"{name} ({row.metric}{lower})", str(row.questions), *cells)
     return table
-
-
-def table_rows(report: BenchmarkReport) -> list[BenchmarkRow]:
-    """Select all rows but the parts of benchmarks that have many parts and an overall score."""
-    parts: dict[str, set[str]] = {}
-    for row in report.rows:
-        parts.setdefault(row.benchmark, set()).add(row.part)
-    return [
-        row
-        for row in report.rows
-        if not row.part
-        or "" not in parts[row.benchmark]
-        or len(parts[row.benchmark]) <= MAX_PARTS + 1
-    ]
 
 
 def print_benchmarks(report: BenchmarkReport) -> None:

@@ -6,13 +6,13 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lit_rlhf.models import ModelOptions, load_tokenizer
+from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.tools.evaluation.benchmarks.choices import ChoiceQuestion, choice_task
 from lit_rlhf.tools.evaluation.loading import load_policy
 
@@ -49,7 +49,7 @@ def find_tasks(tasks: Sequence[str]) -> TaskManager:
     """Load the harness's index of tasks and check that it has these.
 
     Raises:
-        ValueError: If there is no task, group or tag of that name. The message suggests others.
+        ValueError: If there is no task, group or tag of that name. The message suggests another.
         ModuleNotFoundError: If lm-evaluation-harness is not installed.
     """
     with _quiet_harness():
@@ -57,10 +57,9 @@ def find_tasks(tasks: Sequence[str]) -> TaskManager:
     manager = TaskManager()
     for task in tasks:
         if task not in manager.all_tasks:
-            close = get_close_matches(task, manager.all_tasks, n=5, cutoff=0.5)
             raise ValueError(
-                f"benchmarks: expected a task or group of lm-evaluation-harness, got {task!r}; "
-                f"close to it: {', '.join(close) or 'none'}"
+                f"benchmarks: expected a task or group of lm-evaluation-harness, got {task!r}"
+                f"{did_you_mean(task, manager.all_tasks)}"
             )
     return manager
 

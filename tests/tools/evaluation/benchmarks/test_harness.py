@@ -47,7 +47,7 @@ def test_the_usual_benchmarks_are_there() -> None:
 
 
 def test_a_mistyped_benchmark_is_named_with_those_close_to_it(few_tasks: None) -> None:
-    with pytest.raises(ValueError, match=r"got 'ceval-vaild'; close to it: ceval-valid"):
+    with pytest.raises(ValueError, match=r"got 'ceval-vaild'; did you mean ceval-valid"):
         find_tasks(["mmlu", "ceval-vaild"])
 
 

@@ -112,15 +112,6 @@ def test_the_oldest_turns_are_forgotten_once_and_told() -> None:
     ]
 
 
-def test_a_message_that_is_too_long_loses_its_beginning_and_that_is_told() -> None:
-    fed = Fed("yes")
-
-    shown = after(chat("sft", max_length=16), fed, "a b c d e f g h i j k l m n o p q r s t")
-
-    assert fed.prompts[0].endswith(" t\n\nAssistant:")
-    assert "(read only the last 16 tokens of the message)" in shown
-
-
 def test_reset_forgets_the_dialogue_of_all_models() -> None:
     fed = Fed()
 
@@ -191,14 +182,6 @@ def test_a_stop_before_the_first_word_leaves_no_exchange() -> None:
     after(chat("sft"), fed, "one", "two")
 
     assert fed.prompts[1] == "\n\nHuman: two\n\nAssistant:"
-
-
-def test_a_response_of_no_words_is_an_exchange() -> None:
-    fed = Fed("")
-
-    after(chat("sft"), fed, "one", "two")
-
-    assert fed.prompts[1].startswith("\n\nHuman: one\n\nAssistant: \n\nHuman: two")
 
 
 def test_a_response_that_was_cut_off_is_told() -> None:
