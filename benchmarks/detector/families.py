@@ -59,6 +59,7 @@ def make_steps(curves: Mapping[str, Sequence[float]], responses: int) -> list[St
 
 
 LAB_KEYS = {
+    "score": "rollout/score",
     "kl": "rollout/kl",
     "response_length": "rollout/response_length",
     "perplexity": "rollout/perplexity",

@@ -116,7 +116,7 @@ class LengthMonitor(Monitor):
     def __init__(
         self,
         key: str = "rollout/response_length",
-        high_ratio: float | None = 1.6,
+        high_ratio: float | None = 1.75,
         low_ratio: float | None = 0.6,
         reference_key: str = "rollout/ref_response_length",
         **options: Any,

@@ -196,8 +196,8 @@ def test_standard_error_of_the_responses_moves_a_threshold() -> None:
             watcher.observe(100.0, responses)
         return watcher.thresholds()[1]
 
-    # 4 deviations of 0.6 x 100 / sqrt(B), at least the ratio's 60 and at most twice that
-    assert [threshold(b) for b in (0, 64, 9, 4)] == pytest.approx([160.0, 160.0, 180.0, 220.0])
+    # 4 deviations of 0.6 x 100 / sqrt(B), at least the ratio's 75 and at most twice that
+    assert [threshold(b) for b in (0, 64, 9, 4)] == pytest.approx([175.0, 175.0, 180.0, 220.0])
     share = OpeningMonitor(high=None, high_ratio=1.5, **SETTINGS)
     for _ in range(4):
         share.observe(0.2, 100)

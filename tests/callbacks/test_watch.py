@@ -76,7 +76,7 @@ def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
     for _ in range(20):
         watch.step(NORMAL)
         said.append(watch.notes)
-    expected = "thresholds: KL per token at most 0.07 nats, length 60 to 160 tokens"
+    expected = "thresholds: KL per token at most 0.07 nats, length 60 to 175 tokens"
     assert said == [[]] * 7 + [[expected]] + [[]] * 12
 
 
@@ -157,7 +157,7 @@ def test_number_of_responses_is_taken_from_the_metrics_or_the_argument(responses
         given.step(NORMAL)
     ranges = [[m.thresholds() for m in watch.monitors] for watch in (told, given)]
     assert ranges[0] == ranges[1]
-    assert told.monitors[2].thresholds().high == {4: 220.0, 16: 160.0}[responses]
+    assert told.monitors[2].thresholds().high == {4: 220.0, 16: 175.0}[responses]
 
 
 def test_state_continues_in_the_middle() -> None:
