@@ -7,6 +7,7 @@ So a file under the final name is always complete, even after a crash or a power
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import zlib
@@ -104,6 +105,10 @@ def fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # some network and FUSE file systems cannot do it for folders
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from pathlib import Path
 
-from lit_rlhf.files import delete_partials, partial_path, try_swap_names
+import pytest
+
+from lit_rlhf.files import delete_partials, fsync, partial_path, try_swap_names
 
 
 def can_swap_names(folder: Path) -> bool:
@@ -26,6 +29,25 @@ def test_names_are_swapped_in_one_step_or_nothing_changes(tmp_path: Path) -> Non
         assert first.is_dir()
         assert second.read_text() == "1"
     assert not try_swap_names(tmp_path / "none", second)
+
+
+def test_folder_whose_file_system_cannot_force_names_to_disk_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network and FUSE mounts answer EINVAL for folders."""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    (tmp_path / "file").touch()
+    number = errno.EINVAL
+    fsync(tmp_path)
+    with pytest.raises(OSError, match="Invalid argument"):
+        fsync(tmp_path / "file")
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        fsync(tmp_path)
 
 
 def test_partials_of_files_and_folders_are_deleted_and_nothing_else(tmp_path: Path) -> None:

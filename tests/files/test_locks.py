@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from filelock import FileLock
 
-from lit_rlhf.files import FolderLocks, lock_path
+from lit_rlhf.files import FolderInUseError, FolderLocks, lock_path
 
 
 def killed(work: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
     first, second = FolderLocks(), FolderLocks()
     first.acquire([tmp_path / "a", tmp_path / "b"])
     told = rf"{tmp_path}/b: another run writes to this folder: process {os.getpid()} on "
-    with pytest.raises(RuntimeError, match=told):
+    with pytest.raises(FolderInUseError, match=told):
         second.acquire([tmp_path / "c", tmp_path / "b"])
     FolderLocks().acquire([tmp_path / "c"])  # the refused run has kept nothing
     first.release()
