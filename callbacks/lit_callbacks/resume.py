@@ -20,7 +20,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_callbacks.output import versioned_folder
 
-SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+SIGNALS = {
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP",  # of a terminal that is closed
+    signal.SIGINT: "Ctrl-C",
+}
 EXIT_STATUS = 128 + signal.SIGTERM  # status that a shell reports for a process ended by SIGTERM
 OWN_NAME = re.compile(r"batch=\d+(-v\d+)?\.ckpt")
 INTERRUPTED_STATUS = 128 + signal.SIGINT
@@ -31,9 +35,10 @@ INTERRUPTED = (
 
 
 class ResumeCheckpoint(Checkpoint):
-    """Saves a checkpoint every so many batches or minutes, at SIGTERM and at Ctrl-C (SIGINT).
+    """Saves a checkpoint every so many batches or minutes, and at SIGTERM, SIGHUP and Ctrl-C.
 
-    Schedulers send SIGTERM some time before they take a machine away. The current batch or
+    Schedulers send SIGTERM some time before they take a machine away, and a terminal that is closed
+    sends SIGHUP, which ends the run in the same way. The current batch or
     validation is finished, then a checkpoint is saved and the process exits with status 143, or 130
     after Ctrl-C. Of several processes, at least one has to receive the signal. A second Ctrl-C ends
     the run at once, as Lightning does, without a checkpoint.
@@ -91,7 +96,7 @@ class ResumeCheckpoint(Checkpoint):
         self.dirpath = trainer.strategy.broadcast(dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace the handlers of SIGTERM and SIGINT, which end the run without a checkpoint.
+        """Replace the handlers of signals that end the run without a checkpoint.
 
         Lightning's handler of SIGTERM also communicates between ranks from within the signal,
         whatever communication the ranks are in at that moment.
@@ -112,6 +117,8 @@ class ResumeCheckpoint(Checkpoint):
         # A process in the background ignores SIGINT, and a program may have a handler of its own.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             replaced.append(signal.SIGINT)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` ignores it
+            replaced.append(signal.SIGHUP)
         for received in replaced:
             self._previous_handlers[received] = signal.signal(received, self._handle_signal)
 
@@ -166,7 +173,8 @@ class ResumeCheckpoint(Checkpoint):
         interrupted = agree(self._received == signal.SIGINT, all=False)
         self._exit_status = INTERRUPTED_STATUS if interrupted else EXIT_STATUS
         self._save(trainer)
-        name = SIGNALS[signal.SIGINT if interrupted else signal.SIGTERM]
+        received = self._received or signal.SIGTERM  # by another rank
+        name = SIGNALS[signal.SIGINT if interrupted else received]
         rank_zero_info(f"{name}: the run ends; its checkpoints are in {self.dirpath}")
 
     def _save(self, trainer: Trainer) -> None:

@@ -182,6 +182,22 @@ def test_its_newest_checkpoint_has_the_name_that_model_checkpoints_have_for_it(
     assert callback.last_model_path == str(tmp_path / "checkpoints" / "batch=6.ckpt")
 
 
+def test_closed_terminal_ends_the_run_as_sigterm_does(tmp_path: Path) -> None:
+    told = Told("on_train_batch_start", 3, signal.SIGHUP)
+    ended_by_sigterm(tmp_path, told, ResumeCheckpoint())
+    assert names(tmp_path) == ["batch=3.ckpt"]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_sighup_stays_ignored_under_nohup(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        fit(tmp_path, Told("on_train_batch_start", 3, signal.SIGHUP), ResumeCheckpoint())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert names(tmp_path) == []
+
+
 def test_without_a_period_it_saves_nothing_unless_told_to_end(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     fit(tmp_path, ResumeCheckpoint())

@@ -1,0 +1,57 @@
+"""Runs that outlive their terminal: a closed connection or a full disk behind the output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TextIO
+
+
+class LastingStream:
+    """An output stream that goes on as `/dev/null` once writing to it fails.
+
+    Args:
+        stream: The stream. Everything but writing is its own.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, or drop it."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._drop()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401, D105  # whatever the stream has
+        return getattr(self._stream, name)
+
+    def _drop(self) -> None:
+        # for other writers of the descriptor too, and for the buffer that is flushed at the end
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+
+
+def outlive_terminal() -> None:
+    """Keep output that cannot be written from ending the process."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: a file of the run would get its number, and the output of others
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = _lasting(sys.stdout)
+    sys.stderr = _lasting(sys.stderr)
+
+
+def _lasting(stream: TextIO | None) -> Any:  # noqa: ANN401  # a stream by its methods
+    return LastingStream(open(os.devnull, "w") if stream is None else stream)

@@ -1,0 +1,50 @@
+"""Runs go on without their terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, sys
+from lit_rlhf.cli.terminal import outlive_terminal
+
+outlive_terminal()
+for stream in (sys.stdout, sys.stderr):
+    for _ in range(3):
+        print("a line", file=stream, flush=True)
+os.write(result := int(sys.argv[1]), b"done")
+assert result > 2
+"""
+"""Prints, and tells its end to a pipe."""
+
+
+@pytest.mark.parametrize("terminal", ["whole", "its reader is gone", "on a full disk", "closed"])
+def test_run_outlives_its_terminal(terminal: str) -> None:
+    reader, writer = os.pipe()
+    output = os.open("/dev/full", os.O_WRONLY) if terminal == "on a full disk" else None
+    if terminal == "its reader is gone":
+        gone, output = os.pipe()
+        os.close(gone)
+    command = [sys.executable, "-c", PROGRAM, str(writer)]
+    if terminal == "closed":
+        command = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *command]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE if output is None else output,
+        stderr=subprocess.STDOUT,
+        pass_fds=[writer],
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert os.read(reader, 10) == b"done"
+    os.close(reader)
+    assert done.returncode == 0
+    if terminal == "whole":
+        assert done.stdout == 6 * "a line\n"
+    if output is not None:
+        os.close(output)
