@@ -29,7 +29,7 @@ from lit_rlhf.modules.ppo import (
     generation_settings,
     iteration_generator,
 )
-from lit_rlhf.modules.resuming import CONTRACT_KEY, ChangedRunError
+from lit_rlhf.modules.resuming import CONTRACT_KEY, RUN_KEY, ChangedRunError, run_id
 from lit_rlhf.modules.reward import PreferenceShare, RewardModule
 from lit_rlhf.modules.sft import SFTModule
 from lit_rlhf.modules.stage import StageModule
@@ -46,6 +46,7 @@ from lit_rlhf.ppo import (
 __all__ = [
     "CONTRACT_KEY",
     "ROLLOUT_MEMORY",
+    "RUN_KEY",
     "SCORING_MEMORY",
     "UPDATE_MEMORY",
     "AdvantageOptions",
@@ -74,6 +75,7 @@ __all__ = [
     "iteration_generator",
     "merge_options",
     "option_groups",
+    "run_id",
     "suggest_change",
     "tokens_within_memory",
     "trained_networks",

@@ -16,6 +16,7 @@ from lit_rlhf.files import FolderLocks, lock_path
 from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
 from lit_rlhf.modules.option_names import dotted_arguments
 from lit_rlhf.modules.resuming import last_metrics
+from lit_rlhf.modules.updates import require_finite_weights
 
 if TYPE_CHECKING:
     from lit_rlhf.modules.stage import StageModule
@@ -38,7 +39,7 @@ class RunFolders(Callback):
         """Lock the folder of the finished model and those of logs and checkpoints.
 
         Raises:
-            RuntimeError: If another run writes to one of them.
+            LockedFolderError: If another run writes to one of them.
         """
         self._training = False
         self._locks.acquire([finished, *folders_during(trainer)])
@@ -139,8 +140,16 @@ def save_finished(module: StageModule) -> None:
 
     If a detector has ended the run, the last healthy weights are saved, with a file that says so;
     without healthy weights nothing is.
+
+    Raises:
+        TooManySkippedUpdates: If the last update of a network was skipped.
+        ValueError: If a weight is not finite.
     """
     folder, trainer = module.finished_dir, module.trainer
+    if unused := module.resume.unused_changes():
+        rank_zero_info(
+            f"{module.stage}: no batch was left to train, so that {', '.join(unused)} had no effect"
+        )
     module.collapse = find_collapse(trainer)
     if module.collapse is not None:
         if module.collapse.checkpoint is None:
@@ -151,6 +160,9 @@ def save_finished(module: StageModule) -> None:
             )
             return
         load_healthy_weights(module, module.collapse.checkpoint)
+    else:
+        module.guard.check_end(trainer)
+    require_finite_weights(module, module.stage, str(folder))
     if trainer.is_global_zero:
         with replace_folder(folder) as partial:
             module.write_finished(partial)
@@ -172,11 +184,15 @@ def load_healthy_weights(module: StageModule, path: Path) -> None:
 def model_card(module: StageModule) -> ModelCardInfo:
     """The model card of a run: its options, data and final metrics."""
     collapse, saved = module.collapse, module.resume.saved_metrics
-    datasets, files = name_training_data(module.datamodule)
+    # Settings that differ from the checkpoint's had no effect if no batch was left to train.
+    unused = module.resume.unused_changes()
+    datasets, files = name_training_data(
+        None if any(name.startswith("data.") for name in unused) else module.datamodule
+    )
     return ModelCardInfo(
         stage=module.stage,
         base_model=module.model_path,
-        config=dotted_arguments(module.hparams),
+        config={**dotted_arguments(module.hparams), **unused},
         metrics=last_metrics(module.trainer, saved) if collapse is None else saved,
         note=None if collapse is None else describe_collapse(collapse),
         datasets=datasets,

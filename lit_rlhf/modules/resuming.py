@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -42,6 +42,7 @@ SETTINGS_KEY = "resume_settings"
 CONTRACT_KEY = "text_contract"
 METRICS_KEY = "last_metrics"
 VERSION_KEY = "lit_rlhf_version"
+RUN_KEY = "run"
 MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
 VALUES_PER_TENSOR = 64  # of a frozen network, for its checksum
 
@@ -343,6 +344,7 @@ class Resume(Callback):
             SETTINGS_KEY: self._run_settings(module),
             METRICS_KEY: last_metrics(module.trainer, self.saved_metrics),
             VERSION_KEY: __version__,
+            RUN_KEY: run_id(module),
             **({} if contract is None else {CONTRACT_KEY: contract}),
         }
 
@@ -352,8 +354,19 @@ class Resume(Callback):
         Raises:
             ChangedRunError: If a run would resume from the checkpoint of another run, and
                 `module.allow_changes` is off.
+            ValueError: If the checkpoint has no states of optimizers.
         """
         if self._is_resuming(module):
+            if not checkpoint.get("optimizer_states"):  # Lightning would go on without
+                raise ValueError(
+                    "checkpoint: expected the states of optimizers, got none: such a checkpoint "
+                    "has weights only. Start a new run from its model (lit_rlhf export)"
+                )
+            if SETTINGS_KEY not in checkpoint:
+                rank_zero_warn(
+                    "the checkpoint does not hold the settings of its run, so that only changes "
+                    "of the module's options can be told"
+                )
             self._changes = find_changes(module, checkpoint, self._run_settings(module))
             version = checkpoint.get(VERSION_KEY)
             writer = f"lit_rlhf {version}" if version else "a lit_rlhf before 0.1.0 was released"
@@ -404,12 +417,22 @@ class Resume(Callback):
         if len(self._loader_states) == 1 and hasattr(loader, "load_state_dict"):
             loader.load_state_dict(self._loader_states[0])
         count_resumed_epoch(trainer)
-        for change in self._changes:
-            rank_zero_info(f"resumed with another value, {change}")
         self._apply_changes(cast("StageModule", pl_module))
         restore_random_state(self._random_state, pl_module.device)
-        self._loader_states, self._changes, self._random_state = [], [], {}
+        self._loader_states, self._random_state = [], {}
         self.trained = True
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        """Tell of the changes, which have an effect from the first batch."""
+        for change in self._changes:
+            rank_zero_info(f"resumed with another value, {change}")
+        self._changes = []
+
+    def unused_changes(self) -> dict[str, Any]:
+        """Values in the checkpoint of settings that differ, as long as no batch was trained."""
+        return {change.name: change.saved for change in self._changes}
 
     def _apply_changes(self, module: StageModule) -> None:
         """Put configured values in place of those that a checkpoint has restored.
@@ -427,6 +450,11 @@ class Resume(Callback):
             fields = {name.removeprefix(f"{group}.") for name in names if name.startswith(group)}
             if fields:
                 apply_optimizer_settings(optimizer, schedule, configured, fields)
+
+
+def run_id(module: StageModule) -> str:
+    """What tells runs in one folder of checkpoints apart: the folder of the finished model."""
+    return str(module.finished_dir.resolve())
 
 
 def last_metrics(trainer: Trainer, saved: Mapping[str, float]) -> dict[str, float]:

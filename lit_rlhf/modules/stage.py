@@ -43,7 +43,7 @@ from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.phases import PhaseTimer
 from lit_rlhf.modules.resuming import Resume
 from lit_rlhf.modules.schedules import build_schedule
-from lit_rlhf.modules.updates import UpdateGuard
+from lit_rlhf.modules.updates import UpdateGuard, require_finite_weights
 from lit_rlhf.stats import FixedDtypeBuffers
 from lit_rlhf.strategies import AtomicCheckpointIO
 
@@ -294,11 +294,12 @@ class StageModule(FixedDtypeBuffers, LightningModule):
             self.folders.lock(self.trainer, self.finished_dir)
 
     def on_fit_start(self) -> None:
-        """Check the dtype of the weights.
+        """Check the weights.
 
         Raises:
-            ValueError: If weights that are trained are float16.
+            ValueError: If weights that are trained are float16, or a weight is not finite.
         """
+        require_finite_weights(self, self.stage, "model_path, rewards, ckpt_path")
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         for optimizer in self.trainer.optimizers:
             # Engines that keep float32 masters have those in their groups, not the weights.

@@ -25,6 +25,7 @@ from lit_rlhf.stats import global_sum, world_size
 from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
 
 MAX_NAMES = 4  # of quantities in a message
+HELP = "a lower learning rate or clip norm, float32 weights, or a look at data and rewards."
 
 Share = tuple[float, Tensor, Mapping[str, Tensor]]
 """A micro-batch: the factor of its loss and metrics, its loss, 0-dim, and its metrics."""
@@ -182,6 +183,19 @@ class UpdateGuard:
         if found := find_non_finite(quantities):
             raise NotFiniteError(found)
 
+    def check_end(self, trainer: Trainer) -> None:
+        """Refuse a run to end well whose last update of a network was skipped.
+
+        Raises:
+            TooManySkippedUpdates: If there is such a network.
+        """
+        if skipped := [network for network, row in self.in_a_row.items() if row]:
+            raise TooManySkippedUpdates(
+                f"the run ends with skipped updates of {', '.join(skipped)}, so that no finished "
+                f"model is saved: a number was not finite. {name_last_checkpoint(trainer)}. What "
+                f"helps: {HELP}"
+            )
+
     def pop_count(self) -> Tensor:
         """Number of skipped updates since the last call, 0-dim float32, as metrics are."""
         count, self._count = self._count, 0
@@ -203,15 +217,9 @@ class UpdateGuard:
                 category=UserWarning,
             )
             return
-        checkpoint = find_last_checkpoint(trainer.checkpoint_callbacks)
-        resume = (
-            "There is no checkpoint"
-            if checkpoint is None
-            else f"The last checkpoint is {checkpoint}: resume from it with --ckpt_path"
-        )
         raise TooManySkippedUpdates(
-            f"{skipped}. It was number {row} in a row (max_skipped_in_a_row). {resume}. What "
-            "helps: a lower learning rate or clip norm, float32 weights, or a look at the data."
+            f"{skipped}. It was number {row} in a row (max_skipped_in_a_row). "
+            f"{name_last_checkpoint(trainer)}. What helps: {HELP}"
         )
 
 
@@ -241,7 +249,32 @@ def join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (f" and {others} more" if others > 0 else "")
 
 
-def find_last_checkpoint(callbacks: Iterable[Any]) -> str | None:
+def require_finite_weights(module: nn.Module, name: str, where: str) -> None:
+    """Refuse weights of a module that are not finite, on all ranks alike.
+
+    Args:
+        module: The module.
+        name: What it is called in the message.
+        where: Where the weights come from or go to, for the message.
+
+    Raises:
+        ValueError: If a weight holds NaN or infinity; it names some of them.
+    """
+    if found := find_non_finite(weight_sums(module, name)):
+        raise ValueError(
+            f"{where}: expected finite numbers, got NaN or infinity in {join_names(found)}"
+        )
+
+
+def name_last_checkpoint(trainer: Trainer) -> str:
+    """Name the checkpoint to resume from, as a sentence without its stop."""
+    checkpoint = find_last_saved(trainer.checkpoint_callbacks)
+    if checkpoint is None:
+        return "There is no checkpoint"
+    return f"The last checkpoint is {checkpoint}: resume from it with --ckpt_path"
+
+
+def find_last_saved(callbacks: Iterable[Any]) -> str | None:
     """The newest checkpoint that a run's checkpoint callbacks have saved and that still exists."""
     saved = [
         Path(path)

@@ -6,6 +6,7 @@ A run that resumes with other settings applies them, or is refused.
 from __future__ import annotations
 
 import shutil
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
-from lit_callbacks import AdjustLearningRate, Verdict
+from lit_callbacks import AdjustLearningRate, ResumeCheckpoint, Verdict
 from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptDataModule
 from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.option_names import option_names
 from lit_rlhf.modules.resuming import RULES, rule_of
+from lit_rlhf.strategies import find_newest_checkpoint
 from tests.modules.stages import (
     assert_equal_states,
     copied,
@@ -389,6 +391,54 @@ def test_buffer_that_an_older_checkpoint_lacks_starts_anew(
         fitted(resumed, data, tmp_path, max_epochs=1, ckpt_path=path)
     assert "written without ppo_step: starting from 0" in caplog.text
     assert 0 < int(resumed.ppo_step) < int(module.ppo_step)
+
+
+def test_settings_that_no_batch_was_trained_with_are_not_documented(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rate in (1e-3, 9e-7):
+        module, data = sft(root, optimizer={"learning_rate": rate})
+        last = find_newest_checkpoint(tmp_path)
+        caplog.clear()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
+            keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(tmp_path))
+            fitted(
+                module, data, tmp_path, callbacks=[keep], enable_checkpointing=True, ckpt_path=last
+            )
+        card = (tmp_path / "model/README.md").read_text("utf-8")
+        assert "| `optimizer.learning_rate` | 0.001 |" in card
+    assert (
+        "no batch was left to train, so that optimizer.learning_rate had no effect" in caplog.text
+    )
+    assert "resumed with another value" not in caplog.text
+
+
+@pytest.mark.parametrize("key", ["optimizer_states", "resume_settings"])
+def test_checkpoint_that_lacks_a_part_is_not_resumed_silently(
+    root: Path, tmp_path: Path, key: str
+) -> None:
+    module, data = sft(root)
+    keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(tmp_path))
+    fitted(module, data, tmp_path, callbacks=[keep], enable_checkpointing=True)
+    content = torch.load(tmp_path / "batch=3.ckpt", weights_only=True)
+    content |= {"optimizer_states": []} if key == "optimizer_states" else {}
+    content.pop("resume_settings" if key == "resume_settings" else "", None)
+    torch.save(content, tmp_path / "less.ckpt")
+    module, data = sft(root)
+    message = {
+        "optimizer_states": pytest.raises(ValueError, match="expected the states of optimizers"),
+        "resume_settings": pytest.warns(UserWarning, match="does not hold the settings"),
+    }
+    with message[key]:
+        fitted(
+            module,
+            data,
+            tmp_path / "again",
+            callbacks=[ResumeCheckpoint()],
+            enable_checkpointing=True,
+            ckpt_path=tmp_path / "less.ckpt",
+        )
 
 
 def test_every_setting_has_a_rule_and_the_documentation_shows_it() -> None:

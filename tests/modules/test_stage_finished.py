@@ -104,6 +104,8 @@ def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, A
         wanted = {"model.safetensors", "tokenizer.json", "text_contract.json", "README.md"}
         assert wanted <= files
         assert not any(file.endswith((".bin", ".pt", ".pkl")) for file in files)
+        # safetensors' own files are for their owner only
+        assert len({path.stat().st_mode for path in folder.iterdir() if path.is_file()}) == 1
         tokenizer = AutoTokenizer.from_pretrained(folder)
         contract = TextContract.load(folder)
         assert tokenizer.chat_template == contract.chat_template

@@ -19,7 +19,7 @@ from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.modules.updates import (
     TooManySkippedUpdates,
     UpdateGuard,
-    find_last_checkpoint,
+    find_last_saved,
     join_names,
 )
 from tests.modules.faults import (
@@ -264,13 +264,74 @@ def test_a_weight_of_the_policy_that_is_not_finite_skips_the_iteration_and_is_na
 def test_a_detector_sees_it_and_can_roll_back(root: Path, tmp_path: Path) -> None:
     """Also if the first iteration of a run is skipped, when no metric has been measured yet."""
     module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 2}))
-    with torch.no_grad():
-        module.policy.get_parameter("model.norm.weight")[0] = torch.nan
+
+    class NaNAtTheStart(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            with torch.no_grad():
+                pl_module.policy.get_parameter("model.norm.weight")[0] = torch.nan
+
     detector = CollapseDetector()
-    with pytest.warns(UserWarning, match=SKIPPED):
-        fitted(module, prompts(root, batch_size=2), tmp_path, callbacks=[detector])
+    with (
+        pytest.warns(UserWarning, match=SKIPPED),
+        pytest.raises(TooManySkippedUpdates, match="skipped updates of policy and critic"),
+    ):
+        fitted(module, prompts(root, batch_size=2), tmp_path, callbacks=[detector, NaNAtTheStart()])
     assert detector.verdict.level is Level.COLLAPSED
     assert "rollout/kl" in detector.verdict.sentence
+
+
+@pytest.mark.parametrize("at", [(0, 1), (1,)])
+def test_run_whose_last_update_was_skipped_saves_no_model(
+    root: Path, tmp_path: Path, at: tuple[int, ...]
+) -> None:
+    module, data = faulty_stage("sft", root, at=at)
+    with (
+        pytest.warns(UserWarning, match="update of the model skipped"),
+        pytest.raises(TooManySkippedUpdates, match="the run ends with skipped updates of the mod"),
+    ):
+        fitted(module, data, tmp_path, limit_train_batches=2)
+    assert not (tmp_path / "model").exists()
+
+
+def test_weights_that_are_not_finite_are_refused_at_the_start(root: Path, tmp_path: Path) -> None:
+    module = SFTModule(str(root / "policy"))
+    with torch.no_grad():
+        module.model.get_parameter("model.norm.weight")[0] = torch.inf
+    message = r"model_path, rewards, ckpt_path: .*weights of sft \(model\.model\.norm\.weight\)"
+    with pytest.raises(ValueError, match=message):
+        fitted(module, demonstrations(root), tmp_path)
+
+
+def test_weights_of_a_checkpoint_that_are_not_finite_are_refused(
+    root: Path, tmp_path: Path
+) -> None:
+    keep = ResumeCheckpoint(every_n_batches=2, dirpath=str(tmp_path))
+    module = SFTModule(str(root / "policy"))
+    fitted(module, demonstrations(root), tmp_path, callbacks=[keep], enable_checkpointing=True)
+    content = torch.load(tmp_path / "batch=2.ckpt", weights_only=True)
+    content["state_dict"]["model.model.norm.weight"][0] = torch.nan
+    torch.save(content, tmp_path / "nan.ckpt")
+    module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "again"))
+    nan = {"ckpt_path": tmp_path / "nan.ckpt", "callbacks": [ResumeCheckpoint()]}
+    with pytest.raises(ValueError, match="expected finite numbers, got NaN or infinity"):
+        fitted(module, demonstrations(root), tmp_path, enable_checkpointing=True, **nan)
+    assert not (tmp_path / "again").exists()
+
+
+def test_weights_that_are_not_finite_are_not_saved(root: Path, tmp_path: Path) -> None:
+    class NaNAtTheEnd(Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            with torch.no_grad():
+                pl_module.model.get_parameter("model.norm.weight")[0] = torch.nan
+
+    with pytest.raises(ValueError, match=f"{tmp_path}/model: expected finite numbers"):
+        fitted(
+            SFTModule(str(root / "policy")),
+            demonstrations(root),
+            tmp_path,
+            callbacks=[NaNAtTheEnd()],
+        )
+    assert not (tmp_path / "model").exists()
 
 
 def test_many_names_are_counted() -> None:
@@ -359,11 +420,11 @@ def test_the_limit_is_at_least_one(root: Path) -> None:
 
 def test_the_newest_checkpoint_that_is_still_there_is_named(tmp_path: Path) -> None:
     first, second = ModelCheckpoint(), ModelCheckpoint()
-    assert find_last_checkpoint([first, second]) is None
+    assert find_last_saved([first, second]) is None
     first.last_model_path = str(tmp_path / "deleted.ckpt")
     first.best_model_path = str(tmp_path / "best.ckpt")
     (tmp_path / "best.ckpt").touch()
-    assert find_last_checkpoint([first, second]) == str(tmp_path / "best.ckpt")
+    assert find_last_saved([first, second]) == str(tmp_path / "best.ckpt")
 
 
 def test_the_newest_of_several_checkpoints_is_named(tmp_path: Path) -> None:
@@ -374,15 +435,15 @@ def test_the_newest_of_several_checkpoints_is_named(tmp_path: Path) -> None:
         os.utime(path, (time, time))
         callbacks.append(ModelCheckpoint(dirpath=tmp_path))
         callbacks[-1].best_model_path = str(path)
-    assert find_last_checkpoint(callbacks) == str(tmp_path / "new.ckpt")
+    assert find_last_saved(callbacks) == str(tmp_path / "new.ckpt")
 
 
 def test_a_checkpoint_to_resume_from_is_named_too(tmp_path: Path) -> None:
     callback = ResumeCheckpoint(dirpath=str(tmp_path))
-    assert find_last_checkpoint([callback]) is None
+    assert find_last_saved([callback]) is None
     callback.load_state_dict({"names": ["batch=1.ckpt", "batch=2.ckpt"]})
     (tmp_path / "batch=2.ckpt").touch()
-    assert find_last_checkpoint([callback]) == str(tmp_path / "batch=2.ckpt")
+    assert find_last_saved([callback]) == str(tmp_path / "batch=2.ckpt")
 
 
 def test_a_clean_run_warns_of_nothing(root: Path, tmp_path: Path) -> None:
