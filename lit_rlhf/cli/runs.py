@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import RECORDS_FILE, default_checkpoint_dir
 from lit_rlhf.cli.command import UsageError
-from lit_rlhf.modules import StageModule, folders_during
-from lit_rlhf.strategies import find_newest_checkpoint, read_lightning_state
+from lit_rlhf.modules import RUN_KEY, StageModule, folders_during, run_id
+from lit_rlhf.strategies import NAME_KEY, find_newest_checkpoint, read_lightning_state
 
 LOGGER_NAMES = ("name", "run_name")
 """Arguments of Lightning's loggers that name a run."""
-WRITTEN = ("events.out.tfevents.*", RECORDS_FILE, "samples.jsonl", "*.ckpt")
-"""Files that runs add to, in the folders of their logs and checkpoints."""
+WRITTEN = ("events.out.tfevents.*", RECORDS_FILE, "samples.jsonl")
+"""Files that runs add to, in the folders of their logs."""
 SETTINGS = ("config.yaml", "hparams.yaml")
 """Files of a log that a run writes before it trains, and that need no protection."""
 
@@ -85,17 +85,32 @@ class DeleteEarlierRun(Callback):
     """Deletes the logged values and checkpoints of an earlier run as soon as the new one trains.
 
     The values would be read as one run with the new ones, and `--ckpt_path last` would resume from
-    the earlier checkpoints. Whatever else is in the folders stays.
+    the earlier checkpoints. Whatever else is in the folders stays, checkpoints of other runs and
+    copies under other names included.
 
     Args:
-        folders: Folders of the log and the checkpoints.
+        trainer: The new run's Trainer.
+        module: Its module.
     """
 
-    def __init__(self, folders: Iterable[Path]) -> None:
+    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
         # Found now: at the start of training the loggers have opened files of their own.
+        folders = folders_during(trainer)
         self._files = [
             path for folder in folders for pattern in WRITTEN for path in folder.glob(pattern)
         ]
+        log = folders[0] if trainer.loggers else None
+        run = run_id(module) if isinstance(module, StageModule) else None
+        for folder in folders:
+            is_own = log is not None and folder.resolve().is_relative_to(log.resolve())
+            for path in folder.glob("*.ckpt"):
+                try:
+                    content = read_lightning_state(path)
+                except (OSError, ValueError):  # no checkpoint, or a damaged one
+                    continue
+                same_run = is_own or content.get(RUN_KEY) == run
+                if same_run and content.get(NAME_KEY, path.name) == path.name:
+                    self._files.append(path)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Delete the files, on rank 0."""

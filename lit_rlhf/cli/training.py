@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from lit_rlhf.cli.runs import (
     name_run,
     occupied_folders,
 )
+from lit_rlhf.cli.terminal import outlive_terminal
 from lit_rlhf.modules import (
     ChangedRunError,
     StageModule,
@@ -293,7 +294,9 @@ class RLHFCLI(LightningCLI):
             return
         # Lightning sets `fast_dev_run` without declaring it.
         writes = trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False)
-        if writes and given.ckpt_path is None:
+        # A checkpoint from elsewhere begins another run, which must not replace one that is there.
+        resumes = given.ckpt_path == "last" or lies_in(given.ckpt_path, folders_during(trainer))
+        if writes and not resumes:
             self._make_room(model, given.overwrite)
         if writes:
             self._finished.delete()
@@ -315,7 +318,7 @@ class RLHFCLI(LightningCLI):
     def _make_room(self, model: LightningModule, overwrite: bool) -> None:
         """Refuse folders with an earlier run, or have its files deleted when this one trains."""
         if overwrite:
-            earlier = DeleteEarlierRun(folders_during(self.trainer))
+            earlier = DeleteEarlierRun(self.trainer, model)
             # before any callback writes
             self.trainer.callbacks.insert(0, earlier)  # type: ignore[attr-defined]  # not declared
         elif occupied := occupied_folders(self.trainer, model):
@@ -341,6 +344,12 @@ class RLHFCLI(LightningCLI):
         words = [*drop_flag(self._arguments, "--ckpt_path"), "--ckpt_path", value]
         words = [word for word in words if word != "--overwrite"]
         print(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
+
+
+def lies_in(path: str | None, folders: Iterable[Path]) -> bool:
+    """Whether a path is inside one of some folders; `None` is not."""
+    parents = [] if path is None else Path(path).resolve().parents
+    return any(folder.resolve() in parents for folder in folders)
 
 
 def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
@@ -405,6 +414,7 @@ def is_no_advertisement(record: logging.LogRecord) -> bool:
 def main(argv: Sequence[str]) -> None:
     """Entry point of `lit_rlhf fit`, `validate`, `test` and `predict`."""
     hide_notes_of_libraries()
+    outlive_terminal()
     try:
         run_cli(list(argv))
     except Exception as error:

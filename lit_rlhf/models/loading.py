@@ -8,6 +8,7 @@ the modes that PPO needs.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -273,6 +274,11 @@ def _load_pretrained(
         except OSError as error:
             has_pickled = any(Path(path).glob("pytorch_model*.bin"))
             hint = "; `lit_rlhf export` makes them of pytorch_model.bin" if has_pickled else ""
+            if locked := [file for file in Path(path).glob("*") if not os.access(file, os.R_OK)]:
+                # safetensors says that there is no such file
+                raise ValueError(
+                    f"path: {locked[0]} cannot be read by this account: change its owner or mode"
+                ) from error
             raise ValueError(
                 f"path: expected a model with safetensors weights at {path}: {error}{hint}"
             ) from error

@@ -139,7 +139,11 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
             yield partial
             listed = {"files": _fingerprints(partial)}
             (partial / FILE_LIST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
+            # safetensors lets nobody else read its files, whatever the umask
+            mode = (partial / FILE_LIST).stat().st_mode
             for path in (*partial.rglob("*"), partial):
+                if path.is_file():
+                    path.chmod(mode)
                 fsync(path)
             move_into_place(target)
     except SafetensorError as error:  # its message has neither a class of the system nor a name

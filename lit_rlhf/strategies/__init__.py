@@ -12,6 +12,7 @@
 """
 
 from lit_rlhf.strategies.checkpoint_files import (
+    NAME_KEY,
     AtomicCheckpointIO,
     checkpoint_problem,
     find_newest_checkpoint,
@@ -29,6 +30,7 @@ from lit_rlhf.strategies.saved_checkpoint import (
 )
 
 __all__ = [
+    "NAME_KEY",
     "AtomicCheckpointIO",
     "EngineOptimizer",
     "MultiEngineDeepSpeedStrategy",

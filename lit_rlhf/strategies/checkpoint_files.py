@@ -8,6 +8,7 @@ folder has a manifest with the size and CRC-32 of each file.
 from __future__ import annotations
 
 import json
+import math
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_rlhf.files import (
     REPLACED,
@@ -36,6 +38,8 @@ MANIFEST = "manifest.json"
 FORMAT = "lit_rlhf.multi_engine/2"
 LIGHTNING_FILE = "state.ckpt"
 """File of a checkpoint folder with Lightning's state and the weights that no engine trains."""
+NAME_KEY = "written_as"
+"""Key of a checkpoint for the name that it was written under, which tells copies apart."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -67,7 +71,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path.parent.mkdir(parents=True, exist_ok=True)
         delete_partials(path.parent)
         try:
-            save_durably(checkpoint, partial)
+            save_durably({**checkpoint, NAME_KEY: path.name}, partial)
             move_into_place(path)
         except OSError as error:
             raise OSError(
@@ -104,6 +108,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except RuntimeError as error:
             # The zip checksums do not cover the archive's own bookkeeping; torch's reader does.
             raise damaged_checkpoint_error(path, f"is damaged: {error}") from error
+        checkpoint.pop(NAME_KEY, None)
         return checkpoint
 
 
@@ -204,6 +209,8 @@ def finish_folder(
         "engines": {name: asdict(layout) for name, layout in engines.items()},
     }
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for name in files:  # safetensors lets nobody else read its files, whatever the umask
+        (partial / name).chmod((partial / MANIFEST).stat().st_mode)
     fsync(partial / MANIFEST)
     fsync(partial)
     move_into_place(path)
@@ -241,21 +248,43 @@ def read_engine_layouts(path: Path) -> dict[str, EngineLayout]:
 
 
 def find_newest_checkpoint(*folders: str | Path) -> Path | None:
-    """The checkpoint in `folders` that was written last, damaged or not; `None` without any.
+    """The checkpoint in `folders` that is furthest into its run; `None` without any.
 
-    Checkpoints whose replacement was interrupted are restored first.
+    One that cannot be read comes before all others. Checkpoints whose replacement was interrupted
+    are restored first. It warns if another checkpoint was written later, as copies may be and those
+    of a run that went back.
     """
-    return next(iter(list_checkpoints(*folders)), None)
+    found = list_checkpoints(*folders)
+    if not found:
+        return None
+    latest = max(found, key=_recency)
+    if batches_of(latest) < batches_of(found[0]):
+        rank_zero_warn(
+            f"{latest} was written after {found[0]}, which is further into the run and so counts "
+            "as the newest checkpoint; name another one with --ckpt_path"
+        )
+    return found[0]
 
 
 def list_checkpoints(*folders: str | Path) -> list[Path]:
-    """Restore interrupted replacements in `folders`; return all checkpoints, newest first."""
+    """Restore interrupted replacements in `folders`; return all checkpoints, furthest first."""
     found = []
     for folder in map(Path, folders):
         for replaced in folder.glob(f".*.ckpt.{REPLACED}"):
             undo_interrupted_replacement(replaced.with_name(replaced.name[1 : -len(REPLACED) - 1]))
         found += [path for path in folder.glob("*.ckpt") if _dated_file(path).is_file()]
-    return sorted(found, key=_recency, reverse=True)
+    return sorted(found, key=lambda path: (batches_of(path), _recency(path)), reverse=True)
+
+
+def batches_of(path: Path) -> float:
+    """Batches that a checkpoint is into its run; infinity for one that cannot be read."""
+    file = path / LIGHTNING_FILE if path.is_dir() else path
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        epochs = content["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        return float(epochs["total"]["completed"])
+    except Exception:  # damaged bytes can raise almost anything
+        return math.inf
 
 
 def _dated_file(path: Path) -> Path:

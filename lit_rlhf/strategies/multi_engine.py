@@ -34,6 +34,7 @@ from lit_rlhf.files import (
 )
 from lit_rlhf.strategies.checkpoint_files import (
     LIGHTNING_FILE,
+    NAME_KEY,
     content_problem,
     damaged_checkpoint_error,
     finish_folder,
@@ -327,7 +328,8 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
                     in_shards = keys_in_shards(self.layouts)
                     state = checkpoint["state_dict"]
                     rest = {key: value for key, value in state.items() if key not in in_shards}
-                    save_durably({**checkpoint, "state_dict": rest}, partial / LIGHTNING_FILE)
+                    content = {**checkpoint, "state_dict": rest, NAME_KEY: path.name}
+                    save_durably(content, partial / LIGHTNING_FILE)
                     finish_folder(path, self.layouts, checksums)
         except BaseException:
             if self.is_global_zero:

@@ -102,6 +102,46 @@ def test_a_run_replaces_an_earlier_one_only_if_asked(
     assert before.items() <= contents().items()
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from")
+def test_checkpoint_of_another_run_replaces_no_finished_model(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("sft", "other"):
+        fit(root, "--name", name, "--model.optimizer.learning_rate", "1.0e-3")
+    (checkpoint,) = Path("runs/logs/other/checkpoints").iterdir()
+    before, more = contents(), ["--ckpt_path", str(checkpoint), "--trainer.max_epochs", "2"]
+
+    told = refusal(capsys, root, *more)
+    assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in told
+    assert contents() == before
+
+    fit(root, *more, "--name", "third")
+    assert before.items() <= contents().items()
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_overwrite_deletes_no_checkpoint_of_another_run_and_no_copy(root: Path) -> None:
+    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"dirpath": "all"}}
+    keep["init_args"]["every_n_batches"] = 1
+    flags = ["--trainer.callbacks", json.dumps([keep])]
+    fit(root, "--name", "other", *flags)
+    Path("all/batch=2.ckpt").rename("all/batch=1.ckpt.kept")
+    Path("all/batch=1.ckpt").unlink()
+    Path("all/batch=1.ckpt.kept").rename("all/batch=2.ckpt")
+    fit(root, "--overwrite", *flags)
+    mine = sorted(path.name for path in Path("all").glob("*.ckpt"))
+    assert mine == ["batch=1.ckpt", "batch=2-v1.ckpt", "batch=2.ckpt"]
+    copy = Path("all/best.ckpt")
+    copy.write_bytes(Path("all/batch=2-v1.ckpt").read_bytes())
+    Path("all/notes.ckpt").write_text("no checkpoint")
+    others = {name: Path("all", name).read_bytes() for name in ("batch=2.ckpt", "best.ckpt")}
+
+    fit(root, "--overwrite", "--trainer.max_steps", "1", *flags)
+    left = sorted(path.name for path in Path("all").glob("*.ckpt"))
+    assert left == ["batch=1.ckpt", "batch=2.ckpt", "best.ckpt", "notes.ckpt"]
+    assert {name: Path("all", name).read_bytes() for name in others} == others
+
+
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_overwrite_replaces_model_and_log_once_the_run_trains(
     root: Path, capsys: pytest.CaptureFixture[str]
@@ -109,7 +149,6 @@ def test_overwrite_replaces_model_and_log_once_the_run_trains(
     fit(root, "--model.optimizer.learning_rate", "1.0e-3")
     Path("runs/logs/sft/notes.txt").write_text("mine")
     Path("runs/logs/sft/samples.jsonl").write_text("of the earlier run")
-    Path("runs/logs/sft/checkpoints/batch=9.ckpt").mkdir()
     before = contents()
     with pytest.raises((RecordError, SystemExit)):  # a run that does not start deletes nothing
         fit(root, "--overwrite", "--data.init_args.train_sources", '[{"path": "lost.jsonl"}]')

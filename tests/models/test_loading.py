@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from lit_rlhf.forward import disable_dropout, scalar_head_of, token_logits, token_values, trunk_of
 from lit_rlhf.models import (
@@ -33,6 +34,21 @@ from tests.support.tiny_models import (
 Folder = Callable[[str], Path]
 IDS = torch.arange(4, 24).reshape(2, 10)
 MASK = torch.ones(2, 10, dtype=torch.bool)
+
+
+def test_weights_of_another_account_are_said_to_be_unreadable(
+    causal_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors says that there is no such file."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("No such file or directory")
+
+    folder = causal_folder("llama")
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).suffix != ".safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read by this account"):
+        load_causal_lm(folder)
 
 
 def test_a_loaded_language_model_is_the_saved_one(family: str, causal_folder: Folder) -> None:

@@ -32,7 +32,9 @@ from lit_rlhf.strategies import (
 from lit_rlhf.strategies.checkpoint_files import (
     LIGHTNING_FILE,
     MANIFEST,
+    NAME_KEY,
     damaged_checkpoint_error,
+    finish_folder,
     folder_problem,
     read_engine_layouts,
 )
@@ -214,6 +216,34 @@ def test_the_newest_intact_checkpoint_is_offered(tmp_path: Path) -> None:
         step_of(paths[3])
     assert find_newest_checkpoint(tmp_path / "none", tmp_path) == paths[3]
     assert find_newest_checkpoint(tmp_path / "none") is None
+
+
+def test_newest_checkpoint_is_the_furthest_whatever_the_clock_said(tmp_path: Path) -> None:
+    paths = []
+    for batches in (3, 4):
+        paths.append(tmp_path / f"batch={batches}.ckpt")
+        progress = {"epoch_loop.batch_progress": {"total": {"completed": batches}}}
+        AtomicCheckpointIO().save_checkpoint({"loops": {"fit_loop": progress}}, paths[-1])
+    os.utime(paths[1], (4, 4))  # as after a copy, or on a machine whose clock was late
+    with pytest.warns(UserWarning, match=r"batch=3\.ckpt was written after .*batch=4\.ckpt"):
+        assert find_newest_checkpoint(tmp_path) == paths[1]
+    os.utime(paths[0], (3, 3))
+    assert find_newest_checkpoint(tmp_path) == paths[1]
+
+
+def test_checkpoint_says_which_name_it_was_written_under(tmp_path: Path) -> None:
+    path = saved(tmp_path / "step=1.ckpt", 1)
+    assert torch.load(path, weights_only=True)[NAME_KEY] == "step=1.ckpt"
+
+
+def test_files_of_a_checkpoint_folder_have_the_mode_of_the_umask(tmp_path: Path) -> None:
+    path = partial_path(tmp_path / "last.ckpt") / "policy" / "rank_0.safetensors"
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o600)
+    finish_folder(tmp_path / "last.ckpt", {}, {})
+    (tmp_path / "usual").touch()
+    file = tmp_path / "last.ckpt" / "policy" / "rank_0.safetensors"
+    assert file.stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
 def test_a_checkpoint_is_not_offered_in_its_own_place(tmp_path: Path) -> None:
