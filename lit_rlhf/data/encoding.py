@@ -12,7 +12,7 @@ import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -105,7 +105,9 @@ class DialogueEncoder:
         self.eos_token = str(tokenizer.eos_token)
         self.eos_token_id = int(tokenizer.eos_token_id)
         self.contract = self._make_contract()
-        self._control_tokens, self.control_text = self._find_control_text()
+        self._control_tokens, self.control_text, self._control_ids = self._find_control_text()
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._normalizes = backend is None or backend.normalizer is not None
 
     @property
     def pad_token_id(self) -> int:
@@ -238,12 +240,16 @@ class DialogueEncoder:
         Raises:
             EncodingError: If the tokenizer has no other ids for the text of a special token.
         """
-        escaped = self._control_tokens.findall(text)
-        text_ids = self._tokenize(text, split_special_tokens=bool(escaped))
+        n_escaped = len(self._control_tokens.findall(text))
+        text_ids = self._tokenize(text, split_special_tokens=n_escaped > 0)
+        if not n_escaped and (n_escaped := self._count_control_ids(text_ids)):  # by a normalizer
+            text_ids = self._tokenize(text, split_special_tokens=True)
         # Some tokenizers know no other ids for the text of a special token.
-        control_ids = {self.tokenizer.convert_tokens_to_ids(token) for token in escaped}
-        if not control_ids.isdisjoint(text_ids):
-            raise EncodingError("the text contains a control token", f"one of {set(escaped)}")
+        if n_escaped and self._count_control_ids(text_ids):
+            found = self.tokenizer.convert_ids_to_tokens(
+                [*self._control_ids.intersection(text_ids)]
+            )
+            raise EncodingError("the text contains a control token", f"one of {found}")
         # Plain text passes no template, so its BOS token is written here.
         ids = [*text_ids, self.eos_token_id]
         if self.contract.add_bos:
@@ -255,7 +261,7 @@ class DialogueEncoder:
             if len(block) > 1
         ]
         if examples:
-            examples[0] = examples[0]._replace(escaped_tokens=len(escaped))
+            examples[0] = examples[0]._replace(escaped_tokens=n_escaped)
         return examples
 
     def decode_response(self, ids: Sequence[int]) -> str:
@@ -310,11 +316,32 @@ class DialogueEncoder:
         )
         return list(encoded["input_ids"])
 
+    def _tokenize_rendered(self, text: str) -> list[int]:
+        """Tokenize rendered turns, none of which contains `control_text`.
+
+        Raises:
+            EncodingError: If a turn becomes a control token by the tokenizer's normalizer, which
+                may for instance write small letters.
+        """
+        ids = self._tokenize(text)
+        if self._normalizes and self._count_control_ids(ids) > len(
+            self._control_tokens.findall(text)
+        ):
+            raise EncodingError(
+                "a turn contains the text of a control token",
+                "after what the tokenizer's normalizer does to it",
+            )
+        return ids
+
+    def _count_control_ids(self, ids: Sequence[int]) -> int:
+        return sum(map(self._control_ids.__contains__, ids))
+
     def _encode_response(
         self, history: tuple[Message, ...], prompt: str, content: str
     ) -> list[int]:
         """Token ids of a response, with EOS."""
-        return [*self._tokenize(self._response_text(history, prompt, content)), self.eos_token_id]
+        text = self._response_text(history, prompt, content)
+        return [*self._tokenize_rendered(text), self.eos_token_id]
 
     def _response_text(self, history: tuple[Message, ...], prompt: str, content: str) -> str:
         """The text between the rendered prompt and the EOS token of the rendered dialogue."""
@@ -349,7 +376,7 @@ class DialogueEncoder:
 
     def _fit_prompt(self, messages: tuple[Message, ...], text: str, limit: int) -> _FittedPrompt:
         """Drop turns, then cut tokens, until a rendered prompt has at most `limit` tokens."""
-        ids = self._tokenize(text)
+        ids = self._tokenize_rendered(text)
         if len(ids) <= limit:
             return _FittedPrompt(messages, text, ids, 0, 0)
         # The oldest human turn goes with its answer, then the next one, at last the system turn.
@@ -446,8 +473,8 @@ class DialogueEncoder:
                 token = "the EOS token" if found[0] == self.eos_token else "a control token"
                 raise EncodingError(f"a turn contains the text of {token}", repr(found[0]))
 
-    def _find_control_text(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """Patterns of control tokens, and of these and the turn markers that are plain text."""
+    def _find_control_text(self) -> tuple[re.Pattern[str], re.Pattern[str], set[int]]:
+        """Patterns of control tokens, and of these and plain turn markers, and the tokens' ids."""
         turns = [
             Message("user", "first question"),
             Message("assistant", "first answer"),
@@ -474,7 +501,10 @@ class DialogueEncoder:
             for text in written[1:]
             if re.search(r"\w", text) and not control_tokens.search(text)
         }
-        return control_tokens, _match_any(tokens | markers)
+        ids: Any = {self.tokenizer.convert_tokens_to_ids(token) for token in tokens}
+        # Text that the tokenizer does not know is no attack.
+        unknown = {self.tokenizer.unk_token_id} - {self.eos_token_id}
+        return control_tokens, _match_any(tokens | markers), ids - unknown
 
     def _make_contract(self) -> TextContract:
         bos = self.tokenizer.bos_token
