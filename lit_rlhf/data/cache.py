@@ -6,16 +6,20 @@ name is a hash of everything that the examples depend on, so an entry is never u
 written under a hidden name and renamed when it is complete.
 """
 
+import ctypes
 import hashlib
 import json
 import logging
 import os
 import pickle
+import signal
+import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
@@ -35,7 +39,7 @@ from lit_rlhf.data.counts import DataCounts, EncodingError, OnBadRecord, Respons
 from lit_rlhf.data.dataset import Example, PreferenceExample, PromptExample, TokenExample
 from lit_rlhf.data.encoding import DialogueEncoder, encode_records, locate
 from lit_rlhf.data.records import Location, PreferenceRecord, PromptRecord, Record
-from lit_rlhf.files import PARTIAL, delete, fsync
+from lit_rlhf.files import PARTIAL, delete, file_crc32, fsync
 
 MIN_CACHED_RECORDS = 1000
 """Number of records from which examples are cached; fewer are encoded in a second or two."""
@@ -104,15 +108,18 @@ def encode_part(
         ValueError: If no example is left.
     """
     entry = None if key is None else cache_folder() / f"{part}-{key}"
-    if entry is not None and entry.is_dir():
-        return _open_entry(entry)
+    opened = None if entry is None else _open_entry(entry)
+    if opened is not None:
+        return opened
     records, counts_of_parts = read()
     # All parts of a split are cached, or none: for a small one alone, everything would be read.
     n_read = sum(counts.kept.total() for counts in counts_of_parts.values())
     if entry is not None and n_read >= MIN_CACHED_RECORDS and _are_storable(records):
         try:
             _write_entry(entry, part, records, counts_of_parts, encode, on_bad_record)
-            return _open_entry(entry)
+            opened = _open_entry(entry)
+            if opened is not None:
+                return opened
         except OSError as error:
             _log_warning(
                 f"{entry.parent}: the encoded {part} data cannot be cached there ({error}), so "
@@ -340,17 +347,19 @@ def _write_entry(
     workers = min(_count_processors(), len(records) // _RECORDS_PER_WORKER, _MAX_WORKERS)
     try:
         hidden.mkdir(parents=True)
-        datasets.Dataset.from_dict({"record": [pickle.dumps(r) for r in records]}).map(
-            encode_rows,
-            batched=True,
-            batch_size=_ROWS,
-            remove_columns=["record"],
-            features=datasets.Features.from_arrow_schema(encode_rows.schema),
-            cache_file_name=str(hidden / "rows.arrow"),
-            new_fingerprint=part,  # nobody reads it; the default would hash the records
-            num_proc=workers if workers > 1 else None,
-            desc=f"Encoding {part}",
-        )
+        pickled = datasets.Dataset.from_dict({"record": [pickle.dumps(r) for r in records]})
+        with _end_forks_with_this_process():
+            pickled.map(
+                encode_rows,
+                batched=True,
+                batch_size=_ROWS,
+                remove_columns=["record"],
+                features=datasets.Features.from_arrow_schema(encode_rows.schema),
+                cache_file_name=str(hidden / "rows.arrow"),
+                new_fingerprint=part,  # nobody reads it; the default would hash the records
+                num_proc=workers if workers > 1 else None,
+                desc=f"Encoding {part}",
+            )
         rows = _map_files(hidden)
         counts = DataCounts(records=len(records))
         for error in _read_errors(rows):
@@ -362,6 +371,7 @@ def _write_entry(
         for example in examples:
             counts.add(example)
         report = {"counts": vars(counts), "read": {name: vars(own) for name, own in read.items()}}
+        report["checksums"] = _checksums(hidden, report)
         (hidden / _REPORT_FILE).write_text(json.dumps(report), encoding="utf-8")
         for path in (*hidden.iterdir(), hidden):
             fsync(path)
@@ -375,12 +385,28 @@ def _write_entry(
         delete(hidden)
 
 
-def _open_entry(entry: Path) -> EncodedPart:
-    """Open an entry of the cache."""
-    report = json.loads((entry / _REPORT_FILE).read_text("utf-8"))
-    read = {name: _load_counts(values) for name, values in report["read"].items()}
-    examples = _select_examples(_map_files(entry))
-    return EncodedPart(examples, _load_counts(report["counts"]), read)
+def _open_entry(entry: Path) -> EncodedPart | None:
+    """Open an entry of the cache; delete one that is damaged."""
+    if not entry.is_dir():
+        return None
+    try:
+        report = json.loads((entry / _REPORT_FILE).read_text("utf-8"))
+        if report.pop("checksums", None) != _checksums(entry, report):
+            raise ValueError("checksums differ")
+        read = {name: _load_counts(values) for name, values in report["read"].items()}
+        examples = _select_examples(_map_files(entry))
+        return EncodedPart(examples, _load_counts(report["counts"]), read)
+    except (OSError, ValueError, TypeError) as error:
+        _log_warning(f"{entry}: the encoded data are damaged ({error}) and are encoded again")
+        with suppress(OSError):  # of another user, or another process deletes it too
+            delete(entry)
+        return None
+
+
+def _checksums(folder: Path, report: object) -> dict[str, int]:
+    """CRC-32 of the files of an entry and of its report."""
+    files = {file.name: file_crc32(file) for file in sorted(folder.glob("*.arrow"))}
+    return {**files, _REPORT_FILE: zlib.crc32(json.dumps(report).encode())}
 
 
 def _load_counts(values: Mapping[str, Any]) -> DataCounts:
@@ -409,6 +435,36 @@ def _delete_abandoned(folder: Path) -> None:
         with suppress(FileNotFoundError):  # another process has renamed or deleted it
             if time.time() - path.stat().st_mtime > _SECONDS_OF_A_DAY:
                 delete(path)
+
+
+_parent_of_forks: int | None = None
+
+
+@contextmanager
+def _end_forks_with_this_process() -> Iterator[None]:
+    """Have processes forked within killed when this one ends, however it ends (on Linux).
+
+    The workers of `datasets`, and the process that manages them, would not notice.
+    """
+    global _parent_of_forks
+    _parent_of_forks = os.getpid()
+    try:
+        yield
+    finally:
+        _parent_of_forks = None
+
+
+def _end_with_parent() -> None:
+    global _parent_of_forks
+    parent, _parent_of_forks = _parent_of_forks, None
+    if parent is not None and sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended meanwhile
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+os.register_at_fork(after_in_child=_end_with_parent)
 
 
 def _count_processors() -> int:

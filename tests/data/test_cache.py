@@ -2,9 +2,9 @@
 
 import logging
 import os
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -324,6 +324,39 @@ def test_folder_that_cannot_be_written(
     assert "set HF_DATASETS_CACHE" in caplog.text
 
 
+def flip_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: flip_bit(entry / "rows.arrow"),
+        lambda entry: flip_bit(entry / "report.json"),
+        lambda entry: os.truncate(entry / "rows.arrow", 2000),
+        lambda entry: os.truncate(entry / "report.json", 10),
+        lambda entry: (entry / "rows.arrow").unlink(),
+        lambda entry: (entry / "report.json").write_text("[1]"),
+    ],
+    ids=["rows", "report", "cut rows", "cut report", "no rows", "other report"],
+)
+def test_damaged_entry_is_named_and_encoded_again(
+    write_lines: Writer, folder: Path, damage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = [DataSource(write_lines(*pairs()))]
+    expected = facts(started(PreferenceDataModule, sources, val_fraction=0))
+    (entry,) = folder.iterdir()
+    damage(entry)
+    caplog.clear()
+    assert facts(started(PreferenceDataModule, sources, val_fraction=0)) == expected
+    assert caplog.text.count(f"{entry}: the encoded data are damaged (") == 1
+    caplog.clear()
+    assert facts(started(PreferenceDataModule, sources, val_fraction=0)) == expected
+    assert "are damaged" not in caplog.text
+
+
 def test_leftovers_of_a_day_ago_are_deleted(write_lines: Writer, folder: Path) -> None:
     old, new = (folder / f".train-abc.{name}.partial" for name in ("old", "new"))
     for path in (old, new):
@@ -346,6 +379,15 @@ print(type(data.examples["train"]).__name__, len(data.examples["train"]))
 """
 
 
+def is_alive(group: int) -> bool:
+    """Whether a process of a group is."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @pytest.mark.slow
 def test_kill_while_encoding(write_lines: Writer, folder: Path, tmp_path: Path) -> None:
     path = write_lines(*pairs(3000))
@@ -355,8 +397,12 @@ def test_kill_while_encoding(write_lines: Writer, folder: Path, tmp_path: Path) 
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     while not any(folder.glob(".*/tmp*")):  # the workers write
         assert process.poll() is None
-    os.killpg(process.pid, signal.SIGKILL)  # with its workers, which would not notice
+    process.kill()
     process.wait()
+    deadline = time.monotonic() + 10
+    while is_alive(process.pid):  # a worker or their manager
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert all(name.endswith(".partial") for name in entries(folder))
     said = []
     for _ in range(2):
