@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,12 @@ MIN_LENGTH_RATIO = 0.75
 """Rows of a group are at least this long, relative to the longest row of the group."""
 
 
-class RowGroups(NamedTuple):
+class RowGroups:
     """Rows that lie back to back, in groups of similar length.
+
+    Args:
+        lengths: Tokens of each row.
+        device: Where the tokens are.
 
     Attributes:
         groups: Rows and width of each group, with `P` tokens in all once each row is padded to it.
@@ -41,18 +45,12 @@ class RowGroups(NamedTuple):
         token_places: Place of each token in the padded groups, `[N]` long.
     """
 
-    groups: list[tuple[int, int]]
-    gather_indices: Tensor
-    token_places: Tensor
-
-    @classmethod
-    def from_lengths(cls, lengths: Sequence[int], device: torch.device) -> RowGroups:
-        """Group rows that lie one after the other, by length, on `device`."""
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         order = sorted((row for row, n in enumerate(lengths) if n), key=lambda row: -lengths[row])
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         token_places = torch.empty(int(sizes.sum()), dtype=torch.long)
-        groups: list[tuple[int, int]] = []
+        self.groups: list[tuple[int, int]] = []
         gathered: list[Tensor] = []
         n_places = 0
         for rows in _group_by_length(order, lengths):
@@ -63,31 +61,29 @@ class RowGroups(NamedTuple):
             real = columns < size
             places = torch.arange(n_places, n_places + indices.numel()).view_as(indices)
             token_places[indices[real]] = places[real]
-            groups.append((len(rows), width))
+            self.groups.append((len(rows), width))
             gathered.append(indices.flatten())
             n_places += indices.numel()
         # one transfer to the device for both
         joined = torch.cat([*gathered, token_places]).to(device, non_blocking=True)
-        return cls(groups, joined[:n_places], joined[n_places:])
+        self.gather_indices, self.token_places = joined[:n_places], joined[n_places:]
 
     def attend(self, inputs: AttentionInputs) -> Tensor:
         """Attention of each row within itself, group by group, `[N, A * D]`."""
         sizes = [n_rows * width for n_rows, width in self.groups]
-        # The backward of `split` is one concatenation; that of a slice fills a tensor of the full
-        # size with zeros, once for each group.
-        parts = zip(*(torch.split(self._pad(states), sizes) for states in inputs[:3]), strict=True)
+        by_group = []
+        for states in inputs[:3]:
+            by_token = states.transpose(1, 2).flatten(0, 1)
+            padded = _gather(by_token.flatten(1), self.gather_indices, self.token_places)
+            # The backward of `split` is one concatenation. Slices would each fill a tensor of the
+            # full size with zeros.
+            by_group.append(torch.split(padded.view(-1, *by_token.shape[1:]), sizes))
         outputs = []
-        for group, part in zip(self.groups, parts, strict=True):
-            query, key, value = (states.unflatten(0, group).transpose(1, 2) for states in part)
+        for group, *parts in zip(self.groups, *by_group, strict=True):
+            query, key, value = (states.unflatten(0, group).transpose(1, 2) for states in parts)
             output = causal_attention(inputs._replace(query=query, key=key, value=value))
             outputs.append(output.transpose(1, 2).flatten(0, 1))
         return _gather(torch.cat(outputs).flatten(1), self.token_places)
-
-    def _pad(self, states: Tensor) -> Tensor:
-        """The states `[1, A, N, D]` at every place of the padded groups, `[P, A, D]`."""
-        by_token = states.transpose(1, 2).flatten(0, 1)
-        padded = _gather(by_token.flatten(1), self.gather_indices, self.token_places)
-        return padded.view(-1, *by_token.shape[1:])
 
 
 class PackedLayout:
@@ -117,7 +113,7 @@ class PackedLayout:
     @cached_property
     def groups(self) -> RowGroups:
         """The rows by length, for devices and dtypes without `varlen_attention`."""
-        return RowGroups.from_lengths(self.lengths, self.device)
+        return RowGroups(self.lengths, self.device)
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention of each row within itself, see `AttentionLayout`; `S` is 1."""

@@ -145,12 +145,23 @@ class Decoder:
 
     def admit(self, n_free: int) -> None:
         """Give every free slot to a waiting prompt, and sample the first tokens."""
-        admitted, self.waiting = self.waiting[:n_free], self.waiting[n_free:]
-        lengths = [len(self.prompts[sample]) for sample in admitted]
-        # a prefill of many long prompts would need more memory than scoring does
+        samples, self.waiting = self.waiting[:n_free], self.waiting[n_free:]
+        lengths = [len(self.prompts[sample]) for sample in samples]
+        # a forward of many long prompts would need more memory than scoring does
         max_tokens = default_tokens_per_forward(self.lengths.device)
         for part in split_by_tokens(lengths, max_tokens):
-            self._prefill(admitted[part], lengths[part])
+            first_slot = len(self.host_lengths)
+            slots = slice(first_slot, first_slot + len(samples[part]))
+            layout = PrefillLayout(self.cache, lengths[part], first_slot)
+            input_ids = torch.cat([self.prompts[sample] for sample in samples[part]]).unsqueeze(0)
+            hidden = self._run_trunk(input_ids, layout.packed.position_ids, layout)
+            self.host_lengths += lengths[part]
+            self.samples[slots] = self.samples.new_tensor(samples[part])
+            self.lengths[slots] = self.lengths.new_tensor(lengths[part])
+            # the slot was free, but steps may have sampled for it
+            for numbers in (self.n_sampled, self.last_tokens, self.ended):
+                numbers[slots] = 0
+            self.sample(hidden[0, layout.last_tokens], slots)
 
     def step(self) -> None:
         """Process the last token of every sequence in progress, and sample the next."""
@@ -244,21 +255,6 @@ class Decoder:
             numbers[:n_left] = numbers[index]
             numbers[n_left:] = self.n_samples if numbers is self.samples else 0
 
-    def _prefill(self, admitted: list[int], lengths: list[int]) -> None:
-        """Process prompts, packed back to back, and sample the first token of each."""
-        first_slot = len(self.host_lengths)
-        slots = slice(first_slot, first_slot + len(admitted))
-        layout = PrefillLayout(self.cache, lengths, first_slot)
-        input_ids = torch.cat([self.prompts[sample] for sample in admitted]).unsqueeze(0)
-        hidden = self._run_trunk(input_ids, layout.packed.position_ids, layout)
-        self.host_lengths += lengths
-        self.samples[slots] = self.samples.new_tensor(admitted)
-        self.lengths[slots] = self.lengths.new_tensor(lengths)
-        # the slot was free, but steps may have sampled for it
-        for numbers in (self.n_sampled, self.last_tokens, self.ended):
-            numbers[slots] = 0
-        self.sample(hidden[0, layout.last_tokens], slots)
-
     def _n_padding(self, n_rows: int) -> int:
         """Number of rows to pad a step of `n_rows` with."""
         padding, weight = forward_plan(self.model).row_padding, next(self.model.parameters())
@@ -285,6 +281,7 @@ class KVCache:
         self.n_slots = n_slots
         self.capacity = capacity
         self.device = device
+        self.supports_varlen = True  # whether `varlen_attention` reads all layers
         # keys and values `[S, C, K, D]` by attention module: a layout learns nothing else of the
         # layer that it is called from
         self._layers: dict[nn.Module, tuple[Tensor, Tensor]] = {}
@@ -304,24 +301,18 @@ class KVCache:
         if module not in self._layers:
             # allocated at the first write, when shape and dtype are known. Under autocast, rotary
             # embeddings leave keys in float32; attention casts them to the type of the values.
-            self._layers[module] = (self._allocate(value), self._allocate(value))
+            n_heads, size = value.shape[1:]
+            self.supports_varlen &= supports_varlen(value)
+            if supports_varlen(value):
+                shape, order = (self.n_slots, self.capacity, n_heads, size), (0, 1, 2, 3)
+            else:  # kernels that multiply one head at a time, whose keys lie next to each other
+                shape, order = (self.n_slots, n_heads, self.capacity, size), (0, 2, 1, 3)
+            keys, values = (value.new_zeros(shape).permute(order) for _ in range(2))
+            self._layers[module] = (keys, values)
         keys, values = self._layers[module]
         keys[slots, columns] = key.to(value.dtype)
         values[slots, columns] = value
         return keys, values
-
-    @property
-    def supports_varlen(self) -> bool:
-        """Whether `varlen_attention` reads all layers; there is one at least."""
-        return all(supports_varlen(values) for _, values in self._layers.values())
-
-    def _allocate(self, value: Tensor) -> Tensor:
-        n_heads, size = value.shape[1:]
-        if supports_varlen(value):
-            return value.new_zeros((self.n_slots, self.capacity, n_heads, size))
-        # the other kernels multiply one head at a time, whose keys lie next to each other here
-        by_head = value.new_zeros((self.n_slots, n_heads, self.capacity, size))
-        return by_head.transpose(1, 2)
 
     def move(self, sources: list[int], targets: list[int], width: int) -> None:
         """Copy sequences of up to `width` tokens from slots to other slots."""
