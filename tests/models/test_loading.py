@@ -263,14 +263,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_pickled_weights_are_refused(tmp_path: Path) -> None:
-    model = tiny_causal_lm()
-    model.config.save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="safetensors"):
-        load_causal_lm(tmp_path)
-
-
 def cut_short(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-2000])

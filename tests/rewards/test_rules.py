@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
-from lit_rlhf.functional import length_penalty
 from lit_rlhf.rewards import (
     CallableReward,
     ContainsRule,
@@ -34,22 +32,6 @@ ENDLESS = "a" * 60 + "b"
 def scores(rule: Any, responses: Sequence[str], terminated: Sequence[bool] | None = None) -> Any:
     reward = CallableReward("the rule", rule, tiny_tokenizer())
     return reward(said(responses, terminated), ["p"] * len(responses), None).tolist()
-
-
-@pytest.mark.parametrize(
-    ("shortest", "longest", "expected"),
-    [
-        (3, 5, [-3.0, -1.0, 0.0, 0.0, -2.0]),
-        (0, 5, [0.0, 0.0, 0.0, 0.0, -2.0]),
-        (3, None, [-3.0, -1.0, 0.0, 0.0, 0.0]),
-        (0, 0, [0.0, -2.0, -3.0, -5.0, -7.0]),
-    ],
-)
-def test_the_length_penalty_is_the_distance_from_the_range(
-    shortest: int, longest: int | None, expected: list[float]
-) -> None:
-    result = length_penalty(torch.tensor([0, 2, 3, 5, 7]), shortest, longest)
-    assert result.tolist() == expected
 
 
 def test_length_is_counted_in_tokens_words_or_characters() -> None:
