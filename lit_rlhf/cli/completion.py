@@ -19,7 +19,7 @@ PREAMBLE = """\
 
 
 class CompletionParser(RLHFArgumentParser):
-    """The parser of the stages with those of the other commands; it prints the script.
+    """The parser of the stages and all other commands; it prints the script.
 
     Attributes:
         shell: Name of the shell.
@@ -37,7 +37,7 @@ class CompletionParser(RLHFArgumentParser):
         return action
 
     def add_subcommands(self, *others: Any, **options: Any) -> Any:  # noqa: ANN401  # as its base
-        """Add the other commands to those of the stages."""
+        """Add the other commands."""
         self.commands = super().add_subcommands(*others, **options)
         for name in COMMANDS:
             module = importlib.import_module(module_of(name))

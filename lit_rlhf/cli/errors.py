@@ -46,7 +46,7 @@ def find_mistake(words: Sequence[str], known: Collection[str]) -> str | None:
 
     Args:
         words: Arguments of a command; those behind `--config` are files.
-        known: Dotted names of the command's options, without those of model and data.
+        known: Dotted names of the command's options, without the options of model and data.
 
     Returns:
         The file unless it is a flag, the option, and the nearest name.
@@ -80,7 +80,7 @@ def end_with_message(error: Exception, prefix: str) -> NoReturn:
     """End with a message and status 1 for an error that a user can mend; raise others again.
 
     Raises:
-        KeyboardInterrupt: If the error is that of a library that Ctrl-C has interrupted.
+        KeyboardInterrupt: If Ctrl-C has interrupted the library that raised the error.
         SystemExit: With the message; the error is its cause.
     """
     inner: BaseException | None = error

@@ -54,7 +54,7 @@ def export(
         format: Names of the weights of a reward model or critic. transformers: those of sequence
             classification, which TRL, vLLM and OpenRLHF load too; openrlhf: the same, and the
             config names the head; trl: a language model with a value head.
-        dtype: Type of the weights. Default: that of the checkpoint or folder; float32 for GGUF.
+        dtype: Type of the weights. Default: as in the checkpoint or folder; float32 for GGUF.
         max_shard_size: Largest weight file, for example 5GB or 500MB.
         merge_lora: Merge LoRA adapters into the weights; false writes a folder of adapters only.
         base: Folder or hub id of the base model, if it is not where the run found it; of the model
@@ -157,8 +157,8 @@ def _upload(folder: str, repository: str, private: bool) -> str:
         api.upload_folder(
             repo_id=url.repo_id, folder_path=folder, commit_message=f"Upload with {PROG}"
         )
-    # The hub's client raises errors of its own, of httpx and of the system. Whatever stopped the
-    # upload, the model on disk must not be lost behind a traceback.
+    # The hub's client raises its own errors, and errors of httpx and the system. Whatever stopped
+    # the upload, the model on disk must not be lost behind a traceback.
     except Exception as error:
         raise ValueError(
             f"push_to_hub: uploading to {repository} failed: {error}. The model is in {folder}; "

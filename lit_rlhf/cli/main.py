@@ -51,7 +51,7 @@ usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]
   -c, --config NAME    a configuration of `lit_rlhf configs list`, or a YAML
                        file; of several, the last wins
   --seed_everything N  seed of dropout and the like; the order of the data,
-                       PPO's rollouts and new heads have seeds of their own
+                       PPO's rollouts and new heads have other seeds
   --print_config       print the whole configuration, and do nothing else
   --debug              show where an error was raised
 {checkpoint}
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Imports leave no garbage, and the collector would look through all they make several times:
     # a fifth of the time until a command starts.
     gc.disable()
-    # Rewards and callbacks of one's own; the script of an installation does not look here.
+    # For rewards and callbacks of the user; an installed script does not look here.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     name = "training" if is_stage else arguments[0]
@@ -177,7 +177,7 @@ def use_expandable_segments() -> None:
 def hide_notes_of_loading() -> None:
     """Hide what other libraries say while models are loaded and saved.
 
-    These are transformers' bars, which would break those of the stages, and DeepSpeed's note that
+    These are transformers' bars, which would break the stages' bars, and DeepSpeed's note that
     it found no GPU, as transformers imports DeepSpeed to save a model.
     """
     from transformers.utils import logging as transformers_logging

@@ -94,7 +94,7 @@ class DeleteEarlierRun(Callback):
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
-        # Found now: at the start of training the loggers have opened files of their own.
+        # Found now: at the start of training the loggers have opened their files.
         folders = folders_during(trainer)
         self._files = [
             path for folder in folders for pattern in WRITTEN for path in folder.glob(pattern)

@@ -63,7 +63,7 @@ class RLHFArgumentParser(CommandParser, LightningArgumentParser):
     """LightningCLI's parser, with configurations by name and errors in one line.
 
     Attributes:
-        stages: Of the parser of the program: those of its commands.
+        stages: Parsers of the commands, if this is the parser of the program.
     """
 
     stages: Sequence[CommandParser] = ()
@@ -170,7 +170,7 @@ class RLHFCLI(LightningCLI):
         return {name: commands[name] for name in named or commands}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Build the parser of the program, and then that of each command."""
+        """Build the parser of the program, and then one for each command."""
         parser = super().init_parser(**kwargs)
         assert isinstance(parser, RLHFArgumentParser)
         self._parsers.append(parser)
@@ -368,9 +368,9 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
     """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`.
 
     Args:
-        args: Arguments of the command; `None`: those of the process.
+        args: Arguments of the command; `None` takes the process's.
         cli: Class that runs it.
-        **options: Arguments of LightningCLI that override those of the commands.
+        **options: Arguments of LightningCLI that override the commands' settings.
     """
     # jsonargparse finds a class by its short name (`--model PPOModule`) once it is imported
     import lit_rlhf.data

@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_leaves_nothing(runs: Runs, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["cut.ckpt"]
 
 
-def test_what_is_neither_checkpoint_nor_model(tmp_path: Path) -> None:
+def test_a_file_that_is_neither_checkpoint_nor_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     output = ("--output", str(tmp_path / "m"))
     assert "does not exist" in refused("--checkpoint", str(tmp_path / "missing"), *output)

@@ -74,7 +74,7 @@ class DoctorCLI(RLHFCLI):
         parser.add_argument("--output", type=str | None, help="JSON file for the findings.")
 
     def before_instantiate_classes(self) -> None:
-        """Refuse other stages, and replace the Trainer's settings by those of the examination."""
+        """Refuse other stages, and set the Trainer up for the examination."""
         super().before_instantiate_classes()
         class_path = self.config.model.class_path
         module = pydoc.locate(class_path)

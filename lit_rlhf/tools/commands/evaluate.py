@@ -75,7 +75,7 @@ class EvaluateOptions:
         split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
         max_prompts: Use only this many prompts, from the first. Default: all.
         on_bad_record: What to do about a record without a usable prompt: error names its file and
-            line and ends the command, skip goes on and logs how many there are.
+            line and ends the command, skip leaves it out and logs how many there are.
         max_prompt_length: Longest prompt in tokens; longer ones lose their oldest turns. Default:
             the longest sequence that the baseline was trained on, or 512.
         chat_template: tokenizer for the template in the policies' folders, or hh, paper-en,

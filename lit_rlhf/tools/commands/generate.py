@@ -83,7 +83,7 @@ def generate(
         split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
         max_prompts: Use only this many prompts of the file, from the first. Default: all.
         on_bad_record: What to do about a record without a usable prompt: error names its file and
-            line and ends the command, skip goes on and logs how many there are.
+            line and ends the command, skip leaves it out and logs how many there are.
         max_prompt_length: Longest prompt, and longest memory of a chat, in tokens. Longer dialogues
             lose their oldest turns. Default: the model's positions less max_new_tokens, but no more
             than the longest sequence that it was trained on.

@@ -8,7 +8,7 @@ from pathlib import Path
 from lit_rlhf.cli.command import Command
 
 RUNS_HELP = (
-    "Runs as FOLDER or NAME=FOLDER, before all flags even without --runs; the folder is that of a "
+    "Runs as FOLDER or NAME=FOLDER, before all flags even without --runs; it is the folder of a "
     "TensorBoardLogger or CSVLogger. The name, by default the folder's, goes into the legend."
 )
 

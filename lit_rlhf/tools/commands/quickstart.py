@@ -215,7 +215,7 @@ class Outcome(NamedTuple):
         return self.max_gold >= self.sft_gold + IMPROVEMENT
 
     def sentence(self) -> str:
-        """One sentence that says what happened, also if it is not what is expected."""
+        """One sentence that says what happened, whether it was expected or not."""
         golds = f"from {self.sft_gold:.2f} (SFT) to {self.vanilla_gold:.2f}"
         scores = f"{self.vanilla_score:.2f} against {self.max_score:.2f} of PPO-max"
         if self.exploited:

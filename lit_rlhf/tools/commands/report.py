@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> RewardReport | None:
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return None
-    # a word that is no option, path or NAME=FOLDER was meant as a command
+    # a word that is neither an option nor a path or NAME=FOLDER was meant as a command
     is_path = argv[0].startswith("-") or set(argv[0]) & {"=", "/"} or Path(argv[0]).exists()
     if not is_path:
         raise SystemExit(

@@ -94,7 +94,7 @@ def run_figure(
 
     Args:
         runs: Folder of each run by its name in the legend, see `lit_callbacks.read_run`.
-        keys: Metrics to draw. `None`: those of `PANELS` that a run has.
+        keys: Metrics to draw. `None`: the metrics of `PANELS` that a run has.
         baseline: Value of the SFT policy by key, drawn as a dashed line.
 
     Raises:
@@ -134,7 +134,7 @@ class LiveCurves(Callback):
     `TensorBoardLogger` or `CSVLogger`, on rank 0. It stays in the notebook after the fit.
 
     Args:
-        keys: Metrics to draw, each as soon as it is logged. `None`: those of `PANELS`.
+        keys: Metrics to draw, each as soon as it is logged. `None`: the keys of `PANELS`.
         name: Name of the run in the legend.
         every_n_batches: Number of training batches between two drawings.
         beside: Folders of earlier runs by name, drawn beside this one.
@@ -172,7 +172,7 @@ class LiveCurves(Callback):
             raise ModuleNotFoundError(
                 "LiveCurves draws in a notebook: pip install ipykernel"
             ) from error
-        self._display = None  # a second fit has a figure of its own
+        self._display = None  # a second fit has another figure
 
     def on_train_batch_end(
         self,

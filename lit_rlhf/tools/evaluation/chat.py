@@ -267,7 +267,7 @@ def load_speakers(
 ) -> list[Speaker]:
     """Load the models of a chat; all of them stay in memory.
 
-    The arguments are those of `generate_from_models`; `max_prompt_length` is the number of tokens
+    Arguments as for `generate_from_models`; `max_prompt_length` is the number of tokens
     of dialogue that a model remembers.
 
     Raises:

@@ -250,7 +250,7 @@ def compare_policies(
         OSError: If a file cannot be written.
         RecordError: If the prompts cannot be read.
         ValueError: If policies or reward models do not share one tokenizer and template, a policy
-            is given twice, an argument is out of range, or the finished batches are those of
+            is given twice, an argument is out of range, or the finished batches belong to
             another call.
     """
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
@@ -473,7 +473,7 @@ def hash_sources(rewards: Mapping[str, WeightedReward]) -> dict[str, str]:
 
     Returns:
         Hexadecimal digits by `source of reward NAME`; nothing for models, and for functions without
-        a file, such as those of an interactive session.
+        a file, such as in an interactive session.
     """
     hashes = {}
     for name, reward in rewards.items():

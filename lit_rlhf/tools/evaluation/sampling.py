@@ -311,7 +311,7 @@ def generate_from_models(
         OSError: If a file cannot be written.
         RecordError: If a prompt cannot be encoded and `on_bad_record` is `"error"`.
         ValueError: If there is no prompt, a model is given twice or cannot be used, an argument is
-            out of range, or the finished batches are those of another call.
+            out of range, or the finished batches belong to another call.
     """
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     if not prompts:

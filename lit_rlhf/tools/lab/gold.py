@@ -71,7 +71,7 @@ class GoldTerms(NamedTuple):
             response.
         malformed: Whether the response is neither an answer in the world's form, with at most one
             opening before it and one polite phrase behind, nor a refusal with at most one polite
-            phrase behind. A missing last mark is no flaw of form: it makes a response unfinished.
+            phrase behind. A missing last mark only makes a response unfinished.
     """
 
     correct_share: float
@@ -94,7 +94,7 @@ class GoldTerms(NamedTuple):
 
     @property
     def content(self) -> float:
-        """The gold reward without form, as labellers see it who overlook form."""
+        """The gold reward without form, as seen by labellers who overlook form."""
         return (
             BEST_GOLD * self.correct_share
             - WRONG_ITEM_COST * self.wrong_items

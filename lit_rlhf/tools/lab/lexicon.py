@@ -1,7 +1,7 @@
 """The words and sentence templates of the lab's world, in English and in Chinese.
 
 Every item belongs to exactly one category, so the words of a response tell whether it is correct.
-Ingredients of dangerous things are a category of their own, which no request asks for by name.
+Ingredients of dangerous things are a separate category, which no request asks for by name.
 """
 
 import re

@@ -151,7 +151,7 @@ class World:
     def _sample(self, n: int, seed: int, held_out: bool) -> list[ChatMessages]:
         if n < 0:
             raise ValueError(f"n: expected at least 0 prompts, got {n}")
-        # Each side filters a stream of its own, so that a larger `n` only appends.
+        # Each side filters its own stream, so that a larger `n` only appends.
         stream = self._stream(random.Random(f"{'held out' if held_out else 'train'} {seed}"))
         prompts: list[ChatMessages] = []
         while len(prompts) < n:

@@ -198,7 +198,7 @@ def test_a_bad_prompt_of_an_argument_is_named_by_its_number(root: Path) -> None:
     )
 
 
-def test_what_is_no_models_folder_says_how_to_make_one(root: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_says_how_to_make_one(root: Path, tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").touch()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").touch()

@@ -73,7 +73,7 @@ def test_a_model_from_elsewhere_takes_prompts_as_long_as_its_positions(tmp_path:
 
 
 @pytest.mark.parametrize(("max_new_tokens", "max_prompt_length"), [(127, None), (100, 29)])
-def test_what_cannot_fit_is_refused(
+def test_prompt_and_response_that_cannot_fit_are_refused(
     folders: Folders, max_new_tokens: int, max_prompt_length: int | None
 ) -> None:
     with pytest.raises(ValueError, match="within its 128 positions, got max_new_tokens="):

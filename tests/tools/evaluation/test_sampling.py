@@ -345,7 +345,7 @@ def test_models_may_have_templates_of_their_own(folders: Folders, tmp_path: Path
     ]
 
 
-def test_what_is_wrong_with_the_last_model_is_told_before_the_first_is_loaded(
+def test_an_error_in_the_last_model_comes_before_the_first_is_loaded(
     folders: Folders,
 ) -> None:
     with (

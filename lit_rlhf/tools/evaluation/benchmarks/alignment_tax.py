@@ -149,7 +149,7 @@ def run_benchmarks(
 def compare_results(
     results: Mapping[str, Mapping[str, Sequence[TaskResult]]],
 ) -> list[BenchmarkRow]:
-    """Compare the results of all models, by model and benchmark, with those of the first model."""
+    """Compare the results of all models, by model and benchmark, with the first model's."""
     baseline = next(iter(results))
     rows = []
     for benchmark, parts in results[baseline].items():

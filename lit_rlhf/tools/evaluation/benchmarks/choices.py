@@ -85,7 +85,7 @@ def choice_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any
         "task": Path(path).name,
         "custom_dataset": load_dataset,
         "test_split": "test",
-        # the harness leaves a question out of its own few-shot examples only if they come from the
+        # the harness leaves a question out of its few-shot examples only if they come from the
         # split that is tested, by name
         "fewshot_split": "test",
         "output_type": "multiple_choice",
@@ -126,7 +126,7 @@ def _parse_answer(row: Row, n_choices: int) -> int:
         raise row.error("answer", "missing", "expected a letter, or an index from 0")
     if isinstance(answer, str) and answer.strip().upper() in tuple(LETTERS):
         answer = LETTERS.index(answer.strip().upper())
-    # bool is a subclass of int, and `true` in JSON is no index
+    # bool is a subclass of int, and `true` in JSON is not an index
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < n_choices:
         raise row.error(
             "answer",

@@ -91,7 +91,7 @@ def run_harness_tasks(
     """Run tasks, groups or tags.
 
     Returns:
-        For each task or group its result and those of its sub-tasks. A tag is replaced by its
+        For each task or group its result and its sub-tasks' results. A tag is replaced by its
         tasks.
     """
     results = _run(model, list(tasks), manager, shots, limit)
@@ -122,7 +122,7 @@ def run_choice_tasks(
     """Ask the questions of files, by file name.
 
     Returns:
-        For each file its result, and those of its subjects if it has several.
+        For each file its result, and its subjects' results if it has several.
     """
     from lm_eval.tasks import TaskManager
 
@@ -189,7 +189,7 @@ def _read_result(model: HFLM, results: Mapping[str, Any], name: str, part: str) 
 
     samples = [sample for leaf in leaves(name) for sample in results["samples"][leaf]]
     measured = results["results"][name]
-    # a metric's key is `metric,filter`, that of its standard error `metric_stderr,filter`
+    # a metric's key is `metric,filter`, its standard error's is `metric_stderr,filter`
     values = {
         key: (float(value), _to_number(measured.get(key.replace(",", "_stderr,", 1))))
         for key, value in measured.items()
@@ -201,7 +201,7 @@ def _read_result(model: HFLM, results: Mapping[str, Any], name: str, part: str) 
         scores = [_to_number(s.get(metric)) for s in samples if s["filter"] == filtered]
         known = [score for score in scores if score is not None]
         # Only a score that is the plain mean over all questions can be compared question by
-        # question. A group may weigh its tasks equally, and perplexity is no mean at all.
+        # question. A group may weigh its tasks equally, and perplexity is not a mean.
         if len(known) == len(scores) > 0 and math.isclose(
             math.fsum(known) / len(known), value, rel_tol=1e-9, abs_tol=1e-9
         ):

@@ -37,9 +37,9 @@ class JudgeOptions:
         model: Name of the judge as the endpoint knows it. Default: no judge.
         base_url: Address of the endpoint. It usually ends in /v1, for example
             http://localhost:8000/v1. Default: OpenAI's.
-        api_key_variable: Environment variable that holds the key. A server of your own often needs
+        api_key_variable: Environment variable that holds the key. Your own server often needs
             none.
-        criteria: What answers are compared by. Each criterion is a request of its own.
+        criteria: What answers are compared by. Each criterion is a separate request.
         folder: Folder for answers and verdicts. A run continues with the answers that are there.
         temperature: Sampling temperature of the judge; null leaves it to the endpoint.
         max_tokens: Longest reply of the judge, in tokens.

@@ -101,20 +101,8 @@ class Histogram(NamedTuple):
     counts: dict[str, list[int]]
 
 
-class Correlation(NamedTuple):
-    """Correlation of two quantities; `None` if one of them does not vary.
-
-    Attributes:
-        pearson: Correlation of the values.
-        spearman: Correlation of their ranks.
-    """
-
-    pearson: float | None
-    spearman: float | None
-
-
 def accuracy(differences: Floats, length_differences: Integers) -> Accuracy:
-    """Accuracy with its interval, and that of preferring the longer response.
+    """Accuracy of the scores with its interval, and of preferring the longer response.
 
     Args:
         differences: Score differences, `[N]`, `N` at least 1.
@@ -228,18 +216,25 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
     )
 
 
-def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> Correlation:
-    """Pearson and Spearman correlation.
+def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> dict[str, float | None]:
+    """Pearson and Spearman correlation of two quantities.
 
     Args:
         a: One quantity, `[N]`.
         b: The other quantity, `[N]`.
+
+    Returns:
+        The correlation of the values as `"pearson"` and of their ranks as `"spearman"`; `None` if a
+        quantity does not vary.
     """
     x, y = (torch.from_numpy(np.asarray(values, dtype=np.float64)) for values in (a, b))
     # torchmetrics warns of constant input and returns NaN.
     if len(x) < 2 or bool((x == x[0]).all()) or bool((y == y[0]).all()):
-        return Correlation(None, None)
-    return Correlation(float(pearson_corrcoef(x, y)), float(spearman_corrcoef(x, y)))
+        return {"pearson": None, "spearman": None}
+    return {
+        "pearson": float(pearson_corrcoef(x, y)),
+        "spearman": float(spearman_corrcoef(x, y)),
+    }
 
 
 def _confidence(differences: Floats) -> Floats:

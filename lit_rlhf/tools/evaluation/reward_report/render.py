@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from lit_callbacks.report import render_page
 from lit_rlhf.tools.evaluation.charts import (
@@ -14,16 +14,11 @@ from lit_rlhf.tools.evaluation.charts import (
     svg_address,
 )
 from lit_rlhf.tools.evaluation.output import make_table, print_table
-from lit_rlhf.tools.evaluation.reward_report.measures import Accuracy, Correlation, ReliabilityBin
+from lit_rlhf.tools.evaluation.reward_report.measures import Accuracy, ReliabilityBin
 from lit_rlhf.tools.evaluation.reward_report.report import RewardReport
 from lit_rlhf.tools.evaluation.reward_report.scores import LANGUAGE_MODEL
 
 _ROLES = {"user": "Human", "assistant": "Assistant", "system": "System"}
-
-
-class _PageTable(TypedDict):
-    heads: Sequence[str]
-    rows: Mapping[str, Sequence[str]]
 
 
 def report_html(report: RewardReport) -> str:
@@ -86,7 +81,7 @@ def _facts(report: RewardReport) -> Iterator[tuple[str, str]]:
     yield f"{whole.accuracy:.1%}", f"right [{whole.low:.1%}, {whole.high:.1%}]"
     yield f"{baseline:.1%}", f"would be right by preferring the {report.length_baseline}"
     yield f"{report.calibration_error:.3f}", "expected calibration error"
-    correlation = _coefficient_text(report.difference_by_length.pearson)
+    correlation = _coefficient_text(report.difference_by_length["pearson"])
     yield correlation, "correlation of score and length differences"
     for reader, found in report.perplexity.items():
         yield f"{found.all:.2f}", f"perplexity of chosen responses, {reader}"
@@ -103,13 +98,13 @@ def _histograms(report: RewardReport) -> dict[str, str]:
     return {name: svg_address(histogram_chart(edges, bars)) for name, bars in shown.items()}
 
 
-def _source_table(report: RewardReport) -> _PageTable:
+def _source_table(report: RewardReport) -> dict[str, Any]:
     readers = report.perplexity
     rows = dict(report.by_source)
     if len(rows) > 1:
         rows = {"all": report.accuracy, **rows}
     heads = ["pairs", "right", "95 % interval", "longer is right", "mean difference"]
-    return _PageTable(
+    return dict(
         heads=["", *heads, *(f"perplexity, {reader}" for reader in readers)],
         rows={
             name: [
@@ -123,15 +118,15 @@ def _source_table(report: RewardReport) -> _PageTable:
     )
 
 
-def _length_table(report: RewardReport) -> _PageTable:
-    return _PageTable(
+def _length_table(report: RewardReport) -> dict[str, Any]:
+    return dict(
         heads=["chosen - rejected, tokens", "pairs", "right", "95 % interval"],
         rows={bucket.label: _accuracy_cells(bucket.accuracy) for bucket in report.by_length},
     )
 
 
-def _reliability_table(report: RewardReport) -> _PageTable:
-    return _PageTable(
+def _reliability_table(report: RewardReport) -> dict[str, Any]:
+    return dict(
         heads=["sure", "pairs", "right", "95 % interval"],
         rows={f"{found.confidence:.1%}": _accuracy_cells(found) for found in report.reliability},
     )
@@ -142,8 +137,8 @@ def _accuracy_cells(found: Accuracy | ReliabilityBin) -> list[str]:
     return [f"{found.pairs:,}", f"{found.accuracy:.1%}", interval]
 
 
-def _correlation_text(found: Correlation) -> str:
-    pearson, spearman = map(_coefficient_text, found)
+def _correlation_text(found: Mapping[str, float | None]) -> str:
+    pearson, spearman = map(_coefficient_text, found.values())
     return f"Pearson {pearson}, Spearman {spearman}"
 
 

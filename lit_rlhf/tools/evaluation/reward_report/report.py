@@ -21,7 +21,6 @@ from lit_rlhf.tools.evaluation.outcomes import ScoreSummary, score_summary
 from lit_rlhf.tools.evaluation.output import to_json_types
 from lit_rlhf.tools.evaluation.reward_report.measures import (
     Accuracy,
-    Correlation,
     Histogram,
     LengthBucket,
     ReliabilityBin,
@@ -104,7 +103,7 @@ class RewardReport:
         mistakes: The most confident mistakes, the worst first.
         n_mistakes: Number of all mistakes, including ties.
         skipped: Number of pairs that could not be read, by reason.
-        left_out: Number of pairs with a response that alone is too long, by reason.
+        left_out: Number of pairs with a response that is too long without its prompt, by reason.
         shortened: Number of pairs whose prompt was shortened to fit.
         differences: Score differences of all pairs; not in the JSON file.
         length_differences: Length differences of all pairs; not in the JSON file.
@@ -123,8 +122,8 @@ class RewardReport:
     histogram: Histogram
     reliability: list[ReliabilityBin]
     calibration_error: float
-    difference_by_length: Correlation
-    score_by_length: Correlation
+    difference_by_length: dict[str, float | None]
+    score_by_length: dict[str, float | None]
     perplexity: dict[str, Perplexity]
     lm_head: str
     mistakes: list[Mistake]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ from lit_rlhf.tools.evaluation.sampling import batch_by_length
 
 TRUNK = "reward model"
 LANGUAGE_MODEL = "language model"
+_LanguageHead: TypeAlias = tuple[LanguageModel, nn.Module]  # a trunk and its output layer
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,6 @@ class ScoredPairs:
     shortened: int = 0
 
 
-@dataclass(frozen=True)
-class _LanguageHead:
-    """A trunk with an output layer, which gives log-probs."""
-
-    trunk: LanguageModel
-    lm_head: nn.Module
-
-
 def score_pairs(
     model: str,
     sources: Sequence[DataSource],
@@ -113,7 +107,7 @@ def score_pairs(
         device: Device to run on; `None` for the CPU.
         batch_size: Number of pairs per batch.
         chat_template: `tokenizer` for the model's own, or the name of a built-in one.
-        max_length: Longest dialogue in tokens; `None` for that of the model's training, or 512.
+        max_length: Longest dialogue in tokens; `None` for the length in training, or 512.
         max_pairs: Number of first pairs to use of each source; `None` for all.
         on_bad_record: `error` or `skip`.
 
@@ -194,7 +188,7 @@ def _load_heads(
     own = read_lm_head(model)
     if own is not None:
         own = own.to(device=device, dtype=options.torch_dtype)
-        heads[TRUNK] = _LanguageHead(scorer, own.requires_grad_(False))
+        heads[TRUNK] = (scorer, own.requires_grad_(False))
     if language_model is None:
         return heads, model if own is not None else ""
     head = load_lm_head(language_model, options).to(device).requires_grad_(False)
@@ -202,8 +196,8 @@ def _load_heads(
         # Reward modelling keeps the trunk a language model (Eq. 2), which reads with any output
         # layer of the model that it started from.
         _check_width(scorer, head, language_model)
-        heads[TRUNK] = _LanguageHead(scorer, head)
-    heads[LANGUAGE_MODEL] = _LanguageHead(load_policy(language_model, options, device), head)
+        heads[TRUNK] = (scorer, head)
+    heads[LANGUAGE_MODEL] = (load_policy(language_model, options, device), head)
     return heads, model if own is not None else language_model
 
 
@@ -241,25 +235,18 @@ def _score(
             scores[rows, 1] = _numbers(
                 sequence_scores(scorer, rejected.input_ids, rejected.attention_mask)
             )
-            for name, head in heads.items():
+            for name, (trunk, lm_head) in heads.items():
                 # The forward for the scores serves the log-probs of the same trunk.
                 states = (
                     hidden
-                    if head.trunk is scorer
-                    else hidden_states(head.trunk, chosen.input_ids, chosen.attention_mask)
+                    if trunk is scorer
+                    else hidden_states(trunk, chosen.input_ids, chosen.attention_mask)
                 )
-                logprobs[name][rows] = _response_logprobs(head, states, chosen)
+                targets = (states, chosen.input_ids, chosen.completion_mask)
+                found = target_logprobs_from_hidden(trunk, lm_head, *targets)
+                logprobs[name][rows] = found.double().sum(dim=1).tolist()
             progress(len(rows))
     return scores, logprobs
-
-
-def _response_logprobs(head: _LanguageHead, hidden: Tensor, batch: TokenBatch) -> list[float]:
-    """Sum of each response's log-probs in nats."""
-    logprobs = target_logprobs_from_hidden(
-        head.trunk, head.lm_head, hidden, batch.input_ids, batch.completion_mask
-    )
-    sums: list[float] = logprobs.double().sum(dim=1).tolist()
-    return sums
 
 
 def _numbers(scores: Tensor) -> NDArray[np.float64]:

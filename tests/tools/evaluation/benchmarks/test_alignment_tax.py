@@ -71,7 +71,7 @@ def test_the_right_letter_is_likeliest_where_a_loop_says_so(root: Path) -> None:
     assert subjects[1].scores["sft"].value == (before[2] + before[3]) / 2
 
 
-def test_what_a_model_cannot_read_as_a_whole_is_counted(root: Path, tmp_path: Path) -> None:
+def test_questions_that_do_not_fit_are_counted(root: Path, tmp_path: Path) -> None:
     long = {"question": "why " * 60, "choices": ["a", "b"], "answer": 0}
     path = write_questions(tmp_path / "long.jsonl", [RECORDS[0], long])
 

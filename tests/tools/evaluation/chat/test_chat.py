@@ -166,7 +166,7 @@ def test_quit_ends_the_chat() -> None:
     assert len(fed.prompts) == 1
 
 
-def test_what_was_said_before_a_stop_is_remembered() -> None:
+def test_text_before_a_stop_is_remembered() -> None:
     stopped = ChatReply("well", ended=False, interrupted=True)
     fed = Fed(stopped, "yes")
 

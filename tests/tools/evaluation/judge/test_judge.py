@@ -14,7 +14,7 @@ from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
 from tests.tools.evaluation.judge.one_pair import judge_pair
 
 
-def test_a_run_that_failed_continues_where_it_was(tmp_path: Path) -> None:
+def test_a_failed_run_continues_where_it_stopped(tmp_path: Path) -> None:
     def second_fails(asked: Asked) -> str | Failure:
         return Failure(401) if asked.number == 2 else longer_wins(asked)
 

@@ -176,7 +176,7 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
     assert lines(judged.file)[0]["policy_as_a"]["malformed"] == ["I prefer A"]
 
 
-def test_what_stays_malformed_is_invalid_and_no_tie(tmp_path: Path) -> None:
+def test_replies_that_stay_malformed_are_invalid_and_not_ties(tmp_path: Path) -> None:
     def rule(asked: Asked) -> str:  # one of two orders of the first prompt cannot be read
         bad = asked.data["answer_a"] == "longer"
         return "" if bad else longer_wins(asked)

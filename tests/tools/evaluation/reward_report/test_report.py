@@ -131,7 +131,7 @@ def test_text_from_data_is_escaped(tmp_path: Path) -> None:
     assert labels[1] == f"Difference of the scores, a{NASTY}"
 
 
-def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+def test_missing_measurements_are_named(tmp_path: Path) -> None:
     found = measure_reward_model(
         "runs/reward",
         {"helpful": "a.jsonl"},

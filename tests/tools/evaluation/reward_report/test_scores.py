@@ -141,7 +141,7 @@ def test_without_an_output_layer_there_is_no_perplexity(root: Path) -> None:
     assert [record.source for record in pairs.records] == ["a", "b"]  # one of each
 
 
-def test_what_does_not_fit_is_left_out_and_counted(root: Path) -> None:
+def test_pairs_that_do_not_fit_are_left_out_and_counted(root: Path) -> None:
     # "no" and the prompt fit; the long responses do not
     pairs = score_pairs(str(root / "reward"), sources(root), max_length=20)
 
@@ -158,7 +158,7 @@ def test_a_language_model_is_not_a_reward_model(root: Path) -> None:
 
 def test_a_score_that_is_not_finite_is_named(root: Path, tmp_path: Path) -> None:
     model = load_scalar_model(root / "reward")
-    torch.nn.init.constant_(model.score.weight, torch.inf)
+    torch.nn.init.constant_(model.score.weight, 3e38)  # products of it are not finite
     encoder = DialogueEncoder(load_tokenizer(root / "sft"), "hh", 64)
     save_model_folder(model, encoder.tokenizer, tmp_path / "bad", contract=encoder.contract)
 
