@@ -69,7 +69,7 @@ budgets: install ## print what the code costs to read, and fail above the budget
 	$(BIN)/python -W ignore -m tests.support.budgets
 
 mutate: install ## put small defects into formulas and update, one at a time: a test has to notice each
-	$(BIN)/python -m tests.mutation $(MODULES)
+	$(BIN)/python -m tests.mutation $(MODULES) $(if $(CHANGED),--changed $(patsubst 1,main,$(CHANGED)))
 
 faults: install ## strike every phase of every command with every fault, and run it again
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.faults $(CELLS)

@@ -1,9 +1,12 @@
 """Puts small defects into the formulas and the update, one at a time, and runs their tests.
 
-`make mutate`, or `python -m tests.mutation [MODULE ...] [--jobs N]`. The tests of a module are
-collected and run once without a defect. Each defect is then made in a fork of that process, by
-replacing the code of the functions, and the tests that call the function run until one fails. No
-file is changed. The exit status is 1 if no test notices a defect that is not in `equivalents.txt`.
+`make mutate`, or `python -m tests.mutation [MODULE ...] [--changed BASE] [--jobs N]`. With a base,
+only lines that differ from that commit get defects, in any module that has tests of its name.
+
+The tests of a module are collected and run once without a defect. Each defect is then made in a
+fork of that process, by replacing the code of the functions, and the tests that call the function
+run until one fails. No file is changed. The exit status is 1 if no test notices a defect that is
+not in `equivalents.txt`.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ import argparse
 import importlib
 import inspect
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -28,7 +33,8 @@ import pytest
 
 from tests.mutation.mutants import Mutant, make_mutants
 
-PACKAGE = Path(__file__).resolve().parents[2] / "lit_rlhf"
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("lit_rlhf", "callbacks/lit_callbacks", "benchmarks")
 FUNCTIONAL = ("tests/functional",)
 PPO = (
     "tests/modules/test_ppo_experience.py",
@@ -43,22 +49,19 @@ PPO = (
 )
 STATS = ("tests/stats", "tests/functional/test_examples.py")
 SUITES: dict[str, tuple[str, ...]] = {
-    "checks.py": FUNCTIONAL,
-    "functional/advantages.py": FUNCTIONAL,
-    "functional/kl.py": FUNCTIONAL,
-    "functional/logprobs.py": FUNCTIONAL,
-    "functional/losses.py": FUNCTIONAL,
-    "functional/masking.py": FUNCTIONAL,
-    "functional/metrics.py": FUNCTIONAL,
-    "functional/rewards.py": FUNCTIONAL,
-    "stats.py": STATS,
-    "rollout/sampling.py": ("tests/rollout/test_sampling.py",),
-    "ppo/algorithm.py": PPO,
-    "modules/ppo.py": PPO,
+    "lit_rlhf/checks.py": FUNCTIONAL,
+    **{
+        f"lit_rlhf/functional/{name}.py": FUNCTIONAL
+        for name in ("advantages", "kl", "logprobs", "losses", "masking", "metrics", "rewards")
+    },
+    "lit_rlhf/stats.py": STATS,
+    "lit_rlhf/rollout/sampling.py": ("tests/rollout/test_sampling.py",),
+    "lit_rlhf/ppo/algorithm.py": PPO,
+    "lit_rlhf/modules/ppo.py": PPO,
 }
-"""Tests by module."""
+"""Tests by module. `find_tests` knows those of other modules by their names."""
 FUNCTIONS = {
-    "ppo/algorithm.py": (
+    "lit_rlhf/ppo/algorithm.py": (
         "PPO.shape_rewards",
         "PPO.reparameterize",
         "PPO.experience",
@@ -69,7 +72,7 @@ FUNCTIONS = {
         "PPO.policy_objective",
         "PPO.ptx_loss",
     ),
-    "modules/ppo.py": (
+    "lit_rlhf/modules/ppo.py": (
         "PPOModule.training_step",
         "PPOModule.update",
         "PPOModule.train_critic",
@@ -107,8 +110,8 @@ class Mutation:
     """
 
     def __init__(self, module: str, source: str, mutants: list[Mutant], jobs: int) -> None:
-        self.file = str(PACKAGE / module)
-        self.name = "lit_rlhf." + module.removesuffix(".py").replace("/", ".")
+        self.file = str(ROOT / module)
+        self.name = module.removeprefix("callbacks/").removesuffix(".py").replace("/", ".")
         self.source, self.mutants, self.jobs = source, mutants, jobs
         self.survivors: list[Mutant] = []
         self.ran = False
@@ -225,8 +228,17 @@ def _replace_names(owner: ModuleType | type, values: dict[str, Any], module: str
         elif isinstance(new, type) and isinstance(old, type):
             if new.__module__ == module:
                 _replace_names(old, dict(vars(new)), module)
-        elif isinstance(new, bool | int | float | str) and not name.startswith("__"):
+        elif _is_plain(new) and not name.startswith("__"):
             setattr(owner, name, new)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, or a table of these."""
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _inside(value: Any) -> Any:
@@ -267,21 +279,59 @@ def fork(work: Callable[[], int]) -> int:
         os._exit(status)
 
 
-def try_mutants(module: str, jobs: int, folder: Path) -> tuple[int, list[Mutant]]:
-    """The number of a module's mutants, and those that no test notices.
+def find_tests(module: str) -> tuple[str, ...]:
+    """Tests of a module: those listed, or the nearest file of its name or of its folder's."""
+    if module in SUITES:
+        return SUITES[module]
+    path = Path(module.removeprefix("lit_rlhf/").replace("/lit_callbacks/", "/"))
+    while path.name:
+        file = Path("tests") / path.parent / f"test_{path.stem}.py"
+        if (ROOT / file).exists():
+            return (str(file),)
+        path = path.parent
+    return ()
+
+
+def changed_lines(base: str) -> dict[str, set[int]]:
+    """Lines of each module that differ from the last common commit with `base`."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    start = git("merge-base", base, "HEAD").strip()
+    found: dict[str, set[int]] = {}
+    for line in git("diff", "--unified=0", start, "--", *PACKAGES).splitlines():
+        if line.startswith("+++ "):
+            lines = found.setdefault(line.removeprefix("+++ b/"), set())
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first = int(hunk[1])
+            lines.update(range(first, first + int(hunk[2] or 1)))
+    return {name: lines for name, lines in found.items() if name.endswith(".py") and lines}
+
+
+def try_mutants(
+    module: str, jobs: int, folder: Path, lines: set[int] | None = None
+) -> tuple[int, list[Mutant]]:
+    """The number of a module's mutants, in some lines or all, and those that no test notices.
 
     Raises:
         RuntimeError: If the tests fail without a defect.
     """
-    source = (PACKAGE / module).read_text()
-    mutants = make_mutants(module, source, FUNCTIONS.get(module, ("",)))
+    source = (ROOT / module).read_text()
+    functions = FUNCTIONS.get(module, ("",)) if lines is None else ("",)
+    mutants = make_mutants(module, source, functions)
+    if lines is not None:
+        mutants = [mutant for mutant in mutants if mutant.line in lines]
+    if not mutants:
+        return 0, []
     plugin = Mutation(module, source, mutants, jobs)
     options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider"]
     options += ["-p", "no:faulthandler"]  # a mutant may crash
     # the first module's tests have imported libraries of plugins
     options += ["-W", "ignore:Module already imported so cannot be rewritten"]
-    options += ["-o", "timeout=0", f"--basetemp={folder / Path(module).stem}"]
-    pytest.main([*options, *SUITES[module]], plugins=[plugin])
+    options += ["-o", "timeout=0", f"--basetemp={folder / module.replace('/', '_')}"]
+    pytest.main([*options, *find_tests(module)], plugins=[plugin])
     if not plugin.ran:
         raise RuntimeError(f"{module}: its tests fail without a defect")
     return len(mutants), plugin.survivors
@@ -304,20 +354,28 @@ def main() -> int:
     """Try the mutants of all modules, or of those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=", ".join(SUITES))
+    parser.add_argument("--changed", metavar="BASE", help="only lines that differ from a commit")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    modules = arguments.modules or list(SUITES)
-    if unknown := [module for module in modules if module not in SUITES]:
-        parser.error(f"expected modules among {', '.join(SUITES)}, got {', '.join(unknown)}")
+    lines: dict[str, set[int]] = changed_lines(arguments.changed) if arguments.changed else {}
+    modules = arguments.modules or list(lines if arguments.changed else SUITES)
+    without = [module for module in modules if not find_tests(module)]
+    if without and not arguments.changed:
+        parser.error(f"expected modules with tests of their names, got {', '.join(without)}")
+    for module in without:
+        print(f"{module}: no tests of its name")
+    modules = [module for module in modules if module not in without]
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd cannot be forked once it has used a GPU
     importlib.import_module("torch").set_num_threads(1)
     explained = read_equivalents((Path(__file__).parent / "equivalents.txt").read_text("utf-8"))
-    unused = {key for key in explained if key[0] in modules}
+    unused = {key for key in explained if key[0] in modules and not arguments.changed}
     count, unexplained = 0, []
     with TemporaryDirectory(prefix="mutation_") as folder:
         for module in modules:
             began = time.monotonic()
-            n_mutants, survivors = try_mutants(module, arguments.jobs, Path(folder))
+            n_mutants, survivors = try_mutants(
+                module, arguments.jobs, Path(folder), lines.get(module)
+            )
             keys = {m: (m.module, m.text, m.was, m.now) for m in survivors}
             new = [m for m in survivors if keys[m] not in explained]
             unused -= set(keys.values())

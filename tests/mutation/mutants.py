@@ -191,7 +191,7 @@ def _constants(value: object) -> Iterator[str]:
             yield from (str(value + 1), f"({value - 1})")
         case float():
             yield from ([str(value * 2), str(value / 2)] if value else ["1.0"])
-        case str():
+        case str() if " " not in value:  # prose is for readers
             yield repr(value + "_")
 
 

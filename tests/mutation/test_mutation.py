@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.mutation.__main__ import replace_code
+from tests.mutation.__main__ import changed_lines, find_tests, replace_code
 from tests.mutation.mutants import make_mutants
 
 SOURCE = '''"""A module."""
@@ -52,9 +54,10 @@ def test_functions_to_change_can_be_chosen() -> None:
 
 CODE = """
 BOUND = 1
+TABLE = {"a": (1, 2)}
 
 def function(x=1):
-    return x + BOUND
+    return x + BOUND + TABLE["a"][0] - 1
 
 class Class:
     @property
@@ -79,6 +82,7 @@ def test_imported_function_runs_the_new_code(name: str) -> None:
     assert results() == {"function": 2, "method": 1, "size": 1}
     for was, now, change in (
         ("BOUND = 1", "BOUND = 5", {"function": 6}),
+        ("(1, 2)", "(5, 2)", {"function": 6}),
         ("x=1", "x=5", {"function": 6}),
         ("x + BOUND", "x - BOUND", {"function": 0}),
         ("size(self):\n        return 1", "size(self):\n        return 5", {"size": 5}),
@@ -89,3 +93,32 @@ def test_imported_function_runs_the_new_code(name: str) -> None:
             assert results() == {"function": 2, "method": 1, "size": 1} | change
             replace_code(module, CODE)
     assert results() == {"function": 2, "method": 1, "size": 1}
+
+
+@pytest.mark.parametrize(
+    ("module", "tests"),
+    [
+        ("lit_rlhf/data/samplers.py", "tests/data/test_samplers.py"),
+        ("lit_rlhf/data/datamodules/base.py", "tests/data/test_datamodules.py"),
+        ("callbacks/lit_callbacks/verdict.py", "tests/callbacks/test_verdict.py"),
+        ("benchmarks/reproduce/table.py", "tests/benchmarks/test_reproduce.py"),
+    ],
+)
+def test_tests_of_a_module_are_found_by_its_name(module: str, tests: str) -> None:
+    assert find_tests(module) == (tests,)
+
+
+def test_changed_lines_are_those_that_differ_from_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.mutation.__main__.ROOT", tmp_path)
+    for name, value in {"HOME": tmp_path, "GIT_CONFIG_NOSYSTEM": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    file = tmp_path / "lit_rlhf" / "a.py"
+    file.parent.mkdir()
+    file.write_text("1\n2\n3\n4\n")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "a"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    file.write_text("1\n5\n3\n6\n7\n")  # not committed
+    assert changed_lines("HEAD") == {"lit_rlhf/a.py": {2, 4, 5}}
