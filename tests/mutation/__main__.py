@@ -49,7 +49,7 @@ PPO = (
 )
 STATS = ("tests/stats", "tests/functional/test_examples.py")
 SUITES: dict[str, tuple[str, ...]] = {
-    "lit_rlhf/checks.py": FUNCTIONAL,
+    "lit_rlhf/checks.py": (*FUNCTIONAL, "tests/modules/test_options.py"),
     **{
         f"lit_rlhf/functional/{name}.py": FUNCTIONAL
         for name in ("advantages", "kl", "logprobs", "losses", "masking", "metrics", "rewards")
