@@ -27,6 +27,7 @@ UTILITIES = {
     "completion": "print a script that completes commands and options in a shell",
     "configs": "list or copy the configurations that come with lit_rlhf",
     "export": "turn a checkpoint or model into a folder that others load",
+    "show": "what a model, checkpoint or evaluation was made from",
     "init": "make a small base model and tokenizer from your own text",
 }
 """Commands about configurations and models. Each is a module `lit_rlhf.cli.<name>`."""

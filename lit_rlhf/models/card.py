@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from lightning.pytorch.utilities import rank_zero_warn
 from yaml import YAMLError
+
+from lit_rlhf.files import code_versions
 
 TITLES = {
     "sft": "Supervised fine-tuning",
@@ -21,7 +21,6 @@ TITLES = {
     "critic": "PPO critic",
 }
 OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers", "peft")
 
 _USE_LANGUAGE_MODEL = """\
 ```python
@@ -76,6 +75,9 @@ class ModelCardInfo:
         note: Warning for users of the model.
         datasets: Hub ids of the training data.
         files: Names of the training data that are not on the hub.
+        inputs: Hashes and checksums of what the run read, by name.
+        updates: Steps of all optimizers that the run has really made.
+        collapse: How a detector ended the run, if one did.
     """
 
     stage: str
@@ -86,6 +88,25 @@ class ModelCardInfo:
     note: str | None = None
     datasets: Sequence[str] = ()
     files: Sequence[str] = ()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    updates: int | None = None
+    collapse: Mapping[str, Any] | None = None
+
+    def manifest(self) -> dict[str, Any]:
+        """The same for a folder's manifest, with versions; local paths by their last parts."""
+        config = {name: shorten_paths(value) for name, value in self._settings().items()}
+        command = self.command and _shorten_words(self.command)
+        base = shorten_paths(self.base_model)
+        made = {**asdict(self), "base_model": base, "config": config, "command": command}
+        return {"made": made, "versions": code_versions()}
+
+    def _settings(self) -> dict[str, Any]:
+        # Names with an underscore are LightningCLI's own.
+        return {
+            name: value
+            for name, value in self.config.items()
+            if not name.startswith("_") and name != "output_dir"
+        }
 
 
 def render_model_card(info: ModelCardInfo, scalar: bool, chat: bool = True) -> str:
@@ -119,20 +140,14 @@ def render_model_card(info: ModelCardInfo, scalar: bool, chat: bool = True) -> s
         use = _USE_REWARD_MODEL if scalar else _USE_LANGUAGE_MODEL
         sections.append(f"## How to use\n\n{use}")
     if info.command:
-        command = " ".join(str(shorten_paths(word)) for word in info.command.split(" "))
-        sections.append(f"## Command\n\n```\n{command}\n```")
+        sections.append(f"## Command\n\n```\n{_shorten_words(info.command)}\n```")
     metrics = {key: f"{value:.6g}" for key, value in info.metrics.items()}
     if metrics:
         sections.append("## Metrics\n\n" + _render_table("metric", "value", metrics))
-    # Names with an underscore are LightningCLI's own.
-    config = {
-        key: shorten_paths(value)
-        for key, value in info.config.items()
-        if not key.startswith("_") and key != "output_dir"
-    }
+    config = info.manifest()["made"]["config"]
     if config:
         sections.append("## Settings\n\n" + _render_table("setting", "value", config))
-    versions = _render_table("package", "version", _installed_versions())
+    versions = _render_table("package", "version", code_versions())
     sections.append("## Versions\n\n" + versions)
     return "\n\n".join(sections) + "\n"
 
@@ -183,10 +198,15 @@ def shorten_paths(value: object) -> object:
     return f"{option}{sign}{Path(path).name}" if is_path else value
 
 
+def _shorten_words(command: str) -> str:
+    return " ".join(str(shorten_paths(word)) for word in command.split(" "))
+
+
 def _describe_origin(info: ModelCardInfo, start: ModelCardData) -> str:
     name = shorten_paths(info.base_model)
     stage = "ppo" if info.stage == "critic" else info.stage
-    sentences = [f"Made by the `{stage}` stage of lit_rlhf from `{name}`."]
+    updates = "" if info.updates is None else f" in {info.updates} updates"
+    sentences = [f"Made by the `{stage}` stage of lit_rlhf from `{name}`{updates}."]
     base = start.base_model if isinstance(start.base_model, str) else None
     if base is not None and base != name:
         sentences.append(f"The base model is `{base}`.")
@@ -204,13 +224,3 @@ def _render_table(left: str, right: str, rows: Mapping[str, Any]) -> str:
         text = str(value).replace("|", "\\|").replace("\n", " ")
         lines.append(f"| `{key}` | {text} |")
     return "\n".join(lines)
-
-
-def _installed_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions

@@ -27,6 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from lit_rlhf.files import check_weights
 from lit_rlhf.forward import LanguageModel, optimize_forward, unwrap_model
 from lit_rlhf.models.config import (
     ModelOptions,
@@ -257,6 +258,8 @@ def _load_pretrained(
     pickled_weights: bool,
     **arguments: Any,
 ) -> PreTrainedModel:
+    if Path(path).is_dir():
+        check_weights(Path(path))
     # transformers initializes missing weights at random, which are errors below
     with private_rng(0):
         try:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,12 +23,16 @@ from transformers import (
 )
 
 from lit_rlhf.files import (
+    MANIFEST,
     delete,
     fsync,
+    hash_files,
+    listed_files,
     move_into_place,
     name_file,
     partial_path,
     undo_interrupted_replacement,
+    write_manifest,
 )
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models.card import ModelCardInfo, render_model_card
@@ -39,9 +41,6 @@ from lit_rlhf.models.heads import save_lm_head, set_scalar_padding
 from lit_rlhf.models.interop import HeadFormat, convert_to_trl
 from lit_rlhf.models.loading import stop_token_ids
 
-FILE_LIST = "lit_rlhf.json"
-"""File of a saved folder that lists the others. Only listed files are ever replaced."""
-FINGERPRINTED = 1 << 20  # bytes of a file whose checksum is in the list
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Generation settings that transformers refuses without `do_sample`."""
 SCORE_BIAS = re.compile(r"(^|\.)score\.(.*\.)?bias$")
@@ -137,10 +136,9 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
     try:
         with name_file(target):
             yield partial
-            listed = {"files": _fingerprints(partial)}
-            (partial / FILE_LIST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
+            write_manifest(partial, {})
             # safetensors lets nobody else read its files, whatever the umask
-            mode = (partial / FILE_LIST).stat().st_mode
+            mode = (partial / MANIFEST).stat().st_mode
             for path in (*partial.rglob("*"), partial):
                 if path.is_file():
                     path.chmod(mode)
@@ -234,6 +232,7 @@ def _save_companions(
         contract.save(folder)
     if card is not None:
         if isinstance(card, ModelCardInfo):
+            write_manifest(folder, card.manifest())
             card = render_model_card(card, scalar, chat=tokenizer.chat_template is not None)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -346,37 +345,10 @@ def check_replaceable(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ValueError(f"folder: expected a folder or a free name, got the file {folder}")
-    saved = _saved_files(folder)
-    foreign = [
-        name
-        for name, fingerprint in _fingerprints(folder).items()
-        if saved.get(name) != fingerprint and not (saved and name == FILE_LIST)
-    ]
+    saved = listed_files(folder)
+    foreign = [name for name, found in hash_files(folder).items() if saved.get(name) != found]
     if foreign:
         raise ValueError(
             f"folder: expected a model folder or a free name, got {folder} with files that no "
             f"stage or export has saved, or that were changed since ({', '.join(foreign[:3])})"
         )
-
-
-def _saved_files(folder: Path) -> dict[str, list[int]]:
-    """Fingerprints of the files that `replace_folder` has put into a folder."""
-    try:
-        files: dict[str, list[int]] = json.loads((folder / FILE_LIST).read_bytes())["files"]
-    except (OSError, ValueError, TypeError, KeyError):  # none, or one of another program
-        return {}
-    return files if isinstance(files, dict) else {}
-
-
-def _fingerprints(folder: Path) -> dict[str, list[int]]:
-    """Size and CRC-32 of the beginning of each file, by name; nothing for other entries."""
-    found: dict[str, list[int]] = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file():
-            with path.open("rb") as file:
-                # all of what is edited by hand, and little of the weights
-                found[name] = [path.stat().st_size, zlib.crc32(file.read(FINGERPRINTED))]
-        elif path.is_symlink() or not path.is_dir():
-            found[name] = []
-    return found

@@ -29,7 +29,14 @@ from lit_rlhf.modules.ppo import (
     generation_settings,
     iteration_generator,
 )
-from lit_rlhf.modules.resuming import CONTRACT_KEY, RUN_KEY, ChangedRunError, run_id
+from lit_rlhf.modules.resuming import (
+    CONTRACT_KEY,
+    RUN_KEY,
+    SETTINGS_KEY,
+    VERSION_KEY,
+    ChangedRunError,
+    run_id,
+)
 from lit_rlhf.modules.reward import PreferenceShare, RewardModule
 from lit_rlhf.modules.sft import SFTModule
 from lit_rlhf.modules.stage import StageModule
@@ -48,7 +55,9 @@ __all__ = [
     "ROLLOUT_MEMORY",
     "RUN_KEY",
     "SCORING_MEMORY",
+    "SETTINGS_KEY",
     "UPDATE_MEMORY",
+    "VERSION_KEY",
     "AdvantageOptions",
     "ChangedRunError",
     "CriticPretrainingOptions",

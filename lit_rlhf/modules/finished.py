@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -12,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_callbacks import Collapse, default_checkpoint_dir, find_collapse
 from lit_rlhf.data import PromptDataModule, RecordDataModule
-from lit_rlhf.files import FolderLocks, lock_path
+from lit_rlhf.files import FolderLocks, hash_weights, lock_path
 from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
 from lit_rlhf.modules.option_names import dotted_arguments
 from lit_rlhf.modules.resuming import last_metrics
@@ -20,9 +19,6 @@ from lit_rlhf.modules.updates import require_finite_weights
 
 if TYPE_CHECKING:
     from lit_rlhf.modules.stage import StageModule
-
-COLLAPSE_FILE = "collapse.json"
-"""File in a finished model's folder that says that a detector ended the run."""
 
 
 class RunFolders(Callback):
@@ -138,7 +134,7 @@ def is_dry_run(trainer: Trainer) -> bool:
 def save_finished(module: StageModule) -> None:
     """Save the finished networks to `module.finished_dir`, on rank 0 and all at once.
 
-    If a detector has ended the run, the last healthy weights are saved, with a file that says so;
+    If a detector has ended the run, the last healthy weights are saved, and the card says so;
     without healthy weights nothing is.
 
     Raises:
@@ -166,9 +162,6 @@ def save_finished(module: StageModule) -> None:
     if trainer.is_global_zero:
         with replace_folder(folder) as partial:
             module.write_finished(partial)
-            if module.collapse is not None:
-                record = collapse_record(module.collapse)
-                (partial / COLLAPSE_FILE).write_text(json.dumps(record, indent=1), "utf-8")
         rank_zero_info(f"{module.stage}: saved the model to {folder}")
     trainer.strategy.barrier("lit_rlhf.save_finished")
 
@@ -195,8 +188,20 @@ def model_card(module: StageModule) -> ModelCardInfo:
         config={**dotted_arguments(module.hparams), **unused},
         metrics=last_metrics(module.trainer, saved) if collapse is None else saved,
         note=None if collapse is None else describe_collapse(collapse),
+        inputs=hash_inputs(module),
+        updates=module.trainer.global_step if collapse is None else None,
+        collapse=None if collapse is None else collapse_record(collapse),
         datasets=datasets,
         files=files,
+    )
+
+
+def hash_inputs(module: StageModule) -> dict[str, Any]:
+    """Hashes of the models that a run started from, and checksums of its other inputs."""
+    paths = {path for paths in module.inputs.values() for path in paths}
+    hashes = {f"weights of {Path(path).name}": hash_weights(path) for path in sorted(paths)}
+    return {name: found for name, found in hashes.items() if found} | module.resume.checksums(
+        module
     )
 
 
@@ -231,7 +236,7 @@ def describe_collapse(collapse: Collapse) -> str:
 
 
 def collapse_record(collapse: Collapse) -> dict[str, Any]:
-    """The same as plain data, for `COLLAPSE_FILE`."""
+    """The same as plain data, for the manifest."""
     return {
         "verdict": collapse.verdict.level.word,
         "reasons": collapse.verdict.sentence,

@@ -398,6 +398,12 @@ class Resume(Callback):
         self._settings = settings if trainer.state.fn == TrainerFn.FITTING else None
         return settings
 
+    def checksums(self, module: StageModule) -> dict[str, Any]:
+        """Checksums of what the run reads, by name."""
+        kept = {*module.input_checksums, "training examples"}
+        settings = self._run_settings(module)
+        return {name: value for name, value in settings.items() if name in kept}
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the configured learning rates, which a checkpoint's state replaces later."""
         self.trained = False  # the trials of a Tuner end before this hook

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_callbacks import CollapseEarlyStopping, Monitor
+from lit_rlhf.files import read_manifest
 from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules import PPOModule, SFTModule
 from tests.modules.stages import copied, demonstrations, fitted, ppo_options, prompts
@@ -66,13 +66,14 @@ def test_the_last_healthy_weights_are_left_and_card_and_folder_say_so(
     assert "**Training was stopped as collapsed at step 4: " in card
     assert "those of step 1, the last healthy ones" in card
     assert "| `toy/damage` | 1 |" in card
-    record = json.loads((tmp_path / "out" / "collapse.json").read_text("utf-8"))
+    record = read_manifest(tmp_path / "out")["made"]["collapse"]
     assert (record["stopped_at_step"], record["weights_of_step"]) == (4, 1)
 
     # a later run that ends well leaves no trace of it
     module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
     fitted(module, demonstrations(root), tmp_path)
-    assert not (tmp_path / "out" / "collapse.json").exists()
+    made = read_manifest(tmp_path / "out")["made"]
+    assert (made["collapse"], made["updates"]) == (None, 2)
 
 
 def test_policy_and_critic_are_both_those_of_the_healthy_step(root: Path, tmp_path: Path) -> None:

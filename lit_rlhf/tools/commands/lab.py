@@ -20,10 +20,10 @@ from lit_rlhf.tools.evaluation import (
     SampledBatch,
     choose_device,
     encode_prompt_records,
+    hash_models,
     hash_prompts,
     load_policy,
     load_shared_encoder,
-    model_files,
     progress_bar,
     read_prompts,
     sample_batches,
@@ -159,7 +159,7 @@ def sample_preferences(
     order = iterate_prompts(prompts.examples, seed)
     sampling_seeds, label_rng = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
     settings = {
-        "policy": model_files([policy]),
+        "policy": hash_models([policy]),
         "world": dataclasses.asdict(world),
         "prompts": hash_prompts(prompts),
         "pairs": pairs,

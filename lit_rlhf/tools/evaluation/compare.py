@@ -9,7 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from lit_rlhf.checks import check_not_negative
 from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord
-from lit_rlhf.files import ProgressFile, write_json_lines
+from lit_rlhf.files import ProgressFile, code_versions, write_json_lines
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.functional import kl_estimate
 from lit_rlhf.models import ModelOptions
@@ -53,8 +53,8 @@ from lit_rlhf.tools.evaluation.sampling import (
     SampledBatch,
     describe_responses,
     encode_prompt_records,
+    hash_models,
     hash_prompts,
-    model_files,
     read_prompts,
     sample_batches,
 )
@@ -140,6 +140,7 @@ class Comparison:
         rewards: Source of each reward by its name; a rule is given as its mapping.
         n_prompts: Number of prompts.
         shortened: Number of prompts that lost their oldest turns or their beginning to fit.
+        inputs: Hashes of weights, prompts and the sources of reward functions.
     """
 
     policies: dict[str, PolicyReport]
@@ -147,6 +148,7 @@ class Comparison:
     rewards: dict[str, str | dict[str, Any]]
     n_prompts: int
     shortened: int
+    inputs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def baseline(self) -> str:
@@ -181,6 +183,8 @@ class Comparison:
                 "baseline": self.baseline,
                 "n_prompts": self.n_prompts,
                 "shortened_prompts": self.shortened,
+                "inputs": self.inputs,
+                "versions": code_versions(),
                 "rewards": self.rewards,
                 "policies": {
                     name: {
@@ -261,12 +265,15 @@ def compare_policies(
     encoded = encode_prompt_records(records, encoder, on_bad_record)
     loaded_rewards = _load_rewards(rewards, model_options, encoder, encoded, device)
     plain = plain_rewards(rewards)
-    settings = {
-        "policies": model_files(policies),
+    inputs = {
+        "policies": hash_models(policies),
         "prompts": hash_prompts(encoded),
-        "rewards": plain,
-        "reward_models": model_files(list(plain)),
+        "reward_models": hash_models(list(plain)),
         **hash_sources(loaded_rewards),
+    }
+    settings = {
+        **inputs,
+        "rewards": plain,
         "sampling": asdict(sampling),
         "batch_size": batch_size,
         "seed": seed,
@@ -303,6 +310,7 @@ def compare_policies(
             },
             n_prompts=len(encoded.examples),
             shortened=encoded.shortened,
+            inputs=inputs,
         )
         if responses is not None:
             write_json_lines(responses, comparison.records())

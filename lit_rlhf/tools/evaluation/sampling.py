@@ -31,7 +31,7 @@ from lit_rlhf.data import (
     encode_records,
     load_records,
 )
-from lit_rlhf.files import ProgressFile, write_json_lines
+from lit_rlhf.files import ProgressFile, hash_weights, write_json_lines
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions, stop_token_ids
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
@@ -338,7 +338,7 @@ def generate_from_models(
     }
     inputs = {
         "seed": seed,
-        "models": model_files(models),
+        "models": hash_models(models),
         "prompts": [hash_prompts(of_model) for of_model in encoded],
     }
     responses = {}
@@ -386,22 +386,9 @@ def _describe(encoder: DialogueEncoder, batch: SampledBatch) -> dict[str, Any]:
     return {"responses": describe_responses(batch, [encoder.decode_response(r) for r in rows])}
 
 
-def model_files(models: Sequence[str]) -> dict[str, dict[str, list[int]]]:
-    """Size and time of the weight files of local models, which another training changes.
-
-    Args:
-        models: Folders or hub ids.
-
-    Returns:
-        Bytes and nanoseconds by file name, by model; nothing for a hub id.
-    """
-    return {
-        path: {
-            file.name: [file.stat().st_size, file.stat().st_mtime_ns]
-            for file in sorted(Path(path).glob("*.safetensors"))
-        }
-        for path in models
-    }
+def hash_models(models: Sequence[str]) -> dict[str, str | None]:
+    """SHA-256 over the weights of local models, by folder; `None` for a hub id."""
+    return {path: hash_weights(path) for path in models}
 
 
 def hash_prompts(prompts: EncodedPrompts) -> str:

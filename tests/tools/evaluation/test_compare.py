@@ -131,7 +131,7 @@ def test_an_interrupted_comparison_continues_with_the_batches_that_are_missing(
     with pytest.raises(KeyboardInterrupt):
         run("out.jsonl", last=4)
     assert not (tmp_path / "out.jsonl").exists()
-    with pytest.raises(ValueError, match=r"out\.jsonl\.partial: .* another value of rewards, rew"):
+    with pytest.raises(ValueError, match=r"out\.jsonl\.partial: .* another value of reward_m"):
         run("out.jsonl", rewards={QUESTION_MARKS: 1.0})
     result = run("out.jsonl")
 

@@ -1,0 +1,119 @@
+"""The manifest of a folder: what it was made from, by which code, and the hashes of its files.
+
+It is the file `lit_rlhf.json` of every folder that `lit_rlhf.models.replace_folder` writes. A model
+that was made by a stage has there what its card says, so that neither can say what did not happen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "lit_rlhf.json"
+PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers", "peft")
+GIT_TIMEOUT = 5.0  # seconds
+
+
+@cache
+def code_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that numbers depend on, and the commit, if known."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    root = Path(__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        git = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40")
+        try:
+            asked = subprocess.run(git, capture_output=True, text=True, timeout=GIT_TIMEOUT)
+        except (OSError, subprocess.TimeoutExpired):
+            return versions
+        if asked.returncode == 0:
+            versions["commit"] = asked.stdout.strip()
+    return versions
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """Read the manifest of a folder; empty if there is none, or one of another program."""
+    try:
+        manifest = json.loads((Path(folder) / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write the manifest of a folder, with the hashes of the files that are there."""
+    manifest = {**read_manifest(folder), **content, "files": hash_files(folder)}
+    text = json.dumps(manifest, indent=1, default=str)
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def listed_files(folder: Path) -> dict[str, list[Any]]:
+    """Size and SHA-256 of the files that the manifest of a folder lists, by name."""
+    files = read_manifest(folder).get("files")
+    return files if isinstance(files, dict) else {}
+
+
+def hash_files(folder: Path) -> dict[str, list[Any]]:
+    """Size and SHA-256 of each file in a folder but its manifest; nothing for other entries."""
+    found: dict[str, list[Any]] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if name == MANIFEST:
+            continue
+        if path.is_file():
+            found[name] = _size_and_hash(path)
+        elif path.is_symlink() or not path.is_dir():
+            found[name] = []
+    return found
+
+
+def hash_weights(folder: str | Path) -> str | None:
+    """SHA-256 over the weights of a model's folder, which tells what started a run.
+
+    Returns:
+        The hash; `None` without a folder with safetensors files, for instance for a hub id.
+    """
+    files = sorted(Path(folder).glob("*.safetensors"))
+    hashes = [f"{file.name} {_size_and_hash(file)[1]}" for file in files]
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest() if hashes else None
+
+
+def check_weights(folder: Path) -> None:
+    """Compare the weights in a folder with its manifest, if it has one.
+
+    Raises:
+        ValueError: If a file is damaged or was replaced.
+    """
+    for name, expected in listed_files(folder).items():
+        file = folder / name
+        if "/" in name or file.suffix != ".safetensors":
+            continue
+        found = _size_and_hash(file) if file.is_file() else None
+        if found != expected:
+            raise ValueError(
+                f"path: expected the weights that {folder / MANIFEST} lists, got another {file}: "
+                "it is damaged or was replaced. If these are the weights you want, delete the list"
+            )
+
+
+def _size_and_hash(path: Path) -> list[Any]:
+    status = path.stat()
+    return [status.st_size, _hash_file(path.resolve(), status.st_size, status.st_mtime_ns)]
+
+
+@cache
+def _hash_file(path: Path, size: int, changed: int) -> str:
+    """SHA-256 of a file. A model is loaded for several networks, but read for its hash once."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,80 @@
+"""`lit_rlhf show` on what a small PPO run leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lit_callbacks import ResumeCheckpoint
+from lit_rlhf.cli.show import main
+from lit_rlhf.files import hash_weights, lock_path
+from lit_rlhf.modules import PPOModule
+from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_models(write_data(tmp_path_factory.mktemp("show")))
+    module = PPOModule(**ppo_options(root, output_dir=str(root / "model")))
+    keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(root / "checkpoints"))
+    fitted(module, prompts(root, batch_size=8), root, callbacks=[keep], enable_checkpointing=True)
+    return root
+
+
+def shown(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, Any]:
+    main([str(path)])
+    found: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return dict(found[str(path)])
+
+
+def test_model_says_what_it_was_made_from(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(capsys, run / "model")
+    assert found["finished"] is True
+    # 8 rollouts in minibatches of 4, twice, by each network
+    assert (found["stage"], found["base_model"], found["updates"]) == ("ppo", "policy", 8)
+    assert found["inputs"]["weights of policy"] == hash_weights(run / "policy")
+    assert found["inputs"]["weights of reward"] == hash_weights(run / "reward")
+    assert isinstance(found["inputs"]["training examples"], int)
+    assert found["config"]["minibatches.ppo_epochs"] == 2
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["files"].endswith("as they were saved")
+    assert str(run) not in yaml.safe_dump(found)
+
+
+def test_changed_files_and_an_unfinished_run_are_named(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card, mark = run / "model/README.md", lock_path(run / "model")
+    before = card.read_text()
+    card.write_text("mine")
+    mark.touch()
+    found = shown(capsys, run / "model")
+    assert (found["finished"], found["files"]) == (False, {"changed": ["README.md"]})
+    card.write_text(before)
+    mark.unlink()
+
+
+def test_checkpoint_says_which_run_it_is_of(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(capsys, run / "checkpoints/batch=1.ckpt")
+    assert (found["problem"], found["updates"]) == ("none", 8)
+    assert found["made_by"] == "a script"
+    assert found["settings"]["model_path"] == str(run / "policy")
+    assert "training examples" in found["inputs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "got no file nothing"),
+        (".", r"got \. without lit_rlhf\.json"),
+        ("other.json", "expected the JSON file of an evaluation with responses, got other.json"),
+    ],
+)
+def test_other_paths_are_refused(name: str, message: str) -> None:
+    Path("other.json").write_text("[]")
+    with pytest.raises(SystemExit, match=message):
+        main([name])

@@ -1,0 +1,79 @@
+"""Manifests: what they keep, and weights that are other ones than they list."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lit_rlhf.files import (
+    MANIFEST,
+    check_weights,
+    code_versions,
+    hash_weights,
+    listed_files,
+    read_manifest,
+    write_manifest,
+)
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "critic").mkdir()
+    for name in (WEIGHTS, "critic/model.safetensors", "config.json"):
+        (tmp_path / name).write_text(name)
+    write_manifest(tmp_path, {"made": {"updates": 3}})
+    return tmp_path
+
+
+def test_manifest_lists_size_and_hash_of_every_file_but_itself(folder: Path) -> None:
+    write_manifest(folder, {"more": 1})  # what was there is kept
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert (manifest["made"], manifest["more"]) == ({"updates": 3}, 1)
+    expected = {
+        name: [len(name), hashlib.sha256(name.encode()).hexdigest()]
+        for name in ("config.json", "critic/model.safetensors", WEIGHTS)
+    }
+    assert manifest["files"] == listed_files(folder) == expected
+
+
+@pytest.mark.parametrize("damage", ["one byte", "gone"])
+def test_changed_weights_are_refused(folder: Path, damage: str) -> None:
+    check_weights(folder)
+    (folder / "config.json").write_text("edited by hand")
+    check_weights(folder)
+    if damage == "gone":
+        (folder / WEIGHTS).unlink()
+    else:
+        (folder / WEIGHTS).write_text(WEIGHTS.replace("m", "n", 1))
+        os.utime(folder / WEIGHTS, ns=(1, 1))
+    with pytest.raises(ValueError, match=r"expected the weights that .*lit_rlhf\.json lists"):
+        check_weights(folder)
+    (folder / MANIFEST).unlink()
+    check_weights(folder)
+
+
+def test_manifest_of_another_program_is_as_good_as_none(tmp_path: Path) -> None:
+    for content in ("[]", "{", '{"files": []}'):
+        (tmp_path / MANIFEST).write_text(content)
+        assert listed_files(tmp_path) == {}
+        check_weights(tmp_path)
+    assert read_manifest(tmp_path / "nowhere") == {}
+
+
+def test_hash_of_weights_tells_models_apart(folder: Path, tmp_path: Path) -> None:
+    before = hash_weights(folder)
+    content = f"{WEIGHTS} {hashlib.sha256(WEIGHTS.encode()).hexdigest()}"
+    assert before == hashlib.sha256(content.encode()).hexdigest()
+    (folder / WEIGHTS).write_text("others")
+    assert hash_weights(folder) not in (before, None)
+    assert hash_weights("owner/name") is None
+
+
+def test_versions_name_what_numbers_depend_on() -> None:
+    assert {"python", "lit-rlhf", "torch", "lightning", "transformers"} <= code_versions().keys()
