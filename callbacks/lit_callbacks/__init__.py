@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         TruncationMonitor,
         default_monitors,
     )
+    from lit_callbacks.trainer_callback import WatchCallback
     from lit_callbacks.verdict import Verdict
     from lit_callbacks.watch import Watch
     from lit_callbacks.words import format_number
@@ -58,7 +59,7 @@ __version__ = "0.1.0"
 
 # Those of the core come first: looking a name up imports the modules before its own.
 _MODULES = (
-    *("watch", "monitors", "signals", "runs", "replay", "words"),
+    *("watch", "monitors", "signals", "runs", "replay", "words", "trainer_callback"),
     *("detector", "rollback", "actions", "healthy_checkpoint", "live", "phases", "progress"),
     *("output", "resume", "sample_timeline"),
 )
@@ -105,6 +106,7 @@ __all__ = [
     "TruncationMonitor",
     "Verdict",
     "Watch",
+    "WatchCallback",
     "count_resumed_epoch",
     "default_checkpoint_dir",
     "default_monitors",

@@ -71,8 +71,7 @@ class Watch:
         Raises:
             ValueError: If no monitor has found its key in any step so far.
         """
-        scalars = {key: float(value) for key, value in metrics.items()}
-        scalars |= {key: scalars[name] for key, name in self.names.items() if name in scalars}
+        scalars = self._rename(metrics)
         non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
         read = self.observe(StepMetrics(scalars, tensors or {}, non_finite))
         if not any(m.steps for m in self.monitors if m.keys) and not any(m.keys for m in read):
@@ -81,6 +80,16 @@ class Watch:
                 f"metrics: expected one of {', '.join(wanted)}, got {', '.join(scalars) or 'none'}"
             )
         return self.judge()
+
+    def reads(self, metrics: Mapping[str, float]) -> bool:
+        """Whether any monitor reads one of these metrics."""
+        step = StepMetrics(self._rename(metrics), {})
+        return any(monitor.keys and monitor.can_read(step) for monitor in self.monitors)
+
+    def _rename(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        scalars = {key: float(value) for key, value in metrics.items()}
+        named = {key: scalars[name] for key, name in self.names.items() if name in scalars}
+        return scalars | named
 
     def observe(self, metrics: StepMetrics) -> list[Monitor]:
         """Feed the monitors; those whose metrics are part of the step are returned."""

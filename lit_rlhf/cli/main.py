@@ -39,6 +39,7 @@ TOOLS = {
     "plot": "draw how PPO runs went",
     "quickstart": "train and compare all stages on the built-in world",
     "report": "put training runs side by side, or examine a reward model",
+    "watch": "judge the logs of any trainer for a collapse",
 }
 """Commands that look at what was trained. Each is a module `lit_rlhf.tools.commands.<name>`."""
 COMMANDS = dict(sorted((UTILITIES | TOOLS).items()))

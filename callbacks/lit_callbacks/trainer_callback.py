@@ -1,0 +1,78 @@
+"""A callback for the Trainer of transformers, and so for the trainers of TRL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+from lit_callbacks.monitors import Level
+from lit_callbacks.names import find_names
+from lit_callbacks.verdict import Verdict
+from lit_callbacks.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+
+class WatchCallback:
+    """Judges what a Trainer logs, and stops it at a collapse.
+
+    ```python
+    trainer = GRPOTrainer(..., callbacks=[WatchCallback()])
+    ```
+
+    Metrics are judged whenever the Trainer logs them (`logging_steps`), so a step of the monitors
+    is an interval of the log. The level is kept as `monitor/level` in the Trainer's `log_history`.
+
+    Transformers calls a callback's methods by their names, so nothing is imported from it here.
+
+    Args:
+        watch: Monitors and verdict; by default those of `Watch()`.
+        names: Names of the metrics by the monitors' keys; by default those of TRL, OpenRLHF and
+            verl are recognized.
+        stop: Level at which training ends, `suspicious` or `collapsed`; `None`: it is only told.
+    """
+
+    def __init__(
+        self,
+        watch: Watch | None = None,
+        names: dict[str, str] | None = None,
+        stop: str | None = "collapsed",
+    ) -> None:
+        self.watch = watch or Watch()
+        self.names = names
+        self.stop = None if stop is None else Level.parse("stop", stop)
+        self.stopped_by: Verdict | None = None
+        """The verdict at which this callback ended training."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:  # noqa: D105  # see the class
+        if name.startswith("on_"):  # the Trainer's other events
+            return lambda *arguments, **options: None
+        raise AttributeError(name)
+
+    def on_log(
+        self,
+        args: object,
+        state: Any,  # noqa: ANN401  # transformers' TrainerState
+        control: Any,  # noqa: ANN401  # and TrainerControl
+        logs: dict[str, Any] | None = None,
+        **_: object,
+    ) -> object:
+        """Judge the metrics, if the log has any that is watched."""
+        metrics = {key: float(v) for key, v in (logs or {}).items() if isinstance(v, Real)}
+        names = find_names(metrics) if self.names is None else self.names
+        before, self.watch.names = self.watch.verdict.level, names
+        if not self.watch.reads(metrics):
+            return control  # of an evaluation, or the summary at the end
+        verdict = self.watch.step(metrics)
+        if state.log_history:
+            state.log_history[-1]["monitor/level"] = int(verdict.level)
+        if state.is_world_process_zero:
+            for note in self.watch.notes:
+                logger.warning(note)
+            if verdict.level is not before:
+                logger.warning(f"{verdict.level.word} at step {state.global_step}: {verdict[1]}")
+        if self.stop is not None and verdict.level >= self.stop and self.stopped_by is None:
+            self.stopped_by, control.should_training_stop = verdict, True
+        return control

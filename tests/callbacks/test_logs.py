@@ -1,0 +1,199 @@
+"""Logs of other trainers, read and judged."""
+
+from __future__ import annotations
+
+import csv
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_callbacks import Level
+from lit_callbacks.logs import read_steps, watch_logs
+from lit_callbacks.names import NAMES, find_names
+from tests.callbacks.reports import write_run
+
+CALM = {"kl": 0.01, "completions/mean_length": 50.0, "entropy": 2.0}
+FAR = {"kl": 0.4, "completions/mean_length": 150.0, "entropy": 0.5}
+RECORDS: list[dict[str, Any]] = [
+    *({**CALM, "step": 10 * i, "note": "x"} for i in range(1, 11)),
+    *({**FAR, "step": 10 * i, "note": "x"} for i in range(11, 14)),
+]
+SAID = [
+    "step 80: thresholds: KL per token at most 0.07 nats, length 30 to 87.5 tokens, entropy",
+    "step 120: collapsed: KL per token 0.4 nats is 40x its baseline",
+    "collapsed after 13 steps",
+]
+
+
+def write(kind: str, folder: Path) -> Path:
+    """The records as a log of a kind."""
+    file = folder / f"log.{kind}"
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps(record) + "\n" for record in RECORDS) + '{"kl": 9')
+    elif kind == "csv":
+        with file.open("w", newline="") as table:
+            rows = csv.DictWriter(table, RECORDS[0])
+            rows.writeheader()
+            rows.writerows(RECORDS)
+    elif kind == "json":
+        file = folder / "trainer_state.json"
+        summary = {"train_runtime": 3.0, "step": 140}
+        file.write_text(json.dumps({"log_history": [*RECORDS, summary]}))
+    else:
+        script = {key: [record[key] for record in RECORDS] for key in CALM}
+        return Path(write_run(folder / "events", {f"train/{key}": v for key, v in script.items()}))
+    return file
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "json"])
+def test_log_is_read_with_its_steps_and_without_what_is_unfinished(
+    kind: str, tmp_path: Path
+) -> None:
+    steps = read_steps(str(write(kind, tmp_path)))
+    assert [step for step, _ in steps][:13] == [record["step"] for record in RECORDS]
+    assert {key: steps[12].scalars[key] for key in FAR} == FAR
+    assert "note" not in steps[0].scalars
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "json", "events"])
+def test_logs_of_every_kind_have_the_same_verdict(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = str(write(kind, tmp_path))
+    assert watch_logs([log]) == {log: Level.COLLAPSED}
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3
+    if kind != "events":  # whose steps are counted otherwise
+        assert all(text in line for text, line in zip(SAID, said, strict=True))
+
+
+def test_folder_is_searched_for_a_log(tmp_path: Path) -> None:
+    write("json", tmp_path)
+    assert len(read_steps(str(tmp_path))) == 14
+
+
+def test_names_that_nobody_knows_are_mapped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "log.jsonl"
+    lines = [{"divergence": r["kl"], "tokens": r["completions/mean_length"]} for r in RECORDS]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=r"expected one of rollout/kl, .* got divergence, tokens"):
+        watch_logs([str(file)])
+    names = {"rollout/kl_per_token": "divergence", "rollout/response_length": "tokens"}
+    assert watch_logs([str(file)], names) == {str(file): Level.COLLAPSED}
+    assert "step 11: collapsed" in capsys.readouterr().out
+
+
+def test_growing_log_is_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text("")
+    left = [json.dumps(record) + "\n" for record in RECORDS]
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 2.0
+        if not left:
+            raise KeyboardInterrupt
+        with file.open("a") as log:
+            log.writelines(left[:4])
+        del left[:4]
+
+    monkeypatch.setattr("lit_callbacks.logs.time.sleep", sleep)
+    assert watch_logs([str(file)], follow=2.0) == {str(file): Level.COLLAPSED}
+    # the newest step may be incomplete, and is left
+    assert "collapsed after 12 steps" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"log: expected a folder of a run, or a file \.csv"):
+        read_steps(str(tmp_path / "none.txt"))
+    other = tmp_path / "a.json"
+    other.write_text("{}")
+    with pytest.raises(ValueError, match="expected an object with log_history"):
+        read_steps(str(other))
+
+
+# --- Weights & Biases
+
+
+class Record:
+    """A record of wandb, here as JSON instead of a protobuf message."""
+
+    def ParseFromString(self, data: bytes) -> None:  # protobuf's name
+        self.content = json.loads(data)
+        items = [
+            types.SimpleNamespace(key=key, nested_key=[], value_json=json.dumps(value))
+            for key, value in self.content.items()
+        ]
+        self.history = types.SimpleNamespace(item=items)
+
+    def WhichOneof(self, name: str) -> str:  # protobuf's name
+        return "history"
+
+
+def blocks(records: list[bytes]) -> bytes:
+    """Records in blocks of 32 KiB, as LevelDB's log writer splits them."""
+    data = b":W&B\xee\xe1\x00"
+    for record in records:
+        begun = False
+        while True:
+            room = 32768 - len(data) % 32768
+            if room < 7:
+                data += bytes(room)
+                continue
+            part, record = record[: room - 7], record[room - 7 :]
+            kind = {(False, False): 1, (False, True): 2, (True, True): 3, (True, False): 4}[
+                (begun, bool(record))
+            ]
+            data += bytes(4) + len(part).to_bytes(2, "little") + bytes([kind]) + part
+            begun = True
+            if not record:
+                break
+    return data
+
+
+@pytest.mark.parametrize("padding", [0, 8000, 90_000])
+def test_offline_file_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int
+) -> None:
+    messages = types.SimpleNamespace(Record=Record)
+    monkeypatch.setattr("lit_callbacks.logs.import_module", lambda name: messages)
+    lines = [json.dumps({**r, "_step": r["step"], "note": "x" * padding}).encode() for r in RECORDS]
+    file = tmp_path / "run-x.wandb"
+    file.write_bytes(blocks(lines) + b"\x00" * 3)
+    steps = read_steps(str(tmp_path))
+    assert [step for step, _ in steps] == [record["step"] for record in RECORDS]
+    assert steps[-1].scalars["kl"] == 0.4
+
+
+def test_without_wandb_its_file_names_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("lit_callbacks.logs.import_module", missing)
+    (tmp_path / "run.wandb").write_bytes(b"")
+    with pytest.raises(ModuleNotFoundError, match="pip install wandb"):
+        read_steps(str(tmp_path / "run.wandb"))
+
+
+# --- names
+
+
+@pytest.mark.parametrize("trainer", NAMES)
+@pytest.mark.parametrize("prefix", ["", "train/"])
+def test_names_of_a_trainer_are_found(trainer: str, prefix: str) -> None:
+    logged = [prefix + name for name in NAMES[trainer].values()]
+    assert find_names([*logged, "loss"]) == {
+        key: prefix + name for key, name in NAMES[trainer].items()
+    }
+
+
+def test_own_keys_go_before_names_of_others() -> None:
+    assert find_names(["rollout/kl_per_token", "kl", "loss"]) == {}
