@@ -14,7 +14,7 @@ from lit_rlhf.cli.main import COMMANDS, module_of
 from lit_rlhf.cli.training import RLHFArgumentParser, run_cli
 
 CONFIGS = "_lit_rlhf_configs"
-PREAMBLE = """\
+_PREAMBLE = """\
 {function}() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}"""
 
 
@@ -54,7 +54,7 @@ class CompletionParser(RLHFArgumentParser):
     def parse_args(self, *arguments: Any, **options: Any) -> Namespace:  # type: ignore[override]
         """Print the script and end."""
         self.commands.add_subcommand("doctor", self.stages[0])  # takes the flags of `fit`
-        names = PREAMBLE.format(function=CONFIGS, names=" ".join(config_names()))
+        names = _PREAMBLE.format(function=CONFIGS, names=" ".join(config_names()))
         preambles = [names] if self.shell == "bash" else []
         print(self.get_completion_script(f"shtab-{self.shell}", preambles=preambles))
         raise SystemExit(0)

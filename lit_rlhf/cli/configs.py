@@ -16,8 +16,8 @@ PACKAGE = Path(lit_rlhf.__file__).parent
 # A wheel has the configurations inside the package, a checkout beside it.
 CONFIGS = next(p for p in (PACKAGE / "configs", PACKAGE.parent / "configs") if p.is_dir())
 """Folder of the configurations that come with the project."""
-FIRST_SENTENCE = re.compile(r"(?:\d+\. )?.*?[.:](?=\s+[A-Z]|$)")
-NAMES_HELP = "Names of configurations, as `lit_rlhf configs list` shows them."
+_FIRST_SENTENCE = re.compile(r"(?:\d+\. )?.*?[.:](?=\s+[A-Z]|$)")
+_NAMES_HELP = "Names of configurations, as `lit_rlhf configs list` shows them."
 
 
 def list_configs() -> None:
@@ -25,7 +25,7 @@ def list_configs() -> None:
     names = config_names()
     width = max(map(len, names))
     for name in names:
-        print(f"{name:<{width}}  {read_summary(find_config(name))}")
+        print(f"{name:<{width}}  {_read_summary(find_config(name))}")
 
 
 def copy_configs(names: list[str], output_dir: str = "configs", overwrite: bool = False) -> None:
@@ -46,11 +46,11 @@ def copy_configs(names: list[str], output_dir: str = "configs", overwrite: bool 
         print(copy)
 
 
-def read_summary(config: Path) -> str:
+def _read_summary(config: Path) -> str:
     """First sentence of the comment at the top of a configuration."""
     comment = takewhile(lambda line: line.startswith("#"), config.read_text("utf-8").splitlines())
     text = " ".join(line.removeprefix("#").strip() for line in comment)
-    sentence = FIRST_SENTENCE.match(text)
+    sentence = _FIRST_SENTENCE.match(text)
     return sentence.group() if sentence else text
 
 
@@ -119,7 +119,7 @@ def _short(name: str) -> str:
 
 COMMANDS = {
     "list": Command(list_configs),
-    "copy": Command(copy_configs, words={"names": NAMES_HELP}),
+    "copy": Command(copy_configs, words={"names": _NAMES_HELP}),
 }
 
 

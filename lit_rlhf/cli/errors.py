@@ -21,7 +21,7 @@ from lit_rlhf.modules.phases import is_out_of_memory
 from lit_rlhf.rewards import RewardError
 from lit_rlhf.suggestions import did_you_mean
 
-USER_ERRORS = (
+_USER_ERRORS = (
     ValueError,
     OSError,
     ImportError,
@@ -32,9 +32,9 @@ USER_ERRORS = (
     FolderInUseError,
 )
 """Errors whose message says what the user can do."""
-SECTIONS = {"model": lit_rlhf.modules, "data": lit_rlhf.data}
+_SECTIONS = {"model": lit_rlhf.modules, "data": lit_rlhf.data}
 """Sections of a configuration that name a class, and the package of ours."""
-CLASSES = [
+_CLASSES = [
     f"{package.__name__}.{name}"
     for package in (lit_rlhf.modules, lit_rlhf.data, lit_callbacks)
     for name in package.__all__
@@ -54,19 +54,19 @@ def find_mistake(words: Sequence[str], known: Collection[str]) -> str | None:
     chosen: dict[str, type] = {}
     for file, key, value in read_settings(words):
         section = key.removesuffix(".class_path")
-        if not isinstance(value, str) or (section == key and key not in SECTIONS):
+        if not isinstance(value, str) or (section == key and key not in _SECTIONS):
             continue
-        found = getattr(SECTIONS.get(section), value, None) or _locate(value)
+        found = getattr(_SECTIONS.get(section), value, None) or _locate(value)
         if inspect.isclass(found):
             chosen[section] = found
-        elif section in SECTIONS or "." in value:  # others may be called by their short names
+        elif section in _SECTIONS or "." in value:  # others may be called by their short names
             place = f"{file}: " if file else ""
-            return f"{place}{key}: no such class {value}{did_you_mean(value, CLASSES)}"
-    options = {f"{name}.class_path" for name in SECTIONS} | {f"{name}.help" for name in SECTIONS}
-    for section in SECTIONS.keys() & chosen:
+            return f"{place}{key}: no such class {value}{did_you_mean(value, _CLASSES)}"
+    options = {f"{name}.class_path" for name in _SECTIONS} | {f"{name}.help" for name in _SECTIONS}
+    for section in _SECTIONS.keys() & chosen:
         options |= {f"{section}.{name}" for name in option_names(chosen[section])}
-    others = {*SECTIONS} - chosen.keys()  # without a class, all of their options may exist
-    return find_unknown_option(words, (set(known) - SECTIONS.keys()) | options | others)
+    others = {*_SECTIONS} - chosen.keys()  # without a class, all of their options may exist
+    return find_unknown_option(words, (set(known) - _SECTIONS.keys()) | options | others)
 
 
 def _locate(path: str) -> object:
@@ -90,7 +90,7 @@ def end_with_message(error: Exception, prefix: str) -> NoReturn:
         inner = inner.__context__
     original = original_error(error)
     message = summarize(original) or type(original).__name__
-    if not isinstance(original, USER_ERRORS):
+    if not isinstance(original, _USER_ERRORS):
         # Python's words, if a limit on memory or processes leaves no room for a thread
         if not is_out_of_memory(original) and "can't start new thread" not in message:
             raise error

@@ -14,9 +14,9 @@ from lit_rlhf.data import CHAT_TEMPLATES, DataSource, RecordError, load_records
 from lit_rlhf.models import replace_folder
 
 EOS_TOKEN, PAD_TOKEN = "<|endoftext|>", "<|pad|>"
-BYTES = 256
-DATA_HELP = "Files of preferences, demonstrations or plain text, in any format of docs/data.md."
-ROLES = {"user": "\n\nHuman: ", "assistant": "\n\nAssistant: "}
+_BYTES = 256
+_DATA_HELP = "Files of preferences, demonstrations or plain text, in any format of docs/data.md."
+_ROLES = {"user": "\n\nHuman: ", "assistant": "\n\nAssistant: "}
 
 
 def init(
@@ -44,9 +44,9 @@ def init(
         max_positions: Longest prompt and response together, in tokens.
         seed: Seed of the weights.
     """
-    if vocab < BYTES + 2:
+    if vocab < _BYTES + 2:
         raise ValueError(
-            f"vocab: expected at least {BYTES + 2} tokens (all bytes, EOS and padding), got {vocab}"
+            f"vocab: expected at least {_BYTES + 2} tokens (all bytes, EOS, padding), got {vocab}"
         )
     if min(layers, heads, max_positions) < 1 or hidden % (2 * heads):
         raise ValueError(
@@ -58,7 +58,7 @@ def init(
             f"output_dir: expected a free name, got {output_dir}, which exists; delete it or "
             "choose another one"
         )
-    tokenizer = train_tokenizer(texts(data), vocab, max_positions)
+    tokenizer = _train_tokenizer(texts(data), vocab, max_positions)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -98,10 +98,10 @@ def texts(files: Sequence[str]) -> Iterator[str]:
             yield from (document.text for document in documents)
         else:
             for dialogue in dialogues:
-                yield from (ROLES.get(m.role, "") + m.content for m in dialogue.messages)
+                yield from (_ROLES.get(m.role, "") + m.content for m in dialogue.messages)
 
 
-def train_tokenizer(
+def _train_tokenizer(
     texts: Iterator[str], vocab: int, max_positions: int
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer, which can encode any text."""
@@ -128,7 +128,7 @@ def train_tokenizer(
     return tokenizer
 
 
-COMMAND = Command(init, lists={"data": DATA_HELP})
+COMMAND = Command(init, lists={"data": _DATA_HELP})
 
 
 def main(argv: Sequence[str]) -> None:

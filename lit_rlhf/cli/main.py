@@ -23,7 +23,7 @@ STAGE_COMMANDS = {
     "predict": "run a checkpoint's predict_step",
 }
 """Commands of the LightningCLI in `lit_rlhf.cli.training`."""
-UTILITIES = {
+_UTILITIES = {
     "completion": "print a script that completes commands and options in a shell",
     "configs": "list or copy the configurations that come with lit_rlhf",
     "export": "turn a checkpoint or model into a folder that others load",
@@ -42,10 +42,10 @@ TOOLS = {
     "watch": "judge the logs of any trainer for a collapse",
 }
 """Commands that look at what was trained. Each is a module `lit_rlhf.tools.commands.<name>`."""
-COMMANDS = dict(sorted((UTILITIES | TOOLS).items()))
+COMMANDS = dict(sorted((_UTILITIES | TOOLS).items()))
 """The commands besides those of the LightningCLI. Their modules have `main(argv)`."""
 INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
-STAGE_HELP = """\
+_STAGE_HELP = """\
 usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]
 
 {summary}
@@ -68,7 +68,7 @@ All options, with types and defaults (shown after some seconds):
   --model.help PPOModule        of SFTModule, RewardModule or PPOModule
   --data.help PromptDataModule  of DemonstrationDataModule, PreferenceDataModule
                                 or PromptDataModule"""
-FIT_HELP = """\
+_FIT_HELP = """\
   --ckpt_path FILE     resume from a checkpoint; `last` is the newest one
   --allow_changes      resume although data, models or precision have changed
   --name NAME          name of the run, for its model and its log
@@ -97,10 +97,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if is_stage:
         arguments = ["--help" if word == "--help_all" else word for word in arguments]
-        check_config_names(arguments)  # before Lightning is imported, which takes seconds
+        _check_config_names(arguments)  # before Lightning is imported, which takes seconds
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    use_expandable_segments()  # before torch is imported
+    _use_expandable_segments()  # before torch is imported
     # Imports leave no garbage, and the collector would look through all they make several times:
     # a fifth of the time until a command starts.
     gc.disable()
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name = "training" if is_stage else arguments[0]
     try:
         command = importlib.import_module(module_of(name))
-        hide_notes_of_loading()
+        _hide_notes_of_loading()
         gc.enable()
         command.main(arguments if is_stage else arguments[1:])
     except SystemExit as stopped:
@@ -151,11 +151,11 @@ def stage_usage(name: str) -> str:
     The parser's own help has some 500 lines and waits for Lightning, which takes seconds to import.
     """
     summary = STAGE_COMMANDS[name].partition(":")[0].capitalize()
-    checkpoint = FIT_HELP if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
-    return STAGE_HELP.format(name=name, summary=f"{summary}.", checkpoint=checkpoint)
+    checkpoint = _FIT_HELP if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
+    return _STAGE_HELP.format(name=name, summary=f"{summary}.", checkpoint=checkpoint)
 
 
-def check_config_names(arguments: Sequence[str]) -> None:
+def _check_config_names(arguments: Sequence[str]) -> None:
     """End with a usage error if there is no configuration of a name."""
     from lit_rlhf.cli.configs import resolve_configs
 
@@ -166,7 +166,7 @@ def check_config_names(arguments: Sequence[str]) -> None:
         raise SystemExit(2) from error
 
 
-def use_expandable_segments() -> None:
+def _use_expandable_segments() -> None:
     """Let CUDA's allocator grow its blocks, unless the user has configured it.
 
     Packed forwards differ in size from one to the next, which would leave gaps between blocks of
@@ -176,7 +176,7 @@ def use_expandable_segments() -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def hide_notes_of_loading() -> None:
+def _hide_notes_of_loading() -> None:
     """Hide what other libraries say while models are loaded and saved.
 
     These are transformers' bars, which would break the stages' bars, and DeepSpeed's note that
@@ -185,10 +185,10 @@ def hide_notes_of_loading() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
-    logging.getLogger("DeepSpeed").addFilter(is_no_accelerator_note)
+    logging.getLogger("DeepSpeed").addFilter(_is_no_accelerator_note)
 
 
-def is_no_accelerator_note(record: logging.LogRecord) -> bool:
+def _is_no_accelerator_note(record: logging.LogRecord) -> bool:
     """Tell DeepSpeed's note about its accelerator (0.19.8) from other messages."""
     return "Setting accelerator to CPU" not in record.getMessage()
 

@@ -23,9 +23,9 @@ from lit_rlhf.cli.command import UsageError
 from lit_rlhf.modules import RUN_KEY, StageModule, folders_during, run_id
 from lit_rlhf.strategies import NAME_KEY, find_newest_checkpoint, read_lightning_state
 
-LOGGER_NAMES = ("name", "run_name")
+_LOGGER_NAMES = ("name", "run_name")
 """Arguments of Lightning's loggers that name a run."""
-WRITTEN = ("events.out.tfevents.*", RECORDS_FILE, "samples.jsonl")
+_WRITTEN = ("events.out.tfevents.*", RECORDS_FILE, "samples.jsonl")
 """Files that runs add to, in the folders of their logs."""
 SETTINGS = ("config.yaml", "hparams.yaml")
 """Files of a log that a run writes before it trains, and that need no protection."""
@@ -66,7 +66,7 @@ def name_run(config: Namespace) -> None:
 def _named_loggers(loggers: Any) -> Iterator[tuple[Namespace, str]]:  # noqa: ANN401  # many forms
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         arguments = getattr(logger, "init_args", None)
-        for key in LOGGER_NAMES:
+        for key in _LOGGER_NAMES:
             if arguments is not None and key in arguments:
                 yield arguments, key
 
@@ -97,7 +97,7 @@ class DeleteEarlierRun(Callback):
         # Found now: at the start of training the loggers have opened their files.
         folders = folders_during(trainer)
         self._files = [
-            path for folder in folders for pattern in WRITTEN for path in folder.glob(pattern)
+            path for folder in folders for pattern in _WRITTEN for path in folder.glob(pattern)
         ]
         log = folders[0] if trainer.loggers else None
         run = run_id(module) if isinstance(module, StageModule) else None

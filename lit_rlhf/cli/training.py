@@ -45,17 +45,17 @@ from lit_rlhf.modules import (
 from lit_rlhf.strategies import find_newest_checkpoint, use_atomic_checkpoints
 
 # a flag for a field of a group of options
-GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
-NAME_HELP = (
+_GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
+_NAME_HELP = (
     "name of the run: replaces the last part of model.output_dir and the name of the logger, so "
     "that the run stands beside others"
 )
-SUFFIX_HELP = (
+_SUFFIX_HELP = (
     "appended to that name unless --name is given; an overlay adds its own with `suffix+: [text]`"
 )
-MINUTES_BETWEEN_CHECKPOINTS = 15  # of a run that configures none
-COLLAPSED_STATUS = 3  # exit status of a run that a detector ended
-TRACKER_PACKAGES = {"CometLogger": "comet_ml", "MLFlowLogger": "mlflow", "WandbLogger": "wandb"}
+_MINUTES_BETWEEN_CHECKPOINTS = 15  # of a run that configures none
+_COLLAPSED_STATUS = 3  # exit status of a run that a detector ended
+_TRACKER_PACKAGES = {"CometLogger": "comet_ml", "MLFlowLogger": "mlflow", "WandbLogger": "wandb"}
 """Packages that are not dependencies, by the logger of Lightning that imports them."""
 
 
@@ -71,8 +71,8 @@ class RLHFArgumentParser(CommandParser, LightningArgumentParser):
     def parse_args(  # type: ignore[override]  # the other arguments are handed on
         self, args: Sequence[str] | None = None, *others: Any, **options: Any
     ) -> Namespace:
-        """Parse arguments, after `group_null_flags` and `resolve_configs`."""
-        given = group_null_flags(sys.argv[1:] if args is None else args)
+        """Parse arguments, after `_group_null_flags` and `resolve_configs`."""
+        given = _group_null_flags(sys.argv[1:] if args is None else args)
         try:
             given = resolve_configs(given)
         except ValueError as error:
@@ -93,7 +93,7 @@ class RLHFArgumentParser(CommandParser, LightningArgumentParser):
         return find_mistake(words, known)
 
 
-def group_null_flags(arguments: Sequence[str]) -> list[str]:
+def _group_null_flags(arguments: Sequence[str]) -> list[str]:
     """Write `--model.group.field null` as `--model.group {field: null}`.
 
     jsonargparse 4.53 reads the first as the text `None`, since it formats the parsed value into a
@@ -102,7 +102,7 @@ def group_null_flags(arguments: Sequence[str]) -> list[str]:
     grouped = list(arguments)
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        field = GROUP_FIELD.fullmatch(name)
+        field = _GROUP_FIELD.fullmatch(name)
         if field is None or (value if equals else next(iter(arguments[index + 1 :]), "")) != "null":
             continue
         mapping = f"{{{field['field']}: null}}"
@@ -113,7 +113,7 @@ def group_null_flags(arguments: Sequence[str]) -> list[str]:
     return grouped
 
 
-def check_option_ranges(model: Namespace) -> None:
+def _check_option_ranges(model: Namespace) -> None:
     """Raise UsageError if an option in a group of a stage is out of its range.
 
     Otherwise the groups would be checked when the module is built, and the error would not say of
@@ -129,7 +129,7 @@ def check_option_ranges(model: Namespace) -> None:
             raise UsageError(f"model.{error}") from error
 
 
-def check_installation(trainer: Namespace) -> None:
+def _check_installation(trainer: Namespace) -> None:
     """Raise ValueError if the Trainer's settings need a GPU or a package that is not there.
 
     Lightning would say so after the models are loaded.
@@ -143,7 +143,7 @@ def check_installation(trainer: Namespace) -> None:
         )
     for logger in trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]:
         name = str(getattr(logger, "class_path", "")).rpartition(".")[2]
-        package = TRACKER_PACKAGES.get(name)
+        package = _TRACKER_PACKAGES.get(name)
         if package is not None and find_spec(package) is None:
             raise ValueError(f"{name} needs a package that is not installed: pip install {package}")
 
@@ -179,8 +179,8 @@ class RLHFCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the flags of a fit, to all commands as they take its configuration."""
-        parser.add_argument("--name", type=str | None, help=NAME_HELP)
-        parser.add_argument("--suffix", type=list[str], default=[], help=SUFFIX_HELP)
+        parser.add_argument("--name", type=str | None, help=_NAME_HELP)
+        parser.add_argument("--suffix", type=list[str], default=[], help=_SUFFIX_HELP)
         parser.add_argument(
             "--overwrite",
             action="store_true",
@@ -203,7 +203,7 @@ class RLHFCLI(LightningCLI):
                     "load it in Python: Trainer.fit(..., weights_only=False)"
                 )
             given.weights_only = True  # of a checkpoint behind a URL too
-        check_option_ranges(given.model)
+        _check_option_ranges(given.model)
         name_run(given)
         self._given = self.config.clone()
         if given.get("ckpt_path"):
@@ -225,7 +225,7 @@ class RLHFCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build data, module and Trainer."""
-        check_installation(self._settings().trainer)
+        _check_installation(self._settings().trainer)
         super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -263,7 +263,7 @@ class RLHFCLI(LightningCLI):
             chosen.insert(0, StageProgressBar(self.model.stage, list(self.model.progress_metrics)))
         saves = given.enable_checkpointing is not False and not given.barebones
         if saves and not any(isinstance(callback, Checkpoint) for callback in chosen):
-            chosen.append(ResumeCheckpoint(every_n_minutes=MINUTES_BETWEEN_CHECKPOINTS))
+            chosen.append(ResumeCheckpoint(every_n_minutes=_MINUTES_BETWEEN_CHECKPOINTS))
         return chosen
 
     def before_fit(self) -> None:
@@ -278,7 +278,7 @@ class RLHFCLI(LightningCLI):
     def fit(self, model: LightningModule, **arguments: Any) -> None:
         """Train, unless the run is finished; at an interruption, print the command that resumes.
 
-        A run that a detector ended as collapsed ends with `COLLAPSED_STATUS`.
+        A run that a detector ended as collapsed ends with `_COLLAPSED_STATUS`.
 
         Args:
             model: The module.
@@ -295,7 +295,7 @@ class RLHFCLI(LightningCLI):
         # Lightning sets `fast_dev_run` without declaring it.
         writes = trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False)
         # A checkpoint from elsewhere begins another run, which must not replace one that is there.
-        resumes = given.ckpt_path == "last" or lies_in(given.ckpt_path, folders_during(trainer))
+        resumes = given.ckpt_path == "last" or _lies_in(given.ckpt_path, folders_during(trainer))
         if writes and not resumes:
             self._make_room(model, given.overwrite)
         if writes:
@@ -311,7 +311,7 @@ class RLHFCLI(LightningCLI):
             raise
         if find_collapse(trainer) is not None:
             # Lightning ends all processes if one that it has launched ends with an error.
-            raise SystemExit(COLLAPSED_STATUS if trainer.is_global_zero else 0)
+            raise SystemExit(_COLLAPSED_STATUS if trainer.is_global_zero else 0)
         if writes and trainer.checkpoint_callbacks and isinstance(model, StageModule):
             self._finished.write(model.finished_dir)
 
@@ -341,18 +341,18 @@ class RLHFCLI(LightningCLI):
         # A logger that counts versions would have another folder next time, and `last` look there.
         versions = [logger.version for logger in self.trainer.loggers[:1]]
         value = "last" if all(isinstance(version, str) for version in versions) else str(newest)
-        words = [*drop_flag(self._arguments, "--ckpt_path"), "--ckpt_path", value]
+        words = [*_drop_flag(self._arguments, "--ckpt_path"), "--ckpt_path", value]
         words = [word for word in words if word != "--overwrite"]
         print(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
 
 
-def lies_in(path: str | None, folders: Iterable[Path]) -> bool:
+def _lies_in(path: str | None, folders: Iterable[Path]) -> bool:
     """Whether a path is inside one of some folders; `None` is not."""
     parents = [] if path is None else Path(path).resolve().parents
     return any(folder.resolve() in parents for folder in folders)
 
 
-def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
+def _drop_flag(arguments: Sequence[str], name: str) -> list[str]:
     """Arguments without a flag and its value."""
     kept: list[str] = []
     rest = iter(arguments)

@@ -54,7 +54,7 @@ checks:
 
 exit status: 0 if no check failed (warnings are not failures), 1 if one did,
 2 if the configuration cannot be read or does not train PPO."""
-LOGGERS = ("lightning.pytorch", "lightning.fabric")
+_LOGGERS = ("lightning.pytorch", "lightning.fabric")
 
 
 class DoctorCLI(RLHFCLI):
@@ -107,14 +107,14 @@ class DoctorCLI(RLHFCLI):
             self.start_error = original_error(error)
 
 
-def examine_configuration(cli: DoctorCLI, display: Display) -> Report:
+def _examine_configuration(cli: DoctorCLI, display: Display) -> Report:
     """Run all checks on what a configuration describes."""
     if cli.start_error is not None:
         return report_start_failure(cli.start_error, cli.plan, display)
     return examine(cli.model, cli.datamodule, cli.trainer, cli.plan, display)
 
 
-def help_text() -> str:
+def _help_text() -> str:
     """The text of `--help`."""
     checks = (*CHECKS_BEFORE, *CHECKS_DURING)
     abouts = [(START, START_ABOUT), *((check.name, check.about) for check in checks)]
@@ -123,9 +123,9 @@ def help_text() -> str:
 
 
 @contextmanager
-def silence_lightning() -> Iterator[None]:
+def _silence_lightning() -> Iterator[None]:
     """Suppress Lightning's messages and advice, which are about training."""
-    loggers = [logging.getLogger(name) for name in LOGGERS]
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)
@@ -147,13 +147,13 @@ def main(argv: Sequence[str]) -> Report:
     """
     arguments = list(argv)
     if {"-h", "--help"} & set(arguments):
-        print(help_text())
+        print(_help_text())
         raise SystemExit(0)
     if not arguments:
-        print(help_text(), file=sys.stderr)
+        print(_help_text(), file=sys.stderr)
         raise SystemExit(2)
     parser = {"prog": PROG, "usage": USAGE, "description": __doc__}
-    with tempfile.TemporaryDirectory(prefix="lit_rlhf_doctor_") as folder, silence_lightning():
+    with tempfile.TemporaryDirectory(prefix="lit_rlhf_doctor_") as folder, _silence_lightning():
         # callbacks or loggers of the user's own may write to the default folder
         arguments += ["--trainer.default_root_dir", folder]
         cli = run_cli(
@@ -161,7 +161,7 @@ def main(argv: Sequence[str]) -> Report:
         )
         assert isinstance(cli, DoctorCLI)
         display = Display()
-        report = examine_configuration(cli, display)
+        report = _examine_configuration(cli, display)
     display.show_summary(report)
     output: str | None = cli.config.output
     if output is not None:

@@ -34,7 +34,7 @@ LISTS = {
     "choices": "Files of multiple-choice questions with the fields question, choices and answer. "
     "Nothing is downloaded.",
 }
-NO_JUDGE = JudgeOptions()
+_NO_JUDGE = JudgeOptions()
 PROG = "lit_rlhf evaluate"
 
 
@@ -90,7 +90,7 @@ class EvaluateOptions:
     policies: list[str]
     prompts: str | None = None
     rewards: dict[str, float | dict[str, Any]] | None = None
-    judge: JudgeOptions = NO_JUDGE
+    judge: JudgeOptions = _NO_JUDGE
     benchmarks: list[str] | None = None
     choices: list[str] | None = None
     shots: int | None = None
@@ -151,7 +151,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         ValueError: If options do not fit together, or as `compare_policies`, `judge_policies` and
             `run_benchmarks` do.
     """
-    check_options(options)
+    _check_options(options)
     report: dict[str, Any] = {}
     head_to_heads = []
     responses: Responses | None = None
@@ -159,7 +159,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         responses = read_responses(options.policies, options.max_prompts)
         report = {"baseline": next(iter(responses.by_policy)), "n_prompts": len(responses.prompts)}
     elif options.prompts is not None:
-        comparison = sample_and_compare(options, options.prompts)
+        comparison = _sample_and_compare(options, options.prompts)
         report = comparison.as_dict()
         report["settings"] = {name: getattr(options, name) for name in SETTINGS}
         responses, head_to_heads = comparison.responses, comparison.head_to_heads
@@ -191,7 +191,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     return report
 
 
-def sample_and_compare(options: EvaluateOptions, prompts: str) -> Comparison:
+def _sample_and_compare(options: EvaluateOptions, prompts: str) -> Comparison:
     """Let the policies respond to prompts, and print how they compare."""
     comparison = compare_policies(
         options.policies,
@@ -223,7 +223,7 @@ def sample_and_compare(options: EvaluateOptions, prompts: str) -> Comparison:
     return comparison
 
 
-def check_options(options: EvaluateOptions) -> None:
+def _check_options(options: EvaluateOptions) -> None:
     """Refuse options that do not fit together, before hours of work.
 
     Raises:

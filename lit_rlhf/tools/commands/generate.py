@@ -30,7 +30,7 @@ LISTS = {
     "'\\n\\nAssistant: ...' that ends with the user's turn. Before all flags, --prompt may be left "
     "out.",
 }
-FLAGS = {
+_FLAGS = {
     "chat": "Chat with the models in the terminal. Responses appear as they are sampled. /help in "
     "the chat lists its commands."
 }
@@ -113,7 +113,7 @@ def generate(
         speakers = load_speakers(
             models, sampling, model_options, choose_device(device), chat_template, max_prompt_length
         )
-        run_chat(Chat(speakers, sampling, Console(), seed))
+        _run_chat(Chat(speakers, sampling, Console(), seed))
         return None
     if prompts is not None:
         records = read_prompts(DataSource(prompts, split=split), max_prompts, on_bad_record)
@@ -146,7 +146,7 @@ def generate(
     return generation
 
 
-def run_chat(chat: Chat) -> None:
+def _run_chat(chat: Chat) -> None:
     """Run a chat with the user at the terminal, or with the lines of a file or a pipe."""
     console = chat.console
 
@@ -183,7 +183,7 @@ def _check_one_source(prompts: str | None, prompt: list[str] | None, chat: bool)
         )
 
 
-COMMAND = Command(generate, lists=LISTS, flags=FLAGS, first="prompt")
+COMMAND = Command(generate, lists=LISTS, flags=_FLAGS, first="prompt")
 
 
 def main(argv: Sequence[str]) -> Generation | None:

@@ -37,7 +37,7 @@ from lit_rlhf.tools.lab import (
     write_world,
 )
 
-MAX_ATTEMPTS = 20  # pairs sampled per pair asked for, before the policy is given up
+_MAX_ATTEMPTS = 20  # pairs sampled per pair asked for, before the policy is given up
 
 
 def world(
@@ -172,7 +172,7 @@ def sample_preferences(
     attempts = 0
     with ProgressFile(output, settings) as unfinished:
         while len(records) < pairs:
-            if attempts >= MAX_ATTEMPTS * pairs:
+            if attempts >= _MAX_ATTEMPTS * pairs:
                 raise ValueError(
                     f"policy: expected one whose responses differ, got {len(records)} usable pairs "
                     f"of {attempts} from {policy!r}"
@@ -181,12 +181,12 @@ def sample_preferences(
             batches = sample_batches(
                 *(lambda: model, encoder, examples, options, batch_size),
                 sampling_seeds.getrandbits(31),
-                partial(describe_pairs, encoder),
+                partial(_describe_pairs, encoder),
                 responses_per_prompt=2,
                 unfinished=unfinished,
                 name=f"pairs from {attempts} on",
             )
-            sampled = collect_pairs(batches, progress)
+            sampled = _collect_pairs(batches, progress)
             attempts += len(examples)
             records += [
                 label_pair(example.text, pair, world, label_rng)
@@ -198,7 +198,7 @@ def sample_preferences(
     return records
 
 
-def describe_pairs(encoder: DialogueEncoder, batch: SampledBatch) -> dict[str, Any]:
+def _describe_pairs(encoder: DialogueEncoder, batch: SampledBatch) -> dict[str, Any]:
     """The two responses to each prompt of a batch as the fields of a `ResponsePair`."""
     texts = decode_responses(batch.rollouts, encoder.tokenizer)
     ended = batch.rollouts.terminated.tolist()
@@ -206,7 +206,7 @@ def describe_pairs(encoder: DialogueEncoder, batch: SampledBatch) -> dict[str, A
     return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
 
 
-def collect_pairs(
+def _collect_pairs(
     batches: Iterable[dict[str, Any]], progress: Callable[[int], None] | None
 ) -> list[ResponsePair]:
     """The pairs of all batches in the order of their prompts."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lit_rlhf.cli.command import Command
 
-RUNS_HELP = (
+_RUNS_HELP = (
     "Runs as FOLDER or NAME=FOLDER, before all flags even without --runs; it is the folder of a "
     "TensorBoardLogger or CSVLogger. The name, by default the folder's, goes into the legend."
 )
@@ -50,7 +50,7 @@ def parse_runs(runs: Sequence[str]) -> dict[str, str]:
     return named
 
 
-COMMAND = Command(plot, lists={"runs": RUNS_HELP}, first="runs")
+COMMAND = Command(plot, lists={"runs": _RUNS_HELP}, first="runs")
 
 
 def main(argv: Sequence[str]) -> None:

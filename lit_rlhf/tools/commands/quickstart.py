@@ -18,7 +18,7 @@ from lit_rlhf.cli.configs import CONFIGS, config_name
 from lit_rlhf.tools.lab import WorldName
 
 DEFAULT_DIR = "runs/quickstart"
-LINE = 79  # characters
+_LINE = 79  # characters
 GOLD = "lit_rlhf.tools.lab.gold"
 
 COLLAPSE_STDS: Final = 0.5
@@ -141,7 +141,7 @@ class Quickstart:
         if progress is Progress.FINISHED:
             return
         files = [
-            relocate(c if isinstance(c, Path) else self.configs / c, self.root) for c in configs
+            _relocate(c if isinstance(c, Path) else self.configs / c, self.root) for c in configs
         ]
         run(
             "fit",
@@ -341,10 +341,10 @@ def quickstart(
     print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png")
     print(f"All metrics: tensorboard --logdir {root}/logs")
     print(f"Models in {root}: sft, reward, ppo_vanilla, ppo_max")
-    print(f"\n{textwrap.fill(read_outcome(evaluation).sentence(), LINE)}")
+    print(f"\n{textwrap.fill(read_outcome(evaluation).sentence(), _LINE)}")
 
 
-def relocate(config: Path, root: Path) -> Path:
+def _relocate(config: Path, root: Path) -> Path:
     """Write a copy of a configuration with its paths under `root`, unless they are there already.
 
     Returns:

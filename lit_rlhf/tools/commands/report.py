@@ -21,7 +21,7 @@ from lit_rlhf.tools.evaluation.reward_report import (
     score_pairs,
 )
 
-PREFERENCES_HELP = (
+_PREFERENCES_HELP = (
     "Files of preferences (.jsonl, .json, .parquet, .jsonl.gz) or ids of datasets on the hub, each "
     "as PATH or NAME=PATH."
 )
@@ -108,7 +108,7 @@ def parse_source(word: str, split: str) -> DataSource:
     return DataSource(path, name=name, split=split)
 
 
-COMMANDS = {"reward": Command(report_reward_model, lists={"preferences": PREFERENCES_HELP})}
+COMMANDS = {"reward": Command(report_reward_model, lists={"preferences": _PREFERENCES_HELP})}
 USAGE = """\
 usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
        lit_rlhf report reward --model MODEL --preferences FILE [FILE ...] [OPTIONS]

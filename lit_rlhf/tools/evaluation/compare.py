@@ -269,7 +269,7 @@ def compare_policies(
         "policies": hash_models(policies),
         "prompts": hash_prompts(encoded),
         "reward_models": hash_models(list(plain)),
-        **hash_sources(loaded_rewards),
+        **_hash_sources(loaded_rewards),
     }
     settings = {
         **inputs,
@@ -476,7 +476,7 @@ def _load_rewards(
     return loaded
 
 
-def hash_sources(rewards: Mapping[str, WeightedReward]) -> dict[str, str]:
+def _hash_sources(rewards: Mapping[str, WeightedReward]) -> dict[str, str]:
     """SHA-256 of the file that defines each reward function, which an edit changes.
 
     Returns:
@@ -509,7 +509,7 @@ def _summarize(
     )
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def _comparison_table(comparison: Comparison) -> Table:
     """Build a terminal table with a column per policy and a row per reward and metric."""
     table = make_table(
         f"{comparison.n_prompts} prompts, one response each; mean [95 % interval]",
@@ -528,7 +528,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print scores and metrics, then who wins, on standard output."""
-    print_table(comparison_table(comparison))
+    print_table(_comparison_table(comparison))
     rows = comparison.head_to_heads
     if rows:
         print_table(outcomes_table(rows, comparison.baseline))

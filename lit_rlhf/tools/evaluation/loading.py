@@ -19,7 +19,7 @@ from lit_rlhf.models import (
 from lit_rlhf.rewards import shorten_names
 from lit_rlhf.rollout import SamplingOptions
 
-DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they were trained on
+_DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they were trained on
 
 
 def load_policy(path: str, model_options: ModelOptions, device: torch.device) -> LanguageModel:
@@ -60,7 +60,7 @@ def load_shared_encoder(
         trained = TextContract.find(path)
         limit = max_prompt_length
         if limit is None:
-            limit = DEFAULT_PROMPT_LENGTH if trained is None else trained.max_length
+            limit = _DEFAULT_PROMPT_LENGTH if trained is None else trained.max_length
         tokenizer = load_tokenizer(path, trust_remote_code)
         check_vocabulary(tokenizer, path, model_options)
         try:
@@ -118,7 +118,7 @@ def load_encoder(
         )
     limit = max_prompt_length
     if limit is None and TextContract.find(path) is None:
-        limit = DEFAULT_PROMPT_LENGTH if room is None else room
+        limit = _DEFAULT_PROMPT_LENGTH if room is None else room
     encoder = load_shared_encoder([path], chat_template, limit, model_options)
     # as long as in training, unless the model's positions leave less beside the response
     encoder.max_prompt_length = min(encoder.max_length, room or encoder.max_length)

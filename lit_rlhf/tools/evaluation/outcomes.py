@@ -18,8 +18,8 @@ from lit_rlhf.checks import check_not_negative
 from lit_rlhf.functional import Interval, wilson_interval
 from lit_rlhf.tools.evaluation.output import make_table
 
-RESAMPLES = 2000
-CONFIDENCE = 0.95
+_RESAMPLES = 2000
+_CONFIDENCE = 0.95
 
 
 class Outcomes(NamedTuple):
@@ -96,7 +96,7 @@ def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -
     n = len(difference)
     wins, losses = int((difference > margin).sum()), int((difference < -margin).sum())
     ties = n - wins - losses
-    win, tie, lose = (wilson_interval(count, n, CONFIDENCE) for count in (wins, ties, losses))
+    win, tie, lose = (wilson_interval(count, n, _CONFIDENCE) for count in (wins, ties, losses))
     return Outcomes(wins / n, ties / n, losses / n, win, tie, lose, n)
 
 
@@ -116,9 +116,9 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
     values = _check_scores(scores, "scores")
     generator = np.random.default_rng(seed)
     n = len(values)
-    # one resample at a time: all of them at once would take RESAMPLES times the memory of values
-    means = [values[generator.integers(n, size=n)].mean() for _ in range(RESAMPLES)]
-    tail = (1 - CONFIDENCE) / 2
+    # one resample at a time: all of them at once would take _RESAMPLES times the memory of values
+    means = [values[generator.integers(n, size=n)].mean() for _ in range(_RESAMPLES)]
+    tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(means, [tail, 1 - tail]).tolist()
     std = values.std(ddof=1) if n > 1 else 0.0
     return ScoreSummary(float(values.mean()), low, high, float(std))
@@ -134,16 +134,16 @@ def outcomes_table(rows: Sequence[HeadToHead], baseline: str) -> Table:
         cells = ("-", "-", "-", "0")
         if result is not None:
             cells = (
-                format_share(result.win, result.win_interval),
-                format_share(result.tie, result.tie_interval),
-                format_share(result.lose, result.lose_interval),
+                _format_share(result.win, result.win_interval),
+                _format_share(result.tie, result.tie_interval),
+                _format_share(result.lose, result.lose_interval),
                 str(result.n),
             )
         table.add_row(row.by, row.policy, *cells)
     return table
 
 
-def format_share(share: float, interval: Interval) -> str:
+def _format_share(share: float, interval: Interval) -> str:
     """Format a share and its interval in per cent, for example `50 [44, 56]`."""
     return f"{100 * share:.0f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
 

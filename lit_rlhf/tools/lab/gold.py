@@ -26,14 +26,14 @@ from lit_rlhf.tools.lab.lexicon import (
 BEST_GOLD: Final = 2.0
 """The largest gold reward."""
 
-WRONG_ITEM_COST: Final = 0.7
-EXCESS_ITEM_COST: Final = 0.5
-UNFINISHED_COST: Final = 1.0
-MISJUDGED_COST: Final = 1.0
-EXTRA_WORD_COST: Final = 0.05
-REPEATED_BIGRAM_COST: Final = 0.25
-MALFORMED_COST: Final = 1.0
-FREE_WORDS: Final = 12
+_WRONG_ITEM_COST: Final = 0.7
+_EXCESS_ITEM_COST: Final = 0.5
+_UNFINISHED_COST: Final = 1.0
+_MISJUDGED_COST: Final = 1.0
+_EXTRA_WORD_COST: Final = 0.05
+_REPEATED_BIGRAM_COST: Final = 0.25
+_MALFORMED_COST: Final = 1.0
+_FREE_WORDS: Final = 12
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 
@@ -66,7 +66,7 @@ class GoldTerms(NamedTuple):
         excess_items: Number of correct distinct items beyond the requested number.
         unfinished: Whether the response did not end properly.
         misjudged: Whether a helpful request was refused or a harmful one was answered.
-        extra_words: Number of words beyond the `FREE_WORDS`.
+        extra_words: Number of words beyond the `_FREE_WORDS`.
         repeated_bigrams: Number of pairs of consecutive words or marks that occurred before in the
             response.
         malformed: Whether the response is neither an answer in the world's form, with at most one
@@ -88,8 +88,8 @@ class GoldTerms(NamedTuple):
         """The gold reward, at most `BEST_GOLD`."""
         return (
             self.content
-            - REPEATED_BIGRAM_COST * self.repeated_bigrams
-            - MALFORMED_COST * self.malformed
+            - _REPEATED_BIGRAM_COST * self.repeated_bigrams
+            - _MALFORMED_COST * self.malformed
         )
 
     @property
@@ -97,11 +97,11 @@ class GoldTerms(NamedTuple):
         """The gold reward without form, as seen by labellers who overlook form."""
         return (
             BEST_GOLD * self.correct_share
-            - WRONG_ITEM_COST * self.wrong_items
-            - EXCESS_ITEM_COST * self.excess_items
-            - UNFINISHED_COST * self.unfinished
-            - MISJUDGED_COST * self.misjudged
-            - EXTRA_WORD_COST * self.extra_words
+            - _WRONG_ITEM_COST * self.wrong_items
+            - _EXCESS_ITEM_COST * self.excess_items
+            - _UNFINISHED_COST * self.unfinished
+            - _MISJUDGED_COST * self.misjudged
+            - _EXTRA_WORD_COST * self.extra_words
         )
 
 
@@ -184,7 +184,7 @@ def gold_terms(request: Request, response: str, terminated: bool = True) -> Gold
         excess_items=0 if request.harmful else max(0, len(correct) - request.n_items),
         unfinished=not (terminated and bool(words) and words[-1] in CLOSING_MARKS),
         misjudged=refused != request.harmful,
-        extra_words=max(0, len(words) - FREE_WORDS),
+        extra_words=max(0, len(words) - _FREE_WORDS),
         repeated_bigrams=max(0, len(words) - 1) - len(set(pairwise(words))),
         malformed=not _has_form(words, request.language),
     )

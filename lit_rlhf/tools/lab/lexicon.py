@@ -160,7 +160,7 @@ CHINESE: Final = Lexicon(
 LEXICONS: Final[dict[Language, Lexicon]] = {"en": ENGLISH, "zh": CHINESE}
 """The lexicon of each language."""
 
-CHINESE_FUNCTION_WORDS: Final = (
+_CHINESE_FUNCTION_WORDS: Final = (
     *("说出", "请", "列举", "能", "给", "我", "种", "吗", "告诉", "需要", "你", "知道", "哪", "再"),
     *("说", "怎么", "帮", "好的", "当然", "抱歉", "不能", "帮忙", "很", "高兴", "和"),
 )
@@ -179,7 +179,7 @@ def chinese_words() -> tuple[str, ...]:
         *CHINESE.numbers,
         *CHINESE.harmful_objects,
         *CHINESE.harmful_verbs,
-        *CHINESE_FUNCTION_WORDS,
+        *_CHINESE_FUNCTION_WORDS,
     }
     return tuple(sorted(words, key=lambda word: (-len(word), word)))
 

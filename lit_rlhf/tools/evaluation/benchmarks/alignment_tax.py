@@ -188,7 +188,7 @@ def _score(result: TaskResult, baseline: TaskResult | None, metric: str) -> Benc
     return BenchmarkScore(value, stderr, value - base, error)
 
 
-def benchmark_table(report: BenchmarkReport) -> Table:
+def _benchmark_table(report: BenchmarkReport) -> Table:
     """Build a terminal table with a row per benchmark and metric, and a column per model."""
     names = list(report.models)
     caption = f"Below each score: its difference from {names[0]}." if len(names) > 1 else None
@@ -205,7 +205,7 @@ def benchmark_table(report: BenchmarkReport) -> Table:
 
 def print_benchmarks(report: BenchmarkReport) -> None:
     """Print the table on standard output, and how many questions did not fit into a model."""
-    print_table(benchmark_table(report))
+    print_table(_benchmark_table(report))
     for name, cut in {row.benchmark: row.cut for row in report.rows if not row.part}.items():
         if cut:
             print(f"{name}: the beginning of {cut} questions did not fit into a model.")

@@ -45,11 +45,11 @@ class PairVerdict(NamedTuple):
     policy_as_b: JudgeReply | None
 
 
-EQUAL_ANSWERS = PairVerdict("tie", None, None)
+_EQUAL_ANSWERS = PairVerdict("tie", None, None)
 """The verdict on two answers with the same text."""
 
 
-def combine_orders(policy_as_a: JudgeReply, policy_as_b: JudgeReply) -> PairVerdict:
+def _combine_orders(policy_as_a: JudgeReply, policy_as_b: JudgeReply) -> PairVerdict:
     """Combine the judge's replies to both orders of a pair.
 
     The policy wins or loses if both replies say so. Otherwise it is a tie.
@@ -91,7 +91,7 @@ def position_bias(verdicts: Sequence[PairVerdict]) -> dict[str, float] | None:
     }
 
 
-def question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str:
+def _question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str:
     """Hash everything that a reply depends on.
 
     The endpoint's address is left out: a local server may come back on another port.
@@ -193,7 +193,9 @@ class Judge(AbstractContextManager["Judge"]):
         replies = self._ask_all([q for pair in different for q in (pair, pair.swapped)], label)
         both_orders = iter(zip(replies[::2], replies[1::2], strict=True))
         return [
-            EQUAL_ANSWERS if pair.answer_a == pair.answer_b else combine_orders(*next(both_orders))
+            _EQUAL_ANSWERS
+            if pair.answer_a == pair.answer_b
+            else _combine_orders(*next(both_orders))
             for pair in pairs
         ]
 
@@ -209,7 +211,7 @@ class Judge(AbstractContextManager["Judge"]):
 
     def _ask_all(self, questions: Sequence[Question], label: str) -> list[JudgeReply]:
         keys = [
-            question_key(question_messages(question, self.options.max_characters), self.options)
+            _question_key(question_messages(question, self.options.max_characters), self.options)
             for question in questions
         ]
         by_key = dict(zip(keys, questions, strict=True))  # asks a repeated question once

@@ -22,7 +22,7 @@ from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes, outcomes_ta
 from lit_rlhf.tools.evaluation.output import make_table, print_table, to_json_types
 from lit_rlhf.tools.evaluation.responses import Responses
 
-VERDICTS_FILE = "verdicts.jsonl"
+_VERDICTS_FILE = "verdicts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
     by_group = {key: verdicts[i * n : (i + 1) * n] for i, key in enumerate(groups)}
     policies = [policy for _, policy in groups for _ in range(n)]
     file = write_json_lines(
-        Path(options.folder) / VERDICTS_FILE,
+        Path(options.folder) / _VERDICTS_FILE,
         [
             {
                 "criterion": pair.criterion,
@@ -149,7 +149,7 @@ def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
 def print_judgement(judgement: Judgement) -> None:
     """Print who wins, the position bias, what was asked, and where the reasons are."""
     print_table(outcomes_table(judgement.head_to_heads, judgement.baseline))
-    print_table(bias_table(judgement))
+    print_table(_bias_table(judgement))
     usage = judgement.usage
     print(
         f"Judge {judgement.model}: {usage['questions']} questions, {usage['from_cache']} of them "
@@ -169,7 +169,7 @@ def print_judgement(judgement: Judgement) -> None:
     print(f"Verdicts and reasons: {judgement.file}")
 
 
-def bias_table(judgement: Judgement) -> Table:
+def _bias_table(judgement: Judgement) -> Table:
     """Build a terminal table of position bias and invalid verdicts."""
     table = make_table(
         "both orders of a pair",

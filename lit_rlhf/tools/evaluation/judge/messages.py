@@ -28,7 +28,7 @@ Verdict = Literal["A", "B", "tie"]
 ChatMessage = dict[str, str]
 """A message to the endpoint, with `role` and `content`."""
 
-CRITERIA: dict[Criterion, str] = {
+_CRITERIA: dict[Criterion, str] = {
     "helpful": (
         "Which answer is more helpful? The more helpful one does what the last turn of the user "
         "asks for, in view of the turns before it: it is correct, complete, to the point and easy "
@@ -153,16 +153,16 @@ def question_messages(question: Question, max_characters: int) -> list[ChatMessa
     data = escape_json(
         {
             "conversation": [
-                {"role": turn.role, "content": cut_text(turn.content, max_characters)}
+                {"role": turn.role, "content": _cut_text(turn.content, max_characters)}
                 for turn in question.conversation
             ],
-            "answer_a": cut_text(question.answer_a, max_characters),
-            "answer_b": cut_text(question.answer_b, max_characters),
+            "answer_a": _cut_text(question.answer_a, max_characters),
+            "answer_b": _cut_text(question.answer_b, max_characters),
         }
     )
     fields = {
         "mark": hashlib.sha256(data.encode()).hexdigest()[:32],
-        "criterion": CRITERIA[question.criterion],
+        "criterion": _CRITERIA[question.criterion],
         "format": _FORMAT,
     }
     return [
@@ -182,10 +182,10 @@ def retry_messages(messages: Sequence[ChatMessage], reply: str, problem: str) ->
 
 def wording() -> str:
     """Return the text that all questions share, to tell answers to other wordings apart."""
-    return json.dumps([_SYSTEM, _USER, _AGAIN, _FORMAT, CRITERIA, SCHEMA])
+    return json.dumps([_SYSTEM, _USER, _AGAIN, _FORMAT, _CRITERIA, SCHEMA])
 
 
-def cut_text(text: str, max_characters: int) -> str:
+def _cut_text(text: str, max_characters: int) -> str:
     """Cut a text that is too long, and append how many characters are missing."""
     missing = len(text) - max_characters
     return text if missing <= 0 else f"{text[:max_characters]} [{missing} characters left out]"

@@ -18,8 +18,8 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from lit_rlhf.functional import preference_probability, wilson_interval
 
-CONFIDENCE_BINS = 15  # over [0, 1], as for the metric val/reward/calibration_error
-HISTOGRAM_BARS = 40
+_CONFIDENCE_BINS = 15  # over [0, 1], as for the metric val/reward/calibration_error
+_HISTOGRAM_BARS = 40
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -167,7 +167,7 @@ def reliability(differences: Floats) -> list[ReliabilityBin]:
     confidence = _confidence(differences)
     right = differences > 0
     # A confidence of 1 belongs to the last bin.
-    place = np.minimum((confidence * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
+    place = np.minimum((confidence * _CONFIDENCE_BINS).astype(int), _CONFIDENCE_BINS - 1)
     bins = []
     for number in np.unique(place):
         inside = place == number
@@ -188,7 +188,7 @@ def calibration_error(differences: Floats) -> float:
     error = binary_calibration_error(
         torch.from_numpy(_confidence(differences)),
         torch.from_numpy((differences > 0).astype(np.int64)),
-        n_bins=CONFIDENCE_BINS,
+        n_bins=_CONFIDENCE_BINS,
     )
     return float(error)
 
@@ -202,7 +202,7 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
     """
     # A single outlier must not squeeze all other pairs into a few bars.
     reach = float(np.quantile(np.abs(differences), 0.995)) or 1.0
-    width = _round_up(2 * reach / HISTOGRAM_BARS)
+    width = _round_up(2 * reach / _HISTOGRAM_BARS)
     bars = int(np.ceil(reach / width))
     edges = np.arange(-bars, bars + 1) * width
     inside = np.clip(differences, edges[0], edges[-1])  # numpy's last bar includes its upper edge

@@ -48,7 +48,7 @@ from lit_rlhf.tools.evaluation.loading import load_policy, load_shared_encoder
 from lit_rlhf.tools.evaluation.output import progress_bar
 from lit_rlhf.tools.evaluation.sampling import batch_by_length
 
-TRUNK = "reward model"
+_TRUNK = "reward model"
 LANGUAGE_MODEL = "language model"
 _LanguageHead: TypeAlias = tuple[LanguageModel, nn.Module]  # a trunk and its output layer
 
@@ -188,7 +188,7 @@ def _load_heads(
     own = read_lm_head(model)
     if own is not None:
         own = own.to(device=device, dtype=options.torch_dtype)
-        heads[TRUNK] = (scorer, own.requires_grad_(False))
+        heads[_TRUNK] = (scorer, own.requires_grad_(False))
     if language_model is None:
         return heads, model if own is not None else ""
     head = load_lm_head(language_model, options).to(device).requires_grad_(False)
@@ -196,7 +196,7 @@ def _load_heads(
         # Reward modelling keeps the trunk a language model (Eq. 2), which reads with any output
         # layer of the model that it started from.
         _check_width(scorer, head, language_model)
-        heads[TRUNK] = (scorer, head)
+        heads[_TRUNK] = (scorer, head)
     heads[LANGUAGE_MODEL] = (load_policy(language_model, options, device), head)
     return heads, model if own is not None else language_model
 
