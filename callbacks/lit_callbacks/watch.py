@@ -93,7 +93,9 @@ class Watch:
 
     def observe(self, metrics: StepMetrics) -> list[Monitor]:
         """Feed the monitors; those whose metrics are part of the step are returned."""
-        responses = self.responses or int(metrics.scalars.get(RESPONSES_KEY, 0))
+        count = metrics.scalars.get(RESPONSES_KEY, 0.0)
+        # NaN in an iteration that was skipped
+        responses = self.responses or (int(count) if math.isfinite(count) else 0)
         read = [monitor for monitor in self.monitors if monitor.can_read(metrics)]
         for monitor in read:
             monitor.observe(monitor.read(metrics), responses)
