@@ -27,6 +27,7 @@ from lit_rlhf.forward.networks import (
     freeze,
     on_device,
     scalar_head_of,
+    stop_token_ids,
     trunk_of,
     unwrap_model,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "scalar_head_of",
     "scores_from_hidden",
     "sequence_scores",
+    "stop_token_ids",
     "supports_varlen",
     "target_logprobs",
     "target_logprobs_from_hidden",

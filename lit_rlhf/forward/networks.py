@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import torch
 from peft import PeftModel
 from torch import Tensor, distributed, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_rlhf.forward.cpu import NO_PADDING, PadToMultiple
 from lit_rlhf.stats import world_size
@@ -63,6 +63,20 @@ def scalar_head_of(model: nn.Module) -> nn.Module:
             f"got {type(inner).__name__} with {inner.config.num_labels} labels"
         )
     return head
+
+
+def stop_token_ids(
+    model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[int]:
+    """Ids of the tokens that end a response, ascending: the model's and the tokenizer's EOS tokens.
+
+    `generation_config.json` of a chat model has several, such as the ends of a turn and of a
+    document.
+    """
+    config = unwrap_model(model).generation_config
+    ids = None if config is None else config.eos_token_id
+    found = {int(i) for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None}
+    return sorted(found if tokenizer is None else found | {int(tokenizer.eos_token_id)})
 
 
 def freeze(model: ModuleT) -> ModuleT:

@@ -27,7 +27,6 @@ from lit_rlhf.models.loading import (
     load_scalar_model,
     load_tokenizer,
     pad_with_special_token,
-    stop_token_ids,
 )
 from lit_rlhf.models.saving import (
     check_replaceable,
@@ -67,5 +66,4 @@ __all__ = [
     "save_adapter_folder",
     "save_model_folder",
     "separate_weights",
-    "stop_token_ids",
 ]

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import logging
 
 from lit_rlhf.files import check_weights
-from lit_rlhf.forward import LanguageModel, optimize_forward, unwrap_model
+from lit_rlhf.forward import LanguageModel, optimize_forward
 from lit_rlhf.models.config import (
     ModelOptions,
     check_causal,
@@ -174,20 +174,6 @@ def pad_with_special_token(tokenizer: PreTrainedTokenizerBase) -> None:
         special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
         pads = [token for token in special if "pad" in token.lower()]
         tokenizer.pad_token = (pads or [tokenizer.unk_token or tokenizer.eos_token])[0]
-
-
-def stop_token_ids(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None
-) -> list[int]:
-    """Ids of the tokens that end a response, ascending: the model's and the tokenizer's EOS tokens.
-
-    `generation_config.json` of a chat model has several, such as the ends of a turn and of a
-    document.
-    """
-    config = unwrap_model(model).generation_config
-    ids = None if config is None else config.eos_token_id
-    found = {int(i) for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None}
-    return sorted(found if tokenizer is None else found | {int(tokenizer.eos_token_id)})
 
 
 def _load_plain_causal_lm(

@@ -34,12 +34,11 @@ from lit_rlhf.files import (
     undo_interrupted_replacement,
     write_manifest,
 )
-from lit_rlhf.forward import LanguageModel, unwrap_model
+from lit_rlhf.forward import LanguageModel, stop_token_ids, unwrap_model
 from lit_rlhf.models.card import ModelCardInfo, render_model_card
 from lit_rlhf.models.four_bit import dequantized_weights, is_4bit
 from lit_rlhf.models.heads import save_lm_head, set_scalar_padding
 from lit_rlhf.models.interop import HeadFormat, convert_to_trl
-from lit_rlhf.models.loading import stop_token_ids
 
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Generation settings that transformers refuses without `do_sample`."""

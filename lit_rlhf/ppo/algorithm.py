@@ -22,6 +22,7 @@ from lit_rlhf.forward import (
     Offloaded,
     map_target_logits,
     response_values,
+    stop_token_ids,
     target_logprobs,
 )
 from lit_rlhf.functional import (
@@ -43,7 +44,6 @@ from lit_rlhf.functional import (
     token_rewards,
     value_loss,
 )
-from lit_rlhf.models import stop_token_ids
 from lit_rlhf.ppo.options import PPOOptions
 from lit_rlhf.rewards import FunctionReward, WeightedReward
 from lit_rlhf.rollout import (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lit_rlhf.functional import loss_perplexity, masked_sum, response_ngrams
+from lit_rlhf.functional import loss_perplexity, masked_sum
 from lit_rlhf.stats import all_gather_rows, global_sum
 
 OPENING = 4  # tokens at the start of a response that are compared
@@ -77,8 +77,8 @@ class RolloutMetrics:
         """
         scores = scores or {}
         self._scores = tuple(scores)
-        bigrams = response_ngrams(response_ids, response_mask, n=2)
-        own = response_bigrams(response_ids, response_mask)
+        own_bigrams = response_bigrams(response_ids, response_mask)
+        bigrams = own_bigrams[:, 1:]
         batch = {
             "logprobs": masked_sum(logprobs, response_mask),
             "ref_logprobs": masked_sum(ref_logprobs, response_mask),
@@ -87,7 +87,9 @@ class RolloutMetrics:
             "truncated": (~terminated).sum(),
             "responses": torch.tensor(len(terminated), device=terminated.device),
             "bigrams": torch.tensor(len(bigrams), device=bigrams.device),
-            "own_bigrams": torch.tensor(len(torch.unique(own, dim=0)), device=bigrams.device),
+            "own_bigrams": torch.tensor(
+                len(torch.unique(own_bigrams, dim=0)), device=bigrams.device
+            ),
             **{name: values.double().sum() for name, values in scores.items()},
         }
         for name, value in batch.items():

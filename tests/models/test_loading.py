@@ -13,7 +13,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from lit_rlhf.forward import disable_dropout, scalar_head_of, token_logits, token_values, trunk_of
+from lit_rlhf.forward import (
+    disable_dropout,
+    scalar_head_of,
+    stop_token_ids,
+    token_logits,
+    token_values,
+    trunk_of,
+)
 from lit_rlhf.models import (
     ModelOptions,
     build_random_scalar_model,
@@ -21,7 +28,6 @@ from lit_rlhf.models import (
     load_scalar_model,
     load_tokenizer,
     save_model_folder,
-    stop_token_ids,
 )
 from tests.support.tiny_models import (
     EOS_ID,

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from lit_rlhf.files import atomic_io, replaced_path
+from lit_rlhf.forward import stop_token_ids
 from lit_rlhf.models import (
     load_causal_lm,
     load_scalar_model,
@@ -20,7 +21,6 @@ from lit_rlhf.models import (
     replace_folder,
     save_model_folder,
     saving,
-    stop_token_ids,
 )
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
-from lit_rlhf.forward import LanguageModel, eval_mode, unwrap_model
-from lit_rlhf.models import ModelOptions, stop_token_ids
+from lit_rlhf.forward import LanguageModel, eval_mode, stop_token_ids, unwrap_model
+from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions, using_generation_config
 from lit_rlhf.tools.evaluation.loading import load_encoder, load_policy, short_names
 from lit_rlhf.tools.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progress_bar

@@ -32,8 +32,8 @@ from lit_rlhf.data import (
     load_records,
 )
 from lit_rlhf.files import ProgressFile, hash_weights, write_json_lines
-from lit_rlhf.forward import LanguageModel
-from lit_rlhf.models import ModelOptions, stop_token_ids
+from lit_rlhf.forward import LanguageModel, stop_token_ids
+from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from lit_rlhf.tools.evaluation.loading import load_encoder, load_policy, short_names
 from lit_rlhf.tools.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progress_bar

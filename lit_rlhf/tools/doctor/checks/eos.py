@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from lit_rlhf.forward import eval_mode, response_logits
+from lit_rlhf.forward import eval_mode, response_logits, stop_token_ids
 from lit_rlhf.functional import token_logprobs
-from lit_rlhf.models import stop_token_ids
 from lit_rlhf.rollout import RolloutBatch
 from lit_rlhf.tools.doctor.case import FEW, Case, first_rows
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
