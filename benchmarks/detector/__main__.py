@@ -21,6 +21,7 @@ from benchmarks.detector.families import (
     paper_runs,
     quickstart_runs,
     smollm2_runs,
+    trl_runs,
 )
 from benchmarks.detector.judging import choose, judge_families
 from benchmarks.detector.page import RESULT, format_section, read_rows
@@ -54,7 +55,8 @@ def replay(run: Trajectory) -> dict[str, Any]:
 
 def run() -> None:
     """Replay all runs, and write what each detector says of each to the results."""
-    groups = (lab_runs(), quickstart_runs(), smollm2_runs(), paper_runs(), synthetic_runs())
+    groups = (lab_runs(), quickstart_runs(), smollm2_runs(), trl_runs())
+    groups += (paper_runs(), synthetic_runs())
     rows = [replay(trajectory) for runs in gather(groups).values() for trajectory in runs]
     write_text(RESULT, "".join(json.dumps(row) + "\n" for row in rows))
     shipped = choose(rows, "ours", CHOOSING)

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.detector.criterion import HARM_STDS, HARM_STEPS
 from benchmarks.results_file import read_runs
+from lit_callbacks.names import find_names
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
@@ -124,6 +125,23 @@ def smollm2_runs() -> list[Trajectory]:
         }
         steps = make_steps(curves, 16)
         runs.append(Trajectory("SmolLM2", name, name.startswith("ppo_faster"), steps))
+    return runs
+
+
+def trl_runs() -> list[Trajectory]:
+    """GRPO of TRL with a proxy and with the truth as reward: 64 responses a step, gold is known."""
+    runs = []
+    for name, row in read_runs(RESULTS / "trl_grpo.jsonl").items():
+        if row["stopped_by"]:
+            continue
+        logged = row["steps"]
+        names = find_names(logged[0])
+        steps = make_steps(
+            {key: [step[ours] for step in logged] for key, ours in names.items()}, 64
+        )
+        gold = [step["rewards/truth/mean"] for step in logged]
+        harm = find_harm(gold, logged[0]["rewards/truth/std"])
+        runs.append(Trajectory("TRL", name, harm is not None, steps, harm))
     return runs
 
 

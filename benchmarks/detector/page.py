@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from textwrap import fill
+from typing import Any
 
 from benchmarks.detector.criterion import CHOOSING, GRID
 from benchmarks.detector.judging import DETECTORS, Row, Score, choose, choose_and_score, total
@@ -39,20 +41,24 @@ negative one is late.
 {demands}
 ### What it means
 
-- **It is no early warning.** In the runs of the lab, where the harm is known, the median flag is
-  {late} iteration after it. A threshold on KL per token speaks {kl_lead} iterations before the
-  harm, because KL rises before the length does, and pays for it with {kl_false} of {healthy} false
+- **It is no reliable early warning.** In the runs of the lab, the median flag is {late} iteration
+  after the harm; under TRL it is {trl} updates before it. A threshold on KL per token speaks
+  {kl_lead} iterations before the harm, because KL rises before the length does, and pays for it with {kl_false} of {healthy} false
   alarms
   and {kl_missed} of {collapsed} missed. `suspicious` is the level for that trade.
 - **What is missed**: {missed}. In these runs KL per token is the only signal that moves, or the
   length changes by less than in healthy runs of the lab.
 - **False alarms**: {false}. These runs use three to eight times the KL of PPO-max and pad their
   answers by 70 %; their gold ends between SFT's and PPO-max's.
-- **Not judged**: the lab's ways to exploit with matched negatives, runs of TRL and reward models
-  with several heads have no committed runs yet; of SmolLM2 there are nine. The lab's have KL,
-  length,
+- **Not judged**: the lab's ways to exploit with matched negatives and reward models with several
+  heads have no committed runs yet; of SmolLM2 there are nine. The lab's have KL, length,
   perplexity, entropy and explained variance, the paper's figures KL and length only. The
   families were known when the signals and the settings to choose from were decided.
+
+The runs of TRL are GRPO with 16-letter responses of a tiny model
+(`benchmarks/detector/trl_grpo.py`): a reward that counts one letter, where the truth is the number
+of different ones, and the same runs with the truth as reward. Under `WatchCallback` the first is
+stopped at update 19, before its truth falls, and `lit_rlhf watch` gives its log the same verdict.
 
 The shipped thresholds are the best on all families that choose: {shipped}. Of the paper's other
 runs, which have no label, they flag {told}, and no other.
@@ -72,10 +78,11 @@ def format_section(rows: Sequence[Row]) -> str:
     flagged = [row for row in rows if row["collapsed"] is None and row["ours"][shipped] is not None]
     place = {s.family: i for i, s in chosen["ours"]}
     assert told
-    return SECTION.format(
+    text = SECTION.format(
         families=_families(scores),
         demands=_demands(rows, shipped),
         late=-round(median(total(lab).leads)),
+        trl=round(median(total([s for s in scores["ours"] if s.family == "TRL"]).leads)),
         kl_lead=round(median(total(lab_kl).leads)),
         kl_false=kl.false,
         kl_missed=kl.collapsed - kl.found,
@@ -97,6 +104,19 @@ def format_section(rows: Sequence[Row]) -> str:
             for row in flagged
         ),
     )
+    return "\n\n".join(map(_wrap, text.split("\n\n")))
+
+
+def _wrap(block: str) -> str:
+    """A paragraph or list in lines of 100 characters; tables, headings and code as they are."""
+    if block.lstrip().startswith(("|", "#", "```")):
+        return block
+    items = block.strip("\n").replace("\n- ", "\n\n- ").split("\n\n")
+    options: dict[str, Any] = {"width": 100, "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(
+        fill(" ".join(item.split()), subsequent_indent="  " * item.startswith("- "), **options)
+        for item in items
+    ) + "\n" * block.endswith("\n")
 
 
 def _families(scores: dict[str, list[Score]]) -> str:
