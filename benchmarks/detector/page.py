@@ -43,8 +43,8 @@ negative one is late.
 
 - **It is no reliable early warning.** In the runs of the lab, the median flag is {late} iteration
   after the harm; under TRL it is {trl} updates before it. A threshold on KL per token speaks
-  {kl_lead} iterations before the harm, because KL rises before the length does, and pays for it with {kl_false} of {healthy} false
-  alarms
+  {kl_lead} iterations before the harm, because KL rises before the length does, and pays for it
+  with {kl_false} of {healthy} false alarms
   and {kl_missed} of {collapsed} missed. `suspicious` is the level for that trade.
 - **What is missed**: {missed}. In these runs KL per token is the only signal that moves, or the
   length changes by less than in healthy runs of the lab.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_callbacks.gain import main as report_gain
 from lit_callbacks.report import main as report_runs
 from lit_rlhf.cli.command import Command
 from lit_rlhf.data import DataSource, OnBadRecord, RecordError
@@ -112,10 +113,13 @@ COMMANDS = {"reward": Command(report_reward_model, lists={"preferences": _PREFER
 USAGE = """\
 usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
        lit_rlhf report reward --model MODEL --preferences FILE [FILE ...] [OPTIONS]
+       lit_rlhf report gain SAMPLES [SAMPLES ...]
 
 The first puts training runs side by side, in a table and on a page of curves
 and verdicts. A RUN is the folder of its log, or NAME=FOLDER.
-The second is about a reward model; lit_rlhf report reward --help has its options."""
+The second is about a reward model; lit_rlhf report reward --help has its options.
+The third says what the score's rise is made of (length, cut-off responses, openings,
+repetition), from a run's samples.jsonl."""
 
 
 def main(argv: Sequence[str]) -> RewardReport | None:
@@ -123,6 +127,9 @@ def main(argv: Sequence[str]) -> RewardReport | None:
     if argv and argv[0] == "reward":
         report: RewardReport = COMMANDS["reward"].run(argv[1:], "lit_rlhf report reward")
         return report
+    if argv and argv[0] == "gain" and len(argv) > 1:
+        report_gain(argv[1:])
+        return None
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return None

@@ -1,0 +1,169 @@
+"""What a rise of the score is made of: length, cut-off responses, openings and repetition.
+
+    python -m lit_callbacks.gain samples.jsonl
+
+The file has a JSON object for each response, with `step`, `response`, `score` and, if known,
+`length` (tokens) and `truncated`, as `SampleTimeline` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+
+from lit_callbacks.words import format_number
+
+OPENING = 2  # words that make an opening
+LATEST = 0.25  # share of the steps, at the start and at the end, that are compared
+PARTS = {
+    "truncated": ("fewer cut-off responses", "more cut-off responses"),
+    "length": ("shorter responses", "longer responses"),
+    "opening": ("rarer use of the commonest opening", "the commonest opening"),
+    "repetition": ("less repetition", "repetition"),
+}
+"""What a fall and a rise of each property is called."""
+
+
+class Gain(NamedTuple):
+    """The parts of a rise of the mean score.
+
+    Attributes:
+        total: Mean score of the last steps minus that of the first.
+        parts: What each property explains of it, in units of the score.
+        changes: Mean of each property in the first steps and in the last.
+        opening: The commonest opening of the last steps.
+    """
+
+    total: float
+    parts: dict[str, float]
+    changes: dict[str, tuple[float, float]]
+    opening: str
+
+    @property
+    def rest(self) -> float:
+        """What the properties do not explain."""
+        return self.total - sum(self.parts.values())
+
+    def sentence(self) -> str:
+        """In a line, for example `81 % of the gain of 0.25 is fewer cut-off responses`."""
+        if self.total <= 0:
+            return f"the score did not rise: {format_number(self.total)}"
+        shares = sorted(
+            ((part / self.total, name) for name, part in self.parts.items()), reverse=True
+        )
+        told = []
+        for share, name in shares:
+            first, last = self.changes[name]
+            if share >= 0.05:
+                words = PARTS[name][last > first]
+                words += f" ({self.opening!r})" if name == "opening" else ""
+                told.append(f"{share:.0%} is {words}")
+        known = ", ".join(told).replace("%", " %") or "nothing of it is length, form or opening"
+        rest = f"{self.rest / self.total:.0%}".replace("%", " %")
+        return f"of the gain of {format_number(self.total)}, {known}; {rest} remains"
+
+    def table(self) -> str:
+        """The parts as lines of text."""
+        lines = [f"{'':14}{'first':>8}{'last':>8}{'explains':>10}"]
+        lines += [
+            f"{name:14}{first:8.3g}{last:8.3g}{self.parts[name]:10.3g}"
+            for name, (first, last) in self.changes.items()
+        ]
+        return "\n".join([*lines, f"{'rest':30}{self.rest:10.3g}", f"{'all':30}{self.total:10.3g}"])
+
+
+def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
+    """Explain the rise of the mean score from the first quarter of the steps to the last.
+
+    The score is regressed on the properties of the responses, with an intercept for each step, so
+    that a common trend explains nothing: what counts is how much a property is worth among
+    responses of the same step. A property explains its worth times its change.
+
+    Args:
+        samples: Records with `step`, `response` (a text) and `score`, and perhaps `length` and
+            `truncated`; a property that none has is left out.
+
+    Raises:
+        ValueError: If there are fewer than two steps or too few responses for the properties.
+    """
+    steps = sorted({int(sample["step"]) for sample in samples})
+    if len(steps) < 2:
+        raise ValueError(f"samples: expected responses of at least two steps, got {len(steps)}")
+    count = max(1, round(LATEST * len(steps)))
+    first, last = set(steps[:count]), set(steps[-count:])
+    openings = Counter(_opening(s["response"]) for s in samples if s["step"] in last)
+    opening = openings.most_common(1)[0][0]
+    columns = {
+        "truncated": [float(s["truncated"]) for s in samples if "truncated" in s],
+        "length": [float(s.get("length", len(s["response"].split()))) for s in samples],
+        "opening": [float(_opening(s["response"]) == opening) for s in samples],
+        "repetition": [_repetition(s["response"]) for s in samples],
+    }
+    columns = {name: column for name, column in columns.items() if len(column) == len(samples)}
+    if len(samples) < 3 * len(columns) + len(steps):
+        raise ValueError(
+            f"samples: expected at least {3 * len(columns) + len(steps)} responses for "
+            f"{len(columns)} properties and {len(steps)} steps, got {len(samples)}"
+        )
+    rows = torch.tensor(list(columns.values()), dtype=torch.float64).T
+    scores = torch.tensor([float(s["score"]) for s in samples], dtype=torch.float64)
+    place = torch.tensor([steps.index(int(s["step"])) for s in samples])
+    worth = _within_steps(rows, scores, place, len(steps))
+    changes = {
+        name: tuple(
+            fmean(v for v, s in zip(column, samples, strict=True) if s["step"] in chosen)
+            for chosen in (first, last)
+        )
+        for name, column in columns.items()
+    }
+    parts = {
+        name: (changes[name][1] - changes[name][0]) * float(each)
+        for name, each in zip(columns, worth, strict=True)
+    }
+    ends = [fmean(float(s["score"]) for s in samples if s["step"] in c) for c in (first, last)]
+    known = {name: (pair[0], pair[1]) for name, pair in changes.items()}
+    return Gain(ends[1] - ends[0], parts, known, " ".join(opening))
+
+
+def _within_steps(
+    rows: torch.Tensor, scores: torch.Tensor, place: torch.Tensor, n_steps: int
+) -> torch.Tensor:
+    """Coefficients of a regression with an intercept for each step."""
+    counts = torch.bincount(place, minlength=n_steps).double()
+    both = torch.cat([rows, scores[:, None]], dim=1)
+    means = torch.zeros(n_steps, both.shape[1], dtype=both.dtype).index_add(0, place, both)
+    centered = both - (means / counts[:, None])[place]
+    # the least of all solutions, where a property does not vary or two are alike
+    inverse: torch.Tensor = torch.linalg.pinv(centered[:, :-1], rtol=1e-9)
+    return inverse @ centered[:, -1]
+
+
+def _opening(text: str) -> tuple[str, ...]:
+    return tuple(text.lower().split()[:OPENING])
+
+
+def _repetition(text: str) -> float:
+    """Share of the pairs of words that the text already had."""
+    words = text.lower().split()
+    pairs = list(pairwise(words))
+    return 1 - len(set(pairs)) / len(pairs) if pairs else 0.0
+
+
+def main(files: Sequence[str]) -> None:
+    """Print what the gain in each file of samples is made of."""
+    for file in files:
+        lines = Path(file).read_text("utf-8").splitlines()
+        gain = explain_gain([json.loads(line) for line in lines if line.strip()])
+        print(f"{file}: {gain.sentence()}\n{gain.table()}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
