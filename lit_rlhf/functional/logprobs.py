@@ -6,8 +6,6 @@ bfloat16 logits are cast to float32 first; float32 and float64 keep their precis
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -23,18 +21,6 @@ __all__ = [
     "token_logprobs",
     "token_logprobs_and_entropy",
 ]
-
-
-class LogprobsAndEntropy(NamedTuple):
-    """Result of `token_logprobs_and_entropy`.
-
-    Attributes:
-        logprobs: `[B, T]` nats.
-        entropy: `[B, T]` nats.
-    """
-
-    logprobs: Tensor
-    entropy: Tensor
 
 
 def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
@@ -87,18 +73,19 @@ def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 def token_logprobs_and_entropy(
     logits: Tensor, token_ids: Tensor, temperature: float = 1.0
-) -> LogprobsAndEntropy:
+) -> tuple[Tensor, Tensor]:
     """`token_logprobs` and `token_entropy` from one pass over the logits.
 
     Examples:
-        >>> result = token_logprobs_and_entropy(torch.zeros(1, 1, 4), torch.tensor([[2]]))
-        >>> round(result.logprobs.item(), 4), round(result.entropy.item(), 4)
+        >>> logits, ids = torch.zeros(1, 1, 4), torch.tensor([[2]])
+        >>> logprobs, entropy = token_logprobs_and_entropy(logits, ids)
+        >>> round(logprobs.item(), 4), round(entropy.item(), 4)
         (-1.3863, 1.3863)
     """
     logits = tempered_logits(logits, temperature)
     check_tensors(logits.shape[:2], token_ids=token_ids)
     logprobs = logits.log_softmax(-1)
-    return LogprobsAndEntropy(_gather_tokens(logprobs, token_ids), _entropy(logprobs))
+    return _gather_tokens(logprobs, token_ids), _entropy(logprobs)
 
 
 def language_model_loss(

@@ -191,7 +191,7 @@ def max_positions(path: str | Path, options: ModelOptions | None = None) -> int 
     return limit
 
 
-def check_vocabulary(
+def check_embedding_size(
     tokenizer: PreTrainedTokenizerBase, path: str | Path, options: ModelOptions | None = None
 ) -> None:
     """Check that a model embeds every token of its tokenizer, by its config."""

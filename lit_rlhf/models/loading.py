@@ -284,12 +284,14 @@ def _load_pretrained(
             f"path: expected weights of the sizes in the configuration at {path}, got {name} of "
             f"{list(stored)}, not {list(configured)}"
         )
-    _check_weights(model, path, sorted(loaded[1]["missing_keys"]))
+    _check_complete_and_finite(model, path, sorted(loaded[1]["missing_keys"]))
     return model
 
 
 @torch.no_grad()
-def _check_weights(model: PreTrainedModel, path: str | Path, missing: Sequence[str]) -> None:
+def _check_complete_and_finite(
+    model: PreTrainedModel, path: str | Path, missing: Sequence[str]
+) -> None:
     """Refuse weights that are missing or not finite."""
     # the smallest and the largest number are NaN if any number is
     bad = [

@@ -121,13 +121,6 @@ def test_two_heads_are_refused(tmp_path: Path) -> None:
         load_scalar_model(tmp_path)
 
 
-def test_a_language_model_still_gets_a_new_head(causal_folder: Folder) -> None:
-    model = load_scalar_model(causal_folder("llama"), head_seed=3)
-    other = load_scalar_model(causal_folder("llama"), head_seed=4)
-    first, second = (m.get_parameter("score.weight") for m in (model, other))
-    assert not torch.equal(first, second)
-
-
 def test_a_classifier_that_is_no_decoder_is_refused_with_a_way_out(tmp_path: Path) -> None:
     config = BertConfig(
         vocab_size=288,

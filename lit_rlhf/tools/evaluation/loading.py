@@ -11,7 +11,7 @@ from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.forward import LanguageModel, freeze
 from lit_rlhf.models import (
     ModelOptions,
-    check_vocabulary,
+    check_embedding_size,
     load_causal_lm,
     load_tokenizer,
     max_positions,
@@ -62,7 +62,7 @@ def load_shared_encoder(
         if limit is None:
             limit = _DEFAULT_PROMPT_LENGTH if trained is None else trained.max_length
         tokenizer = load_tokenizer(path, trust_remote_code)
-        check_vocabulary(tokenizer, path, model_options)
+        check_embedding_size(tokenizer, path, model_options)
         try:
             encoder = DialogueEncoder(tokenizer, chat_template, limit)
         except ValueError as error:
