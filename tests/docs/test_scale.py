@@ -13,17 +13,17 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
+from lit_rlhf.tools.doctor.memory import network_shape
 from tests.configs.parsing import cli_parser, parsed
 from tests.configs.tiny_runs import CONFIGS
 from tests.docs.blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "scale.md"
-LAYOUTS: dict[str, dict[str, int]] = {
-    "1B": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22},
-    "7B": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
-    "13B": {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40},
+LAYOUTS = {  # hidden and intermediate size, layers, heads, heads of keys
+    "1B": (2048, 5632, 22, 32, 4),
+    "7B": (4096, 11008, 32, 32, 32),
+    "13B": (5120, 13824, 40, 40, 40),
 }
-HEADS = {"1B": (32, 4), "7B": (32, 32), "13B": (40, 40)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "all on the GPU": {},
     "`shard_frozen`": {"shard_frozen": True},
@@ -34,24 +34,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def shape(size: str) -> NetworkShape:
     """Shape of a Llama, whose parameters are counted on the meta device."""
-    heads, kv_heads = HEADS[size]
+    hidden, intermediate, layers, heads, kv_heads = LAYOUTS[size]
     config = LlamaConfig(
         vocab_size=32000,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         tie_word_embeddings=False,
-        **LAYOUTS[size],
     )
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    hidden, layers = config.hidden_size, config.num_hidden_layers
-    return NetworkShape(
-        sum(p.numel() for p in model.parameters()),
-        layers,
-        hidden,
-        hidden // heads * kv_heads,
-        config.vocab_size,
-    )
+        return network_shape(AutoModelForCausalLM.from_config(config))  # type: ignore[no-untyped-call]
 
 
 def rows() -> Iterator[str]:
@@ -60,17 +54,10 @@ def rows() -> Iterator[str]:
         network = shape(size)
         for name, setting in SETTINGS.items():
             memory = ppo_memory(network, PPOSizes(8, 1536, 512, 16, 4, **setting))
-            numbers = (
-                memory.trained,
-                memory.frozen,
-                memory.rollout,
-                memory.scoring,
-                memory.update + memory.gradients,
-                memory.peak,
-                memory.cpu,
-            )
-            shown = [f"{number / 2**30:.1f}" for number in numbers[:-1]]
-            shown.append(f"{numbers[-1] / 2**30:.0f}")
+            update = memory.update + memory.gradients
+            numbers = (memory.trained, memory.frozen, memory.rollout, memory.scoring, update)
+            shown = [f"{number / 2**30:.1f}" for number in (*numbers, memory.peak)]
+            shown.append(f"{memory.cpu / 2**30:.0f}")
             yield f"| {size} | {name} | {' | '.join(shown)} |"
 
 

@@ -1,4 +1,4 @@
-"""Tests rely on processes that raise, and folders outside the tree and the user's cache."""
+"""Tests write outside the tree and outside the user's cache."""
 
 from __future__ import annotations
 
@@ -8,20 +8,8 @@ from pathlib import Path
 
 import datasets
 import pytest
-from torch.multiprocessing.spawn import ProcessRaisedException
-
-from tests.support.ranks import run_on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def fails(rank: int, reason: str) -> None:
-    raise RuntimeError(f"{reason} on rank {rank}")
-
-
-def test_exception_on_a_rank_is_raised(tmp_path: Path) -> None:
-    with pytest.raises(ProcessRaisedException, match="RuntimeError: no more paper on rank 0"):
-        run_on_ranks(fails, 1, tmp_path, "no more paper")
 
 
 @pytest.fixture(scope="module")
