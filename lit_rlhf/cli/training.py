@@ -39,6 +39,7 @@ from lit_rlhf.modules import (
     ChangedRunError,
     StageModule,
     folders_during,
+    is_dry_run,
     merge_options,
     option_groups,
 )
@@ -292,8 +293,7 @@ class RLHFCLI(LightningCLI):
                 "written. To train again, leave out --ckpt_path last."
             )
             return
-        # Lightning sets `fast_dev_run` without declaring it.
-        writes = trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False)
+        writes = trainer.is_global_zero and not is_dry_run(trainer)
         # A checkpoint from elsewhere begins another run, which must not replace one that is there.
         resumes = given.ckpt_path == "last" or _lies_in(given.ckpt_path, folders_during(trainer))
         if writes and not resumes:

@@ -5,7 +5,7 @@
   `lit_rlhf.rollout.SamplingOptions`.
 """
 
-from lit_rlhf.modules.finished import folders_during
+from lit_rlhf.modules.finished import folders_during, is_dry_run
 from lit_rlhf.modules.micro_batches import tokens_within_memory
 from lit_rlhf.modules.option_names import (
     check_names,
@@ -81,6 +81,7 @@ __all__ = [
     "draw_seed",
     "folders_during",
     "generation_settings",
+    "is_dry_run",
     "iteration_generator",
     "merge_options",
     "option_groups",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,25 +51,3 @@ def test_interrupted_run_continues_with_the_parts_that_are_missing(
     assert len(ran) == 7
     with pytest.raises(ValueError, match="output_dir: expected a free name"):
         hh_cpu.hh_cpu(str(data), str(root), seed=1)
-
-
-def test_seed_sets_all_random_numbers(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seeded: dict[str, set[str]] = {}
-
-    def command(arguments: Sequence[str]) -> None:
-        words = list(arguments)
-        if words[0] == "fit":
-            following = dict(pairwise(words))
-            seeded[Path(words[2]).stem] = {f for f, value in following.items() if value == "3"}
-
-    monkeypatch.setattr(hh_cpu, "lit_rlhf", command)
-    monkeypatch.setattr(hh_cpu, "read_first_and_last", lambda folder: {})
-    hh_cpu.hh_cpu(str(data), str(tmp_path / "hh"), seed=3)
-    both = {"--seed_everything", "--data.seed"}
-    assert seeded == {
-        "sft": both,
-        "reward": both | {"--model.head_seed"},
-        "ppo": both | {"--model.seed"},
-    }

@@ -35,7 +35,7 @@ from benchmarks.reproduce.page import (
     has_seeds,
     read_results,
 )
-from benchmarks.reproduce.running import RESULTS, Plan, subtract
+from benchmarks.reproduce.running import RESULTS, Plan
 from benchmarks.reproduce.table import (
     ADDED,
     CORES,
@@ -100,23 +100,6 @@ def test_verdicts(found: dict[int, Runs], asked: Claim, verdict: Verdict) -> Non
     assert judge(asked, found).verdict is verdict
 
 
-def test_values_of_courses_and_single_numbers() -> None:
-    curve = [None, 1.0, *([3.0] * 16), 4.0, 6.0]
-    run = {"curves": {"kl": curve}, "preferences": {"helpful": {"win": 0.4}}, "first_warning": {}}
-    runs = {A.name: run}
-
-    found = {at: Value(A, "kl", at).of(runs) for at in ("start", "end", "peak", "low", "early")}
-
-    assert found == {"start": 2.0, "end": 5.0, "peak": 5.0, "low": 2.0, "early": 2.5}
-    # samples come first, and `rollout.` asks for the curve
-    runs = {A.name: {**run, "samples": {"kl": [0.0, 7.0]}}}
-    assert Value(A, "kl", "peak").of(runs) == 7.0
-    assert Value(A, "rollout.kl", "peak").of(runs) == 5.0
-    assert Value(A, "preferences.helpful.win").of(runs) == 0.4
-    assert math.isnan(Value(A, "preferences.harmless.win").of(runs))
-    assert Value(A, "first_warning.kl").of(runs) == math.inf  # a monitor that never warned
-
-
 # --- the table
 
 
@@ -147,17 +130,6 @@ def test_budget_holds() -> None:
     assert {name: figure for name, figure in minutes.items() if figure > 60} == {}
     assert all(len(figure.seeds) >= 3 for figure in EXPERIMENTS.values())
     assert all(len(EXPERIMENTS[name].seeds) >= 5 for name in ("fig4", "fig6", "fig7"))
-
-
-def test_restored_trick_has_the_value_of_ppo_max(tmp_path: Path) -> None:
-    kept = Plan(ADDED[0], 0, tmp_path).configs()
-    base, switched_off = kept[0], kept[1]
-
-    assert ADDED[0].restored == ("no_kl_penalty",)
-    assert "kl_coef" in base["model"]["init_args"]["reward_shaping"]
-    assert "kl_coef" not in switched_off["model"]["init_args"]["reward_shaping"]
-    assert switched_off["model"]["init_args"]["reward_shaping"]["normalization"] is False
-    assert subtract({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 0}, "d": None}) == {"a": {"c": 2}}
 
 
 def test_key_follows_from_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,17 +284,6 @@ def made_up() -> dict[int, dict[str, Any]]:
 )
 def test_figure_of_each_kind_is_drawn(name: str) -> None:
     assert draw(EXPERIMENTS[name], made_up()).axes
-
-
-def test_figure_is_on_the_page_when_each_curve_has_its_seeds() -> None:
-    three = {seed: made_up()[SEEDS[0]] for seed in SEEDS[:3]}
-    assert has_seeds(EXPERIMENTS["fig4"], three)
-    assert has_seeds(EXPERIMENTS["fig2"], three)
-    assert not has_seeds(EXPERIMENTS["fig4"], made_up())
-    lost = {**three[SEEDS[0]]}
-    del lost["vanilla"], lost["foundation-biased-zh"]
-    assert not has_seeds(EXPERIMENTS["fig4"], {**three, SEEDS[0]: lost})
-    assert not has_seeds(EXPERIMENTS["fig2"], {**three, SEEDS[0]: lost})
 
 
 def test_page_and_claims_agree_with_the_committed_results(found: Found) -> None:

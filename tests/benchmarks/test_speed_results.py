@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from benchmarks import scaling as scaling_script
-from benchmarks.scaling import fit_line
 from benchmarks.speed import comparison
-from benchmarks.speed.comparison import Side, our_sides
 from benchmarks.speed.job import Job
 from benchmarks.speed.ours_supervised import build_batches, lengths
 from benchmarks.speed.report import (
@@ -24,7 +22,7 @@ from benchmarks.speed.report import (
     scaling_tables,
     summarize,
 )
-from benchmarks.speed.workload import EOS, SIZES, Workload, completions, prompts, response_lengths
+from benchmarks.speed.workload import SIZES, Workload, completions, prompts
 
 TINY = Workload(**SIZES["tiny"])
 CEILINGS: dict[str, Any] = {
@@ -72,40 +70,6 @@ def test_summary_takes_medians_over_quiet_updates() -> None:
     assert row["real_tokens"] == 100
     bf16 = [run | {"precision": "bf16-mixed"} for run in runs]
     assert summarize(bf16, CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
-
-
-def source_tree(folder: Path, seconds: float) -> Path:
-    """A source tree whose own benchmark says what it imported."""
-    module = folder / "benchmarks" / "speed" / "ours.py"
-    module.parent.mkdir(parents=True)
-    for package in (folder / "benchmarks", module.parent):
-        (package / "__init__.py").touch()
-    (folder / "lit_rlhf.py").write_text(f"SECONDS = {seconds}")
-    module.write_text(
-        "import json, sys, lit_rlhf\n"
-        "result = {'versions': {}, 'updates': [{'seconds': lit_rlhf.SECONDS}]}\n"
-        "open(sys.argv[2], 'w').write(json.dumps(result))\n"
-    )
-    return folder
-
-
-def test_every_tree_runs_its_own_code(tmp_path: Path) -> None:
-    trees = [str(source_tree(tmp_path / name, value)) for name, value in (("a", 2.0), ("b", 1.0))]
-    (tmp_path / "job").mkdir()
-    job = Job(TINY, str(tmp_path / "job"))
-
-    sides = our_sides("benchmarks.speed.ours", trees)
-    results = [comparison.run_job(side, job) for side in sides]
-
-    assert [side.name for side in sides] == ["lit_rlhf a", "lit_rlhf b"]
-    assert [result["updates"][0]["seconds"] for result in results] == [2.0, 1.0]
-    assert [result["versions"] for result in results] == [{"commit": "unknown"}] * 2
-    assert our_sides("benchmarks.speed.ours") == [Side("lit_rlhf", "benchmarks.speed.ours")]
-
-
-def test_fit_line_by_hand() -> None:
-    # mean (2, 2): slope 1/2, residuals -1/2, 1, -1/2: 1 - 1.5 / 2
-    assert fit_line([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx((1.0, 0.5, 0.25))
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
@@ -214,10 +178,3 @@ def test_scaling_fits_a_line_to_every_size(tmp_path: Path, monkeypatch: pytest.M
     assert fits["response"]["r_squared"] > 0.99  # attention grows with the square
     assert (tmp_path / "scaling.png").stat().st_size > 0
     assert (tmp_path / "scaling.md").read_text("utf-8") == scaling_tables(result)
-
-
-def test_lengths_of_the_peers_responses() -> None:
-    responses = torch.tensor([[5, EOS, 7], [EOS, EOS, 4], [5, 6, 7]])
-
-    assert response_lengths(responses, ends=True) == [2, 1, 3]
-    assert response_lengths(responses, ends=False) == [3, 3, 3]

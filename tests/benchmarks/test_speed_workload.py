@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.speed.job import Job
-from benchmarks.speed.ours import build_loader, build_module, run
+from benchmarks.speed.ours import build_loader, run
 from benchmarks.speed.workload import (
     BOS,
     EOS,
@@ -31,18 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("networks")
     save_networks(TINY, path)
     return path
-
-
-def test_prompts_repeat_and_have_all_lengths() -> None:
-    first, again = prompts(Workload(), 2), prompts(Workload(), 2)
-
-    rows = [row for iteration in first for row in iteration]
-    repeated = [row for iteration in again for row in iteration]
-    assert len(first) == 2
-    assert len(rows) == 256
-    assert all(a.equal(b) for a, b in zip(rows, repeated, strict=True))
-    assert {len(row) for row in rows} == set(range(16, 65))
-    assert min(int(row.min()) for row in rows) >= 3
 
 
 def test_both_sides_get_the_same_prompts() -> None:
@@ -71,26 +59,6 @@ def test_responses_end_with_the_probability_asked_for(mode: str) -> None:
         assert ends[2] == pytest.approx(1 / 32, rel=0.1)
     else:
         assert ends[2] < 1e-12
-
-
-def test_job_survives_its_file(folder: Path, tmp_path: Path) -> None:
-    job = Job(replace(TINY, mode="full"), str(folder), threads=torch.get_num_threads())
-    job.save(tmp_path / "job.json")
-
-    with torch.random.fork_rng():
-        assert Job.load(tmp_path / "job.json") == job
-
-
-def test_policy_and_reference_are_one_network_and_the_critic_another(folder: Path) -> None:
-    module = build_module(Job(TINY, str(folder)))
-
-    policy, reference = module.policy.state_dict(), module.reference.state_dict()
-    assert policy.keys() == reference.keys()
-    assert all(value.equal(reference[name]) for name, value in policy.items())
-    assert not any(p.requires_grad for p in module.reference.parameters())
-    assert all(p.requires_grad for p in module.policy.parameters())
-    reward = module.reward.models[0].model.state_dict()
-    assert not module.critic.state_dict()["score.weight"].equal(reward["score.weight"])
 
 
 @pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")

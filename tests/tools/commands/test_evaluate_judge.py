@@ -144,13 +144,6 @@ def test_models_and_files_cannot_be_mixed(tmp_path: Path) -> None:
     assert "got both; let" in message(error)
 
 
-def test_models_need_prompts() -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["--policies", "sft", "ppo"])
-
-    assert "prompts: expected a file of prompts" in message(error)
-
-
 def test_a_config_file_names_the_judge(tmp_path: Path) -> None:
     config = tmp_path / "evaluate.yaml"
     with judge_server(longer_wins) as server:

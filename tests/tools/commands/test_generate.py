@@ -210,18 +210,6 @@ def test_a_folder_without_a_model_says_how_to_make_one(root: Path, tmp_path: Pat
     assert "LoRA adapter alone; `lit_rlhf export` merges it into its base model" in text
 
 
-def test_help_explains_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-
-    text = capsys.readouterr().out
-    words = " ".join(text.split())
-    for name in ("models", "prompts", "prompt", "output", "top_p", "chat_template", "seed"):
-        assert f"--{name} " in text
-    assert "--chat Chat with the models in the terminal" in words
-    assert "Longest response in tokens, including EOS. (type: int, default: 128)" in words
-
-
 def test_a_chat_takes_its_lines_from_a_pipe(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
