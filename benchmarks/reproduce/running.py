@@ -334,7 +334,7 @@ def evaluate_preferences(stages: Quickstart, policy: Path) -> None:
     from lit_rlhf.tools.commands.evaluate import EvaluateOptions, evaluate
 
     options = EvaluateOptions(
-        [str(stages.root / "sft"), str(policy)],
+        policies=[str(stages.root / "sft"), str(policy)],
         prompts=str(stages.root / "world" / "prompts_heldout.jsonl"),
         rewards={"lit_rlhf.tools.lab.gold:gold_reward": 1.0},
         responses=str(policy / "responses.jsonl"),

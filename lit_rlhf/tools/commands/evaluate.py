@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_rlhf.cli.command import Command
-from lit_rlhf.data import DataSource, OnBadRecord, is_file_path
+from lit_rlhf.data import DataSource, is_file_path
 from lit_rlhf.files import write_text
-from lit_rlhf.models import DType, ModelOptions
-from lit_rlhf.rollout import SamplingOptions
+from lit_rlhf.tools.commands.sampling import SamplingFlags
 from lit_rlhf.tools.evaluation import (
     Comparison,
     Responses,
@@ -38,15 +37,13 @@ _NO_JUDGE = JudgeOptions()
 PROG = "lit_rlhf evaluate"
 
 
-@dataclass(frozen=True)
-class EvaluateOptions:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(SamplingFlags):
     """Compare policies: sample from each on the same prompts, score or judge the responses.
 
     Attributes:
         policies: Folders or hub ids of language models, the baseline first; or files of responses,
             from `lit_rlhf generate` or --responses, for a judge to compare.
-        prompts: File of prompts (.jsonl, .json, .parquet, .jsonl.gz) or id of a dataset on the hub.
-            Of preferences and demonstrations the prompts are taken.
         rewards: Weights by source; a source is a reward model's folder or hub id, or
             'package.module:function'. A mapping instead of a weight describes a rule
             (docs/rewards.md). Each reward is reported by itself, times its weight, and decides who
@@ -63,32 +60,14 @@ class EvaluateOptions:
             kept beside the file until it is complete, and the same command continues with them.
         chart: File for a chart of win, tie and lose by every reward and criterion. The suffix is
             the format, for example .png or .svg.
-        max_new_tokens: Longest response in tokens, including EOS. Use the value that the policies
-            were trained with; longer responses are cut off.
-        temperature: Sampling temperature. KL and perplexity are measured at it too. Default: the
-            paper's.
-        top_p: Sample from the smallest set of tokens with this probability; 1 turns it off.
-            Default: the paper's.
-        repetition_penalty: Penalty on tokens that occurred before, in the prompt too; 1 turns it
-            off. Default: the paper's.
         tie_margin: Largest difference of scores (times the weight) that counts as a tie.
-        split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
-        max_prompts: Use only this many prompts, from the first. Default: all.
-        on_bad_record: What to do about a record without a usable prompt: error names its file and
-            line and ends the command, skip leaves it out and logs how many there are.
         max_prompt_length: Longest prompt in tokens; longer ones lose their oldest turns. Default:
             the longest sequence that the baseline was trained on, or 512.
-        chat_template: tokenizer for the template in the policies' folders, or hh, paper-en,
-            paper-zh.
         batch_size: Prompts per batch. The samples depend on it.
         seed: Seed of the sampling, the same for every policy, and of the bootstrap intervals.
-        device: auto, cpu, cuda, cuda:1 and so on.
-        dtype: Type of all weights: float32, bfloat16 or float16.
-        trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
     """
 
     policies: list[str]
-    prompts: str | None = None
     rewards: dict[str, float | dict[str, Any]] | None = None
     judge: JudgeOptions = _NO_JUDGE
     benchmarks: list[str] | None = None
@@ -99,36 +78,10 @@ class EvaluateOptions:
     output: str | None = None
     responses: str | None = None
     chart: str | None = None
-    max_new_tokens: int = 128
-    temperature: float = 0.8
-    top_p: float = 0.9
-    repetition_penalty: float = 1.1
     tie_margin: float = 0.0
-    split: str = "test"
-    max_prompts: int | None = None
-    on_bad_record: OnBadRecord = "error"
     max_prompt_length: int | None = None
-    chat_template: str = "tokenizer"
     batch_size: int = 64
     seed: int = 0
-    device: str = "auto"
-    dtype: DType = "float32"
-    trust_remote_code: bool = False
-
-    @property
-    def sampling(self) -> SamplingOptions:
-        """How responses are sampled."""
-        return SamplingOptions(
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            repetition_penalty=self.repetition_penalty,
-        )
-
-    @property
-    def model_options(self) -> ModelOptions:
-        """How models are loaded."""
-        return ModelOptions(dtype=self.dtype, trust_remote_code=self.trust_remote_code)
 
 
 SETTINGS = (
@@ -158,8 +111,8 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     if any(is_file_path(policy) for policy in options.policies):
         responses = read_responses(options.policies, options.max_prompts)
         report = {"baseline": next(iter(responses.by_policy)), "n_prompts": len(responses.prompts)}
-    elif options.prompts is not None:
-        comparison = _sample_and_compare(options, options.prompts)
+    elif options.source is not None:
+        comparison = _sample_and_compare(options, options.source)
         report = comparison.as_dict()
         report["settings"] = {name: getattr(options, name) for name in SETTINGS}
         responses, head_to_heads = comparison.responses, comparison.head_to_heads
@@ -191,11 +144,11 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     return report
 
 
-def _sample_and_compare(options: EvaluateOptions, prompts: str) -> Comparison:
+def _sample_and_compare(options: EvaluateOptions, prompts: DataSource) -> Comparison:
     """Let the policies respond to prompts, and print how they compare."""
     comparison = compare_policies(
         options.policies,
-        DataSource(prompts, split=options.split),
+        prompts,
         options.rewards or {},
         options.sampling,
         options.model_options,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_rlhf.tools.commands.evaluate import EvaluateOptions, main
-from lit_rlhf.tools.commands.generate import generate
+from lit_rlhf.tools.commands.generate import GenerateOptions
 from tests.tools.evaluation.folders import CHARACTERS, QUESTIONS, write_policy, write_prompts
 
 
@@ -67,7 +67,7 @@ def test_responses_are_sampled_as_in_the_paper(
     assert note in capsys.readouterr().out
     main(arguments(root, "--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"))
     assert note not in capsys.readouterr().out
-    for command in (EvaluateOptions, generate):
+    for command in (EvaluateOptions, GenerateOptions):
         parameters = signature(command).parameters
         assert {name: parameters[name].default for name in papers} == papers
 

@@ -65,6 +65,7 @@ def test_a_damaged_model_is_named(
     tmp_path: Path, damage: Callable[[Path], None], expected: str
 ) -> None:
     policy = write_policy(tmp_path / "sft")
+    (tmp_path / "sft" / "lit_rlhf.json").unlink()  # else it says that the weights are others
     damage(tmp_path / "sft")
 
     message = message_of("generate", "hi", "--models", policy)
