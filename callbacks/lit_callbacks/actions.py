@@ -39,6 +39,8 @@ class Action:
 
     monitors: Sequence[Monitor] = ()
     """The monitors behind the verdicts; the detector that takes the action sets them."""
+    unit: str = "step"
+    """What a verdict's step counts (`step`, `epoch` or `validation`); the detector sets it too."""
 
     def __init__(self, level: str = "collapsed", cooldown: int = 10) -> None:
         self.level = Level.parse("level", level)
@@ -200,17 +202,7 @@ class AdjustLearningRate(Action):
         if self.done >= self.times:
             return ""
         self.done += 1
-        for optimizer in trainer.optimizers:
-            for group in optimizer.param_groups:
-                for key in GROUP_RATES & group.keys():
-                    group[key] = group[key] * self.factor
-        for config in trainer.lr_scheduler_configs:
-            # A schedule computes each rate from the base rates that it saved at its start, and
-            # would undo a change of the groups alone.
-            state = config.scheduler.state_dict()
-            scale_rates(state, self.factor)
-            config.scheduler.load_state_dict(state)
-        return f"multiplied the learning rates by {format_number(self.factor)}"
+        return scale_learning_rates(trainer, self.factor)
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
@@ -220,6 +212,21 @@ class AdjustLearningRate(Action):
         """Restore a state."""
         super().load_state_dict(state)
         self.done = state["done"]
+
+
+def scale_learning_rates(trainer: Trainer, factor: float) -> str:
+    """Multiply the learning rates of all optimizers and schedules; says so in words."""
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            for key in GROUP_RATES & group.keys():
+                group[key] = group[key] * factor
+    for config in trainer.lr_scheduler_configs:
+        # A schedule computes each rate from the base rates that it saved at its start, and
+        # would undo a change of the groups alone.
+        state = config.scheduler.state_dict()
+        scale_rates(state, factor)
+        config.scheduler.load_state_dict(state)
+    return f"multiplied the learning rates by {format_number(factor)}"
 
 
 def scale_rates(state: object, factor: float) -> None:

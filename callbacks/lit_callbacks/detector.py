@@ -69,8 +69,9 @@ class CollapseDetector(Callback):
             raise ValueError(f"when: expected train_batch, train_epoch or validation, got {when!r}")
         self.monitors = self.watch.monitors
         self.actions = list(actions or [])
+        self._unit = {"train_batch": "step", "train_epoch": "epoch"}.get(when, when)
         for action in self.actions:
-            action.monitors = self.monitors
+            action.monitors, action.unit = self.monitors, self._unit
         self.votes = votes
         self.when = when
         self.stopped_by: Verdict | None = None
@@ -159,10 +160,12 @@ class CollapseDetector(Callback):
         self._found |= {key for monitor in read for key in monitor.keys}
         required = {key for m in self.monitors if not m.optional for key in m.keys}
         if missing := required - self._found - self._reader.seen:
+            by_epoch = "; one that is logged with on_epoch=True is there with when: train_epoch"
             raise ValueError(
                 f"CollapseDetector: expected {', '.join(sorted(missing))} among the logged metrics "
                 f"or the tensors that the training step returns, got "
                 f"{', '.join(sorted(self._reader.seen)) or 'none'}"
+                f"{by_epoch if self.when == 'train_batch' else ''}"
             )
         return read
 
@@ -203,12 +206,14 @@ class CollapseDetector(Callback):
             log_note(trainer, f"{self._prefix}/note", text, step)
         if level is before and not done:
             return
-        lines = [f"{level.word} at step {step}: {sentence}"] if level is not before else []
-        lines += [f"at step {step}: {text}" for text in done]
+        # the x axis counts batches; epochs and validations are counted as they are judged
+        place = f"{self._unit} {step if self.when == 'train_batch' else self.verdict.step}"
+        lines = [f"{level.word} at {place}: {sentence}"] if level is not before else []
+        lines += [f"at {place}: {text}" for text in done]
         for line in lines:
             self._say(trainer, line, logging.WARNING if level is Level.COLLAPSED else logging.INFO)
         # `lit_callbacks.runs.parse_verdict` reads this form back.
-        head = f"**{level.word}** at step {step}"
+        head = f"**{level.word}** at {place}"
         short = shorten_sentence(sentence, MAX_WORDS - len(head.split()))
         rest = [] if short == sentence else [f"> {sentence}"]
         note = [head, short, *rest, *(f"- {text}" for text in done)]

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 
-from lit_callbacks.actions import Action
+from lit_callbacks.actions import Action, scale_learning_rates
 from lit_callbacks.monitors import Level
 from lit_callbacks.verdict import Verdict
 
@@ -185,7 +185,8 @@ class RollBack(SavingAction):
     A collapse restores the newest checkpoint that counts; a second collapse before the next one
     counts restores the one before it. After a restore, the next save is again `every_n_steps` away.
     The trainer's counters, the data and the learning-rate schedules move on, so that the run ends
-    when it would have ended. After `times` restores, the action stops training instead.
+    when it would have ended. The learning rates stay what they are, unless `lr_factor` lowers them.
+    After `times` restores, the action stops training instead.
 
     Put it before actions that change coefficients, so that it does not restore the old values.
 
@@ -197,6 +198,8 @@ class RollBack(SavingAction):
         folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
         level: Level from which the action acts, `suspicious` or `collapsed`.
         cooldown: Number of steps from one act to the next while the level lasts.
+        lr_factor: Factor that all learning rates are multiplied by after a restore, above 0 and at
+            most 1. The rates that led to a collapse often lead to the next.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -212,11 +215,14 @@ class RollBack(SavingAction):
         folder: str | None = None,
         level: str = "collapsed",
         cooldown: int = 10,
+        lr_factor: float = 1.0,
     ) -> None:
         super().__init__(every_n_steps, folder, level, cooldown)
         if times < 1:
             raise ValueError(f"times: expected at least 1, got {times}")
-        self.times = times
+        if not 0 < lr_factor <= 1:
+            raise ValueError(f"lr_factor: expected above 0 and at most 1, got {lr_factor}")
+        self.times, self.lr_factor = times, lr_factor
         self.keep = list(keep or [])
         self.done = 0
         self._restored = ""  # name of the checkpoint that was restored last
@@ -249,7 +255,11 @@ class RollBack(SavingAction):
         restore(trainer, pl_module, folder / name, self.keep)
         self._restored, self._since = name, verdict.step
         self.done += 1
-        return f"went back to the weights of step {step} ({self.done} of {self.times} times)"
+        rates = "kept the learning rates"
+        if self.lr_factor < 1:
+            rates = scale_learning_rates(trainer, self.lr_factor)
+        times = f"{self.done} of {self.times} times"
+        return f"went back to the weights of {self.unit} {step} ({times}) and {rates}"
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""

@@ -23,7 +23,7 @@ LEVEL_KEY = "monitor/level"
 VERDICT_KEY = "monitor/verdict"
 _EVENT_FILES, _TABLE = "events.out.tfevents.*", "metrics.csv"
 
-_HEAD = re.compile(r"\*\*([\w ]+)\*\* at (?:step )?\S+")
+_HEAD = re.compile(r"\*\*([\w ]+)\*\* at (?:\w+ )?\S+")
 _LEVELS = {level.word: level for level in Level}
 
 

@@ -226,7 +226,7 @@ def test_a_change_of_level_and_each_action_are_said_once_in_few_words(
     detector = CollapseDetector(monitors, [Raises(cooldown=10)])
     trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))
     ranges, verdict, action = lines(caplog)
-    assert ranges.startswith("thresholds: KL at most 30 nats, length 1.82 to 4.86 tokens, ")
+    assert ranges.startswith("thresholds: KL at most 30 nats, length 1.82 to 5.31 tokens, ")
     assert verdict == (
         "collapsed at step 10: KL 40 nats is 13.2x its baseline and rising, length 40 tokens is "
         "...: the policy is exploiting the reward model"
@@ -524,3 +524,10 @@ def test_newest_healthy_weights_of_all_actions_are_found(tmp_path: Path) -> None
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CollapseDetector(**arguments)
+
+
+def test_metric_that_is_logged_by_the_epoch_is_explained(tmp_path: Path) -> None:
+    run = trainer(tmp_path, CollapseDetector([above(1.0, "drift")]))
+    hint = "one that is logged with on_epoch=True is there with when: train_epoch"
+    with pytest.raises(ValueError, match=hint):
+        run.fit(Scripted({"drift": [1.0, 1.0]}, on_epoch=True), batches(2))

@@ -477,3 +477,41 @@ def test_its_own_checkpoints_are_read_as_plain_data(tmp_path: Path) -> None:
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         run.fit(Trained([0, 0, 0, 2]), batches(4))
     assert not mark.exists()
+
+
+# --- what is said, and learning rates
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.0, "kept the learning rates"), (0.5, "by 0.5")])
+def test_learning_rates_are_kept_or_lowered_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, factor: float, said: str
+) -> None:
+    caplog.set_level("INFO", "lightning.pytorch.lit_callbacks")
+    levels = [0] * 6 + [2, 0]
+    action = RollBack(every_n_steps=1, lr_factor=factor, folder=str(tmp_path / "saved"))
+    after = rolled_back(tmp_path, Trained(levels), len(levels), action)
+    # a schedule of 0.1 / (1 + step), which moves on, times the factor from the restore on
+    assert after[8].settings["lr"] == pytest.approx(0.1 / 9 * factor)
+    (line,) = [text for text in caplog.messages if "went back" in text]
+    assert "at step 7: went back to the weights of step 3 (1 of 3 times)" in line
+    assert said in line
+
+
+def test_factor_that_would_raise_learning_rates_is_refused() -> None:
+    with pytest.raises(ValueError, match="lr_factor: expected above 0 and at most 1, got 2"):
+        RollBack(lr_factor=2.0)
+
+
+def test_epochs_are_the_unit_of_everything_said_about_a_detector_of_epochs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lightning.pytorch.lit_callbacks")
+    levels = [level for level in (0, 0, 0, 0, 2, 2) for _ in range(3)]
+    action = RollBack(every_n_steps=1, folder=str(tmp_path / "saved"))
+    detector = watching(action)
+    detector = CollapseDetector(detector.monitors, [action], when="train_epoch")
+    run = trainer(tmp_path, detector, max_epochs=6)
+    run.fit(Scripted(script_of(levels), on_epoch=True), batches(3))
+    said = [text for text in caplog.messages if "epoch " in text]
+    assert [text.split(":")[0] for text in said[:2]] == ["collapsed at epoch 5", "at epoch 5"]
+    assert "went back to the weights of epoch 1" in said[1]
