@@ -57,7 +57,7 @@ def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("chunk", [None, 288 * 5])
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
-def test_readings_and_gradients_are_those_of_all_logits(
+def test_chunked_results_and_gradients_equal_those_of_all_logits(
     family: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunk is not None:
@@ -118,7 +118,7 @@ def test_logprobs_of_targets_are_those_of_the_models_own_logits(
     )
 
 
-def test_without_targets_there_is_a_zero_with_a_graph() -> None:
+def test_empty_targets_give_a_zero_with_a_graph() -> None:
     model = optimized_causal_lm()
     ids, mask, targets = batch()
     logprobs = target_logprobs(model, ids, mask, torch.zeros_like(targets))
@@ -154,7 +154,7 @@ def test_a_target_is_predicted_by_the_token_before_it() -> None:
         (Gemma2Config, {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
     ],
 )
-def test_what_follows_the_output_layer_is_that_of_the_architecture(
+def test_logits_from_hidden_apply_what_follows_the_output_layer(
     config_class: type[PreTrainedConfig], settings: dict[str, Any]
 ) -> None:
     sizes = {name: getattr(tiny_config("llama"), name) for name in SIZES}

@@ -115,7 +115,7 @@ def test_no_copy_of_the_input_is_kept_for_the_backward() -> None:
 
 
 @onednn
-def test_what_gains_nothing_is_left_alone(handed_over: list[int]) -> None:
+def test_small_and_low_precision_matmuls_stay_with_torch(handed_over: list[int]) -> None:
     states = torch.zeros(600, 160)
     layer = nn.Linear(160, 200)
     use_onednn_matmul(layer)

@@ -219,7 +219,7 @@ def n_bytes_of(network: torch.nn.Module) -> int:
     return sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
 
 
-def test_it_is_frozen_and_no_part_of_a_module_that_holds_it() -> None:
+def test_offloaded_network_is_frozen_and_not_part_of_its_holder() -> None:
     holder = torch.nn.Module()
     holder.reference = Offloaded(tiny_causal_lm())  # type: ignore[assignment]
     assert list(holder.parameters()) == []

@@ -246,6 +246,6 @@ def test_adapters_do_not_hide_the_decision(folder: Path) -> None:
     assert forward_plan(model) is forward_plan(unwrap_model(model))
 
 
-def test_what_is_no_network_is_refused() -> None:
+def test_module_that_is_not_a_network_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected a transformers PreTrainedModel.*ReLU"):
         optimize_forward(nn.ReLU())

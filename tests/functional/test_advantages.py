@@ -16,7 +16,7 @@ def naive_gae(
     return [sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, n)) for t in range(n)]
 
 
-def test_by_hand() -> None:
+def test_gae_by_hand() -> None:
     # backwards: delta_1 = 2 - 1 = 1, A_1 = 1; delta_0 = 1 + 0.5 * 1 - 3 = -1.5, A_0 = -1.5 + 0.25
     advantages, returns = gae(
         torch.tensor([[3.0, 1.0]]),
@@ -30,7 +30,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.99, 0.9), (1.0, 1.0), (0.9, 0.0)])
-def test_agrees_with_the_double_sum(gamma: float, lam: float) -> None:
+def test_gae_agrees_with_the_double_sum(gamma: float, lam: float) -> None:
     lengths = [5, 1, 3, 0]
     values, rewards = (torch.randn(4, 5, dtype=torch.float64) for _ in range(2))
     bootstrap = torch.randn(4, dtype=torch.float64)

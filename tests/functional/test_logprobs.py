@@ -128,7 +128,7 @@ def test_perplexity_of_a_loss() -> None:
     assert loss_perplexity(torch.tensor(2.0)).item() == pytest.approx(math.exp(2.0), rel=1e-6)
 
 
-def test_gradients() -> None:
+def test_logprobs_and_entropy_have_the_right_gradients() -> None:
     logits = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     ids = torch.tensor([[0, 1, 2], [3, 0, 1]])
     assert gradcheck(lambda x: token_logprobs(x, ids, 0.7), (logits,))

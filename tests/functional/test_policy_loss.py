@@ -255,7 +255,7 @@ def test_entropy_above_the_clip_earns_nothing_more() -> None:
     assert entropy.grad[0].tolist() == pytest.approx([-1 / 3, -1 / 3, 0.0])
 
 
-def test_gradients() -> None:
+def test_policy_losses_have_the_right_gradients() -> None:
     old, advantages = (torch.randn(2, 3, dtype=torch.float64) for _ in range(2))
     logprobs = (old + 0.3 * torch.randn(2, 3, dtype=torch.float64)).requires_grad_()
     mask = torch.tensor([[True, True, True], [True, True, False]])

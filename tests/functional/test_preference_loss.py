@@ -17,7 +17,7 @@ def naive_loss(difference: float) -> float:
     return math.log1p(math.exp(-difference))
 
 
-def test_by_hand() -> None:
+def test_pairwise_loss_by_hand() -> None:
     output = pairwise_reward_loss(
         torch.tensor([2.0, 0.0, 1.0]), torch.tensor([0.0, 3.0, 1.0]), None
     )
@@ -46,7 +46,7 @@ def test_a_pair_that_is_far_off_keeps_its_gradient(difference: float) -> None:
     assert [g.item() for g in grads] == pytest.approx([-1.0, 1.0], rel=1e-6)
 
 
-def test_gradient() -> None:
+def test_pairwise_loss_has_the_right_gradient() -> None:
     chosen, rejected = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert gradcheck(lambda c, r: pairwise_reward_loss(c, r).loss, (chosen, rejected))
 

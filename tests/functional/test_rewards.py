@@ -44,7 +44,7 @@ def test_scaled_scores_keep_their_sign() -> None:
     assert scaled_scores(torch.tensor([-1.0, 0.0, 3.0]), 2.0).tolist() == [-0.5, 0.0, 1.5]
 
 
-def test_without_a_spread_scores_are_not_scaled() -> None:
+def test_scores_without_a_spread_are_not_scaled() -> None:
     scores = torch.tensor([2.0, 5.0])
     assert normalized_scores(scores, 2.0, 0.0, None).tolist() == [0.0, 3.0]
     assert scaled_scores(scores, 0.0).tolist() == [2.0, 5.0]

@@ -28,7 +28,7 @@ def one(value: float) -> Tensor:
         (1.5, 0.0, 1.125, 1.5, 0.0),
     ],
 )
-def test_clipped_by_hand(
+def test_clipped_value_loss_by_hand(
     value: float, target: float, loss: float, slope: float, clip_fraction: float
 ) -> None:
     values = one(value).requires_grad_()
@@ -39,7 +39,7 @@ def test_clipped_by_hand(
     assert output.clip_fraction.item() == clip_fraction
 
 
-def test_unclipped_by_hand() -> None:
+def test_unclipped_value_loss_by_hand() -> None:
     values = torch.tensor([[3.0, 1.0, 999.0]], requires_grad=True)
     targets, mask = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[True, True, False]])
     output = value_loss(values, torch.zeros(1, 3), targets, mask, value_clip=None)
@@ -77,7 +77,7 @@ def test_junk_outside_the_mask_reaches_no_value_and_no_gradient(junk: float) -> 
         torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-def test_gradient() -> None:
+def test_value_loss_has_the_right_gradient() -> None:
     old, returns = (torch.randn(2, 3, dtype=torch.float64) for _ in range(2))
     values = (old + 0.3 * torch.randn(2, 3, dtype=torch.float64)).requires_grad_()
     mask = length_mask(torch.tensor([3, 2]), 3)
@@ -104,7 +104,7 @@ def test_a_constant_critic_explains_nothing_and_a_wrong_one_less() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
-def test_without_variance_there_is_nothing_to_explain(kept: int) -> None:
+def test_explained_variance_without_variance_is_0(kept: int) -> None:
     mask = length_mask(torch.tensor([kept]), 3)
     assert explained_variance(torch.randn(1, 3), torch.ones(1, 3), mask).item() == 0.0
 
@@ -114,7 +114,7 @@ def clip_fraction(value: float, old: float, target: float, clip: float) -> float
     return output.clip_fraction.item()
 
 
-def test_what_is_clipped_has_left_the_interval_around_the_old_value() -> None:
+def test_clipped_values_have_left_the_interval_around_the_old_value() -> None:
     assert clip_fraction(-1.0, 1.0, -2.0, 0.25) == 1.0
     # half way between the value and the bound both errors are equal, and a gradient stays
     assert clip_fraction(2.0, 0.0, 1.5, 1.0) == 0.0

@@ -71,7 +71,7 @@ def test_layers_compute_with_their_4_bit_numbers(folder: Path, tmp_path: Path) -
     assert len(next(iter(numbers.values())).flatten()[:64].unique()) <= 16
 
 
-def test_gradients_reach_layers_below_also_after_evaluation(folder: Path) -> None:
+def test_gradients_reach_layers_below_even_after_evaluation(folder: Path) -> None:
     """bitsandbytes repacks weights in evaluation mode on some CPUs, without a gradient after it."""
     model = load_causal_lm(folder, QLORA)
     twin = load_causal_lm(folder, QLORA)

@@ -227,7 +227,7 @@ def test_a_folder_that_is_missing_in_one_that_is_there_is_no_hub_id(
 
 @pytest.mark.parametrize("path", ["gpt2", "Qwen/Qwen3-0.6B", "a/b_c", "_a/b.c-d"])
 @pytest.mark.parametrize("load", LOADERS)
-def test_what_may_be_a_hub_id_is_looked_up(
+def test_possible_hub_id_is_looked_up(
     path: str, load: Callable[[str], object], hub_is_asked: list[str]
 ) -> None:
     with pytest.raises(ValueError, match="not looked up"):

@@ -71,9 +71,7 @@ def logits(model: LanguageModel) -> Tensor:
 
 
 @torch.no_grad()
-def test_with_the_adapter_off_the_policy_is_its_reference(
-    family: str, causal_folder: Folder
-) -> None:
+def test_policy_with_its_adapter_off_is_the_reference(family: str, causal_folder: Folder) -> None:
     model = trained(load_causal_lm(causal_folder(family), LORA))
     base = logits(tiny_causal_lm(family))
     assert not torch.allclose(logits(model), base, atol=1e-2)

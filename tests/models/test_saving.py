@@ -101,7 +101,7 @@ def test_a_model_lost_between_the_renames_is_brought_back(tmp_path: Path) -> Non
     assert weights_equal(tmp_path / "m", 0)
 
 
-def test_what_a_crash_left_is_cleared(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_cleared(tmp_path: Path) -> None:
     (tmp_path / ".m.partial").mkdir()
     (tmp_path / ".m.partial" / "model.safetensors").write_text("half")
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
@@ -143,7 +143,7 @@ def test_a_folder_is_on_disk_before_it_has_its_name(tmp_path: Path) -> None:
     assert sorted(synced) == [".m.partial", "critic", "lit_rlhf.json", "model.safetensors"]
 
 
-def test_what_an_interrupted_save_left_is_no_model(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_save_are_refused(tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / ".m.partial")
     for load in (load_causal_lm, load_scalar_model):

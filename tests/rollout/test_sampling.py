@@ -32,7 +32,7 @@ def shares(options: SamplingOptions, seen: list[int], n_new: int = 0) -> list[fl
     return [round(float((tokens == token).double().mean()), 3) for token in range(4)]
 
 
-def test_without_options_the_shares_are_the_probabilities() -> None:
+def test_tokens_without_options_come_by_their_probabilities() -> None:
     assert shares(SamplingOptions(max_new_tokens=5), [3]) == [0.5, 0.3, 0.15, 0.05]
 
 
