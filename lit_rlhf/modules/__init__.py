@@ -6,7 +6,6 @@
 """
 
 from lit_rlhf.modules.finished import folders_during, is_dry_run
-from lit_rlhf.modules.micro_batches import tokens_within_memory
 from lit_rlhf.modules.option_names import (
     check_names,
     dotted_arguments,
@@ -40,7 +39,11 @@ from lit_rlhf.modules.resuming import (
 from lit_rlhf.modules.reward import PreferenceShare, RewardModule
 from lit_rlhf.modules.sft import SFTModule
 from lit_rlhf.modules.stage import StageModule
-from lit_rlhf.modules.updates import TooManySkippedUpdates, trained_networks
+from lit_rlhf.modules.updates import (
+    TooManySkippedUpdates,
+    tokens_within_memory,
+    trained_networks,
+)
 from lit_rlhf.ppo import (
     AdvantageOptions,
     LossShare,

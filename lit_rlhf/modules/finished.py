@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_callbacks import Collapse, default_checkpoint_dir, find_collapse
-from lit_rlhf.data import PromptDataModule, RecordDataModule
+from lit_rlhf.data import DataSource, PromptDataModule, RecordDataModule
 from lit_rlhf.files import FolderLocks, hash_weights, lock_path
 from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
 from lit_rlhf.modules.option_names import dotted_arguments
@@ -179,9 +179,8 @@ def model_card(module: StageModule) -> ModelCardInfo:
     collapse, saved = module.collapse, module.resume.saved_metrics
     # Settings that differ from the checkpoint's had no effect if no batch was left to train.
     unused = module.resume.unused_changes()
-    datasets, files = name_training_data(
-        None if any(name.startswith("data.") for name in unused) else module.datamodule
-    )
+    of_others = any(name.startswith("data.") for name in unused)
+    sources = [] if of_others else training_sources(module.datamodule)
     return ModelCardInfo(
         stage=module.stage,
         base_model=module.model_path,
@@ -191,8 +190,8 @@ def model_card(module: StageModule) -> ModelCardInfo:
         inputs=hash_inputs(module),
         updates=module.trainer.global_step if collapse is None else None,
         collapse=None if collapse is None else collapse_record(collapse),
-        datasets=datasets,
-        files=files,
+        datasets=[source.path for source in sources if source.is_remote],
+        files=[source.label for source in sources if not source.is_remote],
     )
 
 
@@ -205,25 +204,12 @@ def hash_inputs(module: StageModule) -> dict[str, Any]:
     )
 
 
-class TrainingData(NamedTuple):
-    """Hub ids of a run's training data, and names of those that are not on the hub."""
-
-    datasets: list[str]
-    files: list[str]
-
-
-def name_training_data(datamodule: LightningDataModule | None) -> TrainingData:
-    """Name the sources of a datamodule; those of a class of its own are not known."""
-    names = TrainingData([], [])
+def training_sources(datamodule: LightningDataModule | None) -> list[DataSource]:
+    """Training data of a datamodule; empty for a user's class, whose data are not known."""
     if not isinstance(datamodule, RecordDataModule):
-        return names
+        return []
     ptx = datamodule.ptx_sources if isinstance(datamodule, PromptDataModule) else []
-    for source in (*datamodule.sources["train"], *ptx):
-        if source.is_remote:
-            names.datasets.append(source.path)
-        else:
-            names.files.append(source.label)
-    return names
+    return [*datamodule.sources["train"], *ptx]
 
 
 def describe_collapse(collapse: Collapse) -> str:

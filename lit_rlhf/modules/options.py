@@ -115,7 +115,7 @@ class MinibatchOptions:
 
 @dataclass(frozen=True)
 class CriticPretrainingOptions:
-    """The phase at the start of PPO that trains the critic alone (Section 5.3.3).
+    """The phase at the start of PPO that trains only the critic (Section 5.3.3).
 
     It takes the place of the critic's warm-up. The default is as long as that warm-up would be in
     the paper: a tenth of 1000 updates, at four per iteration.

@@ -23,7 +23,7 @@ OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STA
 class PhaseTimer:
     """Seconds and peak memory of each phase since the last call of `pop_metrics`.
 
-    Memory is that of tensors on a GPU, or else the resident memory of the process.
+    On a GPU, memory is what tensors take; elsewhere it is the resident memory of the process.
 
     Args:
         module: The module whose phases these are.
@@ -101,7 +101,7 @@ def reset_peak(device: torch.device) -> None:
         try:
             CLEAR_REFS.write_text("5")  # sets the high-water mark to what is resident now
         except OSError:
-            return  # not allowed in a sandbox: the peak is then that of the process's life
+            return  # not allowed in a sandbox: the peak is then the process's so far
 
 
 def peak_bytes(device: torch.device) -> int:

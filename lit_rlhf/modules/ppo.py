@@ -28,7 +28,6 @@ from lit_rlhf.forward import disable_dropout
 from lit_rlhf.functional import explained_variance
 from lit_rlhf.models import ModelOptions, load_causal_lm, separate_weights
 from lit_rlhf.modules.finished import is_dry_run, model_card
-from lit_rlhf.modules.micro_batches import MicroBatch, slice_batch, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import (
     CriticPretrainingOptions,
@@ -40,9 +39,12 @@ from lit_rlhf.modules.resuming import fill_buffers, weights_checksum
 from lit_rlhf.modules.schedules import build_schedule, training_batch_size
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule, evaluation_prefix
 from lit_rlhf.modules.updates import (
+    MicroBatch,
     Share,
     find_non_finite,
     join_names,
+    slice_batch,
+    split_batch,
     trained_networks,
     weight_sums,
 )
@@ -152,7 +154,7 @@ class PPOModule(PPO, StageModule):
         minibatches: How an iteration's rollouts become updates.
         policy_optimizer: The policy's optimizer and schedule.
         critic_optimizer: The critic's.
-        critic_pretraining: The phase at the start that trains the critic alone.
+        critic_pretraining: The phase at the start that trains only the critic.
         max_iterations: Length of the run, critic pre-training included; `None`: as many batches as
             `trainer.max_epochs` gives. `trainer.max_steps` would count the steps of both optimizers
             and is refused.
@@ -168,7 +170,7 @@ class PPOModule(PPO, StageModule):
 
     Raises:
         ValueError: If an option is out of its range.
-        TypeError: If a keyword argument is no option.
+        TypeError: If there is no option of a keyword argument's name.
     """
 
     stage = "ppo"
@@ -233,7 +235,7 @@ class PPOModule(PPO, StageModule):
         )
         check_sampling(options.sampling)
         check_kl_estimator(options.reward_shaping)
-        # Without dropout the log-probs of rollout, scoring and update are those of one policy, and
+        # Without dropout, rollout, scoring and update compute the log-probs of one policy, and
         # the first ratio is 1.
         policy = disable_dropout(load_causal_lm(model_path, self.network))
         check_entropy_clip(options.loss, policy.config.vocab_size)
@@ -481,7 +483,7 @@ class PPOModule(PPO, StageModule):
         def shares() -> Iterator[Share]:
             for part, weight in self.split_experience(self.reparameterize_advantages(minibatch)):
                 yield weight, *self.policy_loss(part, tokens)
-            # Its gradient is added to that of PPO before the one step (Eq. 17).
+            # Its gradient is added to PPO's before the one step (Eq. 17).
             if ptx is not None and self.loss.ptx_coef > 0:
                 text_tokens = global_denominator(ptx.completion_mask.sum(), self.device)
                 for rows, weight in self.micro_batches(ptx.attention_mask.sum(1)):
@@ -518,7 +520,7 @@ class PPOModule(PPO, StageModule):
         )
 
     def in_critic_pretraining(self) -> bool:
-        """Whether this iteration trains the critic alone."""
+        """Whether this iteration trains only the critic."""
         return not bool(self.pretraining_done)
 
     def watch_critic_pretraining(self, value_loss: float) -> None:
@@ -711,7 +713,7 @@ def check_sampling(sampling: SamplingOptions) -> None:
 
 
 def check_kl_estimator(options: RewardShapingOptions) -> None:
-    """Warn about an estimator whose gradient is not that of KL."""
+    """Warn about an estimator whose gradient is not KL's."""
     if options.kl_estimator != "k1" and options.kl_coef > 0:
         rank_zero_warn(
             f"reward_shaping.kl_estimator={options.kl_estimator}: as a reward it does not penalize "

@@ -1,8 +1,8 @@
 """Resuming a run: what a checkpoint holds besides weights, and which settings may change.
 
-A run stores its settings in its checkpoints: its options as hyper-parameters, and those of data and
-Trainer, with checksums of what its files held, under `SETTINGS_KEY`. A run that resumes compares
-its own with them. `RULES` says of each setting what a change means.
+A run stores its settings in its checkpoints: its options as hyper-parameters, and the options of
+data and Trainer, with checksums of what its files held, under `SETTINGS_KEY`. A run that resumes
+compares its own with them. `RULES` says of each setting what a change means.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Change(Enum):
 
 
 class Rule(NamedTuple):
-    """What a change of some settings means.
+    """The meaning of a change of some settings.
 
     Attributes:
         names: Names of settings, or of groups of them.
@@ -147,7 +147,7 @@ RULES = (
         "compared with `data.tokens_per_batch` only, where a batch is a rank's",
     ),
 )
-"""What a change of each setting means; the longest name that fits wins."""
+"""Rules by name of a setting or group; the longest name that fits wins."""
 
 
 class ChangedSetting(NamedTuple):
@@ -286,7 +286,7 @@ def check_changes(changes: Iterable[ChangedSetting], allowed: bool, writer: str)
     """Refuse changes that make a run another one.
 
     Args:
-        changes: Settings that differ from those of the checkpoint.
+        changes: Settings that differ from the checkpoint's.
         allowed: Whether the user allows changes that need consent.
         writer: Version of lit_rlhf that wrote the checkpoint.
 
@@ -394,7 +394,7 @@ class Resume(Callback):
         settings = self._settings or describe_run(
             trainer, module.datamodule, module.input_checksums
         )
-        # The examples are those of training during a fit only.
+        # Only during a fit are the examples training's.
         self._settings = settings if trainer.state.fn == TrainerFn.FITTING else None
         return settings
 
@@ -459,7 +459,7 @@ class Resume(Callback):
 
 
 def run_id(module: StageModule) -> str:
-    """What tells runs in one folder of checkpoints apart: the folder of the finished model."""
+    """Identity of a run among others in a folder of checkpoints: its folder for the model."""
     return str(module.finished_dir.resolve())
 
 

@@ -28,16 +28,20 @@ from lit_rlhf.functional import (
     reward_model_loss,
 )
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
-from lit_rlhf.modules.micro_batches import slice_batch, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
-from lit_rlhf.modules.updates import Share, trained_networks
+from lit_rlhf.modules.updates import (
+    Share,
+    slice_batch,
+    split_batch,
+    trained_networks,
+)
 from lit_rlhf.stats import all_gather_rows, global_denominator, global_means, global_sum
 
 
 class PreferenceShare(NamedTuple):
-    """What `RewardModule` computes of a micro-batch of `B` pairs.
+    """Outputs of `RewardModule` for a micro-batch of `B` pairs.
 
     Attributes:
         metrics: `reward/*` metrics, 0-dim, which add up over micro-batches.
@@ -57,7 +61,7 @@ class RewardModule(StageModule):
     Args:
         model_path: Folder or hub id of a causal language model, usually the SFT model.
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
-        lm_coef: beta_rm of Eq. 2; 0 trains on the pairwise loss alone.
+        lm_coef: beta_rm of Eq. 2; 0 trains on the pairwise loss only.
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             5e-6 after a warm-up over a tenth of the steps.
         micro_batch_size: Most pairs per forward and backward; `None`: no limit.
@@ -71,7 +75,7 @@ class RewardModule(StageModule):
 
     Raises:
         ValueError: If an option is out of its range.
-        TypeError: If a keyword argument is no option.
+        TypeError: If there is no option of a keyword argument's name.
     """
 
     stage = "reward"

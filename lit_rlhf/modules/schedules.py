@@ -49,7 +49,7 @@ def build_schedule(
         options: Its options.
         total: Returns the planned number of updates. The length of the warm-up follows from its
             first result. The rest of the schedule follows later results, too.
-        warmup_ratio: Share of the updates that warm up; `None`: that of the options.
+        warmup_ratio: Share of the updates that warm up; `None`: the options'.
 
     Raises:
         ValueError: If the schedule needs the length of a run that has none.

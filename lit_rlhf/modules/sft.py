@@ -14,11 +14,15 @@ from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import map_target_logits
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
-from lit_rlhf.modules.micro_batches import slice_batch, split_batch
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
-from lit_rlhf.modules.updates import Share, trained_networks
+from lit_rlhf.modules.updates import (
+    Share,
+    slice_batch,
+    split_batch,
+    trained_networks,
+)
 from lit_rlhf.stats import global_denominator, global_means, global_sum
 
 
@@ -40,7 +44,7 @@ class SFTModule(StageModule):
 
     Raises:
         ValueError: If an option is out of its range.
-        TypeError: If a keyword argument is no option.
+        TypeError: If there is no option of a keyword argument's name.
     """
 
     stage = "sft"

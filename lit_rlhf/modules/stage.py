@@ -77,7 +77,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
     Raises:
         ValueError: If `model_path` is neither a folder nor a hub id, or an option is out of its
             range.
-        TypeError: If a keyword argument is no option of the class.
+        TypeError: If the class has no option of a keyword argument's name.
     """
 
     stage: ClassVar[str]
@@ -175,7 +175,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         else:
             load = torch.load
         content = load(checkpoint_path, map_location, weights_only=weights_only is not False)
-        # Names with an underscore are LightningCLI's, for a function of its own that would build
+        # Names with an underscore are LightningCLI's, for its own function, which would build
         # the class named there, and import any other class named among the arguments.
         saved = {
             name: value
@@ -276,7 +276,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         self.resume.load(self, checkpoint)
 
     def configure_callbacks(self) -> list[Callback]:
-        """What locks the run's folders and saves the finished model, and what it resumes from."""
+        """Callbacks that lock the run's folders, save the finished model and resume."""
         self.resume.trained = False  # Lightning calls this first; the fit before may have failed
         return [self.folders, self.resume]
 
@@ -339,9 +339,9 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         Args:
             model: The network; adapters are merged.
             folder: Where to.
-            generation: Settings of its `generation_config.json`; `None`: those of the start.
+            generation: Settings of its `generation_config.json`; `None`: the starting model's.
             lm_head: Output layer that was trained beside a scalar model.
-            card: Its model card; `None`: that of the run.
+            card: Its model card; `None`: the run's.
         """
         save_model_folder(
             model,

@@ -36,7 +36,7 @@ class RewardShapingOptions:
         scaling: Divide by the running standard deviation only, instead of `normalization`.
         clip: Bound on the size of the score after that; `None`: no clipping.
         kl_coef: Weight of the per-token KL penalty (Eqs. 3, 19), in reward per nat.
-        kl_estimator: How a token's KL is estimated. Only the gradient of `k1` is that of KL, see
+        kl_estimator: How a token's KL is estimated. Only `k1` has the gradient of KL, see
             `lit_rlhf.functional.kl_estimate`.
         kl_target: KL that an adaptive coefficient aims at, in nats per response; `None`: the
             coefficient is fixed.
@@ -155,7 +155,7 @@ class PPOLossOptions:
             raise ValueError(
                 "old_policy, policy_objective: expected old_policy: rollout with kl_penalty, got "
                 "reference: the penalty is KL(old policy || policy), estimated on samples of the "
-                "old policy, and rollouts are no samples of the reference"
+                "old policy, and rollouts are not samples of the reference"
             )
         if self.policy_objective != "clip" and (self.ratio_clip_high or self.dual_clip):
             raise ValueError(
@@ -166,7 +166,7 @@ class PPOLossOptions:
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """What bounds PPO's memory outside the update. The algorithm does not depend on it.
+    """Bounds on PPO's memory outside the update. The algorithm does not depend on it.
 
     Attributes:
         frozen_dtype: Type of the weights of reference and reward models; `None`: `network.dtype`.

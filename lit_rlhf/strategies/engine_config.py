@@ -17,7 +17,7 @@ PRECISION_DTYPES: dict[str, torch.dtype] = {
 """Type of an engine's weights by the Trainer's precision; master weights are always float32."""
 
 OWNED_KEYS = {
-    "gradient_clipping": "each network is clipped alone: pass max_norm to clipped_step",
+    "gradient_clipping": "each network is clipped by itself: pass max_norm to clipped_step",
     "gradient_accumulation_steps": "the module accumulates: several backwards, then one step",
     "managed_gradient_accumulation": "the module decides when to step",
     "train_batch_size": "the datamodule decides on batches",

@@ -122,7 +122,7 @@ def has_gradients(engine: DeepSpeedEngine) -> bool:
 def drop_gradients(engine: DeepSpeedEngine) -> None:
     """Forget every gradient that an engine holds, so that an update can be abandoned half-way.
 
-    ZeRO's own `zero_grad` clears the gradients of the parameters alone. Sums over the backwards
+    ZeRO's own `zero_grad` clears only the gradients of the parameters. Sums over the backwards
     since the last step are kept elsewhere and would enter the next step.
     """
     zero = engine.optimizer
@@ -143,8 +143,8 @@ def ignore_gradients(engine: DeepSpeedEngine, ignore: bool) -> None:
     """Switch an engine's gradient hooks off or on, around another engine's backward.
 
     ZeRO hooks the gradient accumulation of each parameter. The hook runs whenever a graph goes
-    through the parameter, also if that does not require a gradient, and then finds none and fails.
-    The switch is that of `DeepSpeedEngine.coalesce_grad_reduction`, which itself cannot be called:
+    through the parameter, even if that does not require a gradient, and then finds none and fails.
+    `DeepSpeedEngine.coalesce_grad_reduction` sets the same switch, but cannot be called:
     it needs `managed_gradient_accumulation`.
     """
     engine.optimizer._coalesce_grad_reduction = ignore

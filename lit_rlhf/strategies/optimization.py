@@ -12,7 +12,7 @@ steps. A rank's loss is therefore its sum over tokens divided by (global token c
 ranks).
 
 Under DDP the average is taken in `clipped_step`, of the one network that steps. DDP itself would
-reduce the gradients of all networks in every backward. An engine reduces those of its network in
+reduce the gradients of all networks in every backward. An engine reduces its network's in
 every backward, so that every rank must call `backward` equally often between two steps.
 """
 

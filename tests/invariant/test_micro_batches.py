@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.forward import LanguageModel, hidden_states
-from lit_rlhf.modules import micro_batches
-from lit_rlhf.modules.micro_batches import MicroBatch
+from lit_rlhf.modules import updates
+from lit_rlhf.modules.updates import MicroBatch
 from tests.invariant.trajectories import assert_same_trajectory, stage_run, trajectory
 from tests.modules.stages import StepRecorder, fitted
 
@@ -41,7 +41,7 @@ def test_a_batch_with_much_to_keep_is_split_without_being_asked(
 
     for place in ("modules.reward", "forward.outputs"):
         monkeypatch.setattr(f"lit_rlhf.{place}.hidden_states", forward)
-    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
+    monkeypatch.setattr(updates, "ACTIVATION_BYTES", 1)
     parts = run(tmp_path / "parts")
 
     assert set(rows) == {2 if stage == "reward" else 1}  # a pair is two rows
@@ -54,7 +54,7 @@ def test_uneven_micro_batches_count_their_own_rows_and_tokens(
     root: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: dict[int | None, list[int]] = {}  # of the last update, by the limit of rows or tokens
-    split = micro_batches.split_batch
+    split = updates.split_batch
 
     def watched(
         model: LanguageModel,

@@ -14,8 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from lit_rlhf.data import PreferenceBatch, TokenBatch
 from lit_rlhf.forward import hidden_states
 from lit_rlhf.models.prepare import checkpoint_activations
-from lit_rlhf.modules import MinibatchOptions, RewardModule, SFTModule, micro_batches
-from lit_rlhf.modules.micro_batches import (
+from lit_rlhf.modules import MinibatchOptions, RewardModule, SFTModule, updates
+from lit_rlhf.modules.updates import (
     activation_bytes,
     slice_batch,
     split_rows,
@@ -99,7 +99,7 @@ def test_checkpointed_activations_are_the_inputs_of_layers_and_one_layer() -> No
 
 def test_tokens_are_as_many_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     model = optimized_causal_lm()
-    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 100 * activation_bytes(model))
+    monkeypatch.setattr(updates, "ACTIVATION_BYTES", 100 * activation_bytes(model))
     assert tokens_within_memory(model) == 100
-    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
+    monkeypatch.setattr(updates, "ACTIVATION_BYTES", 1)
     assert tokens_within_memory(model) == 1

@@ -87,7 +87,7 @@ def test_a_micro_batch_that_only_keeps_step_with_other_ranks_does_not_count(
         def parts_of_the_longest_rank(own: int, device: torch.device, more: int = more) -> int:
             return own + more
 
-        monkeypatch.setattr("lit_rlhf.modules.micro_batches.global_max", parts_of_the_longest_rank)
+        monkeypatch.setattr("lit_rlhf.modules.updates.global_max", parts_of_the_longest_rank)
         recorder = StepRecorder()
         module, data = stage(name, root, micro_batch_size=3)
         run = fitted(module, data, tmp_path / str(more), callbacks=[recorder])

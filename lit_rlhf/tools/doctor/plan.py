@@ -1,4 +1,4 @@
-"""What a configuration asks of the machine, and the settings of the Trainer that examines it."""
+"""What a configuration asks of the machine, and settings of the Trainer that examines it."""
 
 from __future__ import annotations
 

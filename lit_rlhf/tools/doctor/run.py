@@ -258,7 +258,7 @@ class Examination(LightningModule):
             self.case.module.setup(stage)
         except ValueError:
             # The module refuses a text contract that does not match. That is a finding already,
-            # and the other checks can go on.
+            # and the other checks can run.
             if self.report.findings["text contract"].status is not Status.FAILURE:
                 raise
 
@@ -268,7 +268,7 @@ class Examination(LightningModule):
 
     def on_fit_start(self) -> None:
         """Check the weights as the module does."""
-        self.case.module.to(self.device)  # its own buffers, which are no network's
+        self.case.module.to(self.device)  # the buffers that are not in a network
         self.case.module.on_fit_start()
 
     def describe_start(self) -> Finding:
@@ -328,7 +328,7 @@ def examine(
     try:
         if isinstance(data, RecordDataModule):
             # Before the fit, in which it would refuse networks that do not embed every token: that
-            # is a finding of the doctor's own, with which the other checks can go on.
+            # is a finding of the doctor's own, and the other checks can run.
             data.tokenizer = data.tokenizer or module.tokenizer
             data.setup("fit")
         with warnings.catch_warnings():

@@ -20,7 +20,7 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_memory(case: Case) -> Finding:
-    """Compare the estimate with the memory of the device, and with that of the CPU."""
+    """Compare the estimate with the memory of the device and of the CPU."""
     estimate = estimate_memory(case)
     parts = (
         f"policy and critic {format_gib(estimate.trained)}, frozen networks "
