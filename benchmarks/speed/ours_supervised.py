@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from torch.utils.data import DataLoader
 
 from benchmarks.speed.job import Job, Laps
@@ -27,7 +27,7 @@ MODULE_ARGUMENTS: dict[str, dict[str, Any]] = {
     "sft": COMMON,
     "reward": {**COMMON, "lm_coef": 0.0},
 }
-"""Arguments of `SFTModule` and `RewardModule`: TRL's losses (Eq. 1 alone for the reward model)."""
+"""Arguments of `SFTModule` and `RewardModule`: TRL's losses (only Eq. 1 for the reward model)."""
 
 
 def collate_dialogues(rows: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> TokenBatch:
@@ -70,42 +70,26 @@ def lengths(batch: TokenBatch | PreferenceBatch) -> tuple[list[int], list[int]]:
     return (batch.attention_mask.sum(1) - responses).tolist(), responses.tolist()
 
 
-class LapCallback(Callback):
-    """Records every step in `laps`."""
-
-    def __init__(self, laps: Laps) -> None:
-        self.laps = laps
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clocks."""
-        self.laps.start()
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,  # noqa: ANN401  # Lightning's signature
-        batch: TokenBatch | PreferenceBatch,
-        batch_idx: int,
-    ) -> None:
-        """Record a step's lengths."""
-        self.laps.lap({}, *lengths(batch))
-
-
 def run(job: Job) -> Laps:
     """Run the job's steps."""
     laps = Laps(job.device)
     stage = SFTModule if job.stage == "sft" else RewardModule
     module = stage(
         str(Path(job.folder) / "policy"),
-        # of its own, as a stage does not replace a folder that another version has saved
+        # another one each time, as a stage does not replace a folder that another version has saved
         output_dir=str(Path(job.folder) / f"trained_{os.getpid()}"),
         network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
         **MODULE_ARGUMENTS[job.stage],
     )
     data = cast(Any, build_batches(job))
     loader: DataLoader[Any] = DataLoader(data, batch_size=None, collate_fn=lambda batch: batch)
-    build_trainer(job, LapCallback(laps)).fit(module, train_dataloaders=loader)
+    callback = LambdaCallback(
+        on_train_start=lambda *_: laps.start(),
+        on_train_batch_end=lambda trainer, module, outputs, batch, *_: laps.lap(
+            {}, *lengths(batch)
+        ),
+    )
+    build_trainer(job, callback).fit(module, train_dataloaders=loader)
     return laps
 
 
