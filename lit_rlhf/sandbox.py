@@ -43,12 +43,7 @@ class SandboxError(ValueError):
     """
 
     def __init__(self, name: str, message: str = "") -> None:
-        """Initialize the error.
-
-        Args:
-            name: Name of the exception's class.
-            message: Its message.
-        """
+        """Initialize the error, see the attributes."""
         self.name = "" if name == "MemoryError" else name
         super().__init__(message)
 

@@ -112,7 +112,7 @@ def encode_part(
     if opened is not None:
         return opened
     records, counts_of_parts = read()
-    # All parts of a split are cached, or none: for a small one alone, everything would be read.
+    # All parts of a split are cached, or none: else everything would be read for a small one.
     n_read = sum(counts.kept.total() for counts in counts_of_parts.values())
     if entry is not None and n_read >= MIN_CACHED_RECORDS and _are_storable(records):
         try:
@@ -205,7 +205,7 @@ class StoredExamples(Sequence[Any]):
     """Examples in Arrow files, which are mapped into memory.
 
     Args:
-        rows: Their rows, as `_EncodeRows` writes them, without those of errors.
+        rows: Their rows, as `_EncodeRows` writes them, without errors.
     """
 
     def __init__(self, rows: datasets.Dataset) -> None:
@@ -220,7 +220,7 @@ class StoredExamples(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> list[Example]: ...
     def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        """The example at a position, or those of a slice."""
+        """The example at a position, or the examples of a slice."""
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         return cast(Example, _read_examples(self._rows[int(index)])[0])

@@ -31,12 +31,7 @@ class EncodingError(ValueError):
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        """Initialize the error.
-
-        Args:
-            reason: What is wrong.
-            detail: What is particular to this dialogue.
-        """
+        """Initialize the error, see the attributes."""
         self.reason = reason
         self.detail = detail
         super().__init__(reason + (f" ({detail})" if detail else ""))

@@ -71,7 +71,7 @@ class DialogueEncoder:
     Attributes:
         contract: The text contract.
         control_text: Matches the text that no turn may contain, because it would be read as the
-            template's own: that of special tokens, of other added tokens that the template writes,
+            template's: the text of special tokens, of other added tokens that the template writes,
             and of turn markers that are plain text, such as `"\n\nHuman:"` of `hh`.
 
     Raises:
@@ -442,7 +442,7 @@ class DialogueEncoder:
                 before = _REASONING_START.sub("", rendered)
                 start, content = len(before), message.content.strip()
                 # what a response starts with, such as the channel of gpt-oss; earlier turns may
-                # lack it, as those of reasoning models do
+                # lack it, as with reasoning models
                 head = self._response_text(history, rendered, content).partition(content)[0]
                 answer = re.match(f"(?:{re.escape(head)})?{_BEFORE_ANSWER}", text[start:])
                 end = start + (answer.end() if answer else 0) + len(content)
@@ -502,7 +502,7 @@ class DialogueEncoder:
             if re.search(r"\w", text) and not control_tokens.search(text)
         }
         ids: Any = {self.tokenizer.convert_tokens_to_ids(token) for token in tokens}
-        # Text that the tokenizer does not know is no attack.
+        # Text that the tokenizer does not know is not an attack.
         unknown = {self.tokenizer.unk_token_id} - {self.eos_token_id}
         return control_tokens, _match_any(tokens | markers), ids - unknown
 

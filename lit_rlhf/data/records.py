@@ -57,14 +57,7 @@ class RecordError(ValueError):
     """
 
     def __init__(self, location: Location, reason: str, field: str = "", detail: str = "") -> None:
-        """Initialize the error.
-
-        Args:
-            location: Where the record was read from.
-            reason: What is wrong.
-            field: The field that is wrong.
-            detail: What is particular to this row.
-        """
+        """Initialize the error, see the attributes."""
         self.location = location
         self.reason = reason
         self.field = field
@@ -115,37 +108,15 @@ class Row:
         return self.fields.get(field)
 
     def error(self, field: str, reason: str, detail: str = "") -> RecordError:
-        """The error of a field of this row, to be raised by the caller.
-
-        Args:
-            field: Name of the field.
-            reason: What is wrong, in words that do not depend on the row.
-            detail: What is particular to this row.
-
-        Returns:
-            The error.
-        """
+        """The error of a field of this row, to be raised by the caller; see `RecordError`."""
         return RecordError(self.location, reason, field, detail)
 
     def find_field(self, *names: str) -> str:
-        """Find out which of several names this row uses for a field.
-
-        Args:
-            *names: Alternative names of the field.
-
-        Returns:
-            The first name that the row has, or the first of all if it has none of them.
-        """
+        """The first of several names of a field that the row has, or the first of all."""
         return next((name for name in names if self.get(name) is not None), names[0])
 
     def read_string(self, field: str) -> str:
         """Read a field that must be a string with more than whitespace in it.
-
-        Args:
-            field: Name of the field.
-
-        Returns:
-            The string.
 
         Raises:
             RecordError: If the field is missing, empty or not a string.
@@ -160,15 +131,10 @@ class Row:
         return value
 
     def check_text(self, field: str, text: str) -> None:
-        """Check that a string is text that can be encoded.
-
-        Args:
-            field: Name of the field that it comes from.
-            text: The string.
+        """Check that the text of a field can be encoded.
 
         Raises:
-            RecordError: If it has half of a surrogate pair. UTF-8 has none, but JSON can
-                escape one.
+            RecordError: If it has half of a surrogate pair, which JSON can escape.
         """
         try:
             text.encode()
@@ -178,12 +144,6 @@ class Row:
 
     def read_turns(self, field: str) -> tuple[Message, ...]:
         """Read a field that must be a list of turns.
-
-        Args:
-            field: Name of the field.
-
-        Returns:
-            The turns.
 
         Raises:
             RecordError: If the field is not a list of at least one turn.
@@ -196,14 +156,7 @@ class Row:
         return tuple(self.read_turn(turn, field) for turn in value)
 
     def read_turn(self, turn: Any, field: str) -> Message:  # noqa: ANN401 - whatever the file holds
-        """Read a turn, `{role, content}`, `{role, text}` or `{from, value}`.
-
-        Args:
-            turn: The turn as the file holds it.
-            field: Name of the field that holds it.
-
-        Returns:
-            The turn, with the usual name of its role.
+        """Read a turn of a field, `{role, content}`, `{role, text}` or `{from, value}`.
 
         Raises:
             RecordError: If it is not a turn with a known role and a string.

@@ -154,7 +154,7 @@ class FixedBatchSampler(EpochBatchSampler):
         return indices[offset : offset + self.samples_per_epoch]
 
     def _pass(self, number: int) -> list[int]:
-        """One pass over the dataset. Its order depends on its number alone."""
+        """One pass over the dataset. Its order depends only on its number."""
         if not self.shuffle:
             return list(range(self.size))
         return [int(i) for i in self._generator(number, self.stream).permutation(self.size)]

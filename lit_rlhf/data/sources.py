@@ -70,7 +70,7 @@ class DataSource:
 
         Raises:
             ValueError: If the path is neither a text nor rows, the weight or the format is out of
-                range, `map` is no function, or both `columns` and `map` are given.
+                range, `map` is not a function, or both `columns` and `map` are given.
         """
         if isinstance(self.path, PathLike):
             self.path = fspath(self.path)
@@ -127,7 +127,7 @@ class DataSource:
     def content_hash(self) -> str | None:
         """Hash of the rows that `read_rows` yields, apart from `columns`.
 
-        Files are hashed byte by byte. Other rows are read, and those of a source with `map` as the
+        Files are hashed byte by byte. Other rows are read, and with `map` they are hashed as the
         function returns them: no hash would cover all that a function uses.
 
         Returns:
@@ -319,7 +319,7 @@ def repeat_by_weight(
     """
     repeated: list[AnyRecord] = []
     for number, source in enumerate(sources):
-        # Each source has a random stream of its own, which the other sources do not shift.
+        # Each source has a separate random stream, which the other sources do not shift.
         own = [record for record in records if record.source == source.label]
         copies, fraction = divmod(source.weight, 1)
         repeated += own * int(copies)

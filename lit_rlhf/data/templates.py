@@ -79,7 +79,7 @@ def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
         The Jinja text.
 
     Raises:
-        ValueError: If the name is unknown, or the tokenizer has no template of its own.
+        ValueError: If the name is unknown, or the tokenizer has no template.
     """
     known = ", ".join(repr(key) for key in CHAT_TEMPLATES)
     if name in CHAT_TEMPLATES:

@@ -199,7 +199,7 @@ def chatml(extra: str = "<|a|>") -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def test_whatever_examples_depend_on_makes_another_entry(
+def test_entry_depends_on_all_that_examples_depend_on(
     write_lines: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rows = pairs()[6:]

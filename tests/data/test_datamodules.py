@@ -245,7 +245,7 @@ def test_tokenizer_may_be_a_path(
     assert next(iter(data.train_dataloader())).texts
 
 
-def test_no_tokenizer_is_refused(write_lines: Writer) -> None:
+def test_missing_tokenizer_is_refused(write_lines: Writer) -> None:
     with pytest.raises(ValueError, match="expected a path, a tokenizer, or a module"):
         prompts(write_lines(*questions(4)), None).setup("fit")
 
@@ -295,7 +295,9 @@ def test_skipped_records_are_kept_on_the_datamodule(
     assert data.counts.kept == {"data": 2}
 
 
-def test_nothing_left_is_an_error(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_part_without_examples_is_an_error(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
     with pytest.raises(ValueError, match=r"no example is left of 2 records.*max_length"):
         demonstrations(write_lines(*questions(2)), tokenizer, max_length=3).setup("fit")
 
@@ -358,7 +360,7 @@ def test_sources_and_fraction_together_are_refused() -> None:
         )
 
 
-def test_a_tokenizer_with_tokens_that_the_model_does_not_embed_is_refused(
+def test_tokens_that_the_model_does_not_embed_are_refused(
     write_lines: Writer, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     size = len(tokenizer)

@@ -381,7 +381,7 @@ def test_control_token_behind_a_normalizer_is_refused(
             coder.encode_text(evil.content)
 
 
-def test_a_tokenizer_that_knows_special_tokens_as_words_only_refuses_them() -> None:
+def test_special_tokens_that_have_no_other_ids_are_refused_in_text() -> None:
     vocabulary = {"<unk>": 0, "</s>": 1, "a": 2}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -410,7 +410,7 @@ def test_eos_token_that_the_tokenizer_lacks_is_refused(tokenizer: PreTrainedToke
         DialogueEncoder(tokenizer, "hh", eos_token="<e>")
 
 
-def test_the_end_of_a_turn_becomes_the_eos_token_and_is_not_decoded() -> None:
+def test_end_of_a_turn_becomes_the_eos_token_and_is_not_decoded() -> None:
     """Also where the tokenizer has it as an added token that is not special."""
     tokenizer = tiny_tokenizer("<|endoftext|>", extra=["<|im_start|>"])
     tokenizer.add_tokens(["<|im_end|>"])  # type: ignore[no-untyped-call]
@@ -427,7 +427,7 @@ def length(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> int:
     return len(DialogueEncoder(tokenizer, "hh", 2000).encode_dialogue(messages).input_ids)
 
 
-def test_nothing_is_lost_at_the_exact_length(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_dialogue_of_the_exact_length_loses_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
     full = [*TURNS, ANSWER]
     coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, full))
     encoded = coder.encode_dialogue(full)
@@ -548,7 +548,7 @@ def test_as_many_turns_are_kept_as_fit(
 
 
 @pytest.mark.parametrize("train_on", ["last", "all"])
-def test_the_time_to_drop_turns_does_not_grow_with_their_square(
+def test_time_to_drop_turns_does_not_grow_with_their_square(
     tokenizer: PreTrainedTokenizerFast, train_on: Any
 ) -> None:
     rendered = []
@@ -599,7 +599,7 @@ def test_lengths_out_of_range_are_refused(
         DialogueEncoder(tokenizer, "hh", max_length, max_prompt_length)
 
 
-def test_what_a_pair_loses_counts_once(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_losses_of_a_pair_count_once(tokenizer: PreTrainedTokenizerFast) -> None:
     limit = length(tokenizer, [*TURNS[2:], ANSWER])
     coder = DialogueEncoder(tokenizer, "hh", limit)
     record = PreferenceRecord(tuple(TURNS), ANSWER.content, "a", "s")
@@ -616,7 +616,7 @@ def test_what_a_pair_loses_counts_once(tokenizer: PreTrainedTokenizerFast) -> No
 @pytest.mark.parametrize(
     ("location", "place"), [(Location("a.jsonl", 7), "a.jsonl:7"), (None, "source")]
 )
-def test_a_record_that_cannot_be_encoded_is_named(
+def test_record_that_cannot_be_encoded_is_named(
     tokenizer: PreTrainedTokenizerFast, location: Location | None, place: str
 ) -> None:
     coder = encoder(tokenizer, "hh")

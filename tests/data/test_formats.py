@@ -180,7 +180,7 @@ def test_markers_within_a_line_are_text(write_lines: Writer) -> None:
     assert read("preference", write_lines(row)) == [PreferenceRecord((ASK,), said, "no", "s")]
 
 
-def test_what_is_wrong_with_the_rejected_half_matters_to_preferences_only(
+def test_rejected_half_matters_to_preferences_only(
     write_lines: Writer,
 ) -> None:
     path = write_lines({"chosen": HH["chosen"], "rejected": "nonsense"})
@@ -189,7 +189,7 @@ def test_what_is_wrong_with_the_rejected_half_matters_to_preferences_only(
         read("preference", path, format="hh")
 
 
-def test_a_rejected_response_is_no_demonstration(
+def test_rejected_response_is_not_a_demonstration(
     write_lines: Writer, caplog: pytest.LogCaptureFixture
 ) -> None:
     liked = {"prompt": "q", "completion": "a", "label": True}
@@ -203,7 +203,7 @@ def test_a_rejected_response_is_no_demonstration(
 
 
 @pytest.mark.parametrize("choice", [0, None, "2"])
-def test_a_tie_is_a_prompt_alone(write_lines: Writer, choice: Any) -> None:
+def test_tie_is_only_a_prompt(write_lines: Writer, choice: Any) -> None:
     path = write_lines(
         {"prompt": "q", "response_1": "a", "response_2": "b", "preference_strength": -2},
         {"prompt": "q", "response_1": "a", "response_2": "b", "preference_strength": choice},

@@ -45,7 +45,7 @@ def responses(record: Record) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_row_loads_as_every_kind_that_it_serves_as(name: str, tmp_path: Path) -> None:
+def test_row_loads_as_every_kind_that_it_serves_as(name: str, tmp_path: Path) -> None:
     row = PUBLISHED[name]
     expected = {"preference": [GOOD, BAD], "demonstration": [GOOD], "prompt": []}
 
@@ -62,7 +62,7 @@ def test_a_row_loads_as_every_kind_that_it_serves_as(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_row_is_refused_as_any_other_kind(name: str, tmp_path: Path) -> None:
+def test_row_is_refused_as_any_other_kind(name: str, tmp_path: Path) -> None:
     row = PUBLISHED[name]
 
     for kind in set(KINDS) - set(row.kinds):
@@ -70,7 +70,7 @@ def test_a_row_is_refused_as_any_other_kind(name: str, tmp_path: Path) -> None:
             load(kind, row, tmp_path)
 
 
-def test_the_page_lists_the_datasets() -> None:
+def test_page_lists_the_datasets() -> None:
     table = "\n".join(published_table())
     assert table in PAGE.read_text("utf-8"), f"docs/data.md: expected the table\n{table}"
 

@@ -51,7 +51,7 @@ def _trained(encoder: DialogueEncoder, messages: list[Message]) -> str:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_response_ends_once_and_an_earlier_turn_is_trained(name: str) -> None:
+def test_response_ends_once_and_an_earlier_turn_is_trained(name: str) -> None:
     encoder = DialogueEncoder(TEMPLATES[name].tokenizer())
     found = outcome(name)
 
@@ -66,7 +66,7 @@ def test_a_response_ends_once_and_an_earlier_turn_is_trained(name: str) -> None:
     assert head.strip() in ("", "<think></think>", "<|channel|>final<|message|>")
 
 
-def test_the_page_lists_the_templates() -> None:
+def test_page_lists_the_templates() -> None:
     table = "\n".join(template_table())
     assert table in PAGE.read_text("utf-8"), f"docs/data.md: expected the table\n{table}"
 

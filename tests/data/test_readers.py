@@ -152,7 +152,7 @@ def test_missing_file() -> None:
         read("prompt", "nowhere.jsonl")
 
 
-def test_what_is_neither_file_nor_dataset(tmp_path: Path) -> None:
+def test_path_that_is_neither_file_nor_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="neither a known kind of file nor a dataset"):
         read("prompt", str(tmp_path / "data.csv"))
 

@@ -129,7 +129,7 @@ def test_columns_and_map_are_refused_together() -> None:
         DataSource("x.jsonl", columns={"prompt": "text"}, map="a:b")
 
 
-def test_no_source_is_refused() -> None:
+def test_missing_sources_are_refused() -> None:
     with pytest.raises(ValueError, match="got none"):
         load_records("prompt", [])
 
@@ -141,7 +141,7 @@ def test_splits_are_disjoint_and_complete() -> None:
     assert sorted(map(str, [*parts.train, *parts.val, *parts.test])) == sorted(map(str, records))
 
 
-def test_no_prompt_is_in_two_splits() -> None:
+def test_splits_share_no_prompt() -> None:
     parts = split_records(prompts(50) * 3, 0.2, 0.2, seed=0)
     held = [{prompt_of(record) for record in part} for part in parts]
     assert not held[0] & held[1]
@@ -200,7 +200,7 @@ def test_rows_are_no_setting() -> None:
 @pytest.mark.parametrize(
     ("path", "message"), [(5, "int"), ({"train": ROWS, "test": ROWS}, "dict with train, test")]
 )
-def test_a_path_is_a_text_or_rows(path: Any, message: str) -> None:
+def test_path_is_a_text_or_rows(path: Any, message: str) -> None:
     with pytest.raises(
         ValueError, match=f"path: expected a file, .* a list of dicts, got {message}"
     ):

@@ -148,7 +148,7 @@ def test_foreign_template_is_ended_after_its_time(monkeypatch: pytest.MonkeyPatc
     assert "good" in coder.encode_prompt([Message("user", "good")]).text
 
 
-def test_a_dialogue_that_the_template_refuses_is_a_bad_record() -> None:
+def test_dialogue_that_the_template_refuses_is_a_bad_record() -> None:
     refuse = "{% if messages | length > 3 %}{{ raise_exception('too many') }}{% endif %}" + CHATML
     coder = DialogueEncoder(tiny_tokenizer(chat_template=refuse))
     turns = [Message("user", "a"), Message("assistant", "b")] * 2

@@ -282,7 +282,7 @@ class RecordDataModule(LightningDataModule, ABC):
         module = getattr(self.trainer, "lightning_module", None)
         largest = max(tokenizer.get_vocab().values())
         modules = [*module.named_modules()] if isinstance(module, nn.Module) else []
-        # reward models with a tokenizer of their own are given text
+        # reward models with another tokenizer are given text
         given_text = {
             network
             for _, reward in modules

@@ -71,7 +71,7 @@ class PromptDataModule(RecordDataModule):
         return partial(_encode_record, encoder=self.require_encoder())
 
     def open_part(self, part: Part, examples: Sequence[Any]) -> None:
-        """Hand out the examples of a part; ptx examples have no loader of their own."""
+        """Hand out the examples of a part; ptx examples come with the prompts."""
         if part == "ptx":
             self.ptx = examples
         else:

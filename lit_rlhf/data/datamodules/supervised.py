@@ -127,7 +127,7 @@ class DemonstrationDataModule(DynamicBatchDataModule):
 class PreferenceDataModule(DynamicBatchDataModule):
     """Loads `PreferenceBatch`es of compared responses.
 
-    Its arguments are those of `DynamicBatchDataModule` and `RecordDataModule`.
+    It takes the arguments of `DynamicBatchDataModule` and `RecordDataModule`.
     """
 
     kind: ClassVar[RecordKind] = "preference"
