@@ -74,8 +74,8 @@ def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Te
         >>> round(exact_kl(certain, uniform).item(), 4)  # log 2
         0.6931
     """
-    check_tensors(3, logits=logits, ref_logits=ref_logits)
     logprobs = tempered_logits(logits, temperature).log_softmax(-1)
+    check_tensors(logits.shape, ref_logits=ref_logits)
     log_ratio = logprobs - tempered_logits(ref_logits, temperature).log_softmax(-1)
     # a token that the policy rules out adds 0, and would add 0 * (-inf minus -inf) = NaN
     log_ratio = log_ratio.masked_fill(logprobs == -torch.inf, 0.0)
