@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_rlhf import __version__
+from lit_rlhf.cli.terminal import outlive_terminal
 from lit_rlhf.suggestions import did_you_mean
 
 STAGE_COMMANDS = {
@@ -108,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     name = "training" if is_stage else arguments[0]
+    outlive_terminal()
     try:
         command = importlib.import_module(module_of(name))
         _hide_notes_of_loading()

@@ -6,6 +6,7 @@ import logging
 import pydoc
 import re
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -34,7 +35,6 @@ from lit_rlhf.cli.runs import (
     name_run,
     occupied_folders,
 )
-from lit_rlhf.cli.terminal import outlive_terminal
 from lit_rlhf.modules import (
     ChangedRunError,
     StageModule,
@@ -306,8 +306,11 @@ class RLHFCLI(LightningCLI):
             trainer.fit(model, **arguments)
         except ChangedRunError as error:
             raise UsageError(f"--ckpt_path: {error}") from error
-        except SystemExit:  # SIGTERM, Ctrl-C
+        except SystemExit as ended:  # SIGTERM, Ctrl-C
             self._print_resume_command()
+            # Lightning ends with 1 at a Ctrl-C for which no checkpoint could be saved
+            if ended.code == 1 and isinstance(ended.__context__, KeyboardInterrupt):
+                raise SystemExit(128 + signal.SIGINT) from ended
             raise
         if find_collapse(trainer) is not None:
             # Lightning ends all processes if one that it has launched ends with an error.
@@ -414,7 +417,6 @@ def is_no_advertisement(record: logging.LogRecord) -> bool:
 def main(argv: Sequence[str]) -> None:
     """Entry point of `lit_rlhf fit`, `validate`, `test` and `predict`."""
     hide_notes_of_libraries()
-    outlive_terminal()
     try:
         run_cli(list(argv))
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +55,11 @@ def close_output() -> None:
     os.close(writing)
 
 
+def fill_disk() -> None:
+    """From now on, the system lets no file grow beyond 48 KiB, which is enough for the output."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (48 << 10, resource.RLIM_INFINITY))
+
+
 def poison() -> None:
     """From now on, every linear layer that is trained returns NaN."""
 
@@ -88,7 +94,7 @@ FAULTS = {
     "TERM": Fault(send(signal.SIGTERM), (143, -15)),
     "INT": Fault(send(signal.SIGINT), (130, -2)),
     "INT twice": Fault(send(signal.SIGINT, signal.SIGINT), (1, 130, -2)),
-    "HUP": Fault(send(signal.SIGHUP), (129, -1)),
+    "HUP": Fault(send(signal.SIGHUP), (143, -1)),
     "KILL": Fault(send(signal.SIGKILL), (-9,)),
     "STOP": Fault(send(signal.SIGSTOP), (0,)),
     "ENOSPC": Fault(system_error(errno.ENOSPC), (1,), "No space left on device"),
@@ -98,8 +104,9 @@ FAULTS = {
     "EINVAL": Fault(refuse_folders, (0,)),
     "EPIPE": Fault(close_output, (0,)),
     "memory": Fault(fail(lambda: torch.OutOfMemoryError("CUDA out of memory.")), (1,), "memory"),
-    "NaN": Fault(poison, (1,), "non-finite"),
+    "NaN": Fault(poison, (1,), "not finite"),
+    "full": Fault(fill_disk, (1,), "File too large"),
 }
 """The faults by name."""
 SIGNALS = ("TERM", "INT", "INT twice", "HUP", "KILL", "STOP", "EPIPE")
-FILES = ("ENOSPC", "EIO", "ESTALE", "EACCES")
+FILES = ("ENOSPC", "EIO", "ESTALE", "EACCES", "full")

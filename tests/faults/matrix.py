@@ -108,10 +108,12 @@ def cells() -> Iterator[Cell]:
     for phase in ("load", "finish"):
         for fault in FILES:
             yield Cell("fit", phase, 1, fault)
+    for phase in ("tokenize", "rollout", "validate"):
+        yield Cell("fit", phase, FIT[phase], "full")
     for command, phase, nth in OTHERS:
         for fault in SIGNALS:
             yield Cell(command, phase, nth, fault)
-        for fault in {"load": FILES, "finish": FILES, "forward": ("memory",)}.get(phase, ()):
+        for fault in {"load": FILES[:-1], "finish": FILES, "forward": ("memory",)}.get(phase, ()):
             yield Cell(command, phase, nth, fault)
     for processes in ("ddp", "deepspeed"):
         for phase in ("rollout", "update"):
@@ -129,6 +131,7 @@ def write_root(folder: Path) -> None:
     noise = torch.Generator().manual_seed(0)
     moved = {name: w + 0.1 * torch.randn(w.shape, generator=noise) for name, w in weights.items()}
     save_file(moved, root / "other/model.safetensors", metadata={"format": "pt"})
+    (root / "other/lit_rlhf.json").unlink()  # it lists the other weights
     options = ppo_options(
         root,
         rewards={str(root / "reward"): 1.0},
@@ -374,6 +377,8 @@ class Matrix:
                 return f"a traceback: {said}"
             if fault.message not in said:
                 return f"expected {fault.message!r} in: {said}"
+            if cell.fault == "NaN":  # what was skipped stays skipped
+                return "a model was saved" if (folder / "model").exists() else ""
             if status != 0:
                 log = folder / "again"
                 self.run(cell, folder, log.name)
