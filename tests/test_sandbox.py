@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_process_is_started_again_after_its_end(process: subprocess.Popen[bytes]
 def test_answer_that_nobody_waits_for_is_not_taken_for_the_next(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "SECONDS", 0.0)
+    monkeypatch.setattr(sandbox, "_read_line", Mock(side_effect=TimeoutError))
     with pytest.raises(sandbox.SandboxError):
         sandbox.render_template({"conversations": [[]], "chat_template": "late"})
     monkeypatch.undo()

@@ -66,7 +66,8 @@ def replay_steps(
         votes: Number of different signals that must be beyond their thresholds for a collapse.
 
     Raises:
-        ValueError: If a metric that is not optional is in no step, and `monitors` are given.
+        ValueError: If a metric that is not optional is in no step, and `monitors` are given, or if
+            none is in any.
     """
     watch = Watch(monitors, votes)
     replayed = []
@@ -77,7 +78,7 @@ def replay_steps(
             watch.observe(metrics)
             replayed.append(ReplayedStep(step, watch.judge()))
     unread = {m.key for m in watch.monitors if m.keys and not m.optional and not m.steps}
-    if monitors is not None and unread:
+    if unread and (monitors is not None or not replayed):
         logged = {key for step in steps for key in step.scalars}
         raise ValueError(
             f"monitors: expected {', '.join(sorted(unread))} among the logged metrics, got "

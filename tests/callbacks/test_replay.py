@@ -16,10 +16,12 @@ from lit_callbacks import (
     KLMonitor,
     LengthMonitor,
     Level,
+    LoggedStep,
     Monitor,
     NonFiniteMonitor,
     RewardDistributionMonitor,
     replay_run,
+    replay_steps,
 )
 
 STEPS = 30
@@ -115,3 +117,14 @@ def test_a_metric_that_was_not_logged_is_named(run: tuple[Path, Watched]) -> Non
         ValueError, match=r"expected rollout/kl among the logged metrics, got .*toy/kl"
     ):
         replay_run(str(folder), [KLMonitor()])
+
+
+def test_log_without_any_watched_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected .*rollout/kl.* got loss"):
+        replay_steps([LoggedStep(1, {"loss": 1.0})])
+
+
+def test_default_monitors_take_what_a_log_has() -> None:
+    step = {"rollout/kl": 1.0, "rollout/response_length": 50.0}
+    replayed = replay_steps([LoggedStep(i, step) for i in range(3)])
+    assert [verdict.level for _, verdict in replayed] == [Level.HEALTHY] * 3

@@ -343,6 +343,7 @@ def test_a_resume_with_another_content_of_the_same_files_is_refused(
         with torch.no_grad():
             next(model.parameters()).mul_(1.01)
         model.save_pretrained(tmp_path / name)
+        (tmp_path / name / "lit_rlhf.json").unlink()  # it lists other weights
     path = tmp_path / "stopped.ckpt"
     with pytest.raises(ChangedRunError) as refused:
         resume(False, ckpt_path=path)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -189,6 +190,7 @@ def hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("lit_rlhf.models.config.AutoConfig.from_pretrained", look_up)
     monkeypatch.setattr("lit_rlhf.models.loading.AutoTokenizer.from_pretrained", look_up)
+    monkeypatch.setattr("lit_rlhf.sandbox.cached_file", Mock(side_effect=OSError))
     return asked
 
 

@@ -95,7 +95,7 @@ def auditing(*, count_kernels: bool = False) -> Iterator[PretendCuda]:
         for method in ("step", "sample", "release"):
             audit.watch(patch, Decoder, method, method)
         audit.watch(patch, Decoder, "_decode", "decode")
-        audit.watch(patch, Decoder, "_prefill", "prefill")
+        audit.watch(patch, Decoder, "admit", "prefill")
         yield audit
 
 

@@ -27,6 +27,7 @@ def test_a_policy_that_cannot_end(tmp_path: Path) -> None:
     weights["embed_out.weight"][:, 0] = 0.0
     weights["embed_out.weight"][EOS_ID, 0] = -10.0
     save_file(weights, path, {"format": "pt"})
+    path.with_name("lit_rlhf.json").unlink()  # it lists other weights
 
     report = findings(root, tmp_path / "run")
 
