@@ -36,6 +36,7 @@ SAMPLING = ("--max_new_tokens", "4", "--batch_size", "2", "--seed", "3")
 EVALUATE = ("evaluate", "--policies", "../root/policy", "../root/other", "--prompts")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "fit": ("fit", "--config", "../ppo.yaml", "--ckpt_path", "last"),
+    "rollback": ("fit", "--config", "../rollback.yaml", "--ckpt_path", "last"),
     "export": ("export", "--checkpoint", "../fit/checkpoints/batch=6.ckpt", "--output", "out"),
     "generate": (
         *("generate", "--models", "../root/policy", "--prompts", "../root/prompts.jsonl"),
@@ -82,6 +83,7 @@ class Cell:
 FIT = {"load": 3, "tokenize": 20, "rollout": 20, "update": 30, "validate": 4, "finish": 1}
 """A moment in the middle of each phase of training."""
 OTHERS = (
+    ("rollback", "restore", 1),
     ("export", "finish", 1),
     ("generate", "load", 1),
     ("generate", "forward", 8),
@@ -113,7 +115,12 @@ def cells() -> Iterator[Cell]:
     for command, phase, nth in OTHERS:
         for fault in SIGNALS:
             yield Cell(command, phase, nth, fault)
-        for fault in {"load": FILES[:-1], "finish": FILES, "forward": ("memory",)}.get(phase, ()):
+        for fault in {
+            "load": FILES[:-1],
+            "finish": FILES,
+            "forward": ("memory",),
+            "restore": ("EIO", "memory"),
+        }.get(phase, ()):
             yield Cell(command, phase, nth, fault)
     for processes in ("ddp", "deepspeed"):
         for phase in ("rollout", "update"):
@@ -170,6 +177,19 @@ def write_root(folder: Path) -> None:
         "data": {"class_path": "PromptDataModule", "init_args": data},
     }
     (folder / "ppo.yaml").write_text(json.dumps(config))
+    monitor = {"key": "rollout/kl", "high": 0.3, "patience": 1, "horizon": 0}
+    detector = {
+        "monitors": [{"class_path": "lit_callbacks.Monitor", "init_args": monitor}],
+        "actions": [
+            {
+                "class_path": "lit_callbacks.RollBack",
+                "init_args": {"times": 1, "every_n_steps": 1, "keep": ["iteration"]},
+            }
+        ],
+    }
+    rolls_back = {"class_path": "lit_callbacks.CollapseDetector", "init_args": detector}
+    trainer["callbacks"] = [keep, rolls_back]
+    (folder / "rollback.yaml").write_text(json.dumps(config))
 
 
 def fork(folder: Path, log: str, work: Callable[[], None], lead: bool = True) -> int:
@@ -266,7 +286,7 @@ def contents(folder: Path) -> dict[str, int]:
 
 def results(command: str, folder: Path) -> dict[str, Any]:
     """What a command has made, apart from times of writing."""
-    if command == "fit":
+    if command in ("fit", "rollback"):
         newest = folder / "checkpoints/batch=6.ckpt"
         models = sorted(folder.glob("model/**/*.safetensors"))
         found: dict[str, Any] = {str(p.relative_to(folder)): p.read_bytes() for p in models}

@@ -17,6 +17,7 @@ from openai.resources.chat.completions import Completions
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedModel
 
+import lit_callbacks.rollback
 from lit_rlhf.modules import PPOModule
 
 Strike = Callable[[], None]
@@ -133,6 +134,7 @@ PHASES: dict[str, Callable[[Moments], None]] = {
     "write": write,
     "place": place,
     "finish": lambda m: m.before(PreTrainedModel, "save_pretrained"),
+    "restore": lambda m: m.before(lit_callbacks.rollback, "restore"),
     "forward": forwards(lambda _: True),
     "request": lambda m: m.before(Completions, "create"),
 }
