@@ -513,19 +513,6 @@ def test_newest_healthy_weights_of_all_actions_are_found(tmp_path: Path) -> None
 # --- arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"votes": 0}, "votes: expected at least 1, got 0"),
-        ({"when": "batch"}, "when: expected train_batch, train_epoch or validation, got 'batch'"),
-        ({"monitors": []}, "monitors: expected at least one"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CollapseDetector(**arguments)
-
-
 def test_metric_that_is_logged_by_the_epoch_is_explained(tmp_path: Path) -> None:
     run = trainer(tmp_path, CollapseDetector([above(1.0, "drift")]))
     hint = "one that is logged with on_epoch=True is there with when: train_epoch"

@@ -33,34 +33,17 @@ from lit_callbacks.output import (
     name_file,
 )
 from lit_callbacks.words import format_duration, format_number, shorten_keys
+from tests.callbacks.scripted import trainer
 
 # --- numbers and names on one line
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0, "00:00"), (59.9, "00:59"), (60, "01:00"), (3599, "59:59"), (108061, "30:01:01")],
-)
-def test_duration(seconds: float, expected: str) -> None:
-    assert format_duration(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (0.0, "0"),
-        (0.51234, "0.512"),
-        (-12.345, "-12.3"),
-        (1234.4, "1234"),
-        (-123456.0, "-123456"),
-        (5e-7, "5e-07"),
-        (1.5e6, "1.5e+06"),
-        (math.nan, "nan"),
-        (math.inf, "inf"),
-    ],
-)
-def test_number(value: float, expected: str) -> None:
-    assert format_number(value) == expected
+def test_durations_and_numbers_fit_a_line() -> None:
+    seconds = (0, 59.9, 60, 3599, 108061)
+    assert list(map(format_duration, seconds)) == ["00:00", "00:59", "01:00", "59:59", "30:01:01"]
+    values = (0.0, 0.51234, -12.345, 1234.4, -123456.0, 5e-7, 1.5e6, math.nan, math.inf)
+    shown = "0 0.512 -12.3 1234 -123456 5e-07 1.5e+06 nan inf"
+    assert list(map(format_number, values)) == shown.split()
 
 
 def test_keys_are_whole_where_their_ends_are_alike() -> None:
@@ -107,17 +90,8 @@ class Writer(Callback):
 
 def fitted(folder: Path, logs_step: bool, logger: Any) -> Writer:
     writer = Writer()
-    Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=1,
-        logger=logger,
-        callbacks=[writer],
-        default_root_dir=folder,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(Module(logs_step), DataLoader(torch.ones(2)))  # type: ignore[arg-type]
+    run = trainer(folder, writer, logger=logger, log_every_n_steps=50)
+    run.fit(Module(logs_step), DataLoader(torch.ones(2)))  # type: ignore[arg-type]
     return writer
 
 
@@ -131,25 +105,26 @@ def events(folder: Path) -> EventAccumulator:
 def test_the_x_axis_is_the_modules_step_or_the_optimizer_steps(
     logs_step: bool, steps: list[int], tmp_path: Path
 ) -> None:
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    assert fitted(tmp_path, logs_step, logger).seen == steps
-    written = events(tmp_path).Tensors("toy/text/text_summary")
-    assert [event.step for event in written] == steps
-    assert written[0].tensor_proto.string_val == [f"at {steps[0]}".encode()]
+    board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path / "table")
+    assert fitted(tmp_path, logs_step, [table, board]).seen == steps
+    written = events(tmp_path)
+    texts = written.Tensors("toy/text/text_summary")
+    assert [event.step for event in texts] == steps
+    assert texts[0].tensor_proto.string_val == [f"at {steps[0]}".encode()]
+    # histograms leave out what TensorBoard cannot draw
+    assert written.Tags()["histograms"] == ["toy/values"]
+    value = written.Histograms("toy/values")[0].histogram_value
+    assert (value.num, value.min, value.max, value.sum) == (2, 1.0, 3.0, 4.0)
+    # a logger beside TensorBoard writes too
+    other = records(Path(table.log_dir) / "log.jsonl")
+    assert [record["step"] for record in other] == [step for step in steps for _ in range(2)]
+    assert fitted(tmp_path, logs_step, False).seen == steps
 
 
 def test_a_mean_just_below_a_step_is_that_step() -> None:
     trainer: Any = SimpleNamespace(callback_metrics={"step": torch.tensor(2.9999998)})
     trainer.global_step = 7
     assert logger_step(trainer) == 3
-
-
-def test_histograms_leave_out_what_tensorboard_cannot_draw(tmp_path: Path) -> None:
-    fitted(tmp_path, True, TensorBoardLogger(tmp_path, name="", version=""))
-    written = events(tmp_path)
-    assert written.Tags()["histograms"] == ["toy/values"]
-    value = written.Histograms("toy/values")[0].histogram_value
-    assert (value.num, value.min, value.max, value.sum) == (2, 1.0, 3.0, 4.0)
 
 
 class FakeWandb(Logger):
@@ -301,17 +276,6 @@ def test_a_histogram_of_equal_values_has_bins(tmp_path: Path) -> None:
     assert record["edges"] == sorted(set(record["edges"]))
 
 
-def test_loggers_beside_tensorboard_write_too(tmp_path: Path) -> None:
-    board, table = TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "table")
-    fitted(tmp_path, True, [table, board])
-    assert len(events(Path(board.log_dir)).Tensors("toy/text/text_summary")) == 2
-    assert [record["step"] for record in records(Path(table.log_dir) / "log.jsonl")] == [
-        *(10, 10),
-        *(20, 20),
-    ]
-    assert fitted(tmp_path, True, False).seen == [10, 20]
-
-
 @pytest.mark.parametrize("is_rank_zero", [True, False])
 def test_other_ranks_and_a_fast_dev_run_write_nothing(tmp_path: Path, is_rank_zero: bool) -> None:
     real: list[Logger] = [TensorBoardLogger(tmp_path), CSVLogger(tmp_path)]
@@ -324,14 +288,13 @@ def test_other_ranks_and_a_fast_dev_run_write_nothing(tmp_path: Path, is_rank_ze
 
 
 # a library inside TensorBoard warns of itself when it is imported
+# a library inside TensorBoard warns of itself when it is imported
 @pytest.mark.filterwarnings("ignore:html5lib's sanitizer is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "text",
     [
-        "a | b",
-        "*one* __two__ `three` snake_case",
-        "[a](http://b.example) ![c](d)",
-        "<b>bold</b> &amp; <script>",
+        "a | b, *one* __two__ `three` snake_case",
+        "[a](http://b.example) ![c](d) <b>bold</b> &amp; <script>",
         r"back\slash \| and \*",
         "# no heading, - no list, 1. no number",
     ],
@@ -341,8 +304,7 @@ def test_markdown_shows_the_text_as_it_is(text: str) -> None:
 
     page = markdown_to_safe_html(f"| key | {escape_markdown(text)} |\n|---|---|\n| a | b |")
     cells = re.findall(r"<th>(.*?)</th>", page)
-    assert cells[0] == "key"
-    assert [html.unescape(cell) for cell in cells[1:]] == [text]
+    assert [html.unescape(cell) for cell in cells] == ["key", text]
 
 
 def test_lines_stay_in_one_cell() -> None:

@@ -15,17 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lit_callbacks import Level, read_logged_steps, read_run
 from lit_callbacks.runs import Span, parse_verdict
-from tests.callbacks.reports import calm_run, report, watched_run, write_run
-
-
-@pytest.fixture
-def watched(tmp_path: Path) -> str:
-    return watched_run(tmp_path / "watched")
-
-
-@pytest.fixture
-def calm(tmp_path: Path) -> str:
-    return calm_run(tmp_path / "calm")
+from tests.callbacks.reports import report, write_run
 
 
 class TestReading:

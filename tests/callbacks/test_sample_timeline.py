@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_callbacks.sample_timeline import SampleTimeline
-from tests.callbacks.scripted import resumes_at_the_next_batch
+from tests.callbacks.scripted import resumes_at_the_next_batch, trainer
 
 BATCHES = 5  # of an epoch
+SYSTEM = '[{"role": "system", "content": "a"}]'  # a dialogue without a question
 
 
 class Answering(LightningModule):
@@ -86,20 +87,8 @@ def fitted(
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002
-    Trainer(
-        **{
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_epochs": 2,
-            "logger": False,
-            "callbacks": list(callbacks),
-            "default_root_dir": folder,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            **arguments,
-        }
-    ).fit(module, batches(), batches(), ckpt_path=ckpt_path)
+    run = trainer(folder, *callbacks, **{"max_epochs": 2, "log_every_n_steps": 50, **arguments})
+    run.fit(module, batches(), batches(), ckpt_path=ckpt_path)
     return module
 
 
@@ -316,37 +305,14 @@ def test_prompts_from_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
-    [
-        "3",
-        "{}",
-        '{"prompt": 3}',
-        '{"prompt": " "}',
-        '{"prompt": []}',
-        '{"prompt": ["a"]}',
-        '{"prompt": [{"role": "system", "content": "a"}]}',
-    ],
+    "prompt",
+    ["3", "{}", *(f'{{"prompt": {value}}}' for value in ("3", '" "', "[]", '["a"]', SYSTEM))],
 )
-def test_a_line_without_a_prompt_is_named(row: str, tmp_path: Path) -> None:
+def test_a_line_without_a_prompt_is_named(prompt: str, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text(f'{{"prompt": "a"}}\n{row}\n')
+    path.write_text(f'{{"prompt": "a"}}\n{prompt}\n')
     with pytest.raises(ValueError, match=r"prompts\.jsonl:2: expected an object whose field"):
         SampleTimeline(str(path))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompts": []}, "prompts: expected at least one, got none"),
-        ({"prompts": ["a", " "]}, r"prompts\[1\]: expected a text, got ' '"),
-        ({"prompts": "hello"}, "prompts: expected a list .* got 'hello'"),
-        ({"prompts": ["a"], "every_n_batches": 0}, "every_n_batches: expected at least 1, got 0"),
-        ({"prompts": ["a"], "n_prompts": 0}, "n_prompts: expected at least 1, got 0"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SampleTimeline(**arguments)
 
 
 def test_empty_file_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import sys
 from pathlib import Path
 
@@ -13,19 +12,9 @@ from lit_callbacks.report import main, write_report
 from lit_callbacks.report.panels import KNOWN
 from lit_callbacks.report.table import runs_table
 from lit_callbacks.runs import read_run
-from tests.callbacks.reports import Page, calm_run, report, watched_run, write_run
+from tests.callbacks.reports import Page, report, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def watched(tmp_path: Path) -> str:
-    return watched_run(tmp_path / "watched")
-
-
-@pytest.fixture
-def calm(tmp_path: Path) -> str:
-    return calm_run(tmp_path / "calm")
 
 
 def test_page_needs_nothing_else(tmp_path: Path, watched: str) -> None:
@@ -40,34 +29,24 @@ def test_page_needs_nothing_else(tmp_path: Path, watched: str) -> None:
     assert {link[1:] for link in links} <= {e.attributes.get("id") for e in page.root.all()}
 
 
-def test_head_is_the_last_verdict_with_the_levels_before(tmp_path: Path, watched: str) -> None:
-    card = report(tmp_path, watched).root.one(css="run")
-
-    assert card.one("h2").text == "watched ■ collapsed at step 5"
-    assert card.one(css="sentence").text == (
-        "KL 41 nats is 12x its baseline: the policy is exploiting the reward model (step 4)"
-    )
-    segments = {segment.text: segment.attributes["style"] for segment in card.all(css="segment")}
-    assert segments == {
-        "healthy": "left:0.00%;width:50.00%",
-        "suspicious": "left:50.00%;width:25.00%",
-        "collapsed": "left:75.00%;width:25.00%",
-    }
-
-
-def test_verdicts_are_listed_with_their_actions(tmp_path: Path, watched: str) -> None:
-    rows = report(tmp_path, watched).root.one("tbody").all("tr")
-
-    assert [[cell.text for cell in row.children] for row in rows] == [
-        ["1", "step 3", "▲ suspicious", "KL is <b>rising</b>", ""],
-        [
-            "2",
-            "step 4",
-            "■ collapsed",
-            "KL 41 nats is 12x its baseline: the policy is exploiting the reward model",
-            "raised kl_coef from 0 to 0.2 multiplied the learning rates by 0.5",
-        ],
+def test_page_shows_last_verdict_levels_actions_and_values(tmp_path: Path, watched: str) -> None:
+    page = report(tmp_path, watched)
+    card = page.root.one(css="run")
+    reason = "KL 41 nats is 12x its baseline: the policy is exploiting the reward model"
+    assert "collapsed at step 5" in card.one("h2").text
+    assert card.one(css="sentence").text == f"{reason} (step 4)"
+    assert [(s.text, s.attributes["style"]) for s in card.all(css="segment")] == [
+        ("healthy", "left:0.00%;width:50.00%"),
+        ("suspicious", "left:50.00%;width:25.00%"),
+        ("collapsed", "left:75.00%;width:25.00%"),
     ]
+    first, second = ([c.text for c in r.children] for r in page.root.one("tbody").all("tr"))
+    assert first[1:] == ["step 3", "▲ suspicious", "KL is <b>rising</b>", ""]
+    assert second[1:4] == ["step 4", "■ collapsed", reason]
+    assert "raised kl_coef from 0 to 0.2" in second[4]
+    headings = [section.one("h2").text for section in page.root.all("section")[1:]]
+    assert headings == ["Reward", "Policy", "Verdicts"]
+    assert page.panel("rollout/kl").one(css="values").one("b").text == "4"
 
 
 @pytest.mark.parametrize(
@@ -90,18 +69,6 @@ def test_healthy_run_has_no_sentence_and_no_shade(
     assert ("The level never changed." in page.root.text) == (sum(levels) == 0 < len(levels))
 
 
-def test_known_metrics_come_in_groups_with_their_last_value(tmp_path: Path, watched: str) -> None:
-    page = report(tmp_path, watched)
-    headings = [section.one("h2").text for section in page.root.all("section")[1:]]
-
-    assert headings == ["Reward", "Policy", "Verdicts"]
-    assert [panel.one("h3").text for panel in page.root.all(css="panel")] == [
-        "Score of the reward model reward",
-        "KL to the SFT policy nats per response",
-    ]
-    assert page.panel("rollout/kl").one(css="values").one("b").text == "4"
-
-
 def test_run_without_known_metrics_shows_all_of_its_own(tmp_path: Path) -> None:
     series = {key: [1.0] for key in ("b/loss", "plain", "a/x", "hp_metric", "epoch")}
     run = write_run(tmp_path / "run", series | {"monitor/level": [0], "monitor/x": [0]})
@@ -109,12 +76,6 @@ def test_run_without_known_metrics_shows_all_of_its_own(tmp_path: Path) -> None:
 
     assert [code.text for code in page.root.all("code")] == ["plain", "a/x", "b/loss"]
     assert [s.one("h2").text for s in page.root.all("section")[1:4]] == ["Metrics", "a", "b"]
-
-
-def test_keys_choose_the_panels(tmp_path: Path, watched: str, calm: str) -> None:
-    page = report(tmp_path, watched, calm, keys=["rollout/gold", "monitor/level"])
-
-    assert [code.text for code in page.root.all("code")] == ["rollout/gold", "monitor/level"]
 
 
 def test_every_known_metric_is_documented() -> None:
@@ -144,8 +105,7 @@ def test_new_page_replaces_an_older_one_once_it_is_complete(
     output.write_text("old")
 
     def full(self: Path, text: str, encoding: str) -> int:
-        with self.open("w") as file:
-            file.write("half a page")
+        self.touch()
         raise OSError("no space left")
 
     with monkeypatch.context() as patches:
@@ -153,36 +113,19 @@ def test_new_page_replaces_an_older_one_once_it_is_complete(
         with pytest.raises(OSError, match="no space left"):
             write_report([calm], output)
     assert (output.read_text(), list(output.parent.iterdir())) == ("old", [output])
-    assert write_report([calm], output) == output
-    assert output.read_text().startswith("<!doctype html>")
+    assert write_report([calm], output).read_text().startswith("<!doctype html>")
     assert list(output.parent.iterdir()) == [output]
 
 
 def test_verdicts_of_several_runs_are_in_order_of_steps(tmp_path: Path, watched: str) -> None:
-    series = {"rollout/kl": [1.0] * 4, "monitor/level": [1, 1, 1, 1]}
     texts = {1: "**suspicious** at step 1\n\nfirst", 4: "**suspicious** at step 4\n\nlast"}
-    other = write_run(tmp_path / "other", series, texts)
-    page = report(tmp_path, watched, other)
-
+    series = {"rollout/kl": [1.0] * 4, "monitor/level": [1, 1, 1, 1]}
+    page = report(tmp_path, watched, write_run(tmp_path / "other", series, texts))
     rows = page.root.one("tbody").all("tr")
-    told = [(row.one("td", css="name").text, row.one("td", css="step").text) for row in rows]
-    assert told == [
-        ("other", "step 1"),
-        ("watched", "step 3"),
-        ("watched", "step 4"),
-        ("other", "step 4"),
-    ]
+    told = [f"{row.one('td', css='name').text} {row.one('td', css='step').text}" for row in rows]
+    assert told == ["other step 1", "watched step 3", "watched step 4", "other step 4"]
     values = page.panel("rollout/kl").one(css="values")
     assert [value.text for value in values.all("b")] == ["4", "1"]
-
-
-def test_many_runs_have_small_cards_and_a_legend(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / f"{i}", {"toy/a": [1.0, 2.0]}) for i in range(7)]
-    page = report(tmp_path, *folders)
-
-    assert "many" in page.root.one(css="runs").classes
-    assert [item.text for item in page.root.one(css="legend").all("li")] == list("0123456")
-    assert page.root.one(css="values").all("b") == []
 
 
 def test_runs_are_named_by_folder_or_by_path_where_two_are_alike(tmp_path: Path) -> None:
@@ -251,25 +194,16 @@ def test_missing_matplotlib_is_named(
 
 
 def test_command_writes_the_page_and_prints_the_table(
-    tmp_path: Path,
-    watched: str,
-    calm: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, watched: str, calm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = str(tmp_path / "page.html")
-    words = [f"vanilla={watched}", f"ppo max={calm}", "--output", output, "--keys", "rollout/kl"]
-    monkeypatch.setattr(sys, "argv", ["report", *words])
-    # another test of this process may have imported it, of which runpy warns
-    monkeypatch.delitem(sys.modules, "lit_callbacks.report.__main__", raising=False)
-
-    runpy.run_module("lit_callbacks.report", run_name="__main__")
-
+    output = tmp_path / "page.html"
+    words = [f"vanilla={watched}", f"ppo max={calm}", "--output", str(output)]
+    main([*words, "--keys", "rollout/kl"])
     printed = capsys.readouterr().out
     assert printed.split("\n")[1].split() == ["rollout/kl", "4", "0.1"]
     assert printed.endswith(f"\n\nReport: {output}\n")
-    assert [c.text for c in Page(Path(output)).root.all("code")] == ["rollout/kl"]
-    assert Page(Path(output)).title == "vanilla, ppo max"
+    assert [c.text for c in Page(output).root.all("code")] == ["rollout/kl"]
+    assert Page(output).title == "vanilla, ppo max"
 
 
 def test_folder_with_a_sign_of_equality_is_a_folder(tmp_path: Path) -> None:
