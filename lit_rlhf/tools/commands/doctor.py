@@ -58,13 +58,10 @@ _LOGGERS = ("lightning.pytorch", "lightning.fabric")
 
 
 class DoctorCLI(RLHFCLI):
-    """Reads a configuration as `fit` does and builds module, data and Trainer without a run.
-
-    Attributes:
-        start_error: The error of building them, if there was one.
-    """
+    """Reads a configuration as `fit` does and builds module, data and Trainer without a run."""
 
     start_error: Exception | None = None
+    """The error of building them, if there was one."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the flags of `fit`, and the path of the report."""
@@ -140,11 +137,7 @@ def _silence_lightning() -> Iterator[None]:
 
 
 def main(argv: Sequence[str]) -> Report:
-    """Entry point of `lit_rlhf doctor`.
-
-    Raises:
-        SystemExit: With status 1 if a check failed, or 2 for arguments that cannot be used.
-    """
+    """Run `lit_rlhf doctor`; the exit status is 1 if a check failed, 2 for unusable arguments."""
     arguments = list(argv)
     if {"-h", "--help"} & set(arguments):
         print(_help_text())

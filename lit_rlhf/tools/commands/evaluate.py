@@ -98,12 +98,7 @@ SETTINGS = (
 
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
-    """Compare policies and return the report, which is also printed and written.
-
-    Raises:
-        ValueError: If options do not fit together, or as `compare_policies`, `judge_policies` and
-            `run_benchmarks` do.
-    """
+    """Compare policies and return the report, which is also printed and written."""
     _check_options(options)
     report: dict[str, Any] = {}
     head_to_heads = []
@@ -177,11 +172,7 @@ def _sample_and_compare(options: EvaluateOptions, prompts: DataSource) -> Compar
 
 
 def _check_options(options: EvaluateOptions) -> None:
-    """Refuse options that do not fit together, before hours of work.
-
-    Raises:
-        ValueError: If an option needs another one, or excludes it.
-    """
+    """Refuse options that do not fit together, before hours of work."""
     if options.chart is not None:
         from matplotlib.figure import Figure
 

@@ -75,11 +75,7 @@ class GenerateOptions(SamplingFlags):
 
 
 def generate(options: GenerateOptions) -> Generation | None:
-    """Sample responses and print or write them, or chat.
-
-    Raises:
-        ValueError: If options do not fit together, or as `generate_from_models` does.
-    """
+    """Sample responses and print or write them, or chat."""
     models, output, device = options.models, options.output, choose_device(options.device)
     _check_one_source(options)
     if options.chat:

@@ -126,22 +126,9 @@ def sample_preferences(
 ) -> list[dict[str, str]]:
     """Sample and label exactly `pairs` pairs, as HH records.
 
-    Args:
-        policy: Folder of the policy.
-        world_folder: Folder that `lit_rlhf lab world` wrote.
-        pairs: Number of pairs.
-        seed: Seed of the order of the prompts, the sampling and the labels.
-        max_new_tokens: Longest response in tokens, including EOS.
-        batch_size: Prompts per batch, with two responses each.
-        device: The device to sample on, or `"auto"`.
-        progress: Called with the number of new records after each batch.
-        output: JSON lines file for the records, written when they are complete. Until then
-            `<output>.partial` keeps the finished batches, from which the same call continues.
-
-    Raises:
-        OSError: If a file cannot be written.
-        ValueError: If the folder holds no world, the policy cannot take the world's prompts, or too
-            few of its responses differ.
+    Arguments as for `preferences`; `progress` is called with the number of new records after each
+    batch. Until `output` is complete, `<output>.partial` keeps the finished batches, from which the
+    same call continues.
     """
     world = read_world(world_folder)
     encoder = load_shared_encoder([policy])

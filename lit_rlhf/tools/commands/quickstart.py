@@ -36,12 +36,7 @@ class Progress(Enum):
 
 
 class Steps:
-    """The steps of a quickstart that have begun, in a file of its folder.
-
-    Args:
-        path: The file. With other settings in it, it is begun anew.
-        settings: Settings of the quickstart.
-    """
+    """The steps of a quickstart that have begun, in a file; with other settings it begins anew."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path, self.settings = path, settings
@@ -65,15 +60,9 @@ class Steps:
 class Quickstart:
     """The steps of the quickstart, each a command of `lit_rlhf` that is printed before it runs.
 
-    Attributes:
-        root: Folder for all files.
-        seed: Seed of the world, the weights, the order of the data and the rollouts.
-        world: Name of the world, which says how labellers err.
-        language: Language of the world.
-        configs: Folder with the configurations of the stages.
-        pairs: Number of preferences that the reward model learns from.
-        overwrite: Whether the runs replace earlier ones in the folder.
-        steps: Keeps which steps have begun, so that an interrupted quickstart continues.
+    `configs` is the folder with the configurations of the stages, `pairs` the number of preferences
+    that the reward model learns from, and `steps` keeps which steps have begun, so that an
+    interrupted quickstart continues.
     """
 
     root: Path
@@ -130,13 +119,7 @@ class Quickstart:
         self.fit(configs, *options, seeded=["--data.seed", "--model.seed"])
 
     def fit(self, configs: Sequence[str | Path], *options: str, seeded: Sequence[str]) -> None:
-        """Train a stage.
-
-        Args:
-            configs: Configurations by name or path, the last of which wins.
-            *options: Further flags.
-            seeded: Flags that get the seed.
-        """
+        """Train a stage; the last configuration wins, and `seeded` flags get the seed."""
         progress = self.begin(Path(configs[-1]).stem)
         if progress is Progress.FINISHED:
             return
@@ -177,16 +160,8 @@ class Quickstart:
 class Outcome(NamedTuple):
     """The numbers of a finished quickstart that tell what happened in it.
 
-    Attributes:
-        sft_gold: Mean gold reward of the SFT policy.
-        sft_std: Standard deviation of the SFT policy's gold reward over prompts.
-        vanilla_gold: Mean gold reward of vanilla PPO.
-        max_gold: Mean gold reward of PPO-max.
-        vanilla_score: Mean score of vanilla PPO under the reward model.
-        max_score: Mean score of PPO-max under the reward model.
-        sft_well_formed: Share of well-formed responses of the SFT policy.
-        vanilla_well_formed: Share of well-formed responses of vanilla PPO.
-        max_well_formed: Share of well-formed responses of PPO-max.
+    Means over the held-out prompts of the gold reward, of the score under the reward model, and of
+    being well-formed, for the SFT policy, vanilla PPO and PPO-max.
     """
 
     sft_gold: float
@@ -250,11 +225,7 @@ class Outcome(NamedTuple):
 
 
 def read_outcome(evaluation: Mapping[str, Any]) -> Outcome:
-    """The outcome of a quickstart.
-
-    Args:
-        evaluation: Report of `lit_rlhf evaluate` on `sft`, `ppo_vanilla` and `ppo_max`.
-    """
+    """The outcome in the report of `lit_rlhf evaluate` on `sft`, `ppo_vanilla` and `ppo_max`."""
     sft, vanilla, ppo_max = (
         evaluation["policies"][name]["rewards"] for name in ("sft", "ppo_vanilla", "ppo_max")
     )
@@ -345,11 +316,7 @@ def quickstart(
 
 
 def _relocate(config: Path, root: Path) -> Path:
-    """Write a copy of a configuration with its paths under `root`, unless they are there already.
-
-    Returns:
-        The copy, or `config` itself.
-    """
+    """Copy a configuration with its paths under `root`, unless they are there already."""
     if root == Path(DEFAULT_DIR):
         return config
     copy = root / "configs" / config.name

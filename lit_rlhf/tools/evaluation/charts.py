@@ -70,11 +70,7 @@ _NOTEBOOK_DPI = 80  # two figures of six panels and their notebook stay below 15
 
 
 def save_figure(figure: Figure, output: str | Path) -> Path:
-    """Write a figure into a file whose suffix is the format, for example `.png` or `.svg`.
-
-    Raises:
-        ValueError: If matplotlib does not know the format.
-    """
+    """Write a figure into a file whose suffix is the format, for example `.png` or `.svg`."""
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     with name_file(path):
@@ -96,9 +92,6 @@ def run_figure(
         runs: Folder of each run by its name in the legend, see `lit_callbacks.read_run`.
         keys: Metrics to draw. `None`: the metrics of `PANELS` that a run has.
         baseline: Value of the SFT policy by key, drawn as a dashed line.
-
-    Raises:
-        ValueError: If there is no run, a folder has none or several, or no run has one of `keys`.
     """
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
@@ -138,11 +131,6 @@ class LiveCurves(Callback):
         name: Name of the run in the legend.
         every_n_batches: Number of training batches between two drawings.
         beside: Folders of earlier runs by name, drawn beside this one.
-
-    Raises:
-        ValueError: If `every_n_batches` is below 1; when a fit is set up, if the trainer has no
-            logger.
-        ModuleNotFoundError: When a fit is set up, if IPython is not installed.
     """
 
     def __init__(
@@ -274,13 +262,6 @@ def outcome_figure(rows: Sequence[HeadToHead], baseline: str) -> Figure:
 
     As in Figure 10 of arXiv 2307.04964. The lines above and below a bar are the 95 % intervals of
     win and of lose.
-
-    Args:
-        rows: The results of each policy under each judge.
-        baseline: Name of the policy that the others were compared with.
-
-    Raises:
-        ValueError: If there are no results.
     """
     if not rows:
         raise ValueError("chart: expected verdicts of a reward or a judge to draw, got none")
@@ -332,12 +313,7 @@ def _draw_bar(axis: Axes, place: int, outcomes: Outcomes) -> None:
 
 
 def histogram_chart(edges: Sequence[float], counts: Sequence[int]) -> Figure:
-    """Draw a histogram of score differences: mistakes left of 0, the rest right of it.
-
-    Args:
-        edges: Edges of the bars, `[K + 1]`.
-        counts: Their heights, `[K]`.
-    """
+    """Draw a histogram of score differences: mistakes left of 0, the rest right of it."""
     figure, axis = _small_figure("chosen - rejected score", "pairs")
     colors = [_ORANGE if high <= 0 else _BLUE for high in edges[1:]]
     axis.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colors)
@@ -349,8 +325,7 @@ def histogram_chart(edges: Sequence[float], counts: Sequence[int]) -> Figure:
 def reliability_chart(bins: Sequence[ReliabilityBin]) -> Figure:
     """Draw accuracy by confidence; the dots of a calibrated model lie on the diagonal.
 
-    Args:
-        bins: The bins. A larger dot stands for more pairs.
+    A larger dot stands for more pairs.
     """
     figure, axis = _small_figure("probability given to the preferred response", "right")
     axis.plot([0.5, 1.0], [0.5, 1.0], **_IDEAL)
@@ -362,11 +337,7 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Figure:
 
 
 def length_chart(buckets: Sequence[LengthBucket]) -> Figure:
-    """Draw accuracy by length difference.
-
-    Args:
-        buckets: The buckets, from the shortest to the longest chosen response.
-    """
+    """Draw accuracy by length difference, from the shortest to the longest chosen response."""
     figure, axis = _small_figure("chosen - rejected length, tokens", "right")
     axis.axhline(0.5, **_IDEAL)
     places = range(len(buckets))
@@ -377,12 +348,7 @@ def length_chart(buckets: Sequence[LengthBucket]) -> Figure:
 
 
 def scatter_chart(lengths: NDArray[np.int64], differences: NDArray[np.float64]) -> Figure:
-    """Draw score difference against length difference, with a dot for each pair.
-
-    Args:
-        lengths: Length differences in tokens, `[N]`.
-        differences: Score differences, `[N]`.
-    """
+    """Draw score differences `[N]` against length differences `[N]` in tokens."""
     figure, axis = _small_figure("chosen - rejected length, tokens", "score")
     # one image in the vector graphic: a page of 100,000 dots would not open
     axis.scatter(lengths, differences, s=6, alpha=0.35, color=_BLUE, rasterized=True, linewidths=0)

@@ -32,13 +32,9 @@ To begin a message with a slash, put a blank before it."""
 class ChatReply(NamedTuple):
     """A model's reply to a message.
 
-    Attributes:
-        text: The reply, without special tokens and outer whitespace.
-        ended: Whether the model ended it.
-        interrupted: Whether Ctrl-C did. A reply that neither of them ended was cut off at
-            `max_new_tokens`.
-        dropped_turns: Oldest turns that were dropped from the dialogue to make room.
-        cut_tokens: Tokens cut from the beginning of the message, which was too long by itself.
+    It was ended by the model, interrupted by Ctrl-C, or cut off at `max_new_tokens`. The oldest
+    turns of the dialogue were dropped to make room, or tokens of a message that was too long by
+    itself were cut.
     """
 
     text: str
@@ -121,13 +117,9 @@ def stream_reply(
 
 @dataclass
 class Speaker:
-    """A model in a chat.
+    """A model in a chat, with the whole exchanges that it remembers.
 
-    Attributes:
-        name: The model's name.
-        model: A causal language model.
-        encoder: Its encoder. The longest prompt leaves room for a response.
-        messages: The dialogue as far as the model remembers it, in whole exchanges.
+    The longest prompt of its encoder leaves room for a response.
     """
 
     name: str
@@ -141,9 +133,6 @@ class Speaker:
         """Reply to a message and remember the exchange.
 
         An exchange that was interrupted before the first word is not remembered.
-
-        Raises:
-            EncodingError: If the message contains the text of a control token.
         """
         turns = [*self.messages, Message("user", content)]
         prompt = self.encoder.encode_prompt(turns)
@@ -161,12 +150,8 @@ class Speaker:
 class Chat:
     """A chat with one or more models.
 
-    Attributes:
-        speakers: The models.
-        sampling: How replies are sampled.
-        console: Where the chat is shown.
-        seed: Seed of the next reply; every further message adds 1. All speakers use the same seed.
-        turn: Number of messages since the start, the last `/reset` or the last `/seed`.
+    `seed` is the next reply's; every message (`turn`) since the start, the last `/reset` or the
+    last `/seed` adds 1. All speakers use the same seed.
     """
 
     speakers: Sequence[Speaker]
@@ -176,11 +161,7 @@ class Chat:
     turn: int = 0
 
     def run(self, read: Callable[[], str]) -> None:
-        """Answer messages until `/quit` or the end of the input.
-
-        Args:
-            read: Returns the next line, or raises EOFError at the end of the input.
-        """
+        """Answer the lines of `read` until `/quit`, or EOFError at the end of the input."""
         while True:
             try:
                 line = read()
@@ -267,11 +248,7 @@ def load_speakers(
 ) -> list[Speaker]:
     """Load the models of a chat; all of them stay in memory.
 
-    Arguments as for `generate_from_models`; `max_prompt_length` is the number of tokens
-    of dialogue that a model remembers.
-
-    Raises:
-        ValueError: If a model is given twice or cannot be used.
+    `max_prompt_length` is the number of tokens of dialogue that a model remembers.
     """
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     names = short_names(models, "models")

@@ -85,13 +85,8 @@ _METRIC_ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 class PolicySamples:
     """A policy's responses to `N` prompts, in the order of the prompts, with their scores.
 
-    Attributes:
-        responses: The `N` responses. Their text is the one that the rewards read, with any
-            whitespace at its ends.
-        scores: Scores under each reward, `[N]` float32.
-        kl: KL estimate to the reference on each response, `[N]` float32, nats. It is the k1
-            estimate, so a single value can be negative.
-        metrics: Values of `METRICS` over all responses.
+    `scores` and `kl` are `[N]` float32. `kl` is the k1 estimate of the KL to the reference in nats,
+    so a single value can be negative. `metrics` holds the values of `METRICS`.
     """
 
     responses: list[SampledResponse]
@@ -116,12 +111,8 @@ class PolicySamples:
 class PolicyReport:
     """Summary of one policy.
 
-    Attributes:
-        path: Folder or hub id.
-        scores: Mean score under each reward, with its interval.
-        outcomes: Win, tie and lose rates against the baseline under each reward; empty for the
-            baseline itself.
-        metrics: Values of `METRICS`.
+    `outcomes` are the rates against the baseline under each reward, none for the baseline itself;
+    `metrics` holds the values of `METRICS`.
     """
 
     path: str
@@ -134,13 +125,9 @@ class PolicyReport:
 class Comparison:
     """Policies compared on the same prompts.
 
-    Attributes:
-        policies: Reports by policy name, the baseline first.
-        samples: Responses by policy name.
-        rewards: Source of each reward by its name; a rule is given as its mapping.
-        n_prompts: Number of prompts.
-        shortened: Number of prompts that lost their oldest turns or their beginning to fit.
-        inputs: Hashes of weights, prompts and the sources of reward functions.
+    `policies` and `samples` are by policy name, the baseline first; `rewards` has the source of
+    each reward, or a rule's mapping; `shortened` counts prompts that were cut to fit; `inputs` are
+    hashes of weights, prompts and reward functions.
     """
 
     policies: dict[str, PolicyReport]
@@ -229,33 +216,25 @@ def compare_policies(
 ) -> Comparison:
     """Sample from several policies on the same prompts, and score and compare the responses.
 
+    The responses depend on `batch_size`. KL is measured from the first policy, the baseline.
+
     Args:
-        policies: Folders or hub ids of causal language models. The first is the baseline: the
-            others win, tie or lose against it, and KL is measured from it.
+        policies: Folders or hub ids of causal language models, the baseline first.
         prompts: Where the prompts come from.
-        rewards: Weights or mappings by source, or a list of sources, as for PPO: also callables and
-            loaded reward models. Each reward is reported by itself, times its weight and never
-            normalized. May be empty.
+        rewards: As for PPO, also callables and loaded reward models. Each is reported by itself,
+            times its weight and never normalized. May be empty.
         sampling: How responses are sampled.
-        model_options: How models are loaded; `None` takes the defaults.
+        model_options: How models are loaded.
         device: Where to run; `None` is the CPU.
-        batch_size: Prompts per batch. The responses depend on it.
+        batch_size: Prompts per batch.
         tie_margin: Largest difference of scores (times the weight) that counts as a tie.
         chat_template: `tokenizer` for the policies' own, or the name of a built-in one.
         max_prompt_length: Longest prompt in tokens; `None` decides as `load_shared_encoder` does.
         max_prompts: Number of prompts to use, from the first; `None` uses all.
         on_bad_record: What to do about a record without a usable prompt, see `read_prompts`.
         seed: Seed of the sampling, the same for every policy, and of the bootstrap intervals.
-        responses: JSON lines file for all responses with their scores and KL, written when they are
-            complete. Until then `<responses>.partial` keeps the finished batches, from which the
-            same call continues.
-
-    Raises:
-        OSError: If a file cannot be written.
-        RecordError: If the prompts cannot be read.
-        ValueError: If policies or reward models do not share one tokenizer and template, a policy
-            is given twice, an argument is out of range, or the finished batches belong to
-            another call.
+        responses: JSON lines file for all responses with their scores and KL. Until it is complete,
+            `<responses>.partial` keeps finished batches, from which the same call continues.
     """
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     check_not_negative("tie_margin", tie_margin)
@@ -331,22 +310,9 @@ def measure_policy(
 ) -> PolicySamples:
     """Sample one response to each prompt and compute its scores and its KL to the reference.
 
-    Args:
-        policy: The policy.
-        reference: The policy that KL is measured from; may be `policy` itself.
-        encoder: The encoder of both.
-        prompts: The prompts.
-        rewards: Rewards by name.
-        sampling: How to sample. Log-probs are taken at its temperature.
-        batch_size: Prompts per batch.
-        seed: Seed of the sampling; with equal seeds, policies draw with the same seeds batch by
-            batch.
-        unfinished: Finished batches to continue from, and to add others to.
-        name: Name of the policy there and on the progress bar.
-
-    Raises:
-        ValueError: If there is no prompt, or prompts and responses do not fit into the model's
-            positions.
+    `reference` may be `policy` itself. Log-probs are taken at the temperature of the sampling. With
+    equal seeds, policies draw with the same seeds batch by batch. `unfinished` holds finished
+    batches under `name` and receives the others.
     """
     if not prompts.examples:
         raise ValueError("prompts: expected at least one prompt, got none")
@@ -447,10 +413,7 @@ def _measure_batch(
 
 
 def _join_batches(parts: Sequence[Tensor], order: Tensor) -> Tensor:
-    """Concatenate the rows of all batches, then sort them; narrower batches are zero-padded.
-
-    The padding lies outside of the response mask, which is itself padded with False.
-    """
+    """Concatenate the rows of all batches, zero-padded outside of the response mask, and sort."""
     if parts[0].dim() == 2:
         width = max(part.shape[1] for part in parts)
         parts = [functional.pad(part, (0, width - part.shape[1])) for part in parts]
@@ -477,12 +440,7 @@ def _load_rewards(
 
 
 def _hash_sources(rewards: Mapping[str, WeightedReward]) -> dict[str, str]:
-    """SHA-256 of the file that defines each reward function, which an edit changes.
-
-    Returns:
-        Hexadecimal digits by `source of reward NAME`; nothing for models, and for functions without
-        a file, such as in an interactive session.
-    """
+    """SHA-256 of the file that defines each reward function, by `source of reward NAME`."""
     hashes = {}
     for name, reward in rewards.items():
         for callable_reward in reward.functions:

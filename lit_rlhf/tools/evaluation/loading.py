@@ -23,11 +23,7 @@ _DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they wer
 
 
 def load_policy(path: str, model_options: ModelOptions, device: torch.device) -> LanguageModel:
-    """Load a causal language model for sampling and scoring, without gradients or dropout.
-
-    Raises:
-        ValueError: If there is no causal language model at `path`, a folder or hub id.
-    """
+    """Load a causal language model for sampling and scoring, without gradients or dropout."""
     model = freeze(load_causal_lm(path, model_options))
     module: nn.Module = model  # transformers annotates `to` for one of its classes only
     module.to(device)
@@ -42,17 +38,8 @@ def load_shared_encoder(
 ) -> DialogueEncoder:
     """Load the first policy's encoder, and check that all policies read text the same way.
 
-    Args:
-        policies: Folders or hub ids.
-        chat_template: `tokenizer` for the policies' own, or the name of a built-in one.
-        max_prompt_length: Longest prompt in tokens; `None` takes the longest sequence that the
-            first policy was trained on if its folder has a text contract, else 512.
-        model_options: How models are loaded; `None` takes the defaults.
-
-    Raises:
-        ValueError: If a policy's tokenizer has more tokens than it embeds, or the policy would read
-            text differently from its training or from the first policy; the message shows both
-            renderings.
+    By default the longest prompt is the longest sequence that the first policy was trained on if
+    its folder has a text contract, else 512 tokens. An error shows both renderings.
     """
     trust_remote_code = (model_options or ModelOptions()).trust_remote_code
     encoders: list[DialogueEncoder] = []
@@ -95,18 +82,9 @@ def load_encoder(
 ) -> DialogueEncoder:
     """Load the encoder of one model, with prompts short enough to leave room for a response.
 
-    Args:
-        path: Folder or hub id.
-        sampling: Its `max_new_tokens` is the room for the response.
-        chat_template: `tokenizer` for the model's own, or the name of a built-in one.
-        max_prompt_length: Longest prompt in tokens. `None` takes the model's positions less
-            `max_new_tokens`, and no more than the longest sequence that the model was trained on
-            if its folder has a text contract. If neither is known, 512.
-        model_options: How the model is loaded; `None` takes the defaults.
-
-    Raises:
-        ValueError: As `load_shared_encoder` and `load_policy` do, and if prompt and response do not
-            fit into the model's positions.
+    The longest prompt is at most the model's positions less `max_new_tokens`. By default it is no
+    longer than the longest sequence of the model's training if its folder has a text contract. If
+    neither is known, it is 512 tokens.
     """
     positions = max_positions(path, model_options)
     room = None if positions is None else positions - sampling.max_new_tokens
@@ -126,11 +104,7 @@ def load_encoder(
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device called `name`; `auto` is the first CUDA device, or else the CPU.
-
-    Raises:
-        ValueError: If there is no such device.
-    """
+    """Return the device called `name`; `auto` is the first CUDA device, or else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -146,12 +120,7 @@ def choose_device(name: str) -> torch.device:
 def short_names(sources: Sequence[str], argument: str) -> list[str]:
     """Shorten paths and function names to their last part, where that tells them apart.
 
-    Args:
-        sources: Paths, hub ids or functions.
-        argument: Name of the argument that they come from, for the error.
-
-    Raises:
-        ValueError: If there is no source, or one is given twice.
+    Errors name the argument that they come from.
     """
     if not sources or len(set(sources)) < len(sources):
         raise ValueError(f"{argument}: expected one or more, each once, got {list(sources)}")

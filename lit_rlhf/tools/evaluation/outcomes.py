@@ -23,16 +23,9 @@ _CONFIDENCE = 0.95
 
 
 class Outcomes(NamedTuple):
-    """Rates at which a policy wins, ties and loses against the baseline.
+    """Rates at which a policy wins, ties and loses against the baseline on `n` prompts.
 
-    Attributes:
-        win: Share of prompts on which the policy scores higher by more than the margin.
-        tie: Share of prompts on which the scores differ by the margin at most.
-        lose: Share of prompts on which the policy scores lower by more than the margin.
-        win_interval: 95 % Wilson interval of `win`.
-        tie_interval: 95 % Wilson interval of `tie`.
-        lose_interval: 95 % Wilson interval of `lose`.
-        n: Number of prompts.
+    It wins or loses where the scores differ by more than a margin. Intervals are Wilson's, 95 %.
     """
 
     win: float
@@ -45,12 +38,9 @@ class Outcomes(NamedTuple):
 
 
 class HeadToHead(NamedTuple):
-    """The outcomes of one policy against the baseline under one criterion.
+    """The outcomes of one policy against the baseline by a reward or a judge's criterion.
 
-    Attributes:
-        policy: Name of the policy.
-        by: Name of the reward, or of the judge's criterion.
-        outcomes: The rates; `None` without a single valid verdict.
+    They are `None` without a single valid verdict.
     """
 
     policy: str
@@ -59,13 +49,9 @@ class HeadToHead(NamedTuple):
 
 
 class ScoreSummary(NamedTuple):
-    """Mean and spread of a policy's scores under one reward.
+    """Mean over prompts of a policy's scores under one reward, with its 95 % bootstrap interval.
 
-    Attributes:
-        mean: Mean over prompts.
-        low: Lower end of the mean's 95 % bootstrap interval.
-        high: Upper end of that interval.
-        std: Sample standard deviation over prompts; 0 for a single prompt.
+    `std` is the sample standard deviation over prompts; 0 for a single prompt.
     """
 
     mean: float
@@ -75,16 +61,9 @@ class ScoreSummary(NamedTuple):
 
 
 def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -> Outcomes:
-    """Win, tie and lose rates of one policy against another, prompt by prompt.
+    """Win, tie and lose rates of one policy against another by their scores `[N]`.
 
-    Args:
-        scores: The policy's scores, `[N]`.
-        baseline: The other policy's scores on the same prompts, `[N]`.
-        margin: Largest difference that counts as a tie, in units of the score.
-
-    Raises:
-        ValueError: If the shapes differ, there is no prompt, a score is not finite, or the margin
-            is negative.
+    Scores that differ by `margin` at most are a tie.
     """
     ours, theirs = _check_scores(scores, "scores"), _check_scores(baseline, "baseline")
     if ours.shape != theirs.shape:
@@ -105,13 +84,6 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
 
     Equal seeds resample the same prompts, so the intervals of policies on the same prompts are
     comparable. NumPy's global generator is not used.
-
-    Args:
-        scores: One score per prompt, `[N]`.
-        seed: Seed of the resampling.
-
-    Raises:
-        ValueError: If there is no score, or one is not finite.
     """
     values = _check_scores(scores, "scores")
     generator = np.random.default_rng(seed)

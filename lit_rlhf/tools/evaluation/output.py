@@ -77,8 +77,7 @@ def remove_control_characters(text: str) -> str:
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error; a log file gets its final state as one line.
 
-    Yields:
-        A function that is called with the number of steps just completed.
+    The function that it yields takes the number of steps just completed.
     """
     columns = (
         TextColumn("{task.description}", markup=False),

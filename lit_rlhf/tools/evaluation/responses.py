@@ -45,12 +45,7 @@ class SampledResponse:
 
 @dataclass(frozen=True)
 class Responses:
-    """One response of each policy to each of `N` prompts.
-
-    Attributes:
-        prompts: The `N` prompts.
-        by_policy: `N` responses for each policy, the baseline first.
-    """
+    """One response of each policy, the baseline first, to each of `N` prompts."""
 
     prompts: Sequence[Turns]
     by_policy: Mapping[str, Sequence[str]]
@@ -76,10 +71,8 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
             file's name does.
         limit: Number of responses to keep of each policy, from the first; `None` keeps all.
 
-    Raises:
-        RecordError: If a file or a line cannot be used.
-        ValueError: If there are fewer than two policies, or they did not respond to the same
-            prompts in the same order. The message names the first line that differs.
+    The error about policies that did not respond to the same prompts names the first line that
+    differs.
     """
     if limit is not None:
         check_count("max_prompts", limit)

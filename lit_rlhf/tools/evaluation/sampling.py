@@ -43,12 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class EncodedPrompts(NamedTuple):
-    """Prompts, ready for generation.
-
-    Attributes:
-        records: The prompts as they were read.
-        examples: The same prompts as token ids; the `index` of each is its position.
-    """
+    """Prompts as they were read, and the same as token ids, whose `index` is their position."""
 
     records: Sequence[PromptRecord]
     examples: list[PromptExample]
@@ -60,12 +55,9 @@ class EncodedPrompts(NamedTuple):
 
 
 class SampledBatch(NamedTuple):
-    """`B` prompts with one or more responses each.
+    """`B` prompts with one or more responses each, which are adjacent rows of `rollouts`.
 
-    Attributes:
-        positions: Positions of the `B` prompts in the sequence that was sampled from.
-        prompts: The prompts as the model read them.
-        rollouts: The responses on the model's device; those to one prompt are adjacent rows.
+    `positions` are their places in the sequence of prompts that was sampled from.
     """
 
     positions: list[int]
@@ -77,12 +69,8 @@ class SampledBatch(NamedTuple):
 class Generation:
     """Responses of one or more models to the same prompts.
 
-    Attributes:
-        models: Folder or hub id of each model, by short name.
-        responses: Responses by short name, in the order of the prompts.
-        shortened: Number of prompts that were shortened for each model, by short name.
-        seed: Seed of the sampling.
-        settings: Everything else that the responses depend on.
+    `models` (folder or hub id), `responses` and `shortened` (number of prompts cut to fit) are by
+    short name; `settings` are all that the responses depend on beside the seed.
     """
 
     models: dict[str, str]
@@ -108,18 +96,7 @@ class Generation:
 def read_prompts(
     source: DataSource, limit: int | None = None, on_bad_record: OnBadRecord = "error"
 ) -> list[PromptRecord]:
-    """Read prompts, or the prompts of preferences and demonstrations.
-
-    Args:
-        source: Where the prompts come from.
-        limit: Number of prompts to read, from the first; `None` reads all.
-        on_bad_record: What to do about a record without a usable prompt: `"skip"` logs how many.
-
-    Raises:
-        RecordError: If the file is missing or empty, or a record has no usable prompt and
-            `on_bad_record` is `"error"`.
-        ValueError: If `limit` is not positive.
-    """
+    """Read prompts, or the prompts of preferences and demonstrations; `limit` takes the first."""
     if limit is not None:
         check_count("max_prompts", limit)
     return load_records("prompt", [source], on_bad_record, limit)
@@ -132,15 +109,7 @@ def encode_prompt_records(
 ) -> EncodedPrompts:
     """Encode prompts; those that are too long lose their oldest turns, or else their beginning.
 
-    Args:
-        records: The prompts.
-        encoder: The encoder.
-        on_bad_record: What to do about a prompt with the text of a control token: `"skip"` leaves
-            it out and logs how many there are.
-
-    Raises:
-        RecordError: If a turn contains the text of a control token and `on_bad_record` is
-            `"error"`.
+    A prompt with the text of a control token is a bad record.
     """
     counts = DataCounts()
     kept: list[PromptRecord] = []
@@ -165,13 +134,6 @@ def batch_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """Divide positions into batches of similar length.
 
     The longest sequences come first: if memory does not suffice, the first batch fails.
-
-    Args:
-        lengths: Length of the sequence at each position.
-        batch_size: Positions per batch.
-
-    Raises:
-        ValueError: If `batch_size` is not positive.
     """
     check_count("batch_size", batch_size)
     order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
@@ -210,10 +172,6 @@ def sample_batches(
     Yields:
         For each batch the positions of its prompts as `"positions"`, and its description; of the
         new batches those with the longest prompts first.
-
-    Raises:
-        ValueError: If prompts and responses do not fit into the model's positions, or a number is
-            out of range.
     """
     unfinished = unfinished or ProgressFile(None, {})
     generator = torch.Generator().manual_seed(seed)
@@ -248,12 +206,7 @@ def sample_batches(
 def describe_responses(batch: SampledBatch, texts: Sequence[str]) -> list[list[dict[str, Any]]]:
     """Describe the responses to each prompt of a batch by the fields of `SampledResponse`.
 
-    Args:
-        batch: The batch.
-        texts: Its decoded responses, in the order of its rows.
-
-    Returns:
-        For each prompt all fields but `prompt` of each of its responses.
+    `texts` are its decoded responses, row by row. The field `prompt` is left out.
     """
     ended, lengths = batch.rollouts.terminated.tolist(), batch.rollouts.lengths.tolist()
     n_samples = len(texts) // len(batch.positions)
@@ -295,23 +248,17 @@ def generate_from_models(
             template.
         prompts: The prompts.
         sampling: How responses are sampled.
-        model_options: How models are loaded; `None` takes the defaults.
+        model_options: How models are loaded.
         device: Where to run; `None` is the CPU.
         batch_size: Prompts per batch.
         responses_per_prompt: Responses of each model to each prompt.
         chat_template: `tokenizer` for the models' own, or the name of a built-in one.
         max_prompt_length: Longest prompt in tokens; `None` decides as `load_encoder` does.
         seed: Seed of the sampling, the same for every model.
-        output: JSON lines file for the responses, written when they are complete. Until then
-            `<output>.partial` keeps the finished batches, from which the same call continues.
-        on_bad_record: What to do about a prompt that a model's encoder refuses, see
-            `encode_prompt_records`. A prompt that one model refuses is left out for all.
-
-    Raises:
-        OSError: If a file cannot be written.
-        RecordError: If a prompt cannot be encoded and `on_bad_record` is `"error"`.
-        ValueError: If there is no prompt, a model is given twice or cannot be used, an argument is
-            out of range, or the finished batches belong to another call.
+        output: JSON lines file for the responses. Until it is complete, `<output>.partial` keeps
+            finished batches, from which the same call continues.
+        on_bad_record: What to do about a prompt that a model's encoder refuses. One that one model
+            refuses is left out for all.
     """
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     if not prompts:

@@ -27,15 +27,10 @@ from lit_rlhf.tools.evaluation.output import make_table, print_table
 
 @dataclass(frozen=True)
 class BenchmarkScore:
-    """One model's score on a benchmark.
+    """One model's score on a benchmark, and the difference from the first model's.
 
-    Attributes:
-        value: The score.
-        stderr: Standard error of the score; `None` if the benchmark has none.
-        difference: The score minus the first model's; `None` for the first model itself.
-        difference_stderr: Standard error of the difference. For a score that is a mean over
-            questions it is taken over the differences question by question, otherwise as for two
-            independent scores. `None` if there is none.
+    The standard error of the difference is taken question by question for a score that is a mean
+    over questions, otherwise as for two independent scores. `None`: there is none.
     """
 
     value: float
@@ -48,14 +43,8 @@ class BenchmarkScore:
 class BenchmarkRow:
     """Scores of all models on one benchmark by one metric.
 
-    Attributes:
-        benchmark: Name of the task, group or file.
-        part: Sub-task or subject; "" for the whole.
-        metric: Name of the metric, with its filter if it has one.
-        questions: Number of questions.
-        higher_is_better: `None` if the benchmark does not say.
-        cut: Number of questions whose beginning did not fit into some model.
-        scores: Scores by model name.
+    `part` is a sub-task or subject, "" for the whole; `cut` counts questions whose beginning did
+    not fit into some model; `higher_is_better` is `None` if the benchmark does not say.
     """
 
     benchmark: str
@@ -69,12 +58,10 @@ class BenchmarkRow:
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """Scores of models on benchmarks.
+    """Scores of models on benchmarks, each benchmark followed by its parts.
 
-    Attributes:
-        models: Folders or hub ids by name, the baseline first.
-        rows: Benchmark by benchmark, each followed by its parts.
-        shots: Examples before each question; `None` for the benchmarks' own number.
+    `models` are folders or hub ids by name, the baseline first; without `shots`, a benchmark has
+    its own number of examples.
     """
 
     models: dict[str, str]
@@ -104,18 +91,12 @@ def run_benchmarks(
         models: Folders or hub ids of causal language models.
         tasks: Names of tasks, groups or tags of lm-evaluation-harness, which downloads their data.
         choices: Files of multiple-choice questions (see `read_questions`). Nothing is downloaded.
-        model_options: How models are loaded; `None` takes the defaults.
+        model_options: How models are loaded.
         device: Where to run; `None` is the CPU.
         batch_size: Texts per forward.
         shots: Examples before each question; `None` takes each benchmark's own number. For a file
             they are drawn from its other questions.
         max_questions: Number of questions to use of each task, from the first; `None` uses all.
-
-    Raises:
-        RecordError: If a file cannot be read. The message names the line and the field.
-        ValueError: If there is no such task, a model is given twice or has no causal language model
-            in it, or an argument is out of range.
-        ModuleNotFoundError: If lm-evaluation-harness is not installed.
     """
     if not tasks and not choices:
         raise ValueError("benchmarks, choices: expected at least one of them, got none")

@@ -14,14 +14,7 @@ _CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
 class ChoiceQuestion(NamedTuple):
-    """A multiple-choice question.
-
-    Attributes:
-        question: Its text.
-        choices: Two or more texts to choose from.
-        answer: Index of the right choice.
-        subject: Its subject; "" if the file does not say.
-    """
+    """A multiple-choice question; `answer` is the index of the right choice."""
 
     question: str
     choices: tuple[str, ...]
@@ -47,12 +40,8 @@ def read_questions(path: str) -> list[ChoiceQuestion]:
     A record has the fields `question`, `choices` (a list of texts), `answer` (a letter, or an index
     from 0) and optionally `subject`.
 
-    Args:
-        path: A `.jsonl`, `.json` or `.parquet` file, or one of these with `.gz`.
-
-    Raises:
-        RecordError: If the file is missing or empty, or a record cannot be used. The message names
-            the line and the field.
+    The file may be `.jsonl`, `.json` or `.parquet`, or one of these with `.gz`. An error names the
+    line and the field.
     """
     questions = []
     for row in read_file(path):
@@ -65,12 +54,7 @@ def read_questions(path: str) -> list[ChoiceQuestion]:
 
 
 def choice_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any]:
-    """Build the task of lm-evaluation-harness that asks these questions.
-
-    Args:
-        path: The file that they are from; its name becomes the task's.
-        questions: The questions, from `read_questions`.
-    """
+    """Build the task of lm-evaluation-harness that asks these questions, named after their file."""
     import datasets
 
     records = [

@@ -26,15 +26,10 @@ _NO_HARNESS = (
 
 
 class TaskResult(NamedTuple):
-    """One model's result on a task, sub-task, group or subject.
+    """One model's result on a task, sub-task, group or subject; "" is the `part` of the whole.
 
-    Attributes:
-        part: Name of the sub-task or subject; "" for the whole.
-        values: Score and standard error by metric. The standard error is `None` if there is none.
-        by_question: Score of each question, for the metrics that are a mean over questions.
-        questions: Number of questions.
-        higher_is_better: By metric.
-        cut: Number of questions whose beginning did not fit into the model.
+    `values` are score and standard error by metric. `by_question` has the scores of a metric that
+    is a mean over questions. `cut` questions had a beginning that did not fit into the model.
     """
 
     part: str
@@ -46,12 +41,7 @@ class TaskResult(NamedTuple):
 
 
 def find_tasks(tasks: Sequence[str]) -> TaskManager:
-    """Load the harness's index of tasks and check that it has these.
-
-    Raises:
-        ValueError: If there is no task, group or tag of that name. The message suggests another.
-        ModuleNotFoundError: If lm-evaluation-harness is not installed.
-    """
+    """Load the harness's index of tasks and check that it has these tasks, groups or tags."""
     with _quiet_harness():
         from lm_eval.tasks import TaskManager
     manager = TaskManager()
@@ -67,12 +57,7 @@ def find_tasks(tasks: Sequence[str]) -> TaskManager:
 def load_harness_model(
     path: str, model_options: ModelOptions, device: torch.device, batch_size: int
 ) -> HFLM:
-    """Load a model for the harness, with the project's own loader: from safetensors only.
-
-    Raises:
-        ValueError: If there is no causal language model at `path`.
-        ModuleNotFoundError: If lm-evaluation-harness is not installed.
-    """
+    """Load a model for the harness, with the project's own loader: from safetensors only."""
     with _quiet_harness():
         from lm_eval.models.huggingface import HFLM
 
@@ -88,11 +73,9 @@ def run_harness_tasks(
     shots: int | None,
     limit: int | None,
 ) -> dict[str, list[TaskResult]]:
-    """Run tasks, groups or tags.
+    """Run tasks, groups or tags; a task's result is followed by those of its sub-tasks.
 
-    Returns:
-        For each task or group its result and its sub-tasks' results. A tag is replaced by its
-        tasks.
+    A tag is replaced by its tasks.
     """
     results = _run(model, list(tasks), manager, shots, limit)
     members: Mapping[str, Sequence[str]] = results["group_subtasks"]
@@ -119,11 +102,7 @@ def run_choice_tasks(
     shots: int | None,
     limit: int | None,
 ) -> dict[str, list[TaskResult]]:
-    """Ask the questions of files, by file name.
-
-    Returns:
-        For each file its result, and its subjects' results if it has several.
-    """
+    """Ask the questions of files by name; the results of several subjects follow a file's own."""
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_defaults=False)
@@ -244,11 +223,7 @@ def _is_cut(model: HFLM, sample: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _quiet_harness() -> Iterator[None]:
-    """Silence the harness's warnings about being called from Python; its errors stay.
-
-    Raises:
-        ModuleNotFoundError: If the harness is not installed. The message says how to install it.
-    """
+    """Silence the harness's warnings about being called from Python; its errors stay."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)

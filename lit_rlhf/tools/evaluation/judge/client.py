@@ -83,14 +83,10 @@ class JudgeError(OSError):
 
 
 class BoundedClient(httpx2.Client):
-    """An HTTP client that limits the time and size of a whole response, and follows no redirect.
+    """An HTTP client that limits the seconds and size of a whole response and follows no redirect.
 
     The time limit of httpx starts anew with every byte that arrives, and a redirect would send the
     texts elsewhere.
-
-    Args:
-        timeout: Seconds from the beginning of a request to the end of its response.
-        max_connections: Number of requests at a time.
     """
 
     def __init__(self, timeout: float, max_connections: int) -> None:
@@ -129,10 +125,6 @@ class JudgeClient:
 
     The `openai` client repeats requests that fail for a temporary reason (no connection, time-out,
     status 408, 409, 429 and 5xx). Its pauses double, or last as long as the server asks for.
-
-    Raises:
-        JudgeError: If the `openai` package is missing.
-        ValueError: If there is no key for OpenAI's endpoint.
     """
 
     def __init__(self, options: JudgeOptions) -> None:
@@ -162,11 +154,7 @@ class JudgeClient:
         self._client.close()
 
     def ask(self, messages: Sequence[ChatMessage]) -> JudgeReply:
-        """Ask a question until the reply can be read, at most `max_attempts` times.
-
-        Raises:
-            JudgeError: If the endpoint does not reply.
-        """
+        """Ask a question until the reply can be read, at most `max_attempts` times."""
         sent = list(messages)
         malformed: list[str] = []
         problem = ""
@@ -188,11 +176,7 @@ class JudgeClient:
         return JudgeReply(None, problem, malformed)
 
     def _complete(self, messages: Sequence[ChatMessage]) -> object:
-        """Send one request, which the `openai` client repeats if it fails for a temporary reason.
-
-        Raises:
-            JudgeError: If there is no response, or not one of a chat model.
-        """
+        """Send one request, which the `openai` client repeats after a temporary failure."""
         import openai
 
         optional: dict[str, Any] = {}

@@ -33,11 +33,8 @@ _POINTS = {"win": 1.0, "tie": 0.0, "lose": -1.0}
 class PairVerdict(NamedTuple):
     """The judge's verdict on a policy's answer beside the baseline's.
 
-    Attributes:
-        result: The result for the policy; `invalid` if one of the two replies could not be read.
-        policy_as_a: The judge's reply with the policy's answer as A; `None` if the two answers are
-            the same text, so that nothing was asked.
-        policy_as_b: The judge's reply with the policy's answer as B; `None` likewise.
+    It is `invalid` if one of its replies, with the policy's answer as A and as B, could not be
+    read. Equal answers are not shown to the judge, so there are no replies.
     """
 
     result: Result
@@ -50,10 +47,7 @@ _EQUAL_ANSWERS = PairVerdict("tie", None, None)
 
 
 def _combine_orders(policy_as_a: JudgeReply, policy_as_b: JudgeReply) -> PairVerdict:
-    """Combine the judge's replies to both orders of a pair.
-
-    The policy wins or loses if both replies say so. Otherwise it is a tie.
-    """
+    """The policy wins or loses if both replies say so. Otherwise it is a tie."""
     verdicts = (policy_as_a.verdict, policy_as_b.verdict)
     result: Result = "tie"
     if None in verdicts:
@@ -72,11 +66,9 @@ def verdict_rates(verdicts: Sequence[PairVerdict]) -> Outcomes | None:
 
 
 def position_bias(verdicts: Sequence[PairVerdict]) -> dict[str, float] | None:
-    """Shares of pairs in which the judge preferred the same position in both orders.
+    """Shares of pairs in which the judge preferred the first or the second answer in both orders.
 
-    Returns:
-        Under `"first"` the share in which it preferred whichever answer came first, under
-        `"second"` likewise; `None` without a pair that has two valid replies.
+    `None` without a pair that has two valid replies.
     """
     pairs = [
         (verdict.policy_as_a.verdict, verdict.policy_as_b.verdict)
@@ -105,9 +97,6 @@ class ReplyCache:
     """Replies by key in a JSON lines file, to which each is appended as it arrives.
 
     A last line that a crash left incomplete is dropped. Threads may share the cache.
-
-    Raises:
-        ValueError: If a line other than an incomplete last one is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -125,10 +114,7 @@ class ReplyCache:
             self._file.truncate(len(content) - len(incomplete))
 
     def add(self, key: str, reply: JudgeReply, description: Mapping[str, Any]) -> None:
-        """Store a reply, with a description for people who read the file.
-
-        The line has left the process when this returns.
-        """
+        """Store a reply with a description for people; the line has then left the process."""
         line = json.dumps({"key": key, **description, **reply._asdict()}) + "\n"
         with self._lock:
             self.replies[key] = reply
@@ -153,16 +139,7 @@ class ReplyCache:
 class Judge(AbstractContextManager["Judge"]):
     """A judge with a cache of its replies; a context manager, which closes connections and file.
 
-    Args:
-        options: The judge and how it is asked; `model` has to be set.
-
-    Attributes:
-        questions: All questions that were put, by key.
-        asked: Keys of those that this run asked.
-
-    Raises:
-        JudgeError: If the `openai` package is missing.
-        ValueError: If there is no model or key, or the cache is damaged.
+    `questions` are all that were put, by key, and `asked` the keys of those that this run asked.
     """
 
     def __init__(self, options: JudgeOptions) -> None:
@@ -182,12 +159,8 @@ class Judge(AbstractContextManager["Judge"]):
     def judge_pairs(self, pairs: Sequence[Question], label: str) -> list[PairVerdict]:
         """Judge pairs, each in both orders. Pairs of equal answers tie without a question.
 
-        Args:
-            pairs: The pairs, with the policy's answer as A and the baseline's as B.
-            label: Label of the progress bar.
-
-        Raises:
-            JudgeError: If the endpoint does not reply. The replies received so far are kept.
+        The policy's answer is A and the baseline's B. If the endpoint does not reply, the replies
+        received so far are kept.
         """
         different = [pair for pair in pairs if pair.answer_a != pair.answer_b]
         replies = self._ask_all([q for pair in different for q in (pair, pair.swapped)], label)

@@ -29,12 +29,7 @@ _VERDICTS_FILE = "verdicts.jsonl"
 class JudgedPolicy:
     """One policy against the baseline by one criterion.
 
-    Attributes:
-        policy: Name of the policy.
-        criterion: What the answers were compared by.
-        against_baseline: Win, tie and lose rates; `None` without a valid verdict.
-        invalid: Number of prompts without a valid verdict. The rates leave them out.
-        position_bias: See `judge.position_bias`.
+    The rates leave out `invalid` prompts, those without a valid verdict.
     """
 
     policy: str
@@ -46,17 +41,9 @@ class JudgedPolicy:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judge's comparison of policies.
+    """The judge's comparison of policies, criterion by criterion, which is also in `file`.
 
-    Attributes:
-        model: Name of the judge.
-        base_url: Address of its endpoint, without user and password; `None` is OpenAI's.
-        baseline: Name of the policy that the others are compared with.
-        policies: Results, criterion by criterion.
-        usage: Number of different questions, of those that an earlier run had asked already, of
-            those without a reply that could be read, and of those with a text longer than
-            `max_characters`.
-        file: The file of verdicts.
+    `base_url` has no user or password; `None` is OpenAI's. `usage` is `Judge.count_questions()`.
     """
 
     model: str
@@ -84,14 +71,7 @@ class Judgement:
 def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
     """Let a language model compare policies with the first of them, and write its verdicts.
 
-    Args:
-        responses: Responses of two or more policies to the same prompts.
-        options: The judge and how it is asked.
-
-    Raises:
-        JudgeError: If the judge cannot be asked. Its replies so far are kept for the next run.
-        ValueError: If there is nothing to compare, no model or key is given, or the cache is
-            damaged.
+    If the judge cannot be asked, its replies so far are kept for the next run.
     """
     baseline, *others = responses.by_policy
     if not others:

@@ -98,14 +98,7 @@ _FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
 
 
 class Question(NamedTuple):
-    """Two answers to one conversation, in the order in which the judge sees them.
-
-    Attributes:
-        criterion: What to compare the answers by.
-        conversation: The turns before the answers.
-        answer_a: The answer that is shown first.
-        answer_b: The answer that is shown second.
-    """
+    """Two answers to one conversation, in the order in which the judge sees them."""
 
     criterion: Criterion
     conversation: Sequence[Message]
@@ -125,12 +118,10 @@ class Question(NamedTuple):
 
 
 class JudgeReply(NamedTuple):
-    """The judge's reply to one question.
+    """The better answer, or a tie, with the judge's reason.
 
-    Attributes:
-        verdict: The better of the two answers, or a tie; `None` if no reply could be read.
-        reason: The judge's reason, or what was wrong with its last reply.
-        malformed: The earlier replies, which could not be read.
+    If no reply could be read, the verdict is `None` and the reason says what was wrong with the
+    last one; `malformed` are the earlier ones.
     """
 
     verdict: Verdict | None
@@ -145,10 +136,7 @@ class MalformedReplyError(ValueError):
 def question_messages(question: Question, max_characters: int) -> list[ChatMessage]:
     """Build the messages that ask a question.
 
-    Args:
-        question: The question.
-        max_characters: Longest text. The rest of a longer one is left out, and the judge is told
-            how much.
+    Of a longer text than `max_characters` the rest is left out, and the judge is told how much.
     """
     data = escape_json(
         {
@@ -211,9 +199,6 @@ def parse_reply(text: str) -> JudgeReply:
     """Parse a reply strictly; nothing is guessed.
 
     Thoughts in `<think>` before the JSON object and a code fence around it are skipped.
-
-    Raises:
-        MalformedReplyError: If the rest is not one JSON object with exactly a verdict and a reason.
     """
     answer = _THOUGHTS.sub("", text).strip()
     fenced = _FENCE.match(answer)

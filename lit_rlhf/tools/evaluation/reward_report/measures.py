@@ -27,15 +27,10 @@ Flags = NDArray[np.bool_]
 
 
 class Accuracy(NamedTuple):
-    """Accuracy of the model on some pairs.
+    """Share of pairs in which the chosen response scores higher; a tie is a miss.
 
-    Attributes:
-        pairs: Number of pairs.
-        accuracy: Share of pairs in which the chosen response scores higher; a tie is a miss.
-        low: Lower end of the accuracy's 95 % interval (Wilson).
-        high: Upper end of that interval.
-        margin: Mean difference of the scores.
-        longer: Share of pairs in which the chosen response is longer; equal lengths count half.
+    `low` to `high` is its 95 % interval (Wilson), `margin` the mean difference of the scores, and
+    `longer` the share of pairs in which the chosen response is longer; equal lengths count half.
     """
 
     pairs: int
@@ -47,13 +42,9 @@ class Accuracy(NamedTuple):
 
 
 class LengthBucket(NamedTuple):
-    """The pairs whose responses differ in length by a number of tokens within bounds.
+    """Accuracy on the pairs whose length difference in tokens is from `low` to `high`.
 
-    Attributes:
-        low: Smallest length of the chosen response minus that of the rejected one, tokens; `None`
-            for no bound.
-        high: Largest one; `None` for no bound.
-        accuracy: Accuracy of the model on these pairs.
+    The difference is chosen minus rejected; `None` is no bound.
     """
 
     low: int | None
@@ -71,14 +62,10 @@ class LengthBucket(NamedTuple):
 
 
 class ReliabilityBin(NamedTuple):
-    """The pairs in which the model is about equally confident.
+    """The pairs in which the model is about equally confident, and how often people agreed.
 
-    Attributes:
-        pairs: Number of pairs.
-        confidence: Mean probability that the model gives to the response it prefers.
-        accuracy: Share of pairs in which people preferred it too.
-        low: Lower end of the accuracy's 95 % interval (Wilson).
-        high: Upper end of that interval.
+    `confidence` is the mean probability that the model gives to the response it prefers; `low` to
+    `high` is the 95 % interval of the accuracy (Wilson).
     """
 
     pairs: int
@@ -89,12 +76,9 @@ class ReliabilityBin(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Histogram of score differences.
+    """Numbers of pairs by score difference, for each source: bars `[K]` between edges `[K + 1]`.
 
-    Attributes:
-        edges: Edges of the bars, `[K + 1]`: multiples of their width, so that 0 is one of them.
-        counts: Number of pairs in each bar, `[K]`, by source. The first and the last bar include
-            the pairs beyond them.
+    Edges are multiples of a bar's width. The first and the last bar include the pairs beyond them.
     """
 
     edges: list[float]
@@ -102,12 +86,7 @@ class Histogram(NamedTuple):
 
 
 def accuracy(differences: Floats, length_differences: Integers) -> Accuracy:
-    """Accuracy of the scores with its interval, and of preferring the longer response.
-
-    Args:
-        differences: Score differences, `[N]`, `N` at least 1.
-        length_differences: Length of the chosen response minus that of the rejected one, `[N]`.
-    """
+    """Accuracy of the scores with its interval, and of preferring the longer response."""
     right = int((differences > 0).sum())
     low, high = wilson_interval(right, len(differences))
     return Accuracy(
@@ -128,12 +107,7 @@ def longer_is_right(length_differences: Integers) -> Floats:
 def length_buckets(differences: Floats, length_differences: Integers) -> list[LengthBucket]:
     """Accuracy by length difference: terciles of its size on either side of 0, and equal lengths.
 
-    Args:
-        differences: Score differences, `[N]`.
-        length_differences: Length of the chosen response minus that of the rejected one, `[N]`.
-
-    Returns:
-        The buckets that are not empty, from the shortest to the longest chosen response.
+    Buckets are those that are not empty, from the shortest to the longest chosen response.
     """
     sizes = np.abs(length_differences[length_differences != 0])
     near, far = np.quantile(sizes, [1 / 3, 2 / 3]).astype(int) if len(sizes) else (1, 1)
@@ -156,14 +130,7 @@ def length_buckets(differences: Floats, length_differences: Integers) -> list[Le
 
 
 def reliability(differences: Floats) -> list[ReliabilityBin]:
-    """Accuracy by confidence, in bins of equal width.
-
-    Args:
-        differences: Score differences, `[N]`.
-
-    Returns:
-        The bins that are not empty, in ascending confidence.
-    """
+    """Accuracy by confidence, in bins of equal width; empty bins are left out."""
     confidence = _confidence(differences)
     right = differences > 0
     # A confidence of 1 belongs to the last bin.
@@ -180,11 +147,7 @@ def reliability(differences: Floats) -> list[ReliabilityBin]:
 
 
 def calibration_error(differences: Floats) -> float:
-    """Expected calibration error: mean distance of confidence and accuracy over the same bins.
-
-    Args:
-        differences: Score differences, `[N]`.
-    """
+    """Expected calibration error: mean distance of confidence and accuracy over the same bins."""
     error = binary_calibration_error(
         torch.from_numpy(_confidence(differences)),
         torch.from_numpy((differences > 0).astype(np.int64)),
@@ -194,12 +157,7 @@ def calibration_error(differences: Floats) -> float:
 
 
 def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
-    """Histogram of differences by source, in about 40 bars of a round width.
-
-    Args:
-        differences: Score differences, `[N]`.
-        sources: Source of each pair, `[N]`.
-    """
+    """Histogram of differences by source, in about 40 bars of a round width."""
     # A single outlier must not squeeze all other pairs into a few bars.
     reach = float(np.quantile(np.abs(differences), 0.995)) or 1.0
     width = _round_up(2 * reach / _HISTOGRAM_BARS)
@@ -217,16 +175,7 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
 
 
 def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> dict[str, float | None]:
-    """Pearson and Spearman correlation of two quantities.
-
-    Args:
-        a: One quantity, `[N]`.
-        b: The other quantity, `[N]`.
-
-    Returns:
-        The correlation of the values as `"pearson"` and of their ranks as `"spearman"`; `None` if a
-        quantity does not vary.
-    """
+    """Pearson and Spearman correlation of two quantities; `None` if one does not vary."""
     x, y = (torch.from_numpy(np.asarray(values, dtype=np.float64)) for values in (a, b))
     # torchmetrics warns of constant input and returns NaN.
     if len(x) < 2 or bool((x == x[0]).all()) or bool((y == y[0]).all()):

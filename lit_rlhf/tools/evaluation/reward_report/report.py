@@ -36,12 +36,7 @@ from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
 
 
 class Perplexity(NamedTuple):
-    """Perplexity of the chosen responses.
-
-    Attributes:
-        all: Over the tokens of all pairs.
-        by_source: Over the tokens of each source.
-    """
+    """Perplexity of the chosen responses over the tokens of all pairs, and of each source."""
 
     all: float
     by_source: dict[str, float]
@@ -51,17 +46,8 @@ class Perplexity(NamedTuple):
 class Mistake:
     """A pair in which the rejected response scores higher.
 
-    Attributes:
-        source: Name of the source.
-        location: `file:line` of the pair.
-        prompt: The dialogue before the responses, as it is in the file.
-        chosen: The response that people preferred.
-        rejected: The other response.
-        chosen_score: Score of the chosen response.
-        rejected_score: Score of the rejected response.
-        chosen_length: Tokens of the chosen response, EOS counted.
-        rejected_length: Tokens of the rejected response, EOS counted.
-        probability: Probability that the model gives to the rejected response being preferred.
+    Lengths are in tokens, EOS counted; `probability` is the model's that people prefer the rejected
+    response.
     """
 
     source: str
@@ -80,6 +66,9 @@ class Mistake:
 class RewardReport:
     """Measurements of a reward model on preference data.
 
+    Intervals are 95 %. Pairs are `skipped` if they cannot be read, and `left_out` if a response is
+    too long without its prompt.
+
     Attributes:
         model: Folder or hub id of the model.
         sources: Path of each source by its name.
@@ -87,23 +76,21 @@ class RewardReport:
         by_source: Accuracy by source.
         by_length: Accuracy by length difference.
         length_baseline: `longer` or `shorter`: the length rule that is right more often.
-        gain: Accuracy of the model minus that of the length rule, with its 95 % interval
-            (percentile bootstrap over pairs).
+        gain: Accuracy of the model minus that of the length rule (bootstrap over pairs).
         pairwise_loss: Mean loss of Eq. 1 in nats, without margins.
-        chosen_scores: Mean score of the chosen responses with its interval.
-        rejected_scores: Mean score of the rejected responses with its interval.
+        chosen_scores: Mean score of the chosen responses.
+        rejected_scores: Mean score of the rejected responses.
         histogram: Histogram of the differences (Figure 2 of arXiv 2307.04964).
         reliability: Accuracy by confidence.
         calibration_error: Expected calibration error.
         difference_by_length: Correlation of score and length differences, over pairs.
         score_by_length: Correlation of scores and lengths, over all responses.
-        perplexity: Perplexity of the chosen responses under the `reward model` and the `language
-            model`; empty without an output layer.
+        perplexity: Of the chosen responses, under the `reward model` and the `language model`.
         lm_head: Folder of the output layer on the model's trunk.
         mistakes: The most confident mistakes, the worst first.
         n_mistakes: Number of all mistakes, including ties.
-        skipped: Number of pairs that could not be read, by reason.
-        left_out: Number of pairs with a response that is too long without its prompt, by reason.
+        skipped: Number of pairs by reason.
+        left_out: Number of pairs by reason.
         shortened: Number of pairs whose prompt was shortened to fit.
         differences: Score differences of all pairs; not in the JSON file.
         length_differences: Length differences of all pairs; not in the JSON file.
@@ -148,17 +135,10 @@ class RewardReport:
 def measure_reward_model(
     model: str, sources: dict[str, str], pairs: ScoredPairs, n_mistakes: int = 10, seed: int = 0
 ) -> RewardReport:
-    """Measure a reward model by its scores of preference pairs.
+    """Measure a reward model by its scores of preference pairs, at least one.
 
-    Args:
-        model: Folder or hub id of the model, for the report.
-        sources: Path of each source by its name, for the report.
-        pairs: The scored pairs, at least one.
-        n_mistakes: Largest number of mistakes to show.
-        seed: Seed of the bootstrap.
-
-    Raises:
-        ValueError: If `n_mistakes` is negative.
+    `model` and the path of each of `sources` by name are for the report; `n_mistakes` limits the
+    mistakes to show; `seed` is the bootstrap's.
     """
     check_count("mistakes", n_mistakes, minimum=0)
     differences = pairs.chosen - pairs.rejected

@@ -55,14 +55,14 @@ _LanguageHead: TypeAlias = tuple[LanguageModel, nn.Module]  # a trunk and its ou
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """Pairs with the scores of their responses.
+    """Pairs with the scores of their responses, whose lengths are in tokens with EOS.
 
     Attributes:
         records: The pairs that were scored, `N` of them.
         chosen: Scores of the chosen responses, `[N]`.
         rejected: Scores of the rejected ones, `[N]`.
-        chosen_lengths: Tokens of the chosen responses, EOS counted, `[N]`.
-        rejected_lengths: Tokens of the rejected ones, `[N]`.
+        chosen_lengths: Lengths of the chosen responses, `[N]`.
+        rejected_lengths: Lengths of the rejected ones, `[N]`.
         logprobs: Sum of each chosen response's log-probs in nats, `[N]`, under the reward model's
             trunk and under the language model that it started from; empty without an output layer.
         lm_head: Folder of the output layer on the reward model's trunk; empty without one.
@@ -101,20 +101,14 @@ def score_pairs(
         model: Folder or hub id of the reward model.
         sources: Sources of the pairs.
         language_model: Folder or hub id of the language model that the reward model started from.
-            Its log-probs are computed too, and its output layer is used for a reward model without
-            one.
-        options: Options for loading the models; `None` for the defaults.
+            Its log-probs are computed too, and its output layer serves a reward model without one.
+        options: Options for loading the models.
         device: Device to run on; `None` for the CPU.
         batch_size: Number of pairs per batch.
         chat_template: `tokenizer` for the model's own, or the name of a built-in one.
         max_length: Longest dialogue in tokens; `None` for the length in training, or 512.
         max_pairs: Number of first pairs to use of each source; `None` for all.
         on_bad_record: `error` or `skip`.
-
-    Raises:
-        RecordError: If a pair cannot be read; the error names file, line and field.
-        ValueError: If a model cannot be loaded or was trained on text rendered differently, no pair
-            is left, a score is not finite, or an argument is out of range.
     """
     if max_pairs is not None:
         check_count("max_pairs", max_pairs)
