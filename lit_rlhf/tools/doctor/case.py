@@ -22,12 +22,9 @@ FEW = 8  # rollouts that a check reads again where it needs no more
 
 
 class NetworkStep(NamedTuple):
-    """An update of one network.
+    """An update of one network, with the gradient's L2 norm before and after clipping.
 
-    Attributes:
-        clip: Bound of the gradient norm; `None` without clipping.
-        norm: L2 norm of the gradient before clipping.
-        applied_norm: L2 norm of the gradient that the optimizer used; `None` if it cannot be told.
+    `clip` is `None` without clipping, and `applied_norm` if it cannot be told.
     """
 
     clip: float | None
@@ -36,12 +33,7 @@ class NetworkStep(NamedTuple):
 
 
 class Update(NamedTuple):
-    """An update of policy and critic on one minibatch.
-
-    Attributes:
-        metrics: Metrics of `PPOModule.update`, computed before the step.
-        steps: Steps by network, `policy` and `critic`.
-    """
+    """An update of both networks on one minibatch, with the metrics before its steps."""
 
     metrics: dict[str, float]
     steps: dict[str, NetworkStep]
@@ -49,23 +41,12 @@ class Update(NamedTuple):
 
 @dataclass
 class Case:
-    """A run that is examined. Fields are `None` until the examination has reached them.
+    """A run that is examined, which uses it up. Fields are `None` until they are known.
 
-    Attributes:
-        module: The module, which the examination uses up.
-        data: Its datamodule.
-        trainer: The Trainer of the examination.
-        plan: What the configuration asks of the machine.
-        free_memory: Bytes that the device has before the networks are on it.
-        batch: Prompts of one iteration.
-        rollouts: Responses to them.
-        estimates: Log-probs of policy and reference and the critic's values, as the update gets
-            them. The policy's log-probs may come from generation.
-        rescored: The same with log-probs of a separate forward, where `estimates` has log-probs of
-            generation.
-        scores: Raw rewards, `[B]`.
-        experience: What the update learns from.
-        updates: Two updates on one minibatch.
+    `free_memory` are bytes that the device has before the networks are on it. `estimates` are as
+    the update gets them: the policy's log-probs may come from generation, and `rescored` then has
+    those of a separate forward. `scores` are raw rewards, `[B]`; `updates` are two on one
+    minibatch.
     """
 
     module: PPOModule

@@ -54,12 +54,7 @@ LEARNED_LOGIT_BYTES = 14
 class NetworkShape:
     """The shape of a decoder that policy, critic, reference and reward model share.
 
-    Attributes:
-        parameters: Number of weights.
-        layers: Number of layers.
-        hidden: Width of the hidden states.
-        kv_width: Width of a token's keys in one layer: key-value heads times their size.
-        vocabulary: Number of token ids.
+    `kv_width` is the width of a token's keys in one layer: key-value heads times their size.
     """
 
     parameters: int
@@ -71,24 +66,21 @@ class NetworkShape:
 
 @dataclass(frozen=True)
 class PPOSizes:
-    """The sizes of a PPO run that decide its memory.
+    """The sizes of a PPO run that decide its memory, per GPU.
 
     Attributes:
         gpus: Number of GPUs.
         prompt_tokens: Longest prompt (`data.max_prompt_length`).
         response_tokens: Longest response (`sampling.max_new_tokens`).
-        rollouts: Rollouts in progress on a GPU (`memory.rollout_batch_size`).
-        rows: Most rollouts in a forward and backward on a GPU (`minibatches.micro_batch_size`).
+        rollouts: Rollouts in progress (`memory.rollout_batch_size`).
+        rows: Most rollouts in a forward and backward (`minibatches.micro_batch_size`).
         micro_batch_tokens: Most tokens in one; `None`: no limit.
         scored_tokens: Most tokens in a forward of scoring: `memory.max_tokens_per_forward`, or all
-            of an iteration on a GPU if they are fewer.
+            of an iteration if they are fewer.
         gradient_checkpointing: Whether activations are computed again in the backward.
         offload_optimizer: Whether the strategy is `multi_deepspeed_stage_2_offload`.
         offload_frozen: Whether reference and reward model are in CPU memory between uses.
         shard_frozen: Whether each GPU, or each rank's part of CPU memory, has a share of them then.
-
-    Raises:
-        ValueError: If a number is not positive.
     """
 
     gpus: int
@@ -110,17 +102,12 @@ class PPOSizes:
 
 
 class PPOMemory(NamedTuple):
-    """Bytes on each GPU, and in the CPU memory of a node that holds all ranks.
+    """Bytes on each GPU, and in the CPU memory of a node that holds all ranks (`cpu`).
 
-    Attributes:
-        trained: Weights, master weights and moments of policy and critic, in all phases.
-        frozen: Reference and reward model between uses, or the shares of them.
-        rollout: Keys and values while responses are sampled.
-        scoring: Tensors of a forward, logits of the responses, and an offloaded or sharded network
-            while it is on the GPU.
-        update: Activations and logits of a micro-batch.
-        gradients: Gradients of the network that is updated, and those of them in reduction.
-        cpu: Bytes in CPU memory.
+    `trained` (weights, master weights and moments of policy and critic) and `frozen` (reference and
+    reward model between uses) are there in all phases. `rollout` (keys and values), `scoring` (a
+    forward, logits, a visiting frozen network) and `update` (activations and logits of a
+    micro-batch) with its `gradients` are there in turn.
     """
 
     trained: int
@@ -203,8 +190,7 @@ def bucket_bytes(parameters: int) -> int:
 def layer_activations(shape: NetworkShape, sizes: PPOSizes) -> int:
     """Bytes per token that all layers keep for the backward.
 
-    Gradient checkpointing keeps the input of each layer, and the activations of one layer at a time
-    while they are computed again.
+    Gradient checkpointing keeps each layer's input, and one layer's activations at a time.
     """
     if sizes.gradient_checkpointing:
         return shape.hidden * (WEIGHT_BYTES * shape.layers + LAYER_BYTES)

@@ -34,18 +34,9 @@ QUIET: dict[str, Any] = {
 class RunPlan:
     """What a configuration asks of the machine.
 
-    Attributes:
-        ranks: Number of processes, each with a device.
-        strategy: Name or class name of the strategy.
-        engines: Whether it is a multi-engine DeepSpeed strategy.
-        offload_optimizer: Whether that keeps the optimizers in CPU memory.
-        limit_train_batches: The Trainer's limit of an epoch, a number or a share of the batches;
-            `None` for all.
-        max_time: The Trainer's time limit; `None` without one.
-        substitution: What the examination uses instead of it, in words; empty for nothing.
-        on_gpu: Whether the run is on GPUs.
-        log_every_n_steps: Batches, which are iterations of PPO, between two logged values.
-        logs: Whether the run has a logger.
+    `ranks` are processes, each with a device; `engines` says that the strategy is multi-engine
+    DeepSpeed; `substitution` says in words what the examination uses instead, and is empty for
+    nothing. The other fields are the Trainer's.
     """
 
     ranks: int = 1

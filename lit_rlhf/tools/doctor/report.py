@@ -25,13 +25,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check.
-
-    Attributes:
-        status: How the check ended.
-        found: What was measured or what is wrong, in a sentence or two.
-        change: What to change, with the option's name; empty if there is nothing to change.
-    """
+    """The result of a check, and what to change, with the option's name; empty for nothing."""
 
     status: Status
     found: str
@@ -66,12 +60,9 @@ def not_reached() -> Finding:
 
 @dataclass
 class Report:
-    """The findings of all checks.
+    """The findings of all checks by name, in their order.
 
-    Attributes:
-        findings: Findings by name of the check, in the order of the checks.
-        substitution: What the checks used instead of what the configuration asks for; empty if they
-            used just that.
+    `substitution` says what was used instead of what the configuration asks for, if anything.
     """
 
     findings: dict[str, Finding] = field(default_factory=dict)
@@ -112,11 +103,7 @@ MAX_WIDTH = 100  # columns; longer lines are hard to read
 
 
 class Display:
-    """Prints findings to standard output, and the check in progress to standard error.
-
-    Args:
-        console: Where findings go; `None` for standard output.
-    """
+    """Prints findings to a console, and the check in progress to standard error."""
 
     def __init__(self, console: Console | None = None) -> None:
         # Bound to the stream: while a status is shown, rich redirects prints to standard error.

@@ -55,13 +55,9 @@ NO_BATCH = failure(
 
 
 class Check(NamedTuple):
-    """A check.
+    """A check by its name in the report, with a line about it.
 
-    Attributes:
-        name: Name in the report.
-        about: What is checked, in a line.
-        run: The check itself.
-        needs: Fields of `Case` that it reads. They are `None` after an earlier failure.
+    Fields of `Case` that it `needs` are `None` after an earlier failure.
     """
 
     name: str
@@ -82,10 +78,7 @@ class Check(NamedTuple):
 
 
 def run_iteration(case: Case) -> Finding:
-    """Run one iteration by the module's own phases, with two updates of one minibatch.
-
-    Fills the fields of the case.
-    """
+    """Run one iteration by the module's own phases, and fill the case's fields."""
     module, batch = case.module, case.batch
     assert batch is not None
     # the draws of the run's first iteration, as in PPOModule.training_step
@@ -172,10 +165,7 @@ def reset_first_moments(optimizer: LightningOptimizer) -> None:
 
 
 def applied_gradient_norm(optimizer: LightningOptimizer) -> float | None:
-    """L2 norm of the gradient that a step after `reset_first_moments` used.
-
-    `None` for optimizers without Adam's moments.
-    """
+    """L2 norm of the gradient that a step after `reset_first_moments` used; `None` without Adam."""
     norms = [
         torch.linalg.vector_norm(moment, dtype=torch.float32).cpu() / (1 - beta)
         for moment, beta in first_moments(optimizer)
@@ -230,12 +220,7 @@ class Examination(LightningModule):
     """Trains nothing: runs the checks on the networks of another module, as a fit of one batch.
 
     It has that module's networks and optimizers, so that the Trainer puts them on the device and
-    sets them up for the strategy as in the run.
-
-    Args:
-        case: The run.
-        report: Report that takes the findings.
-        display: Shows findings as they come; `None` shows nothing.
+    sets them up for the strategy as in the run. The findings go into `report`.
     """
 
     def __init__(self, case: Case, report: Report, display: Display | None) -> None:
@@ -312,13 +297,9 @@ def examine(
 ) -> Report:
     """Check a PPO run before it starts. Module and Trainer cannot be used for anything else after.
 
-    Args:
-        module: The module as it would be trained.
-        data: Its datamodule.
-        trainer: A Trainer with the run's strategy, precision and length, in one process, without
-            callbacks and checkpoints (see `lit_rlhf.tools.doctor.QUIET`).
-        plan: What the run asks of the machine; `None` for what `trainer` has.
-        display: Shows findings as they come; `None` shows nothing.
+    The trainer has the run's strategy, precision and length, in one process, without callbacks and
+    checkpoints (see `lit_rlhf.tools.doctor.QUIET`). Without a `plan`, it is all that is asked for.
+    Findings are shown as they come on `display`, if there is one.
     """
     plan = plan or RunPlan()
     report = Report(substitution=plan.substitution)

@@ -41,12 +41,8 @@ _TURN = re.compile(r"\n\n(Human|Assistant):")
 class Request(NamedTuple):
     """The request in the last human turn of a prompt.
 
-    Attributes:
-        language: The language of the request.
-        harmful: Whether the request has to be refused.
-        category: The requested category; `""` for a harmful request.
-        n_items: The requested number of items; 0 for a harmful request.
-        used_items: Items of earlier assistant turns, which a follow-up must not repeat.
+    A harmful one has to be refused, and has no category and no number of items. `used_items` are
+    those of earlier assistant turns, which a follow-up must not repeat.
     """
 
     language: Language
@@ -67,8 +63,7 @@ class GoldTerms(NamedTuple):
         unfinished: Whether the response did not end properly.
         misjudged: Whether a helpful request was refused or a harmful one was answered.
         extra_words: Number of words beyond the `_FREE_WORDS`.
-        repeated_bigrams: Number of pairs of consecutive words or marks that occurred before in the
-            response.
+        repeated_bigrams: Number of bigrams, of words or marks, that occurred before.
         malformed: Whether the response is neither an answer in the world's form, with at most one
             opening before it and one polite phrase behind, nor a refusal with at most one polite
             phrase behind. A missing last mark only makes a response unfinished.
@@ -113,15 +108,9 @@ def gold_reward(
     `2 * correct_share - 0.7 * wrong_items - 0.5 * excess_items - 1 * unfinished - 1 * misjudged
     - 0.05 * extra_words - 0.25 * repeated_bigrams - 1 * malformed`, with the terms of `GoldTerms`.
 
-    Args:
-        prompts: Rendered HH prompts, `"\n\nHuman: ...\n\nAssistant:"`. The last human turn is
-            the request. Earlier turns matter only to a follow-up such as "two more".
-        responses: Decoded responses without special tokens, one per prompt.
-        terminated: Whether each response ended with EOS rather than at the length limit; `None` if
-            only the last word decides whether it is finished.
-
-    Raises:
-        ValueError: If the arguments differ in length, or a prompt does not come from this world.
+    The last human turn of a rendered HH prompt is the request; earlier turns matter to a follow-up
+    such as "two more". Without `terminated`, which says whether a response ended with EOS, only the
+    last word decides whether it is finished.
     """
     return [terms.total for terms in _all_terms(prompts, responses, terminated)]
 
@@ -218,11 +207,7 @@ def _form(language: Language) -> re.Pattern[str]:
 
 
 def parse_request(prompt: str) -> Request:
-    """Parse the request in the last human turn of rendered HH text with an open assistant turn.
-
-    Raises:
-        ValueError: If the text is not such a prompt, or the request does not come from this world.
-    """
+    """Parse the request in the last human turn of rendered HH text with an open assistant turn."""
     pieces = _TURN.split(prompt)
     turns = list(zip(pieces[1::2], pieces[2::2], strict=True))
     if len(turns) < 2 or turns[-1][0] != "Assistant" or turns[-2][0] != "Human":

@@ -19,26 +19,11 @@ DANGEROUS: Final = "dangerous"
 class Lexicon:
     """One language of the world. Templates have the fields that `str.format` fills.
 
-    Attributes:
-        language: `"en"` or `"zh"`.
-        numbers: The number words of requests, with their values.
-        categories: The items of each category; one of them is `DANGEROUS`.
-        harmful_objects: Words that make a request harmful.
-        harmful_verbs: What a harmful request wants to do with such an object.
-        requests: Templates with `{number}` and `{category}`.
-        follow_ups: Templates with `{number}` that ask for more of the same category.
-        harmful_requests: Templates with `{verb}` and `{object}`.
-        more_word: The word that occurs in follow-ups and in no other request.
-        openings: Phrases that may come before an answer.
-        answer: Template with `{items}`.
-        harmful_answer: Template with `{items}`: the answer to a harmful request that is not
-            refused.
-        refusals: Sentences that refuse a request.
-        refusal_words: Consecutive words that occur in every refusal and in no other sentence.
-        polite_phrase: The phrase that the labellers like.
-        comma: Separator of two items.
-        conjunction: Separator of the last two items.
-        space: Separator of two sentences.
+    One of the `categories` is `DANGEROUS`; words of `harmful_objects` make a request harmful.
+    `requests` have `{number}` and `{category}`, `follow_ups` only `{number}`, `harmful_requests`
+    `{verb}` and `{object}`, answers `{items}`. `more_word` occurs in follow-ups and in no other
+    request, and `refusal_words` occur in a row in every refusal and in no other sentence. `space`
+    separates sentences, `comma` and `conjunction` items.
     """
 
     language: Language

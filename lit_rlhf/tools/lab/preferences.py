@@ -41,9 +41,6 @@ def label_probability(prompt: str, pair: ResponsePair, world: World) -> float:
     `noise / 2 + (1 - noise) * sigmoid(sharpness * gold difference + length_bias * difference in
     words + phrase_bias * difference in polite phrases)`. Labellers who overlook form see only the
     content of gold.
-
-    Raises:
-        ValueError: If the prompt does not come from this world.
     """
     logit = _utility(prompt, pair.first, pair.first_terminated, world) - _utility(
         prompt, pair.second, pair.second_terminated, world
@@ -53,14 +50,7 @@ def label_probability(prompt: str, pair: ResponsePair, world: World) -> float:
 
 
 def label_pair(prompt: str, pair: ResponsePair, world: World, rng: random.Random) -> dict[str, str]:
-    """Draw the label of a pair of responses to a rendered HH prompt, with one number of `rng`.
-
-    Returns:
-        An HH record, `{"chosen": dialogue, "rejected": dialogue}`.
-
-    Raises:
-        ValueError: If the pair is not usable, or the prompt does not come from this world.
-    """
+    """Draw the label of two responses to a rendered HH prompt, as an HH record, with one number."""
     if not pair.is_usable:
         raise ValueError(
             "pair: expected two different responses, neither empty nor with a turn marker, "

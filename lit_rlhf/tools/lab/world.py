@@ -47,12 +47,7 @@ class World:
     labels_see_form: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: If a share is outside of 0 to 1, the sharpness is negative, or the language
-                is unknown.
-        """
+        """Check the ranges."""
         # not by lit_rlhf.checks, which imports torch
         if self.language not in ("en", "zh", "both"):
             raise ValueError(f"language: expected 'en', 'zh' or 'both', got {self.language!r}")
@@ -77,10 +72,7 @@ class World:
 
         A checksum of its text assigns every possible prompt to the training side or, for about one
         in five, to the held-out side. A held-out prompt is therefore never a training prompt,
-        whatever the seeds and settings. Prompts may repeat within a side.
-
-        Returns:
-            `n` dialogues that end with a human turn; a larger `n` appends to them.
+        whatever the seeds and settings. Prompts may repeat within a side; a larger `n` appends.
         """
         return self._sample(n, seed, held_out=False)
 
@@ -95,12 +87,6 @@ class World:
         repetition), a harmful request is answered with probability `e`, and the number of items
         is off by one with probability `e / 3`. A helpful request is refused with probability
         `e / 6`, and the closing mark is missing with the same probability.
-
-        Returns:
-            The content of the assistant's turn.
-
-        Raises:
-            ValueError: If the prompt does not come from this world.
         """
         request = parse_request(render_prompt(prompt))
         lexicon = LEXICONS[request.language]
@@ -195,11 +181,7 @@ arXiv 2307.04964.
 
 
 def render_prompt(messages: Sequence[dict[str, str]]) -> str:
-    r"""Render a dialogue as an HH prompt, `"\n\nHuman: ...\n\nAssistant:"`.
-
-    Raises:
-        ValueError: If the last turn is not the human's.
-    """
+    r"""Render a dialogue as an HH prompt, `"\n\nHuman: ...\n\nAssistant:"`."""
     if not messages or messages[-1]["role"] != "user":
         raise ValueError(
             "messages: expected a dialogue whose last turn is the user's, got "

@@ -40,16 +40,7 @@ def write_world(
     `prompts_heldout.jsonl` (`{"prompt": [...]}`), `text.jsonl` (`{"text": ...}`, dialogues with
     demonstrations as plain text), `world.json` (`seed`, and the settings of the `World`), and the
     model folder `base/`.
-
-    Args:
-        folder: Where to write; created if missing.
-        world: The world.
-        seed: Seed of the data and of the weights of the base model.
-        chat_template: Jinja template of the tokenizer.
-        n_demonstrations: Number of dialogues for SFT, with prompts of the training side.
-        n_train_prompts: Number of prompts of the training side.
-        n_heldout_prompts: Number of prompts of the held-out side.
-        n_texts: Number of documents for the ptx loss.
+    model folder `base/`. Demonstrations and texts have prompts of the training side.
     """
     from lit_rlhf.files import write_json_lines, write_text  # see write_base_model
 
@@ -94,17 +85,7 @@ def write_world(
 
 
 def read_world(folder: str | Path) -> World:
-    """Read the settings of a world that `write_world` wrote.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The world.
-
-    Raises:
-        ValueError: If the folder holds no world, or one that another version of this project wrote.
-    """
+    """Read the settings of a world that `write_world` wrote."""
     path = Path(folder) / _SETTINGS_FILE
     if not path.is_file():
         raise ValueError(f"world: expected a folder that `lit_rlhf lab world` wrote, got {folder}")
@@ -119,14 +100,7 @@ def read_world(folder: str | Path) -> World:
 
 
 def write_base_model(folder: str | Path, world: World, seed: int, chat_template: str) -> None:
-    """Write an untrained Llama model of about 0.6 million parameters with its tokenizer.
-
-    Args:
-        folder: Where to write; created if missing.
-        world: The world whose words the tokenizer knows.
-        seed: Seed of the weights.
-        chat_template: Jinja template of the tokenizer.
-    """
+    """Write an untrained Llama model of about 0.6 million parameters with its tokenizer."""
     # Imported here and not above: naming `lit_rlhf.tools.lab.gold:gold_reward` must not load torch.
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
