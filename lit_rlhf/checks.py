@@ -17,10 +17,8 @@ from torch import Tensor
 def check_tensors(shape: int | Sequence[int] | None, **tensors: Tensor) -> None:
     """Raise ValueError unless `tensors` have one shape, and the dtypes that their names stand for.
 
-    Args:
-        shape: The shape, or its number of dimensions; `None` for any.
-        **tensors: By name. A `*mask` is bool, `*ids` and `lengths` are integers, and all others are
-            floating-point.
+    `shape` may be the number of dimensions. A `*mask` is bool, `*ids` and `lengths` are integers,
+    and all others are floating-point.
     """
     for name, tensor in tensors.items():
         dtype = tensor.dtype

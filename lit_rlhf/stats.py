@@ -60,8 +60,7 @@ def global_max(number: int, device: torch.device) -> int:
 def all_gather_rows(tensor: Tensor) -> Tensor:
     """The rows of all ranks, in the order of the ranks, `[sum of n, ...]` without a graph.
 
-    Args:
-        tensor: `[n, ...]`; `n` may differ between ranks and be 0, the other sizes may not.
+    The number of rows may differ between ranks and be 0, the other sizes may not.
 
     Examples:
         >>> all_gather_rows(torch.tensor([[1, 2]])).tolist()  # a single process
@@ -98,14 +97,10 @@ def global_denominator(count: Tensor | int, device: torch.device) -> Tensor:
 
 
 def global_means(metrics: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Means of metrics over ranks, in a single reduction on a device, 0-dim float64.
+    """Means over ranks of 0-dim metrics with the same keys, in one reduction on a device, float64.
 
-    A share in a global mean (see `global_denominator`) becomes that mean.
-
-    Args:
-        metrics: 0-dim numbers by key, the same keys on every rank. They may be on the host,
-            as times are: a process group of GPUs does not reduce those.
-        device: Where they are reduced.
+    A share in a global mean (see `global_denominator`) becomes that mean. Metrics may be on the
+    host, as times are: a process group of GPUs does not reduce those.
 
     Examples:
         >>> global_means({"sft/loss": torch.tensor(0.5)}, torch.device("cpu"))["sft/loss"].item()
@@ -185,12 +180,8 @@ class FixedDtypeBuffers(nn.Module):
 class RunningMoments(FixedDtypeBuffers):
     """Mean and variance of all numbers seen so far, on all ranks (for Eq. 18).
 
-    The state is three float64 buffers, so that checkpoints contain it.
-
-    Attributes:
-        mean: Mean, 0-dim float64; 0 before the first number.
-        m2: Sum of squared differences from the mean, 0-dim float64.
-        count: Numbers seen, 0-dim float64.
+    The state is `mean`, `m2` (sum of squared differences from the mean) and `count`: float64
+    buffers, so that checkpoints contain it.
 
     Examples:
         >>> moments = RunningMoments()
@@ -210,14 +201,9 @@ class RunningMoments(FixedDtypeBuffers):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
     def update(self, values: Tensor, mask: Tensor | None = None) -> None:
-        """Add the numbers of all ranks; every rank has to call it.
+        """Add numbers of all ranks, where `mask` is true; every rank has to call it.
 
-        Args:
-            values: Floating-point, any shape, possibly empty.
-            mask: Numbers to add, bool, shape of `values`; `None` for all.
-
-        Raises:
-            ValueError: If a number is NaN or infinite on any rank. No rank's state changes then.
+        A ValueError, if one is not finite on any rank, comes before any rank's state changes.
         """
         if mask is None:
             mask = torch.ones_like(values, dtype=torch.bool)

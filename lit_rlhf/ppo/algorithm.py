@@ -60,13 +60,8 @@ from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_mome
 class PPONetworks(NamedTuple):
     """The networks of PPO and what scores its responses.
 
-    Attributes:
-        policy: The language model that is trained, without dropout.
-        reference: The frozen SFT model; `None`: the policy without its LoRA adapters.
-        critic: A trunk with a scalar head, without dropout.
-        reward: The weighted sum of reward models and functions.
-        tokenizer: The policy's.
-        gold: Judge whose scores are logged and never trained on.
+    Policy and critic are trained, without dropout. The reference is the frozen SFT model; `None`:
+    the policy without its LoRA adapters. `gold` is a judge whose scores are only logged.
     """
 
     policy: LanguageModel
@@ -78,11 +73,9 @@ class PPONetworks(NamedTuple):
 
 
 class LossShare(NamedTuple):
-    """Share of a micro-batch in the loss of a minibatch; shares add up over micro-batches.
+    """Share of a micro-batch in the loss of a minibatch, with its `ppo/*` metrics; all 0-dim.
 
-    Attributes:
-        loss: The loss to differentiate, 0-dim.
-        metrics: `ppo/*` metrics, 0-dim.
+    Shares add up over micro-batches.
     """
 
     loss: Tensor
@@ -93,10 +86,6 @@ class PPO(FixedDtypeBuffers):
     """The algorithm: networks, options and phases, without a Trainer.
 
     Override a phase to change it. The defaults of the options are PPO-max.
-
-    Args:
-        networks: Policy, reference, critic and rewards.
-        options: All options.
     """
 
     kl_coef: Tensor
@@ -208,10 +197,7 @@ class PPO(FixedDtypeBuffers):
         ).rewards
 
     def reparameterize(self, scores: Tensor) -> Tensor:
-        """Normalize or scale raw scores `[B]` by the moments of all scores so far, and clip them.
-
-        The moments include `scores` (Eq. 18).
-        """
+        """Normalize or scale raw scores `[B]` by the moments of all so far (Eq. 18), and clip."""
         self.score_moments.update(scores)
         moments, clip = self.score_moments, self.reward_shaping.clip
         if self.reward_shaping.normalization:
@@ -221,11 +207,9 @@ class PPO(FixedDtypeBuffers):
         return scores if clip is None else clipped_scores(scores, clip)
 
     def adapt_kl_coef(self, kl: float, n_rollouts: int) -> None:
-        """Move an adaptive KL coefficient so that the KL approaches its target.
+        """Move an adaptive KL coefficient so that the KL, in nats per response, meets its target.
 
-        Args:
-            kl: Mean KL of the iteration to the reference, in nats per response.
-            n_rollouts: Number of rollouts of the iteration, on all ranks.
+        `n_rollouts` are the rollouts of the iteration on all ranks.
         """
         target, horizon = self.reward_shaping.kl_target, self.reward_shaping.kl_horizon
         if target is not None:
@@ -263,12 +247,7 @@ class PPO(FixedDtypeBuffers):
         return replace(minibatch, advantages=advantages)
 
     def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        """Share of a micro-batch in the value loss (Eq. 16).
-
-        Args:
-            experience: Rollouts of the micro-batch.
-            tokens: Tokens of the minibatch that the sums are divided by, see `global_denominator`.
-        """
+        """Share of a micro-batch in the value loss (Eq. 16) of a minibatch of so many tokens."""
         rollouts, mask = experience.rollouts, experience.loss_mask
         values = response_values(
             self.critic, rollouts.sequence_ids, rollouts.sequence_mask, mask.shape[1]
@@ -288,11 +267,9 @@ class PPO(FixedDtypeBuffers):
         )
 
     def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        """Share of a micro-batch in the loss of the policy, with the entropy bonus.
+        """Share of a micro-batch in the policy's loss with its entropy bonus, over `tokens`.
 
-        Args:
-            experience: Rollouts of the micro-batch.
-            tokens: Tokens of the minibatch that the sums are divided by, see `global_denominator`.
+        Those are the minibatch's, see `global_denominator`.
         """
         rollouts, mask = experience.rollouts, experience.loss_mask
         entropy_coef, temperature = self.loss.entropy_coef, self.sampling.temperature
@@ -330,13 +307,7 @@ class PPO(FixedDtypeBuffers):
     def policy_objective(
         self, logprobs: Tensor, experience: Experience, tokens: Tensor
     ) -> PolicyLoss:
-        """The objective that `loss.policy_objective` names (Eqs. 13-15).
-
-        Args:
-            logprobs: Log-probs of the policy that is trained, `[B, T]`, nats.
-            experience: Rollouts of the micro-batch.
-            tokens: Tokens of the minibatch that the sums are divided by.
-        """
+        """The objective that `loss.policy_objective` names (Eqs. 13-15); log-probs are `[B, T]`."""
         mask = experience.loss_mask
         surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
         match self.loss.policy_objective:

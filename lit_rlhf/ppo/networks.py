@@ -24,11 +24,7 @@ def load_reference(
 ) -> LanguageModel | Offloaded | None:
     """The frozen SFT model; `None` with LoRA, where the policy without its adapters is that model.
 
-    Args:
-        model_path: Folder or hub id of the SFT model.
-        options: How it is loaded. Gradient checkpointing is left off, as it is not trained.
-        offload: Keep it in CPU memory between uses.
-        shard: Keep an equal share of it on each rank between uses.
+    Between uses it is in CPU memory with `offload`, and each rank keeps a share of it with `shard`.
     """
     if options.lora_rank > 0:
         return None
@@ -44,20 +40,11 @@ def load_critic(
     options: ModelOptions,
     seed: int,
 ) -> LanguageModel:
-    """The critic that PPO starts from.
+    """The critic that PPO starts from, loaded with `options` and with new weights by `seed`.
 
-    Args:
-        init: `reward`: the first reward model; `policy`: the SFT model with a new head; `random`:
-            random weights in the shape of the SFT model.
-        model_path: Folder or hub id of the SFT model.
-        policy: The policy, loaded with the same options.
-        rewards: The reward models in their order.
-        options: How the critic is loaded. With LoRA it has its frozen weights in common with the
-            policy or the reward model that it starts from.
-        seed: Seed of new weights.
-
-    Raises:
-        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
+    It is the first reward model (`reward`), the SFT model with a new head (`policy`), or random
+    weights in the shape of the SFT model (`random`). With LoRA it has its frozen weights in common
+    with the policy or the reward model that it starts from.
     """
     source = critic_source(init, model_path, [model.path for model in rewards])
     if init == "reward" and rewards[0].own_text is not None:
@@ -80,16 +67,7 @@ def load_critic(
 
 
 def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> str:
-    """Folder or hub id of the model that gives the critic its shape, see `load_critic`.
-
-    Args:
-        init: What the critic starts from.
-        model_path: Folder or hub id of the SFT model.
-        models: Folders or hub ids of the reward models in their order.
-
-    Raises:
-        ValueError: If `init` is unknown, or `reward` and no source is a reward model.
-    """
+    """Folder or hub id of the SFT model or the first of the reward models, see `load_critic`."""
     if init in ("random", "policy"):
         return model_path
     check_choice("critic_init", init, get_args(CriticInit))

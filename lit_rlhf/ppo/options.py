@@ -42,9 +42,6 @@ class RewardShapingOptions:
             coefficient is fixed.
         kl_horizon: Rollouts over which the adaptive coefficient adapts.
         missing_eos_penalty: Subtracted from the score of a response that was cut off.
-
-    Raises:
-        ValueError: If an option is out of its range, or two contradict each other.
     """
 
     normalization: bool = True
@@ -85,9 +82,6 @@ class AdvantageOptions:
         clip: Bound on the size of an advantage after that; `None`: no clipping.
         truncation: Value after the last token of a response that was cut off: zero (`terminal`) or
             the critic's (`bootstrap`). `mask` does not learn from such a response.
-
-    Raises:
-        ValueError: If an option is out of its range.
     """
 
     gamma: float = 1.0
@@ -125,9 +119,6 @@ class PPOLossOptions:
             `None`: no bound. The entropy is at most the log of the vocabulary's size.
         ptx_coef: Weight of the language-model loss (Eq. 17), which there is as soon as
             `data.ptx_sources` are given.
-
-    Raises:
-        ValueError: If an option is out of its range, or two contradict each other.
     """
 
     policy_objective: PolicyObjective = "clip"
@@ -178,9 +169,6 @@ class MemoryOptions:
             takes its place. `None`: all at once.
         max_tokens_per_forward: Tokens, without padding, that reference, reward models and critic
             score in one forward; `None`: 2048 on a CPU and 16384 on a GPU.
-
-    Raises:
-        ValueError: If an option is out of its range.
     """
 
     frozen_dtype: DType | None = None
@@ -197,16 +185,7 @@ class MemoryOptions:
 
 
 class PPOOptions(NamedTuple):
-    """All options of `PPO`. The defaults are PPO-max with the paper's values.
-
-    Attributes:
-        sampling: How responses are sampled.
-        reward_shaping: From scores to the rewards of tokens.
-        advantages: Generalized advantage estimation.
-        loss: The losses of policy and critic.
-        memory: What bounds the memory outside the update.
-        responses_per_prompt: Responses to each prompt of an iteration.
-    """
+    """All options of `PPO`. The defaults are PPO-max with the paper's values."""
 
     sampling: SamplingOptions = SamplingOptions(max_new_tokens=512)
     reward_shaping: RewardShapingOptions = RewardShapingOptions()

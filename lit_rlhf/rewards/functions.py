@@ -70,12 +70,8 @@ class Samples(NamedTuple):
 class CallableReward(nn.Module):
     """Scores from a callable: a user's function or a ready-made rule.
 
-    Args:
-        label: Name in messages.
-        function: The callable, see `RewardFunction`.
-        tokenizer: The policy's; decodes the responses.
-        timeout: Seconds that a call may take; `None` for no limit. With a limit the call runs in
-            another thread, see `call_with_timeout`.
+    Responses are decoded by the policy's tokenizer. A call with a `timeout`, in seconds, runs in
+    another thread, see `call_with_timeout`.
     """
 
     def __init__(
@@ -109,19 +105,9 @@ class CallableReward(nn.Module):
         max_tokens_per_forward: int | None = None,
         records: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
-        """Score rollouts; a score that is not finite is reported by a warning.
+        """Score rollouts `[B]` float32; a score that is not finite is reported by a warning.
 
         The arguments are those of `WeightedReward`; the callable gets all responses at once.
-
-        Returns:
-            `[B]` float32.
-
-        Raises:
-            RewardError: If the callable changes its arguments or torch's gradient mode.
-            RuntimeError: If the callable raises, or calls `sys.exit`; chained to its exception.
-            TimeoutError: If the call takes longer than `timeout`.
-            ValueError: If it returns anything but one number per response, or needs a field and
-                the prompts have no records.
         """
         samples = decode_samples(rollouts, prompts, self.tokenizer, records)
         if not any(samples.records):
@@ -143,11 +129,7 @@ class CallableReward(nn.Module):
         return scores.to(rollouts.response_ids.device)
 
     def check_fields(self, available: Collection[str], where: str) -> None:
-        """Check that the records `where` have every field that the callable needs.
-
-        Raises:
-            ValueError: If a field that it needs is not `available`.
-        """
+        """Check that the records `where` have every field that the callable needs."""
         missing = [name for name in self.required_fields if name not in available]
         if missing:
             fields = f"have {', '.join(sorted(available))}" if available else "have no fields"
@@ -224,11 +206,7 @@ class CallableReward(nn.Module):
 
 
 class FunctionReward(CallableReward):
-    """Scores from a Python function, given as it is or as `package.module:function`.
-
-    Raises:
-        ValueError: If there is no such function.
-    """
+    """Scores from a Python function, given as it is or as `package.module:function`."""
 
     def __init__(
         self,

@@ -53,16 +53,10 @@ class ResponseEncoder:
     def encode(
         self, dialogues: Sequence[Turns], responses: Sequence[str], terminated: Sequence[bool]
     ) -> list[Tensor]:
-        """Encode prompts with their responses; one that did not end has no EOS.
+        """Encode prompts with their responses as ids `(L,)` int32; one that did not end has no EOS.
 
         Control tokens of the reward model are ordinary text to the policy. They are removed, or a
         response could write a turn of its own.
-
-        Returns:
-            Token ids of each, `(L,)` int32.
-
-        Raises:
-            ValueError: If a response does not fit, or the template refuses a dialogue.
         """
         encoded = []
         for turns, response, ended in zip(dialogues, responses, terminated, strict=True):
@@ -80,19 +74,11 @@ class ResponseEncoder:
 
 
 class ModelReward(nn.Module):
-    """Scores from a frozen reward model.
+    """Scores from a frozen reward model, which reads the token ids of the rollouts or text.
 
-    A model that shares the policy's tokenizer reads the token ids of the rollouts.
-
-    Args:
-        path: Its folder or hub id, or the name of a loaded model without one.
-        options: How it is loaded. LoRA and gradient checkpointing are ignored.
-        offload: Keep the weights in CPU memory between uses.
-        loaded: The model itself, which is frozen; `None` loads it from `path`.
-        shard: Keep an equal share of the weights on each rank between uses.
-
-    Raises:
-        ValueError: If the model has no scalar head.
+    LoRA and gradient checkpointing of the options are ignored. The weights are in CPU memory
+    between uses with `offload`, and each rank keeps a share of them with `shard`. A model that is
+    `loaded` already has a name as its path.
     """
 
     own_text: ResponseEncoder | None = None
@@ -144,12 +130,9 @@ class ModelReward(nn.Module):
         max_tokens_per_forward: int | None = None,
         records: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
-        """Score rollouts by the scalar head at each response's last token.
+        """Score rollouts by the scalar head at each response's last token, `[B]` float32.
 
         The arguments are those of `WeightedReward`; the model reads only token ids.
-
-        Returns:
-            `[B]` float32.
         """
         with on_device(self.model, rollouts.response_ids.device) as model:
             return torch.cat(
@@ -190,13 +173,7 @@ class ModelReward(nn.Module):
     ) -> Tensor:
         """Score `B` responses as text, encoded by the model's own template and tokenizer.
 
-        `terminated` tells which of them ended with EOS, `[B]` bool.
-
-        Returns:
-            `[B]` float32.
-
-        Raises:
-            ValueError: If the prompts' turns are not known, or a dialogue cannot be encoded.
+        `terminated` tells which of them ended with EOS, `[B]` bool; scores are `[B]` float32.
         """
         assert self.own_text is not None
         if len(turns) != len(responses):
@@ -221,9 +198,6 @@ class ModelReward(nn.Module):
 
         A model that is given text passes. A model folder without a text contract has only its
         tokenizer to compare, and a warning says so.
-
-        Raises:
-            ValueError: If the tokenizers differ, or the renderings do; with both renderings.
         """
         if self.path.startswith("<"):
             rank_zero_warn(

@@ -53,10 +53,6 @@ class RemoteScorer:
         retries: Further attempts after the first.
         backoff: Seconds before the second attempt; doubled before each further one.
         fields: Fields of the prompts' records that the service gets.
-
-    Raises:
-        ValueError: If the URL is not http or https or has a secret in it, or a number is out of
-            range.
     """
 
     url: str
@@ -101,12 +97,7 @@ class RemoteScorer:
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
     ) -> list[float]:
-        """Score `responses` to `prompts`, whose records have `fields`.
-
-        Raises:
-            RewardError: If the last attempt fails, or the answer is not as expected; with the URL,
-                the status and the beginning of the answer.
-        """
+        """Score `responses` to `prompts`, whose records have `fields`."""
         scores: list[float] = []
         for start in range(0, len(responses), self.batch_size):
             rows = slice(start, start + self.batch_size)
@@ -144,13 +135,7 @@ class RemoteScorer:
         raise AssertionError("the last attempt returns or raises")
 
     def _send(self, body: bytes) -> tuple[int, bytes]:
-        """Make one attempt; return status and body of the answer.
-
-        Raises:
-            RewardError: For a status that another attempt will not change, or an answer that is too
-                long.
-            TransientError: If another attempt may succeed.
-        """
+        """Make one attempt; return status and body of the answer."""
         # The time limit of a socket starts anew with every byte that arrives, and resolving a name
         # has none. A thread that is given up ends at its next byte.
         post = partial(_post, *self._expand_url(), body, self.timeout)
@@ -180,11 +165,7 @@ class RemoteScorer:
         return status, answer
 
     def _expand_url(self) -> tuple[httpx2.URL, tuple[str, str] | None]:
-        """The URL with the secrets of its query but without user and password, and these two.
-
-        Raises:
-            RewardError: If the environment does not have a variable that the URL names.
-        """
+        """The URL with the secrets of its query but without user and password, and these two."""
 
         def read(reference: str) -> str:
             variable = reference.removeprefix("$")
@@ -205,11 +186,7 @@ class RemoteScorer:
         return target, (url.username, read(url.password)) if url.userinfo else None
 
     def _parse_scores(self, status: int, body: bytes, count: int, content: str) -> list[float]:
-        """Take `count` finite scores from an answer.
-
-        Raises:
-            RewardError: If the answer has another form.
-        """
+        """Take `count` finite scores from an answer."""
         try:
             scores: Any = json.loads(body)["scores"]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -246,11 +223,7 @@ def redact_url(url: str) -> str:
 def _post(
     url: httpx2.URL, auth: tuple[str, str] | None, body: bytes, timeout: float
 ) -> tuple[int, bytes]:
-    """Status and body of the answer, which is read no further than the part beyond `MAX_BODY`.
-
-    Raises:
-        TimeoutError: If the answer goes on after the deadline.
-    """
+    """Status and body of the answer, which is read no further than the part beyond `MAX_BODY`."""
     deadline, read = monotonic() + timeout, bytearray()
     headers = {
         "Content-Type": "application/json",

@@ -37,9 +37,6 @@ class LengthRule:
         longest: Longest length without a penalty; `None` for no limit.
         unit: What is counted: tokens (EOS included), words (separated by white space) or
             characters.
-
-    Raises:
-        ValueError: If the range is empty, or contains every length.
     """
 
     shortest: int = 0
@@ -78,9 +75,6 @@ class FormatRule:
         kind: The required form: `sentence` (ends like a sentence), `json` (a single JSON object or
             array), `prefix` or `suffix` (begins or ends with `text`).
         text: The required beginning or end, only for `prefix` and `suffix`.
-
-    Raises:
-        ValueError: If `text` is missing, or given for a kind without one.
     """
 
     kind: Literal["sentence", "json", "prefix", "suffix"]
@@ -120,9 +114,6 @@ class RegexRule:
         pattern: Searched for anywhere in the response.
         absent: Give the point for a response without a match instead.
         timeout: Seconds for all responses of a call.
-
-    Raises:
-        ValueError: If `pattern` is not a regular expression, or `timeout` is not positive.
     """
 
     pattern: str
@@ -135,11 +126,7 @@ class RegexRule:
         _compile(self.pattern)
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """Score `responses` with 0 or 1.
-
-        Raises:
-            RewardError: If the searches take longer than `timeout`; names the response.
-        """
+        """Score `responses` with 0 or 1."""
         search = _Search(self.pattern, self.timeout)
         found = [next(search.find(response), None) is not None for response in responses]
         return [float(match != self.absent) for match in found]
@@ -159,9 +146,6 @@ class EqualsRule:
             GSM8K.
         ignore_case: Ignore the difference of upper and lower case.
         timeout: Seconds for all searches of a call.
-
-    Raises:
-        ValueError: If `pattern` is not a regular expression, or `timeout` is not positive.
     """
 
     field: str
@@ -183,11 +167,7 @@ class EqualsRule:
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
     ) -> list[float]:
-        """Score `responses` with 0 or 1.
-
-        Raises:
-            RewardError: If a record has no answer, or the searches take longer than `timeout`.
-        """
+        """Score `responses` with 0 or 1."""
         search = None if self.pattern is None else _Search(self.pattern, self.timeout)
         scores = []
         for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True):
@@ -226,11 +206,7 @@ class ContainsRule:
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
     ) -> list[float]:
-        """Score `responses` with 0 or 1.
-
-        Raises:
-            RewardError: If a record has no answer.
-        """
+        """Score `responses` with 0 or 1."""
         return [
             float(
                 any(
@@ -248,9 +224,6 @@ class SentimentRule:
 
     A text without a word of the lexicon gets 0. Negations, intensifiers and exclamation marks
     count.
-
-    Raises:
-        ValueError: If the package vaderSentiment is not installed.
     """
 
     def __post_init__(self) -> None:
@@ -276,11 +249,7 @@ def _sentiment_analyzer() -> Any:  # noqa: ANN401  # vaderSentiment has no type 
 
 
 def _read_answers(field: str, value: Any, prompt: str) -> list[str]:  # noqa: ANN401  # as in the data
-    """The answers in a field, as text.
-
-    Raises:
-        RewardError: If there is none: an empty one would be in every response.
-    """
+    """The answers in a field, as text; an empty one would be in every response."""
     values = value if isinstance(value, list | tuple) else [value]
     answers = [str(answer) for answer in values if answer is not None]
     if not answers or not all(answer.strip() for answer in answers):
@@ -330,11 +299,7 @@ class _Search:
 
 @lru_cache
 def _compile(pattern: str) -> Any:  # noqa: ANN401  # regex has no type information
-    """Compile a pattern of Python's `re` with the `regex` package.
-
-    Raises:
-        ValueError: If `re` or `regex` does not accept it.
-    """
+    """Compile a pattern of Python's `re` with the `regex` package."""
     try:
         # re decides which patterns are legal, as regex has a syntax of its own beyond it. re warns
         # about brackets that look like nested sets or [:alpha:], which regex does not read alike.

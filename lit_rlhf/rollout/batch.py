@@ -24,10 +24,7 @@ def default_tokens_per_forward(device: torch.device) -> int:
 
 
 def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[slice]:
-    """Split rows into consecutive parts of at most `max_tokens` tokens, or of a single row.
-
-    `lengths` are the tokens of each row; a row of more than `max_tokens` forms a part by itself.
-    """
+    """Split rows of `lengths` tokens into consecutive parts of at most `max_tokens`, or one row."""
     start, tokens = 0, 0
     for row, length in enumerate(lengths):
         if row > start and tokens + length > max_tokens:
@@ -40,11 +37,8 @@ def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[slice]:
 class PolicyStatistics(NamedTuple):
     """Log-probs and entropies of responses under a policy.
 
-    Attributes:
-        logprobs: Log-prob of each token, `[B, T]` float32, nats; 0 outside the response mask.
-        entropy: Entropy of the distribution that each token was sampled from, `[B, T]` float32,
-            nats; 0 outside the response mask.
-        temperature: Sampling temperature that both were computed at.
+    `logprobs` and `entropy` (of the distribution that each token was sampled from, at
+    `temperature`) are `[B, T]` float32, nats; 0 outside the response mask.
     """
 
     logprobs: Tensor
@@ -100,11 +94,9 @@ class RolloutBatch(NamedTuple):
         return self.statistics
 
     def split(self, max_tokens_per_forward: int | None = None) -> Iterator[RolloutBatch]:
-        """Split into consecutive samples for one forward each, with all columns.
+        """Split into consecutive samples of at most so many real tokens (or one sample) each.
 
-        Args:
-            max_tokens_per_forward: Limit on the real tokens of a part; a longer sample forms a part
-                by itself. `None` takes 2048 on a CPU and 16384 on a GPU.
+        `None` takes 2048 on a CPU and 16384 on a GPU.
         """
         limit = max_tokens_per_forward
         if limit is None:

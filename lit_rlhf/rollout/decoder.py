@@ -121,10 +121,9 @@ class Decoder:
     def run(self) -> tuple[Tensor, PolicyStatistics | None]:
         """Sample all responses, in evaluation mode.
 
-        Returns:
-            Token ids `[B, T]`, without meaning after a response's first EOS, and their statistics
-            under softmax(logits / temperature), whatever the sampling options left out. These are
-            `None` in less than float32, where a separate forward gives other numbers.
+        Returns ids `[B, T]`, without meaning after a response's first EOS, and statistics under
+        softmax(logits / temperature), whatever the sampling options left out: `None` in less than
+        float32, where a separate forward gives other numbers.
         """
         with eval_mode(self.model), _cast_weights_once(self.lengths.device):
             while self.host_lengths or self.waiting:
@@ -180,14 +179,10 @@ class Decoder:
     def _decode(self, n: int, n_rows: int | None = None, width: int | None = None) -> None:
         """Process the last tokens of the first `n` slots, and sample the next.
 
-        Free slots have token 0 at position 0 of their cache, where the next prompt overwrites it. A
-        free slot among the `n` grows like a sequence, and ends before the cache does: it starts
-        anew whenever a sequence is released, which none outlives by more than an interval.
-
-        Args:
-            n: Slots to sample for.
-            n_rows: Slots to process, at least `n`; `None` for `n`.
-            width: Tokens of the longest sequence, the new one included; `None` for the capacity.
+        `n_rows` slots are processed, and `width` is the longest sequence with the new token. Free
+        slots have token 0 at position 0 of their cache, where the next prompt overwrites it. One
+        among the `n` grows like a sequence, and ends before the cache does: it starts anew whenever
+        a sequence is released, which none outlives by more than an interval.
         """
         n_rows = n_rows or n
         lengths = self.lengths[:n_rows]
@@ -202,10 +197,7 @@ class Decoder:
         self.lengths[:n] += 1
 
     def sample(self, hidden: Tensor, slots: slice) -> None:
-        """Sample the next tokens of `slots` from the hidden states at their last tokens, `[m, H]`.
-
-        Rows beyond the slots are padding.
-        """
+        """Sample the next tokens of `slots` from hidden states `[m, H]`; later rows are padding."""
         samples, places = self.samples[slots], self.n_sampled[slots]
         # the head multiplies the padding too, for the same reason as the trunk
         logits = logits_from_hidden(self.model, self.head, hidden)[: len(samples)]
@@ -289,14 +281,9 @@ class KVCache:
     def write(
         self, module: nn.Module, key: Tensor, value: Tensor, slots: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values of `m` tokens, and return all keys and values of the layer.
+        """Write keys and values `[m, K, D]` of `m` tokens, and return all of the layer.
 
-        Args:
-            module: The attention module.
-            key: `[m, K, D]`.
-            value: `[m, K, D]`.
-            slots: Slot of each token, `[m]` long.
-            columns: Position of each token in its sequence, `[m]` long.
+        `slots` and `columns` say where, `[m]` long: a column is a position in the sequence.
         """
         if module not in self._layers:
             # allocated at the first write, when shape and dtype are known. Under autocast, rotary
@@ -382,10 +369,7 @@ class DecodeLayout:
         return RowOffsets(offsets, 1), slots, self.columns.int() + 1
 
     def _attention_mask(self, window: int | None) -> Tensor:
-        """Keys that each token attends to, `[n, 1, 1, width]` bool; computed once for all layers.
-
-        Slots hold sequences of different lengths, and older keys of sequences that were released.
-        """
+        """Keys that each token attends to, `[n, 1, 1, width]` bool; once for all layers."""
         if window not in self._masks:
             columns = torch.arange(self.width, device=self.columns.device)
             mask = columns <= self.columns[:, None]

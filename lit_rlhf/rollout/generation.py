@@ -48,13 +48,6 @@ def generate_responses(
         pad_token_id: Fills responses after their end.
         seed: Seed of the sampling; the global random state is left as it was.
         batch_size: Most sequences in progress at a time; `None` for all.
-
-    Returns:
-        The prompts as given, and responses as wide as the longest of them.
-
-    Raises:
-        ValueError: If shapes or dtypes do not fit, a prompt is empty or not padded on the left,
-            `batch_size` is below 1, or prompt and response exceed the model's positions.
     """
     inner = unwrap_model(model)
     _check_prompts(inner, prompt_ids, prompt_mask, options)
@@ -147,11 +140,9 @@ def adapters_merged(model: LanguageModel) -> Iterator[None]:
     """Merge LoRA adapters, if any, into the weights inside the context, where that loses nothing.
 
     A linear layer with adapters then costs one matmul instead of three. The merged weights are
-    copies, so that the base weights are the same after the context, to the bit.
-
-    In half precision adapters stay apart: a weight of 8 bits takes up no change that is smaller
-    than half a step between two of its numbers. Of adapters as large as after ten updates, nine
-    tenths would be lost (measured), and the samples would be those of the reference.
+    copies, so that the base weights stay the same to the bit. In half precision adapters stay
+    apart: a weight takes up no change below half a step between its numbers, which nine tenths of
+    adapters after ten updates are (measured).
     """
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     bases = [layer.get_base_layer() for layer in layers]

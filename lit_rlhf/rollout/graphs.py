@@ -26,11 +26,9 @@ class RowGraphs:
     A graph reads and writes the memory that the function used at capture, with the host's numbers
     of then. So whatever changes from call to call must be in tensors that stay where they are.
 
-    Args:
-        function: Takes a number of rows; everything it does is on the device. It is called again
-            after an error, and so changes its state at the end, after everything that may raise.
-        network: The network that it runs. If a call waits for the device, for instance because the
-            network's code depends on data, this and later rollouts call the function.
+    The function takes a number of rows and works on the device. It is called again after an error,
+    and so changes its state at the end, after everything that may raise. If it waits for the
+    device, this and later rollouts of its network call it without a graph.
     """
 
     def __init__(self, function: Callable[[int], None], network: nn.Module) -> None:
@@ -113,9 +111,6 @@ def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[],
     """Capture a function as a CUDA graph; return how to replay it, and the pool of its memory.
 
     `pool` is the memory of an earlier graph to share, as the two never run at once.
-
-    Raises:
-        RuntimeError: If the function waits for the device, or does what a graph cannot hold.
     """
     stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
     try:

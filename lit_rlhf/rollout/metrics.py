@@ -70,10 +70,9 @@ class RolloutMetrics:
         terminated: Tensor,
         scores: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add a batch of responses of this rank.
+        """Add a batch of responses of this rank, see `TokenStatistics` and `RolloutBatch`.
 
-        The arguments are those of `TokenStatistics` and `RolloutBatch`. The mean of each of the
-        `scores`, `[B]` by name and with the same names in every batch, becomes `rollout/<name>`.
+        The mean of each of `scores`, `[B]` by the same names in every batch, is `rollout/<name>`.
         """
         scores = scores or {}
         self._scores = tuple(scores)
@@ -102,12 +101,11 @@ class RolloutMetrics:
     def compute(self) -> dict[str, Tensor]:
         """Compute the metrics of all ranks, each of which has to call it after as many updates.
 
-        Returns:
-            0-dim float64 tensors; nothing if there was no update. Means per response: `kl` (nats),
-            `response_length` (tokens), `truncation_rate` and the scores. Per token: `kl_per_token`,
-            `entropy` (nats) and the perplexities. `distinct_2` is the share of distinct bigrams in
-            all responses together, `repeated_2` that of the bigrams that their response already
-            had, and `opening_share` that of the responses with the commonest first tokens.
+        They are 0-dim float64; none without an update. Means per response: `kl` (nats),
+        `response_length` (tokens), `truncation_rate` and the scores; per token: `kl_per_token`,
+        `entropy` (nats) and the perplexities. `distinct_2` is the share of distinct bigrams,
+        `repeated_2` of bigrams that their response already had, and `opening_share` of responses
+        with the commonest first tokens.
         """
         if self._bigrams is None:
             return {}

@@ -29,10 +29,9 @@ def build_response_records(
 ) -> list[dict[str, Any]]:
     """Describe each response and its raw reward by plain values, for a log or a JSON lines file.
 
-    Returns:
-        `B` records: `response` (text without special tokens), `score`, `kl` (nats to the reference,
-        estimator k1, so it can be negative), `length` (tokens, EOS included) and `truncated` (cut
-        off at the length limit).
+    A record has `response` (text without special tokens), `score`, `kl` (nats to the reference,
+    estimator k1, so it can be negative), `length` (tokens, EOS included) and `truncated` (cut off
+    at the length limit).
     """
     kl = kl_estimate(statistics.logprobs, statistics.ref_logprobs).sum(1)
     return [

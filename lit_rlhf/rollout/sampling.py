@@ -38,9 +38,6 @@ class SamplingOptions:
             positive; 1 is off.
         do_sample: Sample; if false, take the most probable token.
         min_new_tokens: No EOS before this many tokens; 0 is off.
-
-    Raises:
-        ValueError: If an option is out of its range.
     """
 
     max_new_tokens: int
@@ -102,17 +99,10 @@ def sample_tokens(
 ) -> Tensor:
     """Sample the next token of each sequence, from the distribution of transformers' `generate`.
 
-    The token is the first at which the cumulative probability exceeds the sequence's uniform
-    number. So it depends only on the sequence's logits and number, and takes one random number,
-    where `torch.multinomial` draws `V`.
-
-    Args:
-        logits: `[n, V]`.
-        uniforms: Random numbers in [0, 1), `[n]` float64.
-        options: How to sample.
-        eos_token_ids: Tokens that end a response, long.
-        seen: Tokens so far for the repetition penalty, `[n, L]` long.
-        n_new: Tokens of the response so far, `[n]` long.
+    The token is the first at which the cumulative probability of `logits` `[n, V]` exceeds the
+    sequence's number in `uniforms` (`[n]` float64, in [0, 1)). So it depends on nothing else, and
+    takes one random number, where `torch.multinomial` draws `V`. `seen` are the tokens so far for
+    the repetition penalty, `[n, L]`, and `n_new` their number in the response, `[n]`.
     """
     scores = logits.float()
     if options.repetition_penalty != 1:

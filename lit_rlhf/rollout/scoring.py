@@ -28,16 +28,14 @@ from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 class TokenStatistics(NamedTuple):
     """Log-probs, entropies and values of responses before an update; 0 outside the response mask.
 
+    They are float32, `[B, T]` at the sampling temperature in nats (`values`: the critic's V(s_t),
+    read before token t) but for two:
+
     Attributes:
-        logprobs: Of the policy at the sampling temperature, `[B, T]` float32, nats.
-        ref_logprobs: Of the reference at the sampling temperature, `[B, T]` float32, nats.
-        entropy: Of the policy's next-token distributions, `[B, T]` float32, nats.
-        values: The critic's V(s_t), read before token t, `[B, T]` float32.
-        next_values: V(s_{T+1}), read at each response's last token, `[B]` float32: an estimate of
-            what would follow a response that was cut off. It has no meaning for one that ended, and
-            GAE takes 0 there.
+        next_values: V(s_{T+1}), read at each response's last token, `[B]`: an estimate of what
+            would follow a response that was cut off. It has no meaning for one that ended.
         ref_prompt_entropy: Entropy of the reference's distribution over the first response token,
-            `[B]` float32, nats: a statistic of the prompt, which no policy changes.
+            `[B]`, nats: a statistic of the prompt, which no policy changes.
     """
 
     logprobs: Tensor
@@ -59,18 +57,8 @@ def score_rollouts(
     """Compute the log-probs, entropies and values that an update needs.
 
     The policy's log-probs and entropies are reused from sampling where the rollouts have them.
-
-    Args:
-        policy: The policy that sampled the responses.
-        reference: The SFT policy; `None` takes the policy with its LoRA adapters off.
-        critic: A scalar model.
-        rollouts: Prompts and responses.
-        temperature: Sampling temperature.
-        max_tokens_per_forward: Limit on real tokens, see `RolloutBatch.split`.
-
-    Raises:
-        ValueError: If `temperature` or `max_tokens_per_forward` is not positive, the critic has no
-            scalar head, or there is neither a reference nor an adapter.
+    Without a reference, it is the policy with its LoRA adapters off. The critic is a scalar model,
+    and `max_tokens_per_forward` limits real tokens, see `RolloutBatch.split`.
     """
     limit = max_tokens_per_forward
     logprobs, entropy, _ = rollouts.statistics_at(temperature) or compute_policy_statistics(
@@ -126,9 +114,6 @@ def compute_reference_statistics(
 
     An offloaded reference is on the rollouts' device during the forward. `None` takes the policy
     with its LoRA adapters off.
-
-    Raises:
-        ValueError: If `reference` is `None` and the policy has no adapters.
     """
     if reference is not None:
         with on_device(reference, rollouts.response_ids.device) as network:
