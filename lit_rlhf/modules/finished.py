@@ -32,11 +32,7 @@ class RunFolders(Callback):
         self._training = False
 
     def lock(self, trainer: Trainer, finished: Path) -> None:
-        """Lock the folder of the finished model and those of logs and checkpoints.
-
-        Raises:
-            LockedFolderError: If another run writes to one of them.
-        """
+        """Lock the folder of the finished model and those of logs and checkpoints."""
         self._training = False
         self._locks.acquire([finished, *folders_during(trainer)])
 
@@ -75,15 +71,9 @@ def check_finished_dir(
 ) -> None:
     """Check that a finished model can be saved, and that the run starts from finished ones.
 
-    Args:
-        trainer: The Trainer.
-        finished: Folder of the finished model. It will be replaced.
-        inputs: By option, folders or hub ids of the models that the run starts from.
-
-    Raises:
-        ValueError: If the folder is or contains a model that the run starts from, or a folder that
-            it writes to during training; if it has content that no stage has saved; or if the run
-            that writes one of the models has not ended.
+    `inputs` are folders or hub ids of the models that the run starts from, by option. The folder
+    will be replaced, so it may not contain one of them, a folder that the run writes to while it
+    trains, or content that no stage has saved.
     """
     kept = {f"{name} ({path})": Path(path) for name, paths in inputs.items() for path in paths}
     kept |= {f"the run's own folder {path}": path for path in folders_during(trainer)}
@@ -136,10 +126,6 @@ def save_finished(module: StageModule) -> None:
 
     If a detector has ended the run, the last healthy weights are saved, and the card says so;
     without healthy weights nothing is.
-
-    Raises:
-        TooManySkippedUpdates: If the last update of a network was skipped.
-        ValueError: If a weight is not finite.
     """
     folder, trainer = module.finished_dir, module.trainer
     if unused := module.resume.unused_changes():

@@ -49,14 +49,8 @@ def option_groups(cls: type) -> dict[str, Any]:
 def merge_options(cls: type, name: str, given: OptionsT | Mapping[str, Any]) -> OptionsT:
     """Convert a group of options to its dataclass.
 
-    Args:
-        cls: The module's class.
-        name: Name of the group.
-        given: The dataclass, or a mapping of some of its fields, as in checkpoints and YAML. Other
-            fields are taken from the default of the parameter.
-
-    Raises:
-        ValueError: If `given` has an unknown field, a field is out of its range, or it is neither.
+    A mapping of some of its fields, as in checkpoints and YAML, takes the others from the default
+    of the parameter.
     """
     default = option_groups(cls)[name]
     if not isinstance(given, Mapping) and isinstance(given, type(default)):

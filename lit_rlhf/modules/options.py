@@ -50,9 +50,6 @@ class OptimizerOptions:
             warm-up. `constant` has none either.
         min_lr_ratio: Learning rate at the end over the peak, for schedules with a minimum.
         grad_clip: Largest gradient norm (L2); `None`: no clipping.
-
-    Raises:
-        ValueError: If an option is out of its range.
     """
 
     learning_rate: float
@@ -87,9 +84,6 @@ class MinibatchOptions:
         micro_batch_tokens: Most tokens, without padding, per forward and backward; `None`: no
             limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A longer
             rollout is computed alone. The gradient does not depend on it.
-
-    Raises:
-        ValueError: If an option is out of its range.
     """
 
     ppo_epochs: int = 1
@@ -126,9 +120,6 @@ class CriticPretrainingOptions:
             `None`: after its iterations. The targets of the loss contain the critic's own values,
             so that with `lam` < 1 the loss on long responses is small from the start, whatever the
             critic knows. See `ppo/explained_variance` before you set it.
-
-    Raises:
-        ValueError: If an option is out of its range.
     """
 
     iterations: int = 25

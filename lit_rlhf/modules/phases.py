@@ -24,9 +24,6 @@ class PhaseTimer:
     """Seconds and peak memory of each phase since the last call of `pop_metrics`.
 
     On a GPU, memory is what tensors take; elsewhere it is the resident memory of the process.
-
-    Args:
-        module: The module whose phases these are.
     """
 
     def __init__(self, module: LightningModule) -> None:
@@ -36,16 +33,10 @@ class PhaseTimer:
 
     @contextmanager
     def __call__(self, phase: str, ids: Tensor, settings: Sequence[str]) -> Iterator[None]:
-        """Time the block, which is not nested in another, as `phase`.
+        """Time the block, which is not nested in another, as `phase` on sequences `[B, L]`.
 
-        Args:
-            phase: Name of the phase.
-            ids: The sequences that it processes, `[B, L]`.
-            settings: What to change when memory runs out: dotted names of the module's options, or
-                of settings elsewhere in a configuration.
-
-        Raises:
-            torch.OutOfMemoryError: If memory runs out, with the sizes and the settings.
+        Running out of memory says how many these are, and which `settings` to change: dotted names
+        of the module's options, or of settings elsewhere in a configuration.
         """
         device = self.module.device
         reset_peak(device)
@@ -64,15 +55,9 @@ class PhaseTimer:
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(device))
 
     def pop_metrics(self, tokens: int, kind: str = "response_tokens") -> dict[str, Tensor]:
-        """Metrics of the phases since the last call, and of their throughput.
+        """Metrics since the last call, 0-dim, with a throughput of so many tokens of a kind.
 
-        Args:
-            tokens: Number of tokens that the phases processed.
-            kind: Kind of the tokens, for the key of the throughput.
-
-        Returns:
-            `time/<phase>` and `time/iteration` in seconds, `memory/<phase>` in GiB and
-            `throughput/<kind>_per_second`, 0-dim; nothing if there was no phase.
+        `time/<phase>` and `time/iteration` are in seconds, `memory/<phase>` in GiB.
         """
         if not self.seconds:
             return {}
@@ -124,11 +109,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def suggest_change(name: str, module: object) -> str:
-    """How to change a setting so that less memory is needed; empty if that is done already.
+    """How to change a setting, an option of the module or another one, to need less memory.
 
-    Args:
-        name: Dotted name of an option of the module, or of another setting.
-        module: The module, which has the option as an attribute.
+    Empty if that is done already.
     """
     try:
         value = attrgetter(name)(module)

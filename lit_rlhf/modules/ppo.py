@@ -104,13 +104,7 @@ UPDATE_MEMORY = (
 
 
 class ScoredResponses(NamedTuple):
-    """`B` responses with all that is computed of them before the update.
-
-    Attributes:
-        rollouts: Prompts and responses.
-        scores: Raw scores, `[B]`.
-        estimates: Log-probs of policy and reference, entropies and values of the critic.
-    """
+    """`B` responses with their raw scores `[B]` and all else that is computed before the update."""
 
     rollouts: RolloutBatch
     scores: Tensor
@@ -167,10 +161,6 @@ class PPOModule(PPO, StageModule):
             iteration and the rank, so a resumed run repeats them.
         max_skipped_in_a_row: Updates of a network in a row that may be skipped, as a number is not
             finite, until training stops.
-
-    Raises:
-        ValueError: If an option is out of its range.
-        TypeError: If there is no option of a keyword argument's name.
     """
 
     stage = "ppo"
@@ -293,13 +283,7 @@ class PPOModule(PPO, StageModule):
         return super().trusted_arguments(saved, given)
 
     def setup(self, stage: str) -> None:
-        """Check the reward models' text, the fields that reward functions need, the run's length.
-
-        Raises:
-            ValueError: If a reward model reads other text than the policy writes, no record has a
-                field that a reward function needs, `trainer.max_steps` is set, or the minibatch
-                size does not divide the rollouts of an iteration.
-        """
+        """Check reward models' text, fields that reward functions need, and the run's length."""
         for source in self.reward.models:
             if self.encoder is not None:
                 source.check_contract(self.encoder.contract)
@@ -371,10 +355,7 @@ class PPOModule(PPO, StageModule):
     ) -> ScoredResponses:
         """The first three phases: sample responses, score them, and estimate log-probs and values.
 
-        Args:
-            batch: Prompts.
-            seed: Seed of the responses.
-            timer: Timer of the phases; `None`: they are not part of a training step.
+        Without a timer, they are not part of a training step.
         """
         timer = timer or PhaseTimer(self)
         with timer("rollout", batch.input_ids, ROLLOUT_MEMORY):
@@ -416,13 +397,8 @@ class PPOModule(PPO, StageModule):
     ) -> dict[str, Tensor]:
         """Train the critic and, after critic pre-training, the policy on an iteration's experience.
 
-        Args:
-            experience: `B` scored rollouts.
-            ptx: `B` sequences for the language-model loss.
-            generator: Draws the minibatches.
-
-        Returns:
-            Means over the minibatches of the `ppo/*` metrics, 0-dim; NaN where all were skipped.
+        `ptx` are as many sequences for the language-model loss. Metrics `ppo/*` are means over
+        minibatches; NaN where all were skipped.
         """
         pretraining = self.in_critic_pretraining()
         size = self.minibatches.minibatch_size
@@ -452,16 +428,7 @@ class PPOModule(PPO, StageModule):
     def train_critic(
         self, minibatch: Experience, max_norm: float | None, place: str
     ) -> dict[str, Tensor]:
-        """Make one update of the critic.
-
-        Args:
-            minibatch: Rollouts of this rank.
-            max_norm: Largest gradient norm (L2); `None`: no clipping.
-            place: Where in the run it is, for warnings.
-
-        Returns:
-            The critic's metrics, all NaN if the update was skipped.
-        """
+        """Make one update of the critic; its metrics are NaN if the update was skipped."""
         # All micro-batches divide by the tokens of the whole minibatch on all ranks, so that a long
         # response weighs as much as in one large batch.
         tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
@@ -474,10 +441,7 @@ class PPOModule(PPO, StageModule):
     def train_policy(
         self, minibatch: Experience, ptx: TokenBatch | None, max_norm: float | None, place: str
     ) -> dict[str, Tensor]:
-        """Make one update of the policy, on rollouts and `ptx`, as many sequences of text.
-
-        The other arguments and the result are as in `train_critic`.
-        """
+        """Make one update of the policy, on rollouts and `ptx`, as many sequences of text."""
         tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
 
         def shares() -> Iterator[Share]:
@@ -612,17 +576,9 @@ class PPOModule(PPO, StageModule):
     def sample(self, prompts: list[str]) -> list[dict[str, Any]]:
         """Sample one response per prompt, with the same random numbers at every call.
 
-        Args:
-            prompts: Prompts as in the field `prompt` of a data file. They are rendered as those of
-                the datamodule.
-
-        Returns:
-            One record per prompt, see `build_response_records`. The score is NaN if a reward
-            function needs fields of records, which plain text does not have.
-
-        Raises:
-            RuntimeError: If the trainer has no datamodule with an encoder, or it is not set up yet.
-            ValueError: If there is no prompt, or one cannot be used.
+        Prompts are as in the field `prompt` of a data file, and records those of
+        `build_response_records`. The score is NaN if a reward function needs fields of records,
+        which plain text does not have.
         """
         if self.encoder is None:
             raise RuntimeError("sample: the trainer has no datamodule that has set up an encoder")
@@ -693,11 +649,7 @@ def is_trial(trainer: Trainer) -> bool:
 
 
 def check_sampling(sampling: SamplingOptions) -> None:
-    """Warn about options that make samples differ from the distribution of the policy.
-
-    Raises:
-        ValueError: If responses are greedy.
-    """
+    """Refuse greedy responses, and warn of samples that do not come from the policy as scored."""
     if not sampling.do_sample:
         raise ValueError(
             "sampling.do_sample: expected true, got false: PPO learns from samples of the policy, "

@@ -56,13 +56,7 @@ class Change(Enum):
 
 
 class Rule(NamedTuple):
-    """The meaning of a change of some settings.
-
-    Attributes:
-        names: Names of settings, or of groups of them.
-        change: What happens.
-        remark: Why, or from when.
-    """
+    """What a change of some settings, or groups of them, means, and why or from when."""
 
     names: tuple[str, ...]
     change: Change
@@ -179,13 +173,7 @@ def rule_of(name: str) -> Rule | None:
 def describe_run(
     trainer: Trainer, data: LightningDataModule | None, checksums: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Settings of data and Trainer, and checksums of the inputs, as plain data.
-
-    Args:
-        trainer: A Trainer that has set up the data.
-        data: Its datamodule, if there is one.
-        checksums: Checksums of the module's own inputs by name.
-    """
+    """Settings of data and Trainer, and checksums of the inputs by name, as plain data."""
     return {
         "trainer.precision": str(trainer.precision),
         **checksums,
@@ -259,12 +247,7 @@ def find_changes(
     """Settings that differ between a checkpoint and a run, in the order of the checkpoint.
 
     Settings that either lacks are left out: those of other versions, and all but the options in a
-    checkpoint that holds no more.
-
-    Args:
-        module: The module that resumes.
-        checkpoint: Lightning's checkpoint.
-        settings: What `describe_run` says about the run now.
+    checkpoint that holds no more. `settings` are those of `describe_run` now.
     """
     options = checkpoint.get(module.CHECKPOINT_HYPER_PARAMS_KEY, {})
     saved = plain({**dotted_arguments(options), **checkpoint.get(SETTINGS_KEY, {})})
@@ -283,17 +266,7 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_changes(changes: Iterable[ChangedSetting], allowed: bool, writer: str) -> None:
-    """Refuse changes that make a run another one.
-
-    Args:
-        changes: Settings that differ from the checkpoint's.
-        allowed: Whether the user allows changes that need consent.
-        writer: Version of lit_rlhf that wrote the checkpoint.
-
-    Raises:
-        ChangedRunError: If there is one that is refused, or that needs consent and has none. The
-            error lists them.
-    """
+    """Refuse changes that make a run another one, unless they only need consent and have it."""
     rules = [(change, rule_of(change.name)) for change in changes]
     impossible = [c for c, rule in rules if rule and rule.change is Change.REFUSED]
     if impossible:
@@ -316,11 +289,8 @@ class Resume(Callback):
     """Keeps in checkpoints what an exact resume needs, and restores it.
 
     A callback for the hooks of a fit; `state` and `load` are called by the module, whose weights
-    are loaded before a callback sees a checkpoint.
-
-    Attributes:
-        trained: Whether the current fit has begun to train.
-        saved_metrics: The last metrics of the checkpoint that was loaded.
+    are loaded before a callback sees a checkpoint. `trained` says that the current fit has begun to
+    train, and `saved_metrics` are the last ones of the checkpoint that was loaded.
     """
 
     def __init__(self) -> None:
@@ -351,10 +321,7 @@ class Resume(Callback):
     def load(self, module: StageModule, checkpoint: Mapping[str, Any]) -> None:
         """Keep the random state and the position in the data until training starts.
 
-        Raises:
-            ChangedRunError: If a run would resume from the checkpoint of another run, and
-                `module.allow_changes` is off.
-            ValueError: If the checkpoint has no states of optimizers.
+        Refuses a checkpoint of another run, unless `module.allow_changes` is on.
         """
         if self._is_resuming(module):
             if not checkpoint.get("optimizer_states"):  # Lightning would go on without
@@ -464,12 +431,7 @@ def run_id(module: StageModule) -> str:
 
 
 def last_metrics(trainer: Trainer, saved: Mapping[str, float]) -> dict[str, float]:
-    """The last value of each logged metric.
-
-    Args:
-        trainer: The run's.
-        saved: Those of the checkpoint that it was resumed from.
-    """
+    """The last value of each logged metric, or else the one in a checkpoint (`saved`)."""
     logged = {
         key: float(value)
         for key, value in trainer.callback_metrics.items()
@@ -481,10 +443,7 @@ def last_metrics(trainer: Trainer, saved: Mapping[str, float]) -> dict[str, floa
 
 
 def fill_buffers(module: nn.Module, saved: dict[str, Any]) -> dict[str, Any]:
-    """Add the module's buffers that an older version's state dict lacks, with their start values.
-
-    A trick that adds a buffer so leaves older checkpoints usable.
-    """
+    """Add buffers that an older version's state dict lacks, with their start values."""
     buffers = dict(module.named_buffers())
     added = {k: v for k, v in module.state_dict().items() if k in buffers and k not in saved}
     if added:
@@ -496,12 +455,7 @@ def fill_buffers(module: nn.Module, saved: dict[str, Any]) -> dict[str, Any]:
 
 
 class OptimizerSettings(NamedTuple):
-    """Settings of an optimizer and its schedule as they are configured, before a resume.
-
-    Attributes:
-        groups: Settings of the parameter groups.
-        base_lrs: Peak learning rates of the groups.
-    """
+    """Settings of an optimizer's groups, and its schedule's peak learning rates, as configured."""
 
     groups: list[dict[str, Any]]
     base_lrs: list[float]
@@ -524,13 +478,7 @@ def apply_optimizer_settings(
     """Set what is configured, after a checkpoint's state has replaced it.
 
     The schedule stays at its position. Peak learning rates that a callback has lowered are kept
-    unless `learning_rate` has changed.
-
-    Args:
-        optimizer: The optimizer, with the checkpoint's state.
-        schedule: Its schedule, with the checkpoint's state.
-        configured: What both had before.
-        fields: Fields of `OptimizerOptions` that have changed.
+    unless `learning_rate` is among the `fields` of `OptimizerOptions` that have changed.
     """
     rates = {"lr", "initial_lr"}
     for group, settings in zip(optimizer.param_groups, configured.groups, strict=True):

@@ -43,9 +43,8 @@ from lit_rlhf.stats import all_gather_rows, global_denominator, global_means, gl
 class PreferenceShare(NamedTuple):
     """Outputs of `RewardModule` for a micro-batch of `B` pairs.
 
-    Attributes:
-        metrics: `reward/*` metrics, 0-dim, which add up over micro-batches.
-        differences: Score of the chosen minus score of the rejected response, `[B]`, no graph.
+    Metrics are 0-dim and add up over micro-batches. Differences of the scores, chosen minus
+    rejected, are `[B]` without a graph.
     """
 
     metrics: dict[str, Tensor]
@@ -72,10 +71,6 @@ class RewardModule(StageModule):
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
             which training stops.
-
-    Raises:
-        ValueError: If an option is out of its range.
-        TypeError: If there is no option of a keyword argument's name.
     """
 
     stage = "reward"
@@ -122,13 +117,7 @@ class RewardModule(StageModule):
         return self.networks["lm_head"] if self.lm_coef > 0 else None
 
     def forward(self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor) -> PreferenceShare:
-        """Share of a micro-batch in the means over the pairs and chosen tokens of a step.
-
-        Args:
-            batch: `B` pairs.
-            pairs: Pairs of the whole step, 0-dim.
-            tokens: Completion tokens of the chosen responses of the whole step, 0-dim.
-        """
+        """Share of a micro-batch in the means over all `pairs` and chosen `tokens` of a step."""
         chosen, rejected = batch.chosen, batch.rejected
         # One forward for both sides: packed, the padding of the shorter side costs nothing.
         n_rows, length = chosen.input_ids.shape
@@ -167,11 +156,7 @@ class RewardModule(StageModule):
         return PreferenceShare(metrics, (chosen_scores - rejected_scores).detach())
 
     def training_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
-        """One update on a batch of pairs, in micro-batches.
-
-        Returns:
-            The loss over all ranks, for callbacks and Lightning's learning-rate finder.
-        """
+        """One update on a batch of pairs; returns the loss over all ranks, for callbacks."""
         (network,) = trained_networks(self)
         pairs = global_denominator(len(batch.margin), self.device)
         tokens = global_denominator(batch.chosen.completion_mask.sum(), self.device)

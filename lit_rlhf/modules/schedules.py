@@ -22,13 +22,9 @@ from lit_rlhf.modules.options import OptimizerOptions
 
 
 def learning_rate_factor(options: OptimizerOptions, update: int, total: int, warmup: int) -> float:
-    """Learning rate of an update as a share of the peak.
+    """Learning rate of an update (from 0) of `total` ones, as a share of the peak.
 
-    Args:
-        options: Names the schedule.
-        update: Number of the update, from 0.
-        total: Updates of the run, at least 1; later ones have the rate of the last.
-        warmup: Updates of the warm-up.
+    Later ones have the rate of the last.
     """
     update = min(update, total - 1)
     if update < warmup:
@@ -42,17 +38,10 @@ def build_schedule(
     total: Callable[[], float],
     warmup_ratio: float | None = None,
 ) -> LambdaLR:
-    """The learning-rate schedule of an optimizer.
+    """The learning-rate schedule of an optimizer over `total()` planned updates.
 
-    Args:
-        optimizer: The optimizer.
-        options: Its options.
-        total: Returns the planned number of updates. The length of the warm-up follows from its
-            first result. The rest of the schedule follows later results, too.
-        warmup_ratio: Share of the updates that warm up; `None`: the options'.
-
-    Raises:
-        ValueError: If the schedule needs the length of a run that has none.
+    The length of the warm-up follows from the first result of `total`, and the rest of the schedule
+    follows later results, too.
     """
     name = options.lr_scheduler
     if name == "constant":
@@ -73,11 +62,7 @@ def build_schedule(
 
 
 def training_batch_size(trainer: Trainer) -> int:
-    """Batch size of the training loader.
-
-    Raises:
-        ValueError: If the loader does not tell.
-    """
+    """Batch size of the training loader."""
     if trainer.train_dataloader is None:
         # `estimated_stepping_batches` does so only where it needs the loader's length
         trainer.fit_loop.setup_data()

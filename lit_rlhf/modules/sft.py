@@ -41,10 +41,6 @@ class SFTModule(StageModule):
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
             which training stops.
-
-    Raises:
-        ValueError: If an option is out of its range.
-        TypeError: If there is no option of a keyword argument's name.
     """
 
     stage = "sft"
@@ -71,15 +67,7 @@ class SFTModule(StageModule):
         self._evaluation: list[Tensor] = []
 
     def forward(self, batch: TokenBatch, denominator: Tensor) -> dict[str, Tensor]:
-        """Share of a micro-batch in the means over the completion tokens of a step.
-
-        Args:
-            batch: Sequences with their completion mask.
-            denominator: Completion tokens of the whole step, 0-dim.
-
-        Returns:
-            `sft/loss` and `sft/token_accuracy`, 0-dim, which add up over micro-batches.
-        """
+        """Share of a micro-batch in the means over the `denominator` tokens of a step, 0-dim."""
 
         def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
             hits = (logits.detach().argmax(-1) == ids).float()
@@ -95,11 +83,7 @@ class SFTModule(StageModule):
         }
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
-        """One update on a batch, in micro-batches.
-
-        Returns:
-            The loss over all ranks, for callbacks and Lightning's learning-rate finder.
-        """
+        """One update on a batch; returns the loss over all ranks, for callbacks."""
         (network,) = trained_networks(self)
         denominator = global_denominator(batch.completion_mask.sum(), self.device)
         lengths = batch.attention_mask.sum(1)

@@ -73,11 +73,6 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         network: How networks are loaded: type, attention, LoRA adapters, compilation.
         max_skipped_in_a_row: Number of updates of a network in a row, skipped because a number is
             not finite, at which training stops.
-
-    Raises:
-        ValueError: If `model_path` is neither a folder nor a hub id, or an option is out of its
-            range.
-        TypeError: If the class has no option of a keyword argument's name.
     """
 
     stage: ClassVar[str]
@@ -149,22 +144,16 @@ class StageModule(FixedDtypeBuffers, LightningModule):
 
         Nothing that the checkpoint names is imported or run: neither a class, nor the code of a
         model, nor a reward function of another package. What is needed of these is given as an
-        option.
+        option: a network with `trust_remote_code`, for instance. Options win over the checkpoint's
+        arguments; a group may be its dataclass or a mapping.
 
         Args:
             checkpoint_path: File, URL or binary stream.
             map_location: Where tensors go, as for `torch.load`.
             hparams_file: Not supported, as checkpoints hold their arguments.
-            strict: Whether missing and unexpected weights are errors; `None` for the module's
-                setting.
+            strict: Whether missing and unexpected weights are errors; `None`: as the module says.
             weights_only: False unpickles the file, which can run code from it.
-            **options: Arguments that win over the checkpoint's; a group of options may be its
-                dataclass or a mapping. Code that comes with a model is run only if `network` is
-                given here with `trust_remote_code`.
-
-        Raises:
-            ValueError: If the file is damaged, an argument in it is not an option of the class, or
-                it names code that is not given as an option.
+            **options: Arguments of the class.
         """
         if hparams_file is not None:
             raise ValueError(f"hparams_file: expected None, got {hparams_file}")
@@ -195,14 +184,9 @@ class StageModule(FixedDtypeBuffers, LightningModule):
     def trusted_arguments(
         cls, saved: Mapping[str, Any], given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Merge the arguments of a checkpoint with those given now, which win.
+        """Merge a checkpoint's arguments with those given now, which win.
 
-        Args:
-            saved: The checkpoint's. Its setting of `trust_remote_code` is ignored.
-            given: Those that the user gives now.
-
-        Raises:
-            ValueError: If the checkpoint names code that is not given now.
+        A setting of `trust_remote_code` in the checkpoint is ignored.
         """
         arguments = {**saved, **given}
         if "network" in saved and "network" not in given:
@@ -229,11 +213,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         )
 
     def build_schedule(self, optimizer: Optimizer, options: OptimizerOptions) -> LRScheduler:
-        """The learning-rate schedule of the only optimizer, over the batches of the run.
-
-        Raises:
-            ValueError: If the schedule needs the length of a run that has none.
-        """
+        """The learning-rate schedule of the only optimizer, over the batches of the run."""
         total = float(self.trainer.estimated_stepping_batches)
         return build_schedule(optimizer, options, lambda: total)
 
@@ -263,13 +243,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         checkpoint |= self.resume.state(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint belongs to this run, and keep its state until training starts.
-
-        Raises:
-            ValueError: If a hyper-parameter of the checkpoint is not an option of the class, as in
-                checkpoints of other versions.
-            ChangedRunError: If the checkpoint belongs to another run, and `allow_changes` is off.
-        """
+        """Check that the checkpoint is of this run, and keep its state until training starts."""
         # Lightning drops hyper-parameters that the constructor does not take, without a word.
         saved = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
         check_names(type(self), (name for name in saved if not name.startswith("_")))
@@ -294,11 +268,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
             self.folders.lock(self.trainer, self.finished_dir)
 
     def on_fit_start(self) -> None:
-        """Check the weights.
-
-        Raises:
-            ValueError: If weights that are trained are float16, or a weight is not finite.
-        """
+        """Check the weights."""
         require_finite_weights(self, self.stage, "model_path, rewards, ckpt_path")
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         for optimizer in self.trainer.optimizers:
@@ -334,14 +304,10 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         lm_head: nn.Module | None = None,
         card: ModelCardInfo | None = None,
     ) -> None:
-        """Write a network as a Hugging Face folder.
+        """Write a network as a Hugging Face folder, with adapters merged.
 
-        Args:
-            model: The network; adapters are merged.
-            folder: Where to.
-            generation: Settings of its `generation_config.json`; `None`: the starting model's.
-            lm_head: Output layer that was trained beside a scalar model.
-            card: Its model card; `None`: the run's.
+        By default `generation_config.json` is the starting model's, and the card the run's.
+        `lm_head` is an output layer that was trained beside a scalar model.
         """
         save_model_folder(
             model,
@@ -360,11 +326,7 @@ def evaluation_prefix(trainer: Trainer) -> str:
 
 
 def check_lightning_tools(module: LightningModule) -> None:
-    """Refuse tools of Lightning that do not fit manual optimization or generation.
-
-    Raises:
-        ValueError: If the module was compiled as a whole, or a callback averages its weights.
-    """
+    """Refuse tools of Lightning that do not fit manual optimization or generation."""
     # private to Lightning (2.6.6), which asks for it in `to_uncompiled`
     if module._compiler_ctx is not None:
         raise ValueError(
@@ -383,14 +345,9 @@ def check_lightning_tools(module: LightningModule) -> None:
 
 
 def check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> None:
-    """Refuse float16 weights, and warn of bfloat16 weights, that an optimizer steps in place.
+    """Refuse float16 weights, and warn of bfloat16 ones, that an optimizer steps without masters.
 
-    Args:
-        optimizer: Optimizer of the weights, without masters in float32.
-        names: Names of the parameters by their `id`.
-
-    Raises:
-        ValueError: If a weight is float16.
+    `names` are the parameters' by their `id`.
     """
     n_movable, n_weights, network, learning_rate = 0, 0, "", 0.0
     for group in optimizer.param_groups:
@@ -422,10 +379,6 @@ def check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> Non
 @torch.no_grad()
 def count_movable(weights: Tensor, learning_rate: float) -> int:
     """Number of weights that change if `learning_rate`, about a step of Adam, is added or taken.
-
-    Args:
-        weights: Of any floating dtype; the sum is rounded to it.
-        learning_rate: Size of the step, positive.
 
     Examples:
         >>> weights = torch.tensor([1.0, 1e-4], dtype=torch.bfloat16)

@@ -58,21 +58,13 @@ class NotFiniteError(Exception):
 
 
 class TrainedNetwork(NamedTuple):
-    """How a network is trained.
-
-    Attributes:
-        optimizer: Its optimizer.
-        schedule: The learning-rate schedule of the optimizer.
-    """
+    """A network's optimizer with its learning-rate schedule."""
 
     optimizer: LightningOptimizer
     schedule: LRScheduler
 
     def step_schedule(self) -> None:
-        """Step the learning-rate schedule, even after an update that was skipped.
-
-        The learning rate of a batch then does not depend on how many updates were skipped.
-        """
+        """Step the learning rate even after a skipped update, so that a batch's stays the same."""
         with warnings.catch_warnings():
             # torch takes a skipped first update for a schedule that steps before its optimizer
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
@@ -91,13 +83,7 @@ def trained_networks(module: LightningModule) -> list[TrainedNetwork]:
 
 
 class Updated(NamedTuple):
-    """An update of a network.
-
-    Attributes:
-        metrics: Metrics of all micro-batches, 0-dim, without graphs.
-        grad_norm: The gradient norm (L2) before clipping, NaN where a loss was not finite.
-        applied: Whether a step was made.
-    """
+    """Summed metrics, the gradient norm (L2) before clipping, and whether a step was made."""
 
     metrics: dict[str, Tensor]
     grad_norm: Tensor
@@ -108,15 +94,8 @@ class UpdateGuard:
     """Makes updates, skips those in which a number is not finite, and counts these.
 
     Every rank has to call its methods at the same points, since ranks agree on what is skipped.
-
-    Args:
-        max_in_a_row: Number of skipped updates of a network in a row at which training stops.
-
-    Attributes:
-        skipped: Whether the last iteration ended early, as a number was not finite.
-
-    Raises:
-        ValueError: If `max_in_a_row` is less than 1.
+    `skipped` says whether the last iteration ended early, as a number was not finite. Training
+    stops at `max_in_a_row` skipped updates of a network in a row.
     """
 
     def __init__(self, max_in_a_row: int) -> None:
@@ -137,17 +116,8 @@ class UpdateGuard:
     ) -> Updated:
         """Clip and step, or skip the step where a loss or the gradient norm is not finite.
 
-        Args:
-            module: The module in training.
-            network: What is updated in messages, for instance `the policy`.
-            optimizer: Its optimizer.
-            shares: The micro-batches, whose gradients and metrics add up. Losses are the metrics
-                whose key ends with `loss`.
-            max_norm: Largest gradient norm (L2); `None`: no clipping.
-            place: Where in the run the update is, for instance `iteration 3, minibatch 1`.
-
-        Raises:
-            TooManySkippedUpdates: If too many updates of the network in a row were skipped.
+        Gradients and metrics of the `shares` add up; losses are the metrics whose key ends with
+        `loss`. Messages say what is updated (`network`) and where in the run (`place`).
         """
         totals: dict[str, Tensor] = {}
         for factor, loss, metrics in shares:
@@ -172,13 +142,7 @@ class UpdateGuard:
     def iteration(self, trainer: Trainer, networks: str, place: str) -> Iterator[None]:
         """Run an iteration, and leave the block where `require_finite` finds NaN.
 
-        Args:
-            trainer: The trainer of the run.
-            networks: Networks that are not updated then, for instance `policy and critic`.
-            place: Where in the run the iteration is.
-
-        Raises:
-            TooManySkippedUpdates: If too many iterations in a row were skipped.
+        Messages name the `networks` that are not updated then, and the `place` in the run.
         """
         found: list[str] = []
         try:
@@ -194,11 +158,7 @@ class UpdateGuard:
             raise NotFiniteError(found)
 
     def check_end(self, trainer: Trainer) -> None:
-        """Refuse a run to end well whose last update of a network was skipped.
-
-        Raises:
-            TooManySkippedUpdates: If there is such a network.
-        """
+        """Refuse to end a run well whose last update of a network was skipped."""
         if skipped := [network for network, row in self.in_a_row.items() if row]:
             raise TooManySkippedUpdates(
                 f"the run ends with skipped updates of {', '.join(skipped)}, so that no finished "
@@ -262,13 +222,7 @@ def join_names(names: Sequence[str]) -> str:
 def require_finite_weights(module: nn.Module, name: str, where: str) -> None:
     """Refuse weights of a module that are not finite, on all ranks alike.
 
-    Args:
-        module: The module.
-        name: What it is called in the message.
-        where: Where the weights come from or go to, for the message.
-
-    Raises:
-        ValueError: If a weight holds NaN or infinity; it names some of them.
+    The message says `where` they come from or go to.
     """
     if found := find_non_finite(weight_sums(module, name)):
         raise ValueError(
@@ -297,13 +251,7 @@ def find_last_saved(callbacks: Iterable[Any]) -> str | None:
 
 
 class MicroBatch(NamedTuple):
-    """A part of a rank's batch.
-
-    Attributes:
-        rows: Its rows.
-        weight: Factor of its loss: 1, or 0 for a part that is repeated only because other ranks
-            have more parts.
-    """
+    """Rows of a rank's batch, with the factor of their loss: 1, or 0 for repeated rows."""
 
     rows: slice
     weight: float
@@ -321,12 +269,9 @@ def _slice_field(field: Any, rows: slice) -> Any:  # noqa: ANN401  # whatever a 
 
 
 def split_rows(lengths: Tensor, max_rows: int | None, max_tokens: int | None) -> Iterator[slice]:
-    """Split the rows of a batch into consecutive parts within both limits.
+    """Split rows of `lengths` `[B]` real tokens into consecutive parts within the given limits.
 
-    Args:
-        lengths: Real tokens of each row, `[B]`. They are read if there is a limit of tokens.
-        max_rows: Most rows of a part; `None`: no limit.
-        max_tokens: Most tokens of a part; `None`: no limit. A longer row is a part by itself.
+    A longer row than `max_tokens` is a part by itself.
 
     Examples:
         >>> import torch
@@ -344,18 +289,11 @@ def split_rows(lengths: Tensor, max_rows: int | None, max_tokens: int | None) ->
 def split_batch(
     model: LanguageModel, lengths: Tensor, max_rows: int | None, max_tokens: int | None
 ) -> list[MicroBatch]:
-    """Split this rank's batch into micro-batches. Every rank gets the same number.
+    """Split this rank's batch, with `lengths` `[B]`, into the same number of parts on every rank.
 
     Every backward may wait for the other ranks, but ranks differ in tokens, and in the dynamic
     batches of Section 4.2 in rows. A rank that has no rows left takes its first part again,
-    with weight 0.
-
-    Args:
-        model: The network that is trained.
-        lengths: Real tokens of each row of this rank's batch, `[B]`, on the module's device.
-        max_rows: Most rows of a part; `None`: no limit.
-        max_tokens: Most tokens of a part; a longer row is a part by itself. `None`: no limit, or on
-            a CPU without `max_rows` as many as fit into `ACTIVATION_BYTES`.
+    with weight 0. Without any limit, a CPU takes as many tokens as fit into `ACTIVATION_BYTES`.
     """
     if max_rows is None and max_tokens is None and lengths.device.type == "cpu":
         max_tokens = tokens_within_memory(model)

@@ -75,13 +75,9 @@ COMMON_OPTIONS = ("weight", "normalize")
 class RewardSpec:
     """One entry of `rewards`: a reward function or reward model, and its weight.
 
-    Attributes:
-        key: Name in checkpoints: a rule's own name, or that of `reward_key`.
-        source: The callable, rule or loaded reward model; the key for a path.
-        name: Short name for metrics and messages.
-        weight: Factor in the sum.
-        normalize: Whether it enters the sum with mean 0 and standard deviation 1.
-        rule: Name of a ready-made rule in `RULES`; `None` for a model or a function.
+    `key` is its name in checkpoints (a rule's own name, or that of `reward_key`), and `name` a
+    short one for metrics and messages. `source` is the callable, rule or loaded reward model, or
+    the key for a path; `rule` names a ready-made one in `RULES`.
     """
 
     key: str
@@ -107,6 +103,10 @@ class WeightedReward(nn.Module):
     ranks, so every rank has to call it; they become permanent with `commit_moments`. In evaluation
     mode the moments stay as they are, and before the first score so do the scores.
 
+    Entries are in `specs`, and their functions and models, in the same order, in `functions`.
+    `raw_scores` are the last call's by name, `[B]`, before normalization and weights; `seconds` the
+    time that each entry has taken so far.
+
     Args:
         rewards: Rewards with their weights, see `parse_rewards`.
         options: How reward models are loaded.
@@ -114,16 +114,6 @@ class WeightedReward(nn.Module):
         timeout: Seconds that a call of a reward function may take; `None` for no limit.
         offload: Keep reward models in CPU memory between uses.
         shard: Keep an equal share of reward models on each rank between uses.
-
-    Attributes:
-        specs: The entries of `rewards`.
-        functions: The reward functions and models, in the order of `specs`.
-        moments: Running moments of the normalized entries.
-        raw_scores: Scores of the last call by name, `[B]`, before normalization and weights.
-        seconds: Time that each entry has taken so far, by name.
-
-    Raises:
-        ValueError: If `rewards` is empty or an entry is invalid.
     """
 
     def __init__(
@@ -169,17 +159,11 @@ class WeightedReward(nn.Module):
         records: Sequence[Mapping[str, Any]] = (),
         turns: Sequence[Turns] = (),
     ) -> Tensor:
-        """Score rollouts; a score that is not finite is reported by a warning.
+        """Score rollouts, `[B]` float32; a score that is not finite is reported by a warning.
 
-        Args:
-            rollouts: `B` responses.
-            prompts: Their rendered prompts.
-            max_tokens_per_forward: Limit on real tokens of reward models, see `RolloutBatch.split`.
-            records: The fields of each prompt's record by name; empty for prompts without records.
-            turns: The prompts' turns; only a reward model with another tokenizer needs them.
-
-        Returns:
-            Weighted sum, `[B]` float32.
+        `prompts` are rendered, and `records` hold the fields of each prompt's record by name. Only
+        a reward model with another tokenizer needs the prompts' `turns`. The limit on tokens is for
+        reward models, see `RolloutBatch.split`.
         """
         self.raw_scores = {}
         for spec, function in zip(self.specs, self.functions, strict=True):
@@ -204,15 +188,7 @@ class WeightedReward(nn.Module):
         return any(getattr(function, "required_fields", ()) for function in self.functions)
 
     def check_fields(self, available: Collection[str], where: str) -> None:
-        """Check that the records have every field that a reward function needs.
-
-        Args:
-            available: Names of the fields.
-            where: What the records are, for the error.
-
-        Raises:
-            ValueError: If no record has a field; names the function and the field.
-        """
+        """Check that the records have every field that a reward function needs."""
         for function in self.functions:
             if isinstance(function, CallableReward):
                 function.check_fields(available, where)
@@ -257,21 +233,12 @@ class WeightedReward(nn.Module):
 
 
 def parse_rewards(rewards: Rewards) -> list[RewardSpec]:
-    """Check rewards and their weights.
+    """Check rewards and their weights: a mapping, or a list or a single reward with weight 1.
 
-    Args:
-        rewards: Weight or mapping by reward; or a list of rewards, or a single one, with weight 1.
-            Without `rule` a reward is a reward model's folder or hub id, or
-            `package.module:function`, and the mapping may set `weight` (1.0) and `normalize`
-            (false). In Python it may also be a callable or a loaded reward model. With `rule`, a
-            key of `RULES`, the key is a name of your choice, and the mapping may set the rule's own
-            arguments too.
-
-    Returns:
-        The entries in the order of `rewards`.
-
-    Raises:
-        ValueError: If there is no entry, or one is invalid; names the entry and its option.
+    A reward without `rule` is a reward model's folder or hub id, or `package.module:function`, and
+    its value the weight or a mapping of `weight` (1.0) and `normalize` (false). In Python it may
+    also be a callable or a loaded reward model. With `rule`, a key of `RULES`, the key is a name of
+    your choice, and the mapping may set the rule's own arguments too.
     """
     pairs = _list_pairs(rewards)
     if not pairs:
@@ -297,11 +264,7 @@ def plain_rewards(rewards: Rewards) -> dict[str, Any]:
 
 
 def split_rewards(rewards: Rewards) -> dict[str, Rewards]:
-    """Each reward as a `rewards` argument by itself, by its short name; none for empty `rewards`.
-
-    Raises:
-        ValueError: As for `parse_rewards`.
-    """
+    """Each reward as a `rewards` argument by itself, by its short name."""
     pairs = _list_pairs(rewards)
     names = [spec.name for spec in parse_rewards(rewards)] if pairs else []
     # the objects of a list need not be hashable, as keys would be
@@ -354,12 +317,7 @@ def untrusted_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[
 def shorten_names(keys: Sequence[str], unchanged: Sequence[str] = ()) -> dict[str, str]:
     """Shorten paths to their last part, and keep the whole path where two parts would be equal.
 
-    Args:
-        keys: Paths of models, paths of functions, and names.
-        unchanged: The keys that are names already.
-
-    Returns:
-        Short name by key.
+    Keys that are names already stay `unchanged`.
     """
     tails = [key if key in unchanged else Path(key).name.rpartition(":")[2] for key in keys]
     return {
