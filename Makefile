@@ -22,7 +22,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= 2
 
 .DEFAULT_GOAL = help
-.PHONY: help install test test-all lint docs budgets mutate faults quickstart clean
+.PHONY: help install test test-all test-torch lint docs budgets mutate faults quickstart clean
 
 help: ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -55,6 +55,23 @@ test: install ## run the tests, except those marked slow or gpu
 
 test-all: install ## run all tests but those marked gpu: before a release, about half an hour
 	$(PYTEST) -m "not gpu"
+
+# Another torch wants other pins, so it gets a virtual environment of its own. TRANSFORMERS, another release of that, is
+# installed last: the tests ask for a newer one, and pip only warns.
+TORCH_VENV = .venv-torch-$(TORCH)$(TRANSFORMERS:%=-%)
+TORCH_PIP = DS_BUILD_OPS=0 $(TORCH_VENV)/bin/python -m pip install --no-input
+OTHER_PINS = $(TORCH_VENV)/constraints.txt
+
+$(TORCH_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TORCH_VENV)
+	grep -vE '^(torch|triton|setuptools|nvidia-.*|cuda-.*)==' constraints.txt >$(OTHER_PINS)
+	$(if $(TORCH_INDEX),$(TORCH_PIP) --no-deps --index-url $(TORCH_INDEX) torch==$(TORCH))
+	$(TORCH_PIP) -c $(OTHER_PINS) -e '.[test]' torch==$(TORCH)
+	$(if $(TRANSFORMERS),$(TORCH_PIP) transformers==$(TRANSFORMERS))
+	@touch $@
+
+test-torch: $(TORCH_VENV)/.installed ## run TESTS under another torch: make test-torch TORCH=2.11.0 TRANSFORMERS=5.17.0
+	$(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .

@@ -55,7 +55,7 @@ def varlen_smoke(device: Literal["cpu", "cuda"] = "cuda") -> None:
     place = torch.device(device)
     known = device == "cpu" or torch.cuda.is_available()
     if not (known and supports_varlen(torch.zeros(HEAD_SIZE, dtype=torch.bfloat16, device=place))):
-        sys.exit("varlen_attn: needs a CUDA device from Ampere on and torch 2.13")
+        sys.exit("varlen_attn: needs a CUDA device from Ampere on")
     passed = True
     for check in run_checks(place):
         print(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: error {check.error:.4f}")

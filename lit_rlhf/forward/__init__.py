@@ -14,6 +14,7 @@ from lit_rlhf.forward.attention import (
     layout_arguments,
     supports_varlen,
     varlen_attention,
+    varlen_obstacle,
 )
 from lit_rlhf.forward.cpu import resident_bytes
 from lit_rlhf.forward.networks import (
@@ -87,4 +88,5 @@ __all__ = [
     "trunk_of",
     "unwrap_model",
     "varlen_attention",
+    "varlen_obstacle",
 ]

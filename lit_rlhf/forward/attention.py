@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -255,17 +256,25 @@ class RowOffsets(NamedTuple):
     longest: int
 
 
+def varlen_obstacle(value: Tensor) -> str:
+    """Why `varlen_attention` cannot take these values, `[..., D]`; empty if it can."""
+    size = value.shape[-1]
+    if value.device.type != "cuda":
+        return f"the device is {value.device.type}"
+    if value.dtype not in (torch.bfloat16, torch.float16):
+        return f"the values are {value.dtype} and flash attention takes half precision"
+    if size > MAX_HEAD_SIZE or size % HEAD_SIZE_MULTIPLE:
+        return f"the heads have size {size}"
+    if _find_kernel() is None:
+        return f"torch {torch.__version__} has no such kernel"
+    if torch.cuda.get_device_capability(value.device) < FLASH_CAPABILITY:
+        return "the GPU is older than Ampere"
+    return ""
+
+
 def supports_varlen(value: Tensor) -> bool:
     """Whether `varlen_attention` can take these values, `[..., D]`."""
-    size = value.shape[-1]
-    return (
-        value.device.type == "cuda"
-        and value.dtype in (torch.bfloat16, torch.float16)
-        and size <= MAX_HEAD_SIZE
-        and size % HEAD_SIZE_MULTIPLE == 0
-        and _find_kernel() is not None
-        and torch.cuda.get_device_capability(value.device) >= FLASH_CAPABILITY
-    )
+    return not varlen_obstacle(value)
 
 
 def varlen_attention(
@@ -273,7 +282,7 @@ def varlen_attention(
 ) -> Tensor:
     """Causal attention within each row, whose last query is at its last key, in one CUDA kernel.
 
-    `torch.nn.attention.varlen` needs neither padding nor a mask nor a call per length. There is no
+    It needs neither padding nor a mask nor a call per length, see `_find_kernel`. There is no
     dropout.
 
     Args:
@@ -312,10 +321,49 @@ def varlen_attention(
 
 @cache
 def _find_kernel() -> Callable[..., Any] | None:
-    """Torch's function, or `None` before torch 2.13, where it is missing or knows less."""
-    try:
+    """Torch's `varlen_attn`; the operator below it where that knows less, or `None` without one.
+
+    `varlen_attn` has all arguments since torch 2.12 and lacks some in 2.10 and 2.11, but its
+    operator has them from 2.8 on, in its backward too (read in the wheels).
+    """
+    with suppress(ImportError):
         from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    known = inspect.signature(varlen_attn).parameters.keys()
-    return varlen_attn if {"window_size", "enable_gqa", "seqused_k"} <= known else None
+
+        known = inspect.signature(varlen_attn).parameters.keys()
+        if {"window_size", "enable_gqa", "seqused_k"} <= known:
+            return varlen_attn
+    # private to torch, in its operators and in their schemas; a test calls the installed one
+    operator = getattr(torch.ops.aten, "_flash_attention_forward", None)
+    names = set() if operator is None else {a.name for a in operator.default._schema.arguments}
+    needed = {"scale", "window_size_left", "window_size_right", "seqused_k"}
+    return flash_attention_rows if needed <= names else None
+
+
+def flash_attention_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor | None,
+) -> Tensor:
+    """`torch.nn.attention.varlen.varlen_attn`, by the operator that it calls.
+
+    The operator shares keys among heads without being told (`enable_gqa`).
+    """
+    before, after = window_size
+    output: Tensor = torch.ops.aten._flash_attention_forward(
+        *(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k),
+        *(0.0, window_size == (-1, 0), False),  # dropout, causal, no debug mask
+        scale=scale,
+        window_size_left=before,
+        window_size_right=after,
+        seqused_k=seqused_k,
+    )[0]
+    return output

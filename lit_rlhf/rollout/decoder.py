@@ -30,10 +30,11 @@ from lit_rlhf.forward import (
     trunk_of,
     unwrap_model,
     varlen_attention,
+    varlen_obstacle,
 )
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, default_tokens_per_forward, split_by_tokens
-from lit_rlhf.rollout.graphs import RowGraphs
+from lit_rlhf.rollout.graphs import RowGraphs, tell_once
 from lit_rlhf.rollout.sampling import SamplingOptions, sample_tokens
 
 ADMISSION_SHARE = 4
@@ -47,7 +48,9 @@ class Decoder:
     """Samples one response to each prompt, with at most `n_slots` sequences in progress.
 
     The random number of a token depends only on the seed, the sample, the position in the response
-    and `max_new_tokens`. So neither the number of slots nor the other prompts change a response.
+    and `max_new_tokens`. So neither the number of slots nor the other prompts change a response, up
+    to rounding: kernels may sum in another order for another number of rows, and in half precision
+    on a GPU this may turn a draw.
 
     Sequences in progress occupy the first `n` slots without a gap, in the same order in the cache
     and in every tensor of the state. A step computes with as many rows as there are sequences or,
@@ -165,8 +168,13 @@ class Decoder:
     def step(self) -> None:
         """Process the last token of every sequence in progress, and sample the next."""
         n = len(self.host_lengths)
-        if self.graphs is None and self.cache.supports_varlen:
+        if self.graphs is None and not self.cache.varlen_obstacle:
             self.graphs = RowGraphs(self._decode, self.trunk)
+        elif self.graphs is None and self.lengths.device.type == "cuda":
+            tell_once(
+                self.trunk,
+                f"decodes without varlen_attn and CUDA graphs, as {self.cache.varlen_obstacle}",
+            )
         if self.graphs is not None:
             # a graph for each power of two: slots that are free cost less than more graphs
             self.graphs.run(min(1 << (n - 1).bit_length(), self.n_slots))
@@ -273,7 +281,7 @@ class KVCache:
         self.n_slots = n_slots
         self.capacity = capacity
         self.device = device
-        self.supports_varlen = True  # whether `varlen_attention` reads all layers
+        self.varlen_obstacle = ""  # why `varlen_attention` cannot read all layers, if so
         # keys and values `[S, C, K, D]` by attention module: a layout learns nothing else of the
         # layer that it is called from
         self._layers: dict[nn.Module, tuple[Tensor, Tensor]] = {}
@@ -289,10 +297,10 @@ class KVCache:
             # allocated at the first write, when shape and dtype are known. Under autocast, rotary
             # embeddings leave keys in float32; attention casts them to the type of the values.
             n_heads, size = value.shape[1:]
-            self.supports_varlen &= supports_varlen(value)
             if supports_varlen(value):
                 shape, order = (self.n_slots, self.capacity, n_heads, size), (0, 1, 2, 3)
             else:  # kernels that multiply one head at a time, whose keys lie next to each other
+                self.varlen_obstacle = varlen_obstacle(value)
                 shape, order = (self.n_slots, n_heads, self.capacity, size), (0, 2, 1, 3)
             keys, values = (value.new_zeros(shape).permute(order) for _ in range(2))
             self._layers[module] = (keys, values)

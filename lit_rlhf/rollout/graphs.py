@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from typing import Any
 from weakref import WeakSet
 
@@ -18,6 +18,12 @@ _NEVER_WAITS: WeakSet[nn.Module] = WeakSet()
 
 _NOT_CAPTURABLE: WeakSet[nn.Module] = WeakSet()
 """Networks of which a call waited, or a capture failed."""
+
+_TOLD: WeakSet[nn.Module] = WeakSet()
+"""Networks of which the log says how they decode."""
+
+CAPTURE_MEMORY = 2**31
+"""Free bytes of a device that a capture is left: torch gives back no cached memory during it."""
 
 
 class RowGraphs:
@@ -79,15 +85,18 @@ class RowGraphs:
         except RuntimeError as error:
             self._give_up(n_rows, error)
         else:
+            tell_once(self.network, "decodes with CUDA graphs")
             self._next[n_rows] = replay
             replay()
 
     def _give_up(self, n_rows: int, error: RuntimeError) -> None:
         """Call the function from now on."""
         _NOT_CAPTURABLE.add(self.network)
-        rank_zero_info(
-            f"{type(self.network).__name__}: decodes without CUDA graphs, as a step that may not "
-            f"wait for the device raised {str(error).splitlines()[0]!r}"
+        _TOLD.discard(self.network)
+        tell_once(
+            self.network,
+            "decodes without CUDA graphs, as a step that may not wait for the device raised "
+            f"{str(error).splitlines()[0]!r}",
         )
         self._next[n_rows] = partial(self.function, n_rows)
         self.function(n_rows)
@@ -107,18 +116,38 @@ def refuse_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
+def tell_once(network: nn.Module, how: str) -> None:
+    """Log how a network decodes, unless the log says it already."""
+    if network not in _TOLD:
+        _TOLD.add(network)
+        rank_zero_info(f"{type(network).__name__}: {how}")
+
+
 def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[], None], Any]:  # noqa: ANN401
     """Capture a function as a CUDA graph; return how to replay it, and the pool of its memory.
 
     `pool` is the memory of an earlier graph to share, as the two never run at once.
+    `torch.cuda.graph` would empty torch's cache each time, which the update then fills again.
     """
-    stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
-    try:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    if torch.cuda.mem_get_info()[0] < CAPTURE_MEMORY:
+        torch.cuda.empty_cache()
+    with torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
         # thread_local: NCCL's watchdog queries events from a thread of its own, which would end a
         # global capture
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        graph.capture_begin(pool or torch.cuda.graph_pool_handle(), "thread_local")
+        try:
             function()
-    finally:
-        # after an error, torch 2.13 leaves the stream of the capture as the current one
-        torch.cuda.set_stream(stream)
+        except BaseException:
+            with suppress(RuntimeError):  # which says only that there was an error
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return graph.replay, graph.pool()
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One stream per device: captures that share a pool have to be on the same."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

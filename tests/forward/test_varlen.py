@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import types
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 
 from lit_rlhf.forward import PackedLayout, attention, optimize_forward, target_logprobs
-from lit_rlhf.forward.attention import AttentionInputs, supports_varlen
+from lit_rlhf.forward.attention import (
+    AttentionInputs,
+    RowOffsets,
+    supports_varlen,
+    varlen_attention,
+    varlen_obstacle,
+)
 from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device, mark, mark_module
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.varlen_reference import reference_varlen_attn
@@ -110,6 +118,7 @@ def test_the_kernel_takes_what_flash_attention_takes(
         assert supports_varlen(value) == expected
         patch.setattr(attention, "_find_kernel", lambda: None)  # an older torch
         assert not supports_varlen(value)
+        assert ("has no such kernel" in varlen_obstacle(value)) == expected
 
 
 def test_dropout_is_left_to_the_groups() -> None:
@@ -122,6 +131,49 @@ def test_dropout_is_left_to_the_groups() -> None:
 
 
 def test_torch_has_the_arguments_that_are_given() -> None:
-    assert attention._find_kernel() is varlen_attn
     names = inspect.signature(reference_varlen_attn).parameters.keys()
-    assert names <= inspect.signature(varlen_attn).parameters.keys()
+    kernel = attention._find_kernel()
+    assert kernel is not None
+    assert names <= inspect.signature(kernel).parameters.keys()
+    assert names == inspect.signature(attention.flash_attention_rows).parameters.keys()
+
+
+class OlderTorch(types.ModuleType):
+    """`torch.nn.attention.varlen` of 2.11."""
+
+    def varlen_attn(self, query: Tensor, *, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kernel", ["installed", "operator"])
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_real_operator_takes_the_arguments(
+    kernel: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "operator":
+        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", OlderTorch("varlen"))
+        find = attention._find_kernel.__wrapped__
+        assert find() is attention.flash_attention_rows
+        monkeypatch.setattr(attention, "_find_kernel", find)
+    meta: dict[str, Any] = {"dtype": torch.bfloat16, "device": "meta"}
+    query, key, value = (
+        torch.empty((sum(LENGTHS), n_heads, 64), requires_grad=True, **meta)
+        for n_heads in (8, 2, 2)
+    )
+    rows = PackedLayout(LENGTHS, torch.device("meta")).rows
+    output = varlen_attention(AttentionInputs(query, key, value, 0.5, 0.0, window), rows, rows)
+    assert output.shape == query.shape
+    if kernel == "operator":  # what the backward masks with, as unsigned numbers
+        saved: Any = output.grad_fn
+        before = (-1 if window is None else window - 1) % 2**64
+        assert (saved._saved_window_size_left, saved._saved_window_size_right) == (before, 0)
+        assert saved._saved_is_causal == (window is None)
+    output.float().sum().backward()
+    assert [x.grad.shape for x in (query, key, value)] == [x.shape for x in (query, key, value)]
+    # a decoding step: one query per row, slots of 50 keys each
+    slots = RowOffsets(torch.empty(4, dtype=torch.int32, device="meta"), 50)
+    used = torch.empty(3, dtype=torch.int32, device="meta")
+    one, cached = (torch.empty((n, h, 64), **meta) for n, h in ((3, 8), (150, 2)))  # type: ignore[call-overload]
+    with torch.no_grad():
+        step = AttentionInputs(one, cached, cached, None, 0.0, window)
+        assert varlen_attention(step, slots._replace(longest=1), slots, used).shape == one.shape

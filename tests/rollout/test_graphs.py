@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,8 +52,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
     yield counted
-    graphs._NOT_CAPTURABLE.clear()
-    graphs._NEVER_WAITS.clear()
+    for networks in (graphs._NOT_CAPTURABLE, graphs._NEVER_WAITS, graphs._TOLD):
+        networks.clear()
 
 
 def sample(family: str, options: SamplingOptions, n_slots: int) -> RolloutBatch:
@@ -94,7 +96,14 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
 ) -> None:
     model, (ids, mask) = optimized_causal_lm(), prompts()
     options = SamplingOptions(max_new_tokens=12)
-    expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            captures.captured.clear()
+            expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
+    assert [line for line in caplog.messages if "graphs" in line] == [
+        "LlamaModel: decodes with CUDA graphs"
+    ]
+    caplog.clear()
     assert captures.replayed
     captures.captured.clear()
     captures.replayed.clear()
@@ -140,3 +149,65 @@ def test_a_size_is_captured_after_a_call_and_a_network_after_one_without_waits(
         ("call", 4), ("call", 4), ("capture", 4), ("replay", 4), ("replay", 4), ("call", 2),
         ("replay", 4), ("capture", 2), ("replay", 2),
     ]  # fmt: skip
+
+
+class FakeCuda:
+    """The calls of a capture, without a device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+        self.calls: list[object] = []
+        monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: self)
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(f"torch.cuda.{name}", partial(self.calls.append, name))
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free, 80 << 30))
+        monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+        monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "new pool")
+        monkeypatch.setattr(graphs, "_capture_stream", lambda device: device)
+        monkeypatch.setattr("torch.cuda.stream", self.stream)
+
+    @contextmanager
+    def stream(self, _: int) -> Iterator[None]:
+        self.calls.append("stream")
+        yield
+        self.calls.append("restored")
+
+    def capture_begin(self, pool: object, mode: str) -> None:
+        self.calls += [pool, mode]
+
+    def capture_end(self) -> None:
+        self.calls.append("end")
+
+    def replay(self) -> None:
+        self.calls.append("replay")
+
+    def pool(self) -> str:
+        return "its pool"
+
+
+@pytest.mark.parametrize("free", [8 << 30, 1 << 30])
+def test_a_capture_leaves_the_cache_of_torch_as_it_is(
+    free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda(monkeypatch, free)
+    replay, pool = graphs.capture_graph(partial(cuda.calls.append, "function"), None)
+    replay()
+    emptied = [] if free > graphs.CAPTURE_MEMORY else ["empty_cache"]
+    assert cuda.calls == [
+        *("synchronize", *emptied, "stream", "new pool", "thread_local", "function", "end"),
+        *("restored", "replay"),
+    ]
+    cuda.calls.clear()
+    graphs.capture_graph(lambda: None, pool)
+    assert "its pool" in cuda.calls
+
+
+def test_the_error_of_a_failed_capture_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch, 8 << 30)
+    errors = iter([RuntimeError("waits"), RuntimeError("capture was invalidated")])
+
+    def fail() -> None:
+        raise next(errors)
+
+    monkeypatch.setattr(cuda, "capture_end", fail)
+    with pytest.raises(RuntimeError, match="waits"):
+        graphs.capture_graph(fail, None)
