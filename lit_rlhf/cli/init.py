@@ -93,8 +93,11 @@ def texts(files: Sequence[str]) -> Iterator[str]:
         sources = [DataSource(file)]
         try:
             dialogues = load_records("demonstration", sources, on_bad_record="skip")
-        except RecordError:
-            documents = load_records("text", sources, on_bad_record="skip")
+        except RecordError as error:
+            try:
+                documents = load_records("text", sources, on_bad_record="skip")
+            except RecordError:
+                raise error from None
             yield from (document.text for document in documents)
         else:
             for dialogue in dialogues:

@@ -59,8 +59,8 @@ class DialogueEncoder:
     Args:
         tokenizer: A tokenizer with an EOS token. Its `chat_template` is set to the template that
             is used, so that `save_pretrained` saves it.
-        chat_template: `"tokenizer"` for the tokenizer's own template, or a key of
-            `lit_rlhf.data.CHAT_TEMPLATES`.
+        chat_template: `"tokenizer"` for the tokenizer's own template, a key of
+            `lit_rlhf.data.CHAT_TEMPLATES`, or the path of a file with a Jinja template.
         max_length: Longest dialogue in tokens: prompt, response and EOS.
         max_prompt_length: Longest prompt in tokens; default `max_length`. It also bounds the
             prompts of dialogues, so that all stages see the same context.

@@ -1,11 +1,13 @@
 """Readers: the rows of local files and of hub datasets, each with its location.
 
-Hub datasets and parquet files are loaded by `datasets`. JSON and text files are read here, line by
-line: the JSON loader of `datasets` infers one schema for a whole file, and neither it nor the text
-loader tells the line of a broken record or of a byte that is not UTF-8.
+Hub datasets, folders, Parquet and Arrow files are loaded by `datasets`. JSON, CSV and text files
+are read here, line by line: the JSON loader of `datasets` infers one schema for a whole file, its
+CSV loader takes texts such as `None` and `007` for missing values and numbers, and none of them
+tells the line of a broken record or of a byte that is not UTF-8.
 """
 
 import codecs
+import csv
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,15 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
 
 from lit_rlhf.data.records import Location, RecordError, Row
 
 _LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 _JSON_SUFFIXES = (*_LINE_SUFFIXES, ".json", ".json.gz")
 _TEXT_SUFFIXES = (".txt", ".txt.gz")
-_PARQUET_SUFFIXES = (".parquet",)
-FILE_SUFFIXES = (*_JSON_SUFFIXES, *_TEXT_SUFFIXES, *_PARQUET_SUFFIXES)
+_CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+_TABLE_SUFFIXES = (".parquet", ".arrow")
+FILE_SUFFIXES = (*_JSON_SUFFIXES, *_CSV_SUFFIXES, *_TEXT_SUFFIXES, *_TABLE_SUFFIXES)
 """The suffixes of data files. Any other path is a dataset."""
+_KNOWN_KINDS = "known ones end in " + ", ".join(s for s in FILE_SUFFIXES if ".gz" not in s)
+_NUMBER_COLUMNS = {"label", "labels", "margin", "choice", "better_response_id"}
+_NUMBER_COLUMNS |= {"preference_strength"}
+_LONGEST_CELL = 2**31 - 1  # the largest that every platform takes; the default is 131,072
 
 
 def is_file_path(path: str) -> bool:
@@ -50,16 +58,18 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
         raise RecordError(Location(path), "empty file")
     lower = path.lower()
     try:
-        if lower.endswith(_PARQUET_SUFFIXES):
+        if lower.endswith(_TABLE_SUFFIXES):
             rows = datasets.load_dataset(
-                "parquet", data_files=[path], split="train", streaming=True
+                lower.rpartition(".")[2], data_files=[path], split="train", streaming=True
             )
             yield from number_rows(rows, path, source)
             return
         with gzip.open(path) if lower.endswith(".gz") else open(path, "rb") as file:
             if lower.endswith(_TEXT_SUFFIXES):
                 yield Row({"text": _decode_all(file, path)}, Location(path, 1), source)
-            elif not lower.endswith(_LINE_SUFFIXES) and _starts_array(file):
+            elif lower.endswith(_CSV_SUFFIXES):
+                yield from _read_csv(file, path, source)
+            elif _starts_array(file, of_objects=lower.endswith(_LINE_SUFFIXES)):
                 yield from _read_array(_decode_all(file, path), path, source)
             else:
                 yield from _read_lines(file, path, source)
@@ -73,7 +83,7 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
 def load_dataset(
     path: str, split: str, subset: str | None, data_dir: str | None
 ) -> datasets.Dataset:
-    """Load a hub dataset, or a local folder that `datasets` loads.
+    """Load a hub dataset, or a local folder of files or of `Dataset.save_to_disk`.
 
     Args:
         path: Hub id or folder.
@@ -85,12 +95,25 @@ def load_dataset(
         The dataset, memory-mapped.
 
     Raises:
-        RecordError: If the dataset cannot be loaded.
+        RecordError: If the dataset cannot be loaded. The hub is not asked for an existing file, and
+            not for what cannot be a dataset's id.
     """
+    if Path(path).is_file():
+        raise RecordError(Location(path), "an unknown kind of file", detail=_KNOWN_KINDS)
+    try:
+        if Path(path).is_dir():
+            if any((Path(path) / name).is_file() for name in ("state.json", "dataset_dict.json")):
+                saved = datasets.load_from_disk(path)
+                return saved if isinstance(saved, datasets.Dataset) else saved[split]
+        else:
+            validate_repo_id(path)
+    except (ValueError, KeyError) as error:
+        reason = "no such split" if Path(path).is_dir() else "no such file or folder"
+        raise RecordError(Location(path), reason, detail=str(error).partition(":")[0]) from error
     try:
         return datasets.load_dataset(path, name=subset, data_dir=data_dir, split=split)
     except Exception as error:  # hub, network and builder errors have no common class
-        reason = "neither a known kind of file nor a dataset that can be loaded"
+        reason = "not a dataset that can be loaded"
         detail = f"{type(error).__name__}: {error}"
         raise RecordError(Location(path), reason, detail=detail) from error
 
@@ -130,12 +153,51 @@ def _decode_all(file: BufferedIOBase, path: str) -> str:
     return "".join(_decode(line, Location(path, number)) for number, line in lines)
 
 
-def _starts_array(file: BufferedIOBase) -> bool:
-    """Whether the first character that is not blank opens an array; rewinds the file."""
+def _starts_array(file: BufferedIOBase, of_objects: bool) -> bool:
+    """Whether the first line that is not blank opens an array; rewinds the file.
+
+    Args:
+        file: The file.
+        of_objects: Whether an object has to follow: in a file of lines, `["a", "b"]` is a record.
+    """
     stripped = (line.removeprefix(codecs.BOM_UTF8).strip() for line in file)
     first = next((line for line in stripped if line), b"")
     file.seek(0)
-    return first.startswith(b"[")
+    follows = first.removeprefix(b"[").lstrip()
+    return first.startswith(b"[") and (not of_objects or follows[:1] in (b"", b"{"))
+
+
+def _read_csv(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | RecordError]:
+    """Read a table whose first line names its columns; a cell without text is missing.
+
+    The header tells the separator: the most frequent of tab, comma and semicolon.
+    """
+    csv.field_size_limit(_LONGEST_CELL)
+    lines = (_decode(line, Location(path, number)) for number, line in enumerate(file, start=1))
+    header = next(lines, "")
+    separator = max(",\t;", key=header.count)
+    names = next(csv.reader([header], delimiter=separator), [])
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    first = 2  # the first line of a row, which may have several
+    try:
+        for cells in reader:
+            location, first = Location(path, first), reader.line_num + 2
+            if len(cells) not in (0, len(names)):
+                detail = f"{len(cells)} cells under {len(names)} column names"
+                yield RecordError(location, "another number of cells than columns", detail=detail)
+            elif any(cells):
+                filled = [(name, text) for name, text in zip(names, cells, strict=True) if text]
+                yield Row({n: _read_cell(n, text) for n, text in filled}, location, source)
+    except csv.Error as error:
+        raise RecordError(Location(path, first), "broken CSV", detail=str(error)) from error
+
+
+def _read_cell(column: str, text: str) -> object:
+    """The text of a cell; in columns of choices and margins its number or truth value."""
+    try:
+        return json.loads(text.lower()) if column in _NUMBER_COLUMNS else text
+    except ValueError:
+        return text  # refused when it is parsed
 
 
 def _read_lines(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | RecordError]:

@@ -4,7 +4,7 @@ A reader yields rows, the fields of one line with its location. `lit_rlhf.data.f
 into typed records. Whatever is wrong on the way is a `RecordError` that names the location.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ _ROLES = {
     "bot": "assistant",
     "model": "assistant",
 }
+_TOOL_ROLES = {"tool", "function", "function_call", "ipython", "observation"}
 
 
 class Location(NamedTuple):
@@ -167,8 +168,13 @@ class Row:
         if content_key not in turn and "text" in turn:
             content_key = "text"
         role, content = turn.get(role_key), turn.get(content_key)
+        if turn.get("tool_calls") or (isinstance(role, str) and role.lower() in _TOOL_ROLES):
+            named = "tool_calls" if turn.get("tool_calls") else role_key
+            raise self.error(f"{field}.{named}", "calls of tools are not supported", repr(role))
         if not isinstance(role, str) or role.lower() not in _ROLES:
             raise self.error(f"{field}.{role_key}", "unknown role", repr(role))
+        if isinstance(content, list):
+            content = self._join_parts(content, f"{field}.{content_key}")
         if not isinstance(content, str):
             if content is not None:
                 raise self.error(f"{field}.{content_key}", "not a string", type(content).__name__)
@@ -176,6 +182,16 @@ class Row:
                 raise self.error(f"{field}.{content_key}", "missing")
             content = ""  # of an answer: prompts need none, and for the others it is an empty turn
         return Message(_ROLES[role.lower()], content)
+
+    def _join_parts(self, parts: Sequence[Any], field: str) -> str:
+        """The text of a turn that is a list of parts, `{"type": "text", "text": ...}`."""
+        texts = []
+        for part in parts:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise self.error(field, "a part is not a text", f"a part of type {kind!r}")
+            texts.append(part["text"])
+        return "".join(texts)
 
 
 @dataclass(frozen=True)

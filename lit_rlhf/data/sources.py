@@ -34,8 +34,9 @@ class DataSource:
     """A file or dataset to read records from.
 
     Attributes:
-        path: A local file (`.jsonl`, `.json`, `.txt`, each also with `.gz`, or `.parquet`), or the
-            id of a dataset on the Hugging Face hub. In Python also the rows themselves: a
+        path: A local file (`.jsonl`, `.json`, `.csv`, `.tsv`, `.txt`, each also with `.gz`,
+            `.parquet` or `.arrow`), a folder of such files or of `Dataset.save_to_disk`, or the id
+            of a dataset on the Hugging Face hub. In Python also the rows themselves: a
             `datasets.Dataset`, or a list of dicts.
         weight: How often the training records of this source are used per epoch, as a multiple of
             their number: each record `floor(weight)` times, and a random subset once more to reach
@@ -53,6 +54,8 @@ class DataSource:
         map: `package.module:function` of a function that turns the fields of a row (a dict) into
             those of a known format, or in Python the function. It may return a list of such dicts,
             or None for a row that has no record.
+        drop_duplicates: Whether to leave out records that equal an earlier one of this source. They
+            are counted in any case.
     """
 
     path: str | Any  # rows cannot be written in a type that the command line parses
@@ -64,6 +67,7 @@ class DataSource:
     data_dir: str | None = None
     columns: dict[str, str] | None = None
     map: str | Any = None
+    drop_duplicates: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments.
@@ -297,6 +301,9 @@ def _load_source(
             counts.skip(error)
         if limit is not None and len(records) >= limit:
             break
+    unique = list(dict.fromkeys(records))
+    counts.duplicates[source.label] = len(records) - len(unique)
+    records = unique if source.drop_duplicates else records
     counts.kept[source.label] = len(records)
     if not records:
         detail = "" if first_error is None else f"the first bad one: {first_error}"

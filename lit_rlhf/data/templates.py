@@ -1,4 +1,4 @@
-r"""Chat templates: HH-RLHF's dialogue format, and the paper's in English and in Chinese.
+r"""Chat templates: HH-RLHF's dialogue format, the paper's in English and in Chinese, and none.
 
 Each is a Jinja template as transformers defines it. A saved tokenizer carries it, and
 `tokenizer.apply_chat_template` renders the same text without this project.
@@ -11,11 +11,14 @@ Each is a Jinja template as transformers defines it. A saved tokenizer carries i
   token. A prompt ends with the assistant's marker. `<|Human|>` and `<|MOSS|>` are single tokens if
   the tokenizer has them as special tokens, and plain text otherwise. Nothing is added to the
   vocabulary, so embeddings keep their size.
+- `none`: `"{x}{y}"` with the EOS token behind the last assistant turn, for models that were trained
+  on raw prompts. Neither whitespace nor markers are added between turns.
 
 A system turn has no marker in any of them: its text comes before the first human turn.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -34,6 +37,11 @@ _HH = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '\\n\\nAssistant:' }}{%- endif -%}"
 )
+_NONE = (
+    "{%- for message in messages -%}{{ message['content'] }}"
+    "{%- if loop.last and message['role'] == 'assistant' -%}{{ eos_token }}{%- endif -%}"
+    "{%- endfor -%}"
+)
 _PAPER = (
     "{%- for message in messages -%}"
     "{%- if message['role'] == 'user' -%}{{ 'HUMAN' }}"
@@ -47,6 +55,7 @@ CHAT_TEMPLATES: dict[str, str] = {
     "hh": _HH,
     "paper-en": _PAPER.replace("HUMAN", "Human:").replace("ASSISTANT", "Assistant:"),
     "paper-zh": _PAPER.replace("HUMAN", "<|Human|>").replace("ASSISTANT", "<|MOSS|>"),
+    "none": _NONE,
 }
 """The built-in templates by name, without the BOS token that `resolve_template` may add."""
 
@@ -72,7 +81,8 @@ def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     tokenizer's own template is taken as it is.
 
     Args:
-        name: A key of `CHAT_TEMPLATES`, or `"tokenizer"` for the tokenizer's own.
+        name: A key of `CHAT_TEMPLATES`, `"tokenizer"` for the tokenizer's own, or the path of a
+            file with a Jinja template.
         tokenizer: The tokenizer the template is for.
 
     Returns:
@@ -84,8 +94,13 @@ def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     known = ", ".join(repr(key) for key in CHAT_TEMPLATES)
     if name in CHAT_TEMPLATES:
         return (_BOS if adds_bos(tokenizer) else "") + CHAT_TEMPLATES[name]
+    if Path(name).is_file():
+        return Path(name).read_text("utf-8")
     if name != "tokenizer":
-        raise ValueError(f"chat_template: expected 'tokenizer' or one of {known}, got {name!r}")
+        raise ValueError(
+            f"chat_template: expected 'tokenizer', one of {known} or the path of a Jinja file, got "
+            f"{name!r}"
+        )
     own = tokenizer.chat_template
     if isinstance(own, dict):  # several templates by name, for instance one for tools
         own = own.get("default")

@@ -109,7 +109,22 @@ BAD_CHATS: dict[str, tuple[Any, str, str]] = {
     ),
     "empty turn": (chat("H: ", "A: a"), "messages", "empty human turn"),
     "empty answer": (chat("H: q", "A: "), "messages", "empty assistant turn"),
-    "unknown role": (chat("H: q", "T: a"), "messages.role", "unknown role"),
+    "unknown role": (
+        {"messages": [{"role": "critic", "content": "a"}]},
+        "messages.role",
+        "unknown role",
+    ),
+    "tool": (chat("H: q", "T: a"), "messages.role", "calls of tools are not supported"),
+    "tool calls": (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+        "messages.tool_calls",
+        "calls of tools are not supported",
+    ),
+    "image": (
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        "messages.content",
+        "a part is not a text",
+    ),
     "no content": ({"messages": [{"role": "user"}]}, "messages.content", "missing"),
     "turn is a string": ({"messages": ["q"]}, "messages", "a turn is not an object"),
 }

@@ -160,6 +160,12 @@ def test_instances_are_one_record_each(write_lines: Writer) -> None:
     assert contents == [["q\n\nx", "a"], ["q", "b"]]
 
 
+def test_parts_of_text_are_joined(write_lines: Writer) -> None:
+    parts = [{"type": "text", "text": "q"}, {"type": "text", "text": "?"}]
+    path = write_lines({"messages": [{"role": "user", "content": parts}]})
+    assert read("prompt", path) == [PromptRecord((Message("user", "q?"),), "s")]
+
+
 def test_margin(write_lines: Writer) -> None:
     path = write_lines({**HH, "margin": 1.5}, {**HH, "margin": None})
     margins = [r.margin for r in read("preference", path) if isinstance(r, PreferenceRecord)]

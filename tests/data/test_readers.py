@@ -1,10 +1,13 @@
 """Files and datasets as rows: suffixes, compression, encodings, and the lines of what is wrong."""
 
+import csv
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -152,9 +155,82 @@ def test_missing_file() -> None:
         read("prompt", "nowhere.jsonl")
 
 
-def test_path_that_is_neither_file_nor_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="neither a known kind of file nor a dataset"):
-        read("prompt", str(tmp_path / "data.csv"))
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("data.xlsx", r"an unknown kind of file \(known ones end in \.jsonl, .*\.csv, "),
+        ("nowhere.xlsx", "no such file or folder"),
+        ("nowhere/", "no such file or folder"),
+    ],
+)
+def test_local_path_is_not_asked_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    (tmp_path / "data.xlsx").write_bytes(b"PK")
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(RecordError, match=f"{name}: {reason}"):
+        read("prompt", f"{tmp_path}/{name}")
+
+
+PAIR = {"prompt": "q, really", "chosen": 'say "a"\nb', "rejected": "None", "margin": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "separator"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t"), ("a.csv.gz", ",")]
+)
+def test_table_of_texts(tmp_path: Path, name: str, separator: str) -> None:
+    text = io.StringIO()
+    table = csv.DictWriter(text, [*PAIR, "note"], delimiter=separator)
+    table.writeheader()
+    table.writerows([PAIR, PAIR | {"prompt": "007"}])
+    content = ("\ufeff" + text.getvalue()).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    first, second = read("preference", str(tmp_path / name))
+    assert first.prompt == (Message("user", "q, really"),)
+    assert (first.chosen, first.rejected, first.margin) == ('say "a"\nb', "None", 0.5)
+    assert (second.prompt[0].content, second.location.line) == ("007", 4)
+
+
+def test_wrong_rows_of_a_table_have_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('prompt,chosen,rejected\nq,a,b\nq,"a\nb"\n\nq,a,\nq,a,"b\n"\n')
+    records, counts = read_good("preference", str(path))
+    assert [record.location.line for record in records] == [2, 7]
+    assert [text.partition(": ")[0] for text in counts.skipped_examples] == [
+        f"{path}:3",
+        f"{path}:6",
+    ]
+    path.write_text('prompt\nq\n"q\n')
+    with pytest.raises(RecordError, match=r"a\.csv:3: broken CSV"):
+        read("prompt", str(path))
+
+
+def test_saved_datasets(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list([{"prompt": "q"}, {"prompt": "r"}])
+    rows.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict(train=rows.select([1])).save_to_disk(tmp_path / "splits")
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    for path, expected in (("saved", "qr"), ("splits", "r"), (f"saved/{file.name}", "qr")):
+        found = read("prompt", str(tmp_path / path))
+        assert [record.prompt[0].content for record in found] == [*expected]
+    with pytest.raises(RecordError, match="splits: no such split"):
+        read("prompt", str(tmp_path / "splits"), split="test")
+
+
+def test_array_in_a_file_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    for content in ('[{"prompt": "q"}, {"prompt": "r"}]', '[\n{"prompt": "q"},\n{"prompt": "r"}]'):
+        path.write_text(content)
+        assert [r.prompt for r in read("prompt", str(path))] == [(ASK,), (ASK_MORE,)]
+    path.write_text('["q", "a"]\n["r", "a"]\n')  # turns, one dialogue per line
+    assert [r.messages[0] for r in read("demonstration", str(path))] == [ASK, ASK_MORE]
+
+
+def test_duplicates_are_counted_and_dropped_if_asked(write_lines: Writer) -> None:
+    path = write_lines({"prompt": "q", "id": 1}, {"prompt": "r"}, {"prompt": "q", "id": 2})
+    assert read_good("prompt", path).counts.duplicates == {"data": 1}
+    kept = read("prompt", path, drop_duplicates=True)
+    assert [record.location.line for record in kept] == [1, 2]
 
 
 def test_rows_know_their_source(write_lines: Writer) -> None:

@@ -2,6 +2,7 @@
 
 import resource
 import time
+from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -34,6 +35,7 @@ def rendered(tokenizer: PreTrainedTokenizerFast, name: str, turns: int, prompt: 
         ("hh", "\n\nHuman: one\n\nAssistant: two\n\nHuman: three\n\nAssistant: four</s>"),
         ("paper-en", "Human:one</s>Assistant:two</s>Human:three</s>Assistant:four</s>"),
         ("paper-zh", "<|Human|>one</s><|MOSS|>two</s><|Human|>three</s><|MOSS|>four</s>"),
+        ("none", "onetwothreefour</s>"),
     ],
 )
 def test_dialogue(tokenizer: PreTrainedTokenizerFast, name: str, expected: str) -> None:
@@ -46,6 +48,7 @@ def test_dialogue(tokenizer: PreTrainedTokenizerFast, name: str, expected: str) 
         ("hh", "\n\nHuman: one\n\nAssistant: two\n\nHuman: three\n\nAssistant:"),
         ("paper-en", "Human:one</s>Assistant:two</s>Human:three</s>Assistant:"),
         ("paper-zh", "<|Human|>one</s><|MOSS|>two</s><|Human|>three</s><|MOSS|>"),
+        ("none", "onetwothree"),
     ],
 )
 def test_prompt(tokenizer: PreTrainedTokenizerFast, name: str, expected: str) -> None:
@@ -86,6 +89,19 @@ def test_markers_are_single_tokens_only_where_the_tokenizer_has_them() -> None:
     assert len(plain("<|Human|>")["input_ids"]) > 1
 
 
+def test_template_none_joins_prompt_response_and_eos(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoder = DialogueEncoder(tokenizer, "none")
+    example = encoder.encode_dialogue([Message("user", "two TL;DR:"), Message("assistant", " x")])
+    prompt, response = (tokenizer(text)["input_ids"] for text in ("two TL;DR:", " x"))
+    assert example.input_ids.tolist() == [*prompt, *response, tokenizer.eos_token_id]
+    assert int(example.completion_mask.sum()) == len(response) + 1
+
+
+def test_template_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text(CHATML, "utf-8")
+    assert resolve_template(str(tmp_path / "mine.jinja"), tiny_tokenizer()) == CHATML
+
+
 def test_own_template() -> None:
     assert resolve_template("tokenizer", tiny_tokenizer(chat_template=CHATML)) == CHATML
 
@@ -102,7 +118,7 @@ def test_missing_own_template_names_the_built_in_ones(tokenizer: PreTrainedToken
 
 
 def test_unknown_template_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match=r"expected 'tokenizer' or one of 'hh'.*got 'chatml'"):
+    with pytest.raises(ValueError, match=r"expected 'tokenizer', one of 'hh'.*got 'chatml'"):
         resolve_template("chatml", tokenizer)
 
 

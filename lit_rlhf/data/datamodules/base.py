@@ -60,8 +60,8 @@ class RecordDataModule(LightningDataModule, ABC):
         seed: Seed of splits, weights and the order of the data.
         tokenizer: Path or hub id of a tokenizer, or a tokenizer; default: the `tokenizer`
             attribute of the module that is trained.
-        chat_template: `"tokenizer"` for the tokenizer's own template, or `"hh"`, `"paper-en"`,
-            `"paper-zh"`.
+        chat_template: `"tokenizer"` for the tokenizer's own template, `"hh"`, `"paper-en"`,
+            `"paper-zh"`, `"none"`, or the path of a Jinja file.
         eos_token: The token that ends a response; default: the one with which the template ends the
             assistant's turn, see `DialogueEncoder`.
         max_length: Longest dialogue or ptx example in tokens, including EOS.
