@@ -2,7 +2,7 @@
 
 Each formula names its equation in arXiv 2307.04964. Notation: `B` batch, `T` response tokens, `V`
 vocabulary. Masks are bool and named `*_mask`, True keeps; log-probs are named `*_logprobs`, in
-nats. Functions are named by what they return, a tensor or a NamedTuple. Losses are sums over tokens
+nats. Functions are named by what they return, tensors or a NamedTuple. Losses are sums over tokens
 divided by a `denominator`: with the token count of a whole step, the losses of micro-batches and
 ranks add up to the mean over all of its tokens. A wrong shape, dtype or range raises ValueError
 with the argument's name.

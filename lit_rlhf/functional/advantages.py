@@ -6,26 +6,12 @@ are constants of the losses.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from lit_rlhf.checks import check_positive, check_tensors, check_unit_interval
 
-__all__ = ["AdvantageOutput", "clipped_advantages", "gae"]
-
-
-class AdvantageOutput(NamedTuple):
-    """Result of `gae`.
-
-    Attributes:
-        advantages: `[B, T]`, 0 outside the mask.
-        returns: Targets of the critic: advantages plus values, `[B, T]`, 0 outside the mask.
-    """
-
-    advantages: Tensor
-    returns: Tensor
+__all__ = ["clipped_advantages", "gae"]
 
 
 def gae(
@@ -35,20 +21,17 @@ def gae(
     gamma: float = 1.0,
     lam: float = 0.9,
     bootstrap_values: Tensor | None = None,
-) -> AdvantageOutput:
+) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation (Eqs. 7-12), without a graph.
 
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t) and A_t = delta_t + gamma lam A_{t+1}, from the last
     token of each row backwards; the returns are A_t + V(s_t).
 
-    Args:
-        values: V(s_t), read *before* token t, `[B, T]`.
-        rewards: Reward of token t, `[B, T]`.
-        mask: Response tokens, `[B, T]` bool; a prefix of each row, which may be empty.
-        gamma: Discount, in [0, 1].
-        lam: lambda, in [0, 1]: 0 is one-step TD, 1 the full return (Monte Carlo).
-        bootstrap_values: V(s_{T+1}), the value after each row's last token, `[B]`: 0 for a response
-            that ended, the critic's value for one that was cut off. `None` takes 0 for all.
+    `values` are V(s_t), read *before* token t, `[B, T]`, and so are `rewards`. The mask is a prefix
+    of each row, `[B, T]`, which may be empty. `gamma` and `lam` are in [0, 1]: lam 0 is one-step
+    TD, 1 the full return (Monte Carlo). `bootstrap_values` are V(s_{T+1}) after each row's last
+    token, `[B]`: the critic's value for a response that was cut off, and 0 for one that ended, as
+    for `None`. Advantages and returns are `[B, T]`, 0 outside the mask.
 
     Examples:
         >>> values, rewards = torch.tensor([[0.5, 0.5, 9.0]]), torch.tensor([[0.0, 1.0, 9.0]])
@@ -74,7 +57,7 @@ def gae(
         advantages[:, t] = torch.where(kept, delta + gamma * lam * next_advantage, next_advantage)
         next_advantage = advantages[:, t]
         next_value = torch.where(kept, values[:, t], next_value)
-    return AdvantageOutput(advantages, advantages + values)
+    return advantages, advantages + values
 
 
 def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:

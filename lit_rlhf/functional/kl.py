@@ -33,10 +33,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
     reference, and E[k2 grad log pi] is of second order there. So k1 belongs in rewards; k3 belongs
     in losses (Eq. 14) and monitors.
 
-    Args:
-        logprobs: Log-probs of the policy that sampled, any shape, nats.
-        ref_logprobs: Log-probs of the same tokens under the reference, same shape, nats.
-        estimator: `k1`, `k2` or `k3`.
+    Log-probs of the policy and the reference have any one shape.
 
     Examples:
         >>> logprobs, ref_logprobs = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
@@ -61,13 +58,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
 def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Tensor:
     """KL(policy || reference) at each position, summed over the whole vocabulary.
 
-    Args:
-        logits: Of the policy, `[B, T, V]`, floating-point; -inf rules a token out.
-        ref_logits: Of the reference, `[B, T, V]`.
-        temperature: Sampling temperature of both.
-
-    Returns:
-        `[B, T]` nats, at least 0 up to rounding; float32, or float64 for float64 logits.
+    Logits are `[B, T, V]`, where -inf rules a token out. The result is `[B, T]` nats, at least 0 up
+    to rounding; float32, or float64 for float64 logits.
 
     Examples:
         >>> certain, uniform = torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1, 1, 2)

@@ -40,11 +40,8 @@ def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-prob of each token under the logits that predict it, `[B, T]` nats.
 
-    Args:
-        logits: `[B, T, V]`, floating-point, already shifted: position t holds the logits that
-            predict token t.
-        token_ids: `[B, T]` integers in [0, V).
-        temperature: Sampling temperature, positive; the log-probs are the sampled distribution's.
+    `logits` `[B, T, V]` are shifted already: position t predicts token t of `token_ids` `[B, T]`.
+    The log-probs are those of the distribution at the sampling temperature.
 
     Examples:
         >>> logits = torch.tensor([[[0.25, 0.75]]]).log()
@@ -60,9 +57,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
 def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Entropy of each position's distribution over the vocabulary, `[B, T]` nats, in [0, log V].
 
-    Args:
-        logits: `[B, T, V]`, floating-point; -inf rules a token out.
-        temperature: Sampling temperature, positive.
+    Logits are `[B, T, V]`, where -inf rules a token out.
 
     Examples:
         >>> round(token_entropy(torch.zeros(1, 1, 8)).item(), 4)  # log 8
@@ -93,10 +88,8 @@ def language_model_loss(
 ) -> Tensor:
     """Negative log-likelihood per token: loss of SFT, LM imitation (Eq. 2) and ptx (Eq. 17), 0-dim.
 
-    Args:
-        logprobs: `[B, T]` nats.
-        mask: Tokens to train on, `[B, T]` bool; if it is empty, the loss is 0 with a graph.
-        denominator: As in `masked_average`; `None` for the count of `mask`.
+    Log-probs are `[B, T]` nats, and the mask `[B, T]` keeps tokens to train on; if it is empty, the
+    loss is 0 with a graph. `denominator` is as in `masked_average`.
 
     Examples:
         >>> logprobs, mask = torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[True, True, False]])
@@ -122,10 +115,6 @@ def perplexity(logprobs: Tensor, mask: Tensor) -> Tensor:
 
     Every token has the same weight, whichever response it belongs to; the mean of the responses'
     perplexities is a different number. 1 if `mask` is empty.
-
-    Args:
-        logprobs: `[B, T]` nats.
-        mask: `[B, T]` bool.
 
     Examples:
         >>> logprobs = torch.tensor([[0.5, 0.125], [0.25, 1.0]]).log()

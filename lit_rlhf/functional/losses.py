@@ -20,7 +20,6 @@ from lit_rlhf.functional.masking import Moments, masked_average, masked_mean, ma
 __all__ = [
     "PairwiseLoss",
     "PolicyLoss",
-    "ValueLoss",
     "entropy_loss",
     "explained_variance",
     "kl_penalty_loss",
@@ -139,13 +138,7 @@ def kl_penalty_loss(
     The tokens are samples of the old policy, so value and gradient of their k3 estimate are
     unbiased. The clip fraction is 0.
 
-    Args:
-        logprobs: Of the policy, with a graph, `[B, T]` nats.
-        old_logprobs: Of the policy that sampled, `[B, T]` nats.
-        advantages: `[B, T]`.
-        mask: Tokens to train on, `[B, T]` bool.
-        kl_penalty: beta of Eq. 14, at least 0.
-        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
+    beta of Eq. 14 is `kl_penalty`, at least 0; the other arguments are as for `surrogate_loss`.
 
     Examples:
         >>> old, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
@@ -167,13 +160,8 @@ def policy_gradient_loss(
 ) -> PolicyLoss:
     """The plain policy gradient -A log pi, without importance sampling.
 
-    There is no old policy, so clip fraction and KL are 0 and the ratio is 1.
-
-    Args:
-        logprobs: Of the policy, with a graph, `[B, T]` nats.
-        advantages: `[B, T]`.
-        mask: Tokens to train on, `[B, T]` bool.
-        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
+    There is no old policy, so clip fraction and KL are 0 and the ratio is 1. Arguments are as for
+    `surrogate_loss`.
 
     Examples:
         >>> logprobs, advantages = torch.tensor([[-0.5, -2.0]]), torch.tensor([[1.0, -1.0]])
@@ -235,19 +223,6 @@ def _policy_loss(
     )
 
 
-class ValueLoss(NamedTuple):
-    """The critic's loss and its diagnostics.
-
-    Attributes:
-        loss: To minimize, 0-dim.
-        clip_fraction: Share of the tokens of the call whose gradient the clip cut off, 0-dim, no
-            graph.
-    """
-
-    loss: Tensor
-    clip_fraction: Tensor
-
-
 def value_loss(
     values: Tensor,
     old_values: Tensor,
@@ -255,26 +230,21 @@ def value_loss(
     mask: Tensor,
     value_clip: float | None = 0.2,
     denominator: Tensor | float | None = None,
-) -> ValueLoss:
-    """Half the squared error of the critic, clipped (Eq. 16).
+) -> tuple[Tensor, Tensor]:
+    """Half the squared error of the critic, clipped (Eq. 16), and the share of clipped tokens.
 
     Per token 0.5 max((V - R)^2, (V_clip - R)^2), where V_clip is V clipped to within `value_clip`
     of the value at the rollout. The larger error counts, so that leaving the interval gains
     nothing. The loss is 0 with a graph if `mask` is empty.
 
-    Args:
-        values: Of the critic, with a graph, `[B, T]`.
-        old_values: Of the critic at the rollout, `[B, T]`; constants.
-        returns: Targets, `[B, T]`; constants.
-        mask: Tokens to train on, `[B, T]` bool.
-        value_clip: Largest distance from the old value, positive; `None` for no clipping.
-        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
+    Arguments are `[B, T]`; old values and returns are constants. `value_clip` is the largest
+    distance from the old value; `None` for no clipping.
 
     Examples:
         >>> values, old_values = torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]])
         >>> returns, mask = torch.tensor([[2.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)
-        >>> out = value_loss(values, old_values, returns, mask, value_clip=1.0)
-        >>> out.loss.item(), out.clip_fraction.item()  # (1 + 1) / 4: the second value counts as 2
+        >>> loss, clip_fraction = value_loss(values, old_values, returns, mask, value_clip=1.0)
+        >>> loss.item(), clip_fraction.item()  # (1 + 1) / 4: the second value counts as 2
         (0.5, 0.5)
     """
     check_tensors(2, values=values, old_values=old_values, returns=returns, mask=mask)
@@ -291,10 +261,8 @@ def value_loss(
         # within the interval both errors are equal up to rounding, which must not count as clipped
         clipped = (bounded_errors > errors) & ((values - old_values).abs() > value_clip)
         errors = torch.maximum(errors, bounded_errors)
-    return ValueLoss(
-        loss=0.5 * masked_average(errors, mask, denominator),
-        clip_fraction=masked_mean(clipped.to(errors.dtype), mask),
-    )
+    clip_fraction = masked_mean(clipped.to(errors.dtype), mask)
+    return 0.5 * masked_average(errors, mask, denominator), clip_fraction
 
 
 def explained_variance(
@@ -308,12 +276,8 @@ def explained_variance(
     At most 1: 1 for a perfect critic, 0 for a constant one, and 0 if the returns have no variance
     to explain. It has no graph.
 
-    Args:
-        values: `[B, T]`.
-        returns: `[B, T]`.
-        mask: `[B, T]` bool.
-        moments: Computes the moments of masked numbers; pass
-            `lit_rlhf.stats.global_masked_moments` to count the tokens of all ranks.
+    Arguments are `[B, T]`. With `lit_rlhf.stats.global_masked_moments` as `moments` the tokens of
+    all ranks count.
 
     Examples:
         >>> returns, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)
@@ -328,14 +292,7 @@ def explained_variance(
 
 
 class PairwiseLoss(NamedTuple):
-    """The pairwise loss and its diagnostics.
-
-    Attributes:
-        loss: To minimize, 0-dim.
-        accuracy: Share of pairs whose chosen response scores higher, 0-dim, no graph; a tie counts
-            as wrong.
-        margin: Mean difference chosen - rejected, 0-dim, no graph.
-    """
+    """The pairwise loss, and accuracy (a tie is wrong) and mean margin without a graph; 0-dim."""
 
     loss: Tensor
     accuracy: Tensor
@@ -350,10 +307,7 @@ def pairwise_reward_loss(
     -log sigmoid(chosen - rejected - margin), in the form of `logsigmoid`, which keeps its gradient
     for a pair that is ranked very wrong.
 
-    Args:
-        chosen: Scores of the chosen responses, `[B]`, `B` at least 1.
-        rejected: Scores of the rejected ones, `[B]`.
-        margin: Difference that the chosen response has to reach, `[B]`; `None` for 0.
+    Scores are `[B]`, `B` at least 1, and so are margins that the chosen response has to reach.
 
     Examples:
         >>> chosen, rejected = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
@@ -379,11 +333,6 @@ def pairwise_reward_loss(
 def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) -> Tensor:
     """Loss of the reward model (Eq. 2), 0-dim: pairwise loss plus beta_rm times LM-imitation loss.
 
-    Args:
-        pairwise_loss: 0-dim.
-        lm_loss: `language_model_loss` over the tokens of the chosen responses, 0-dim.
-        lm_coef: beta_rm, at least 0.
-
     Examples:
         >>> reward_model_loss(torch.tensor(0.5), torch.tensor(2.0), lm_coef=0.25).item()
         1.0
@@ -395,9 +344,6 @@ def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) ->
 
 def preference_probability(differences: Tensor) -> Tensor:
     """Probability that the first of two responses is preferred, under Bradley and Terry (Eq. 1).
-
-    Args:
-        differences: Score of the first minus score of the second, any shape.
 
     Examples:
         >>> preference_probability(torch.tensor([0.0, 100.0])).tolist()

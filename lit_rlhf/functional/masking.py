@@ -28,13 +28,7 @@ _SMALLEST_STD = 1e-8  # a smaller one is rounding error, and dividing by it woul
 
 
 class Moments(NamedTuple):
-    """Mean, variance and count of a set of numbers, without a graph.
-
-    Attributes:
-        mean: Mean, 0-dim float64; 0 for an empty set.
-        var: Population variance, 0-dim float64; 0 for an empty set.
-        count: Number of elements, 0-dim float64.
-    """
+    """Mean, population variance and count of numbers, 0-dim float64; 0 for an empty set."""
 
     mean: Tensor
     var: Tensor
@@ -42,11 +36,7 @@ class Moments(NamedTuple):
 
 
 def length_mask(lengths: Tensor, max_length: int) -> Tensor:
-    """Mask of the first `lengths` columns of each row, `[B, max_length]` bool.
-
-    Args:
-        lengths: Columns to keep in each row, `[B]` integers in [0, max_length].
-        max_length: Columns of the mask.
+    """Mask of the first `lengths` `[B]` columns of each row, `[B, max_length]` bool.
 
     Examples:
         >>> length_mask(torch.tensor([1, 2]), 2).tolist()
@@ -60,11 +50,6 @@ def length_mask(lengths: Tensor, max_length: int) -> Tensor:
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum of the kept values, over all of them or over `dim`; 0 where nothing is kept.
-
-    Args:
-        values: Any shape.
-        mask: Bool, shape of `values`.
-        dim: Dimension to sum over; `None` sums over all.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
@@ -96,11 +81,8 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
     With the token count of a whole step as denominator, the results of its micro-batches and ranks
     add up to the mean over all of its tokens, however unevenly these are distributed.
 
-    Args:
-        values: Floating-point, any shape.
-        mask: Bool, shape of `values`.
-        denominator: Positive number or 0-dim tensor; `None` for the count of `mask`. A tensor that
-            is 0 (no token in the whole step) counts as 1.
+    `values` and `mask` have one shape. The denominator is a positive number or 0-dim tensor; `None`
+    for the count of `mask`. A tensor that is 0 (no token in the whole step) counts as 1.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 2.0]), torch.tensor([True, True])
@@ -123,10 +105,7 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = False) -> Tensor:
     """Variance of the kept values, 0-dim; 0 where fewer than two are kept.
 
-    Args:
-        values: Floating-point, any shape.
-        mask: Bool, shape of `values`.
-        unbiased: Divide by the count less one (sample variance) instead of the count (population).
+    With `unbiased` it is the sample variance, whose divisor is one less.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False])
@@ -192,11 +171,7 @@ def masked_whiten(
     Mean and variance are constants for autograd. Values that are all equal are only shifted. The
     result has the shape and dtype of `values`, and is 0 outside the mask.
 
-    Args:
-        values: Floating-point, any shape.
-        mask: Bool, shape of `values`.
-        shift_mean: Shift the mean to 0, as advantages need it; otherwise it stays.
-        moments: Moments to whiten by, for instance over all ranks; `None` for the kept values'.
+    By default the moments are those of the kept values; others may be over all ranks.
 
     Examples:
         >>> values, mask = torch.tensor([2.0, 6.0, 99.0]), torch.tensor([True, True, False])

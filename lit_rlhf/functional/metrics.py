@@ -18,12 +18,7 @@ __all__ = ["Interval", "distinct_n", "response_ngrams", "wilson_interval"]
 
 
 class Interval(NamedTuple):
-    """A confidence interval.
-
-    Attributes:
-        low: Lower end.
-        high: Upper end.
-    """
+    """A confidence interval."""
 
     low: float
     high: float
@@ -35,10 +30,7 @@ def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> 
     Unlike the normal approximation (share +- 1.96 standard errors) it stays within [0, 1] and does
     not shrink to a point when all or none of the trials succeed.
 
-    Args:
-        successes: Trials that succeeded; a tie may count as half.
-        trials: All trials, at least 1.
-        confidence: Probability that the interval contains the true share, in (0, 1).
+    A tie may count as half a success.
 
     Examples:
         >>> low, high = wilson_interval(8, 10)
@@ -63,10 +55,7 @@ def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> 
 def response_ngrams(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
     """All n-grams within the responses of a batch, `[m, n]` in the dtype of `token_ids`.
 
-    Args:
-        token_ids: `[B, T]` integers.
-        mask: Response tokens, `[B, T]` bool. An n-gram across a gap does not count.
-        n: Tokens per n-gram, at least 1.
+    Ids and mask are `[B, T]`. An n-gram across a gap in the mask does not count.
 
     Examples:
         >>> ids = torch.tensor([[5, 6, 7]])
@@ -85,11 +74,6 @@ def distinct_n(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
 
     Distinct n-grams are counted over all responses, so both repetition within a response and
     similar responses lower the number. 0-dim float32 in [0, 1]; 0 if no response has `n` tokens.
-
-    Args:
-        token_ids: As in `response_ngrams`.
-        mask: As in `response_ngrams`.
-        n: Tokens per n-gram, at least 1.
 
     Examples:
         >>> ids = torch.tensor([[5, 6, 5, 6, 5]])  # 56, 65, 56, 65

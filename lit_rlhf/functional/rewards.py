@@ -7,7 +7,6 @@ the losses.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from lit_rlhf.functional.kl import KLEstimator, kl_estimate
 from lit_rlhf.functional.masking import safe_std
 
 __all__ = [
-    "TokenRewards",
     "clipped_scores",
     "length_penalty",
     "normalized_scores",
@@ -26,28 +24,13 @@ __all__ = [
 ]
 
 
-class TokenRewards(NamedTuple):
-    """Result of `token_rewards`.
-
-    Attributes:
-        rewards: `[B, T]`, 0 outside the mask.
-        kl: Estimate of KL(policy || reference) at each token, `[B, T]` nats, 0 outside the mask.
-    """
-
-    rewards: Tensor
-    kl: Tensor
-
-
 def normalized_scores(
     scores: Tensor, mean: Tensor | float, std: Tensor | float, clip: float | None
 ) -> Tensor:
     """Reward normalization and clipping: clip((r - mean) / std, -clip, clip) (Eq. 18).
 
-    Args:
-        scores: Raw rewards, `[B]`; the result has their dtype.
-        mean: Mean of all scores so far, 0-dim.
-        std: Standard deviation of all scores so far, 0-dim; 0 (up to rounding) counts as 1.
-        clip: Bound on the absolute value, positive; `None` for no clipping.
+    Raw rewards are `[B]`, mean and deviation those of all scores so far; a deviation of 0 (up to
+    rounding) counts as 1. The result has the scores' dtype.
 
     Examples:
         >>> normalized_scores(torch.tensor([1.0, 9.0]), mean=2.0, std=2.0, clip=0.75).tolist()
@@ -61,10 +44,6 @@ def normalized_scores(
 
 def scaled_scores(scores: Tensor, std: Tensor | float) -> Tensor:
     """Reward scaling: r / std, which keeps the sign of a score (Section 5.3.1).
-
-    Args:
-        scores: Raw rewards, `[B]`; the result has their dtype.
-        std: As in `normalized_scores`.
 
     Examples:
         >>> scaled_scores(torch.tensor([-1.0, 3.0]), std=2.0).tolist()
@@ -89,10 +68,7 @@ def clipped_scores(scores: Tensor, clip: float) -> Tensor:
 def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tensor:
     """Minus the distance of a length n from a range: -max(shortest - n, n - longest, 0), float32.
 
-    Args:
-        lengths: Lengths of responses in any unit, any shape and dtype.
-        shortest: Lower end of the range.
-        longest: Upper end of the range; `None` for no upper end.
+    Lengths may have any unit, shape and dtype; `longest` may be `None`.
 
     Examples:
         >>> length_penalty(torch.tensor([1, 9]), shortest=3, longest=5).tolist()
@@ -112,25 +88,19 @@ def token_rewards(
     mask: Tensor,
     kl_coef: float,
     estimator: KLEstimator = "k1",
-) -> TokenRewards:
+) -> Tensor:
     """The score at the last token of a response, minus a KL penalty at every token (Eqs. 3, 19).
 
     The last token is the last that the mask keeps, whether it is EOS or the response was cut off.
 
-    Args:
-        scores: Of the responses, `[B]`. The score of a response without tokens has no effect.
-        logprobs: Of the policy that sampled, `[B, T]` nats.
-        ref_logprobs: Of the reference, `[B, T]` nats.
-        mask: The responses' tokens, `[B, T]` bool.
-        kl_coef: eta of Eqs. 3 and 19, at least 0.
-        estimator: Estimator of each token's KL, see `kl_estimate`.
+    Scores are `[B]`; the one of a response without tokens has no effect. Log-probs are `[B, T]`
+    nats of the policy that sampled and the reference, and `kl_coef` is eta of Eqs. 3 and 19.
 
     Examples:
         >>> logprobs, ref_logprobs = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]])
         >>> scores, mask = torch.tensor([2.0]), torch.ones(1, 2, dtype=torch.bool)
-        >>> rewards, kl = token_rewards(scores, logprobs, ref_logprobs, mask, kl_coef=0.5)
-        >>> rewards.tolist(), kl.tolist()
-        ([[-0.5, 2.0]], [[1.0, 0.0]])
+        >>> token_rewards(scores, logprobs, ref_logprobs, mask, kl_coef=0.5).tolist()
+        [[-0.5, 2.0]]
     """
     check_tensors(2, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
     check_tensors(logprobs.shape[:1], scores=scores)
@@ -139,9 +109,7 @@ def token_rewards(
     # the last kept token, wherever padding and gaps lie
     kept_after = mask.flip(1).cumsum(1).flip(1)  # kept tokens from this one on
     is_last = mask & (kept_after == 1)
-    return TokenRewards(
-        torch.where(is_last, scores.detach().to(kl.dtype).unsqueeze(1), 0.0) - kl_coef * kl, kl
-    )
+    return torch.where(is_last, scores.detach().to(kl.dtype).unsqueeze(1), 0.0) - kl_coef * kl
 
 
 def _check_scores(scores: Tensor, **numbers: Tensor | float) -> None:

@@ -32,12 +32,9 @@ def build_model(
 
     Unless it is in 4 bits, it cannot run: buffers that are in no state dict have no content.
 
-    Args:
-        path: Folder or hub id; only its config is read.
-        options: How the network was loaded that the weights are from.
-        weights: A state dict of such a network, adapters included. The tensors are used, not
-            copied.
-        scalar: Whether it has a scalar head rather than a language model's.
+    Unless it is in 4 bits, it cannot run: buffers that are in no state dict have no content, and of
+    the folder or hub id only the config is read. The tensors of `weights`, a state dict with its
+    adapters, are used and not copied. The head is a scalar or a language model's.
     """
     if options.load_in_4bit:
         # a state dict has no 4-bit weights: they are those of the folder
@@ -71,14 +68,7 @@ def load_adapter_folder(
     base: str | None = None,
     pickled_weights: bool = False,
 ) -> PeftModel:
-    """Load a folder of LoRA adapters, with the model below them.
-
-    Args:
-        path: Folder with `adapter_config.json` and `adapter_model.safetensors`.
-        options: How the model below the adapters is loaded, without adapters.
-        base: Folder or hub id of that model; `None` takes the one that the adapters name.
-        pickled_weights: As for `load_causal_lm`, of the model below the adapters.
-    """
+    """Load a folder of LoRA adapters, with the model below them, which may be named by `base`."""
     file = Path(path) / ADAPTER_WEIGHTS
     if not file.is_file():
         raise ValueError(f"path: expected adapters with safetensors weights, got no {file}")

@@ -66,18 +66,10 @@ _USE_CRITIC = (
 class ModelCardInfo:
     """How a model was made.
 
-    Attributes:
-        stage: `sft`, `reward`, `ppo` or `critic`; any other name is shown as it is.
-        base_model: Folder or hub id that the stage started from.
-        config: Settings of the run.
-        metrics: Final metrics, by key.
-        command: Command line of the run, if there was one.
-        note: Warning for users of the model.
-        datasets: Hub ids of the training data.
-        files: Names of the training data that are not on the hub.
-        inputs: Hashes and checksums of what the run read, by name.
-        updates: Steps of all optimizers that the run has really made.
-        collapse: How a detector ended the run, if one did.
+    `stage` is `sft`, `reward`, `ppo`, `critic`, or shown as it is; `base_model` a folder or hub id;
+    `config` the run's settings, `metrics` its last ones, and `command` its command line. `note`
+    warns users. `datasets` are hub ids, `files` names of other training data, `inputs` hashes and
+    checksums of what was read. `updates` are the steps of all optimizers that were really made.
     """
 
     stage: str

@@ -27,13 +27,8 @@ def build_scalar_model(
 ) -> PreTrainedModel:
     """Build a scalar model on the trunk of `causal_lm`, which is taken over and not copied.
 
-    Its forward is padded until it goes through `optimize_forward`.
-
-    Args:
-        causal_lm: A language model (or another scalar model) without adapters. Do not use it
-            afterwards: its config becomes the scalar model's.
-        head_seed: Seed of a new head's weights, see `init_scalar_head`.
-        head: The head to take; `None` initializes a new one.
+    Do not use that model, which has no adapters, afterwards: its config becomes the scalar model's.
+    Without a `head`, a new one is initialized. The forward is padded until `optimize_forward`.
     """
     config = causal_lm.config
     config.num_labels = 1

@@ -59,13 +59,7 @@ MAX_DELTA_NORM = 1e-2
 
 
 class StoredHead(NamedTuple):
-    """The scalar head in a model's files.
-
-    Attributes:
-        name: Its name in the files.
-        weight: `[1, H]`.
-        bias: `[1]`; `None` if there is none or it is 0.
-    """
+    """The scalar head in a model's files: weight `[1, H]`, and bias `[1]` unless it is 0."""
 
     name: str
     weight: Tensor
@@ -98,10 +92,7 @@ def find_stored_head(
 ) -> StoredHead | None:
     """Find the scalar head in a model's files by name and shape; `None` if there is none.
 
-    Args:
-        path: Folder or hub id.
-        config: Config of the model.
-        pickled_weights: Also look into `pytorch_model.bin`, read as plain data.
+    With `pickled_weights`, it may be in `pytorch_model.bin`, read as plain data.
     """
     first = getattr(config, "value_head_prefix", None) or HEAD_NAMES[0]
     known = (first, *(name for name in HEAD_NAMES if name != first))
@@ -193,13 +184,8 @@ def convert_to_trl(
 ) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """Convert a scalar model to what TRL's `AutoModelForCausalLMWithValueHead` loads.
 
-    Args:
-        model: The scalar model.
-        weights: Its weights, under its own names.
-        lm_head: Weight (and bias) of the output layer to save with it; empty if there is none.
-
-    Returns:
-        A language model without weights, and the weights under TRL's names.
+    The result is a language model without weights, and weights under TRL's names, with those of the
+    output layer in `lm_head`, if any.
     """
     config = copy.deepcopy(model.config)
     # a language model's config does not have these

@@ -66,11 +66,10 @@ def load_causal_lm(
 
     Args:
         path: Folder or hub id.
-        options: How it is loaded; `None` takes the defaults.
+        options: How it is loaded.
         pickled_weights: Take `pytorch_model.bin` if there is no safetensors file. It is read as
             plain data, so no code in it is run.
-        delta_weights: Accept weights published as differences from another model's, see
-            `add_base_weights`.
+        delta_weights: Accept differences from another model's weights, see `add_base_weights`.
     """
     options = options or ModelOptions()
     model = _load_plain_causal_lm(path, options, pickled_weights, delta_weights)
@@ -95,7 +94,7 @@ def load_scalar_model(
 
     Args:
         path: Folder or hub id.
-        options: How it is loaded; `None` takes the defaults.
+        options: How it is loaded.
         head_seed: Seed of a new head's weights, and of LoRA adapters.
         base: A network with frozen weights that was loaded from `path` with the same options. The
             model has these very weights below its adapters, instead of copies from the folder.

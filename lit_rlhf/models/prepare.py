@@ -29,11 +29,7 @@ def prepare_model(
 ) -> LanguageModel:
     """Set a loaded model up for training as the options say; it is changed in place.
 
-    Args:
-        model: A causal language model or a scalar model.
-        options: Adapters, gradient checkpointing, kernels and compilation.
-        task: What peft takes the model for. Under `SEQ_CLS` the scalar head is trained in full.
-        seed: Seed of the adapters' weights.
+    Under the task `SEQ_CLS` the scalar head is trained in full. `seed` is the adapters'.
     """
     model.train()
     if options.gradient_checkpointing:
@@ -85,9 +81,7 @@ def add_adapters(
 def use_fused_kernels(model: ModuleT) -> ModuleT:
     """Replace norms, rotary positions and gated MLPs of `model` with Liger's kernels, in place.
 
-    They act on tensors on a CUDA device. Elsewhere `model` computes as before, so that it can be
-    loaded and tried out on a CPU, where Triton has no kernels. Other networks of the process are
-    left alone.
+    They act on tensors on a CUDA device; elsewhere, and in other networks, nothing changes.
     """
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
@@ -155,10 +149,7 @@ def compile_trunk(model: ModuleT, backend: str) -> ModuleT:
 
 @contextmanager
 def ignore_peft_warning() -> Iterator[None]:
-    """Hide a warning that no user can act on.
-
-    peft 0.21 reads an attribute of transformers models that transformers 5.23 has renamed.
-    """
+    """Hide that peft 0.21 reads an attribute of models that transformers 5.23 has renamed."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning

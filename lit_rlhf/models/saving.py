@@ -71,18 +71,16 @@ def save_model_folder(
 
     Args:
         model: A causal language model or a scalar model.
-        tokenizer: Saved with the model. Its token ids go into the generation config of a language
-            model and the config of a scalar model.
+        tokenizer: Saved with the model, whose configs get its token ids.
         folder: Where to save. A folder that was saved like this is replaced.
-        contract: Text contract to save with the model, if there is one.
-        card: How the model was made, for its README.md, or the text of that file; `None` writes
-            none.
+        contract: Text contract to save with the model.
+        card: How the model was made, for its README.md, or the text of that file.
         generation: Settings of `generation_config.json` besides the token ids, for language models
             only. Of those of the base model's folder, the tokens that end a response are passed on.
         max_shard_size: Size of the largest weight file, for instance `5GB`.
         head_format: Project under whose names a scalar model is saved.
-        lm_head: Weight (and bias) of the output layer that a scalar model's trunk was trained with,
-            if any. It goes to a file of its own, or to the model's under TRL's names.
+        lm_head: Weight (and bias) of the output layer that a scalar model's trunk was trained with.
+            It goes to a file of its own, or to the model's under TRL's names.
     """
     if is_4bit(model):
         model = merge_adapters(model)  # transformers would save the layers in 4 bits
@@ -239,9 +237,8 @@ def _save_companions(
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, padding_side: str) -> None:
     """Save with the padding side that plain transformers needs.
 
-    Generation continues the last column, so prompts are padded on the left. Classifiers count
-    positions from the first column, so with learned positions a dialogue after left padding would
-    get another score.
+    Generation continues the last column. Classifiers count positions from the first column, so with
+    learned positions a dialogue after left padding would get another score.
     """
     before = tokenizer.padding_side
     tokenizer.padding_side = padding_side
@@ -256,13 +253,9 @@ def make_generation_config(
     settings: Mapping[str, Any] | None,
     stop_ids: Sequence[int] = (),
 ) -> GenerationConfig:
-    """Make the generation config to save with a model.
+    """Make the generation config to save with a model, with the tokenizer's and other stop tokens.
 
-    Args:
-        tokenizer: Gives BOS, EOS and padding ids, unless `settings` does.
-        settings: transformers' generation settings, for instance the rollouts'; `None` saves only
-            the token ids. Sampling settings are left out if `do_sample` is off.
-        stop_ids: Tokens that end responses beside the tokenizer's EOS token.
+    Sampling settings are left out if `do_sample` is off.
     """
     settings = {key: value for key, value in (settings or {}).items() if value is not None}
     known = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]

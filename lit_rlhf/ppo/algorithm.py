@@ -194,7 +194,7 @@ class PPO(FixedDtypeBuffers):
             rollouts.response_mask,
             float(self.kl_coef),
             self.reward_shaping.kl_estimator,
-        ).rewards
+        )
 
     def reparameterize(self, scores: Tensor) -> Tensor:
         """Normalize or scale raw scores `[B]` by the moments of all so far (Eq. 18), and clip."""

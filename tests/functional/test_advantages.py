@@ -46,7 +46,7 @@ def test_gae_agrees_with_the_double_sum(gamma: float, lam: float) -> None:
 
 def test_lambda_one_gives_the_return_less_the_value() -> None:
     values, rewards = torch.tensor([[5.0, -7.0, 2.0]]), torch.tensor([[1.0, 2.0, 4.0]])
-    returns = gae(values, rewards, torch.ones(1, 3, dtype=torch.bool), lam=1.0).returns
+    returns = gae(values, rewards, torch.ones(1, 3, dtype=torch.bool), lam=1.0)[1]
     torch.testing.assert_close(returns, torch.tensor([[7.0, 6.0, 4.0]]))
 
 
@@ -75,18 +75,18 @@ def test_rows_do_not_depend_on_each_other() -> None:
     for row in range(3):
         n = int(mask[row].sum())
         alone = gae(values[row, None, :n], rewards[row, None, :n], mask[row, None, :n])
-        torch.testing.assert_close(together.advantages[row, :n], alone.advantages[0])
+        torch.testing.assert_close(together[0][row, :n], alone[0][0])
 
 
 def test_the_truncation_flag_changes_the_last_delta_by_gamma_v_and_nothing_else() -> None:
     values, rewards = torch.randn(2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
     mask = length_mask(torch.tensor([3, 4]), 4)
     gamma, lam, next_value = 0.9, 0.8, 5.0
-    ended = gae(values, rewards, mask, gamma, lam).advantages
+    ended = gae(values, rewards, mask, gamma, lam)[0]
     bootstrap = torch.tensor([next_value, 0.0], dtype=torch.float64)
-    cut_off = gae(values, rewards, mask, gamma, lam, bootstrap).advantages
+    cut_off = gae(values, rewards, mask, gamma, lam, bootstrap)[0]
     # with lambda 0 an advantage is its delta
-    deltas = [gae(values, rewards, mask, gamma, 0.0, b).advantages for b in (None, bootstrap)]
+    deltas = [gae(values, rewards, mask, gamma, 0.0, b)[0] for b in (None, bootstrap)]
     expected = torch.zeros(2, 4, dtype=torch.float64)
     expected[0, 2] = gamma * next_value
     torch.testing.assert_close(deltas[1] - deltas[0], expected)
@@ -102,8 +102,8 @@ def test_the_score_is_the_advantage_of_the_last_action() -> None:
     # V = 0 and KL = 0; the row of length 4 ended without EOS at the limit, one has a single token
     lengths = torch.tensor([4, 1, 3])
     mask, zeros = length_mask(lengths, 4), torch.zeros(3, 4)
-    rewards = token_rewards(torch.ones(3), zeros, zeros, mask, kl_coef=0.1).rewards
-    advantages = gae(zeros, rewards, mask, gamma=1.0, lam=0.95).advantages
+    rewards = token_rewards(torch.ones(3), zeros, zeros, mask, kl_coef=0.1)
+    advantages = gae(zeros, rewards, mask, gamma=1.0, lam=0.95)[0]
     assert advantages.gather(1, lengths[:, None] - 1).flatten().tolist() == [1.0, 1.0, 1.0]
     torch.testing.assert_close(advantages[2], torch.tensor([0.9025, 0.95, 1.0, 0.0]))
 
@@ -113,8 +113,8 @@ def test_advantages_and_returns_are_constants() -> None:
     bootstrap = torch.randn(1, requires_grad=True)
     mask = torch.ones(1, 3, dtype=torch.bool)
     output = gae(values, rewards, mask, bootstrap_values=bootstrap)
-    assert not output.advantages.requires_grad
-    assert not output.returns.requires_grad
+    assert not output[0].requires_grad
+    assert not output[1].requires_grad
 
 
 def test_inputs_stay_as_they_are() -> None:

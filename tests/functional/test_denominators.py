@@ -29,7 +29,7 @@ LOSSES: dict[str, Loss] = {
     "policy_gradient": lambda x, a, b, m, d: policy_gradient_loss(x, b, m, denominator=d).loss,
     "entropy": lambda x, a, b, m, d: entropy_loss(x, m, denominator=d),
     "clipped_entropy": lambda x, a, b, m, d: entropy_loss(x, m, clip=0.5, denominator=d),
-    "value": lambda x, a, b, m, d: value_loss(x, a, b, m, denominator=d).loss,
+    "value": lambda x, a, b, m, d: value_loss(x, a, b, m, denominator=d)[0],
 }
 LENGTHS = torch.tensor([1, 6, 2, 2, 5, 1, 3, 4])
 over_losses = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)

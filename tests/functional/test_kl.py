@@ -69,7 +69,7 @@ def test_as_a_reward_only_k1_has_the_gradient_of_kl(estimator: KLEstimator, shar
         # every token of the vocabulary is a response, weighted by its probability
         logprobs, ref_logprobs = (x.log_softmax(0)[:, None] for x in (logits, reference))
         no_scores = torch.zeros(6, dtype=torch.float64)
-        rewards = token_rewards(no_scores, logprobs, ref_logprobs, mask, 1.0, estimator).rewards
+        rewards = token_rewards(no_scores, logprobs, ref_logprobs, mask, 1.0, estimator)
         weighted = logprobs.detach().exp() * rewards
         loss = policy_gradient_loss(logprobs, weighted, mask, denominator=1.0).loss
         (gradient,) = torch.autograd.grad(loss, logits)
