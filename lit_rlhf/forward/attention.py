@@ -41,15 +41,10 @@ MAX_HEAD_SIZE, HEAD_SIZE_MULTIPLE = 256, 8  # that flash attention knows
 
 
 class AttentionInputs(NamedTuple):
-    """Queries, keys and values of one attention layer, with its settings.
+    """Queries `[S, A, N, D]`, and keys and values `[S, K, C, D]`, of an attention layer.
 
-    Attributes:
-        query: `[S, A, N, D]`.
-        key: `[S, K, C, D]`.
-        value: `[S, K, C, D]`.
-        scale: Factor of the scores; `None` is `1 / sqrt(D)`.
-        dropout: Dropout probability of the attention weights.
-        window: A token attends to itself and to `window - 1` tokens before it; `None` is all.
+    The factor of the scores (`scale`) is `1 / sqrt(D)` for `None`. A token attends to itself and to
+    `window - 1` tokens before it; `None` is all. Attention weights have a `dropout` probability.
     """
 
     query: Tensor
@@ -80,11 +75,7 @@ def attention(
     layout: AttentionLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function in transformers' signature.
-
-    With a layout, the layout computes attention. Without one, for instance in `generate`, it is
-    `BASE_ATTENTION`.
-    """
+    """Attention in transformers' signature: the layout's, or without one `BASE_ATTENTION`."""
     if layout is not None:
         inputs = AttentionInputs(query, key, value, scaling, dropout, sliding_window)
         return _attend(layout, module, inputs), None
@@ -175,12 +166,8 @@ def causal_attention(inputs: AttentionInputs) -> Tensor:
 def cached_attention(inputs: AttentionInputs, mask: Tensor) -> Tensor:
     """Attention of one new token in each row to the keys of a cache, without gradients; `N` is 1.
 
-    Args:
-        inputs: Queries, keys and values.
-        mask: True where a token attends to a key, at least once in each row, `[S, 1, 1, C]` bool.
-
-    Returns:
-        `[S, A, 1, D]`, in the dtype of the values.
+    The mask, `[S, 1, 1, C]` bool, has at least one key in each row. The result is `[S, A, 1, D]`,
+    in the dtype of the values.
     """
     query, key, value, scale, dropout, _ = inputs
     if query.device.type == "cpu" and key.shape[2] <= MAX_BATCHED_LENGTH:
@@ -202,14 +189,8 @@ def batched_attention(
     """softmax(q k^T scale + bias) v as two batched matmuls over all rows and heads.
 
     torch's own attention on a CPU multiplies one head of one row at a time, which is slow for short
-    rows. Computes in float32 or better, and returns `[S, A, N, D]` in the dtype of `value`.
-
-    Args:
-        query: `[S, A, N, D]`.
-        key: `[S, K, C, D]`.
-        value: `[S, K, C, D]`.
-        bias: Added to the scores, `[S or 1, 1, N, C]`, float32 or better.
-        scale: Factor of the scores; `None` is `1 / sqrt(D)`.
+    rows. States are those of `AttentionInputs`, and the bias is `[S or 1, 1, N, C]`, float32 or
+    better. Computes in that, and returns `[S, A, N, D]` in the dtype of `value`.
     """
     n_rows, n_heads, n_queries, size = query.shape
     n_key_heads, n_keys = key.shape[1:3]
@@ -245,12 +226,7 @@ def causal_mask(length: int, window: int, device: torch.device) -> Tensor:
 
 
 class RowOffsets(NamedTuple):
-    """Where rows begin among tokens that lie back to back.
-
-    Attributes:
-        offsets: First token of each row, and the number of tokens, `[n+1]` int32.
-        longest: Length of the longest row.
-    """
+    """Where rows begin among tokens that lie back to back, `[n+1]` int32, and their end."""
 
     offsets: Tensor
     longest: int
@@ -282,19 +258,10 @@ def varlen_attention(
 ) -> Tensor:
     """Causal attention within each row, whose last query is at its last key, in one CUDA kernel.
 
-    It needs neither padding nor a mask nor a call per length, see `_find_kernel`. There is no
-    dropout.
-
-    Args:
-        inputs: The states by token, not by head: `query` `[N, A, D]`, `key` and `value`
-            `[C, K, D]`.
-        queries: Rows of the queries.
-        keys: Rows of the keys, or the room for them.
-        n_keys: Keys that each row has, `[n]` int32, without gradients; `None` if they fill its
-            room.
-
-    Returns:
-        `[N, A, D]`, in the dtype of the values.
+    It needs neither padding nor a mask nor a call per length, see `_find_kernel`, and has no
+    dropout. The states are by token, not by head: `query` `[N, A, D]`, `key` and `value`
+    `[C, K, D]`; the result is `[N, A, D]`, in the dtype of the values. `n_keys` are the keys that
+    each row has in its room, `[n]` int32, without gradients; `None` if they fill it.
     """
     query, key, value, scale, _, window = inputs
     kernel = _find_kernel()

@@ -106,12 +106,8 @@ class PadToMultiple:
     """Pads the size of a forward to a multiple where oneDNN multiplies, so that sizes recur.
 
     oneDNN compiles a kernel for each shape of a matmul, which takes half a millisecond, and caches
-    about a thousand of them. It multiplies on CPUs in less than float32, and in float32 in
-    networks that `use_onednn_matmul`.
-
-    Attributes:
-        multiple: What sizes are padded to a multiple of; 1 pads nothing.
-        min_float32_size: Smallest size for which float32 matmuls use oneDNN; `None`: they never do.
+    about a thousand of them. It multiplies on CPUs in less than float32, and in float32 in networks
+    that `use_onednn_matmul`, from `min_float32_size` on; `None`: never. 1 pads nothing.
     """
 
     multiple: int = 1
@@ -128,11 +124,7 @@ class PadToMultiple:
         return cls(multiple, min_float32_size=-(-MIN_MULTIPLICATIONS // largest))
 
     def n_padding(self, size: int, weight: Tensor) -> int:
-        """Number of rows or tokens to add to `size`; `weight` is any weight of the network.
-
-        The device, the dtype and autocast are looked at in each forward, as a network may move and
-        a DeepSpeed engine casts it after loading.
-        """
+        """Rows or tokens to add to `size`, as the network with this weight is now."""
         if weight.device.type != "cpu":
             return 0
         uses_onednn = torch.is_autocast_enabled("cpu") or weight.dtype.itemsize < 4

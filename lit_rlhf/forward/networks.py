@@ -170,11 +170,7 @@ class Offloaded:
     It is not an `nn.Module`, so a LightningModule that holds one neither moves, casts, wraps nor
     saves its weights.
 
-    Args:
-        network: A reference or reward model; it is frozen.
-        to_cpu: Keep it, or this rank's share, in CPU memory between uses, and not on the device.
-        shard: Keep only this rank's share, if there are several ranks. All of them then have to
-            use the network at the same time.
+    All ranks have to use a network that they share at the same time.
     """
 
     def __init__(self, network: LanguageModel, to_cpu: bool = True, shard: bool = False) -> None:

@@ -59,9 +59,7 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     comparison runs where the weights are, which is the CPU after loading. The decision holds for
     any device and dtype that the network has later. A second call changes nothing.
 
-    Args:
-        model: A causal language model or scalar model, with or without LoRA adapters; or a layer
-            on its own, such as an output layer, which gets oneDNN matmul only.
+    Of an output layer or another layer on its own, it only chooses the matmul.
     """
     onednn_matmul = mkl_is_slow()
     if onednn_matmul:
@@ -87,10 +85,7 @@ def optimize_forward(model: ModuleT) -> ModuleT:
 
 
 def head_matches_logits(model: LanguageModel, lm_head: nn.Module) -> bool:
-    """Whether `logits_from_hidden` with this output layer gives the model's own logits.
-
-    Compares them on a few tokens.
-    """
+    """Whether `logits_from_hidden` with this output layer gives the model's own logits."""
     inner = unwrap_model(model)
     ids = torch.arange(4, device=inner.device).unsqueeze(0)
     mask = torch.ones_like(ids, dtype=torch.bool)
@@ -103,8 +98,7 @@ def head_matches_logits(model: LanguageModel, lm_head: nn.Module) -> bool:
 def _install_packing(model: PreTrainedModel) -> str:
     """Switch the trunk's attention to this project's if packed outputs are the padded ones.
 
-    Returns:
-        Why the forward stays padded; empty if it is packed.
+    Returns why the forward stays padded; empty if it is packed.
     """
     try:
         trunk = trunk_of(model)
@@ -168,10 +162,9 @@ def _probe_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
-    """`eager` attention in place of flash attention, which runs on GPUs in half precision only.
+    """`eager` attention in place of flash attention, which needs a GPU and half precision.
 
-    Unlike `sdpa`, `eager` knows every setting that flash attention knows, for instance capped
-    scores.
+    Unlike `sdpa`, `eager` knows every setting that flash attention knows, such as capped scores.
     """
     implementation = attention_implementation(model)
     if implementation is None or not is_flash_attention_requested(model.config):

@@ -61,17 +61,7 @@ def token_logits(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tenso
 def response_logits(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, response_length: int
 ) -> Tensor:
-    """Logits that predict each of the last `T` tokens, read at the position before it.
-
-    Args:
-        model: The language model.
-        input_ids: Prompts followed by responses, `[B, P+T]`.
-        mask: Real tokens.
-        response_length: `T`.
-
-    Returns:
-        `[B, T, V]`.
-    """
+    """Logits `[B, T, V]` that predict each of the last `T` of `P+T` tokens."""
     _check_response_length(response_length, input_ids)
     inner = unwrap_model(model)
     arguments = _arguments(inner, input_ids, mask)
@@ -83,13 +73,10 @@ def response_logits(
 
 
 def logits_from_hidden(model: LanguageModel, lm_head: nn.Module, hidden: Tensor) -> Tensor:
-    """Next-token logits `[..., V]` of an output layer on hidden states that are there already.
+    """Next-token logits `[..., V]` of an output layer on hidden states `[..., H]`.
 
-    Args:
-        model: The model whose trunk computed `hidden`. Its config says what follows the output
-            layer: soft-capping in Gemma 2, scaling in Cohere and Granite.
-        lm_head: Output layer, see `load_lm_head`.
-        hidden: Final hidden states, `[..., H]`.
+    The config of the model that computed them says what follows: soft-capping in Gemma 2, scaling
+    in Cohere and Granite.
     """
     config = unwrap_model(model).config
     logits: Tensor = lm_head(hidden)
@@ -112,18 +99,9 @@ def map_target_logits(
     target_mask: Tensor,
     function: LogitsFunction,
 ) -> tuple[Tensor, ...]:
-    """Apply a function to the logits that predict the target tokens.
+    """Apply a function to the logits that predict the target tokens: `[B, L]` each, 0 elsewhere.
 
-    Args:
-        model: A causal language model.
-        input_ids: Token ids.
-        mask: Real tokens.
-        target_mask: Tokens to predict.
-        function: What to compute for each token. It is called once for each chunk, and in training
-            again in the backward.
-
-    Returns:
-        Each output of `function` as `[B, L]`, 0 outside the target mask.
+    It is called once for each chunk, and in training again in the backward.
     """
     check_tensors(mask.shape, target_mask=target_mask)
     if bool(target_mask[:, 0].any()) or bool((target_mask[:, 1:] & ~mask[:, :-1]).any()):
@@ -147,11 +125,7 @@ def target_logprobs(
     target_mask: Tensor,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Log-probs of the target tokens under a language model at a temperature.
-
-    Returns:
-        `[B, L]` float32, nats, 0 outside the target mask.
-    """
+    """Log-probs of the target tokens at a temperature, `[B, L]` float32, nats; 0 elsewhere."""
     (logprobs,) = map_target_logits(
         model,
         input_ids,
@@ -169,18 +143,7 @@ def target_logprobs_from_hidden(
     input_ids: Tensor,
     target_mask: Tensor,
 ) -> Tensor:
-    """Log-probs of the target tokens from hidden states that are there already.
-
-    Args:
-        model: The model whose trunk computed `hidden`, see `logits_from_hidden`.
-        lm_head: Output layer.
-        hidden: Final hidden states, `[B, L, H]`.
-        input_ids: Token ids.
-        target_mask: Tokens to predict.
-
-    Returns:
-        `[B, L]` float32, nats, 0 outside the target mask.
-    """
+    """`target_logprobs` from hidden states `[B, L, H]`, see `logits_from_hidden`."""
     (logprobs,) = _map_in_chunks(
         model,
         lm_head,
@@ -228,29 +191,16 @@ def _to_rectangle(outputs: tuple[Tensor, ...], target_mask: Tensor) -> tuple[Ten
 
 
 def token_values(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """The scalar head's output at every token, which is V of the state that ends with this token.
-
-    Returns:
-        `[B, L]` float32.
-    """
+    """V of the state that ends with each token, `[B, L]` float32: the scalar head's output."""
     return _apply_scalar_head(model, hidden_states(model, input_ids, mask))
 
 
 def response_values(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, response_length: int
 ) -> Tensor:
-    """V(s_t) for each of the last `T` tokens, read at the position before it, as its logits are.
+    """V(s_t) for each of the last `T` of `P+T` tokens, `[B, T]` float32, read before the token.
 
     V(s_{T+1}), of the state after the response, is in `token_values` at the response's last token.
-
-    Args:
-        model: A scalar model (critic).
-        input_ids: Prompts followed by responses, `[B, P+T]`.
-        mask: Real tokens.
-        response_length: `T`.
-
-    Returns:
-        `[B, T]` float32.
     """
     _check_response_length(response_length, input_ids)
     # the last column is no state before a token, so it need not be computed

@@ -32,17 +32,11 @@ MIN_LENGTH_RATIO = 0.75
 
 
 class RowGroups:
-    """Rows that lie back to back, in groups of similar length.
+    """Rows that lie back to back, in groups of similar length, by the `lengths` of rows.
 
-    Args:
-        lengths: Tokens of each row.
-        device: Where the tokens are.
-
-    Attributes:
-        groups: Rows and width of each group, with `P` tokens in all once each row is padded to it.
-        gather_indices: Token at each place of the padded groups, `[P]` long. Padding repeats the
-            last token of its row.
-        token_places: Place of each token in the padded groups, `[N]` long.
+    `groups` are rows and width, with `P` tokens in all once each row is padded. `gather_indices` is
+    the token at each place of them, `[P]`, which padding repeats from its row's end, and
+    `token_places` the place of each token, `[N]`.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
@@ -87,15 +81,9 @@ class RowGroups:
 
 
 class PackedLayout:
-    """`N` tokens of rows that lie back to back.
+    """`N` tokens of rows that lie back to back, some perhaps empty.
 
-    Args:
-        lengths: Tokens of each row; a row may have none.
-        device: Where the tokens are.
-
-    Attributes:
-        position_ids: Position of each token in its row, `[1, N]` long.
-        rows: Where the rows begin.
+    `position_ids` are tokens' positions in their row, `[1, N]`; `rows` is where rows begin.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
@@ -131,11 +119,8 @@ def packed_states(
 ) -> Tensor:
     """Final hidden states of a trunk, `[B, L, H]`, computed for the real tokens only; 0 at padding.
 
-    Args:
-        trunk: A trunk whose attention takes layouts, see `optimize_forward`.
-        input_ids: Token ids, `[B, L]` long.
-        mask: Real tokens, `[B, L]` bool, next to each other in each row.
-        padding: What the number of tokens is padded to; `None` pads nothing.
+    Its attention takes layouts, see `optimize_forward`. Real tokens are next to each other in each
+    row, and their number is padded.
     """
     check_tensors(2, input_ids=input_ids, mask=mask)
     device = input_ids.device
@@ -171,13 +156,8 @@ def _gather(states: Tensor, indices: Tensor, places: Tensor | None = None) -> Te
     """Rows of `states` `[N, ...]` at indices `[M]` long, `[M, ...]`, with a backward that copies.
 
     torch's own backward of `index_select` adds gradients up (`index_add`), as it cannot know which
-    indices are distinct. That costs more, and on a GPU it adds in no fixed order.
-
-    Args:
-        states: `[N, ...]`.
-        indices: Row at each place; all are distinct unless `places` are given.
-        places: The one place of each row that is not padding, `[N]` long. Nobody reads the output
-            at the others, so no gradient flows from them.
+    indices are distinct. That costs more, and on a GPU it adds in no fixed order. Indices are
+    distinct unless `places`, `[N]`, say where each row is not padding, which nobody reads.
     """
     rows: Tensor = _Gather.apply(states, indices, places)  # type: ignore[no-untyped-call]
     return rows

@@ -345,6 +345,8 @@ def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) ->
 def preference_probability(differences: Tensor) -> Tensor:
     """Probability that the first of two responses is preferred, under Bradley and Terry (Eq. 1).
 
+    Differences, first minus second score, have any shape.
+
     Examples:
         >>> preference_probability(torch.tensor([0.0, 100.0])).tolist()
         [0.5, 1.0]

@@ -68,7 +68,7 @@ def clipped_scores(scores: Tensor, clip: float) -> Tensor:
 def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tensor:
     """Minus the distance of a length n from a range: -max(shortest - n, n - longest, 0), float32.
 
-    Lengths may have any unit, shape and dtype; `longest` may be `None`.
+    Lengths have any shape, unit and dtype; `longest` may be `None`.
 
     Examples:
         >>> length_penalty(torch.tensor([1, 9]), shortest=3, longest=5).tolist()

@@ -54,11 +54,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write `checkpoint` to `path`. It is on disk when the method returns.
-
-        Raises:
-            OSError: If it cannot be written, for instance because the disk is full.
-        """
+        """Write `checkpoint` to `path`. It is on disk when the method returns."""
         if is_remote(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -132,10 +128,7 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 def checkpoint_problem(path: str | Path) -> str | None:
-    """Say what is wrong with a checkpoint file or folder, or `None` if it is intact.
-
-    Reads the whole checkpoint once.
-    """
+    """Read a whole checkpoint file or folder; say what is wrong with it, `None` if it is intact."""
     path = Path(path)
     if not path.exists():
         return "does not exist"
@@ -188,11 +181,7 @@ def finish_folder(
 ) -> None:
     """Write the manifest of a complete `partial_path(path)` and rename that folder to `path`.
 
-    Args:
-        path: The checkpoint. An existing one is replaced.
-        engines: Content of each engine's shards, by network.
-        checksums: CRC-32 by relative name of the files that are known to be on disk. All others are
-            forced to disk and read here.
+    Files without a checksum, CRC-32 by relative name, are forced to disk and read here.
     """
     partial = partial_path(path)
     files = {}
@@ -300,10 +289,7 @@ def _recency(path: Path) -> tuple[int, list[int]]:
 
 
 def damaged_checkpoint_error(path: Path, problem: str) -> ValueError:
-    """The error for a checkpoint with a problem, with the newest intact one as an alternative.
-
-    Reads the other checkpoints in the folder until an intact one is found.
-    """
+    """The error for a checkpoint with a problem, with the newest intact one as an alternative."""
     others = (other for other in list_checkpoints(path.parent) if other != path)
     intact = next((other for other in others if checkpoint_problem(other) is None), None)
     advice = (

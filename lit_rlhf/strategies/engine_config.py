@@ -84,15 +84,10 @@ def engine_config(
     numel: int,
     overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration of an engine.
+    """DeepSpeed's configuration of an engine that trains `numel` weights of a type.
 
-    Args:
-        stage: ZeRO stage, 1 or 2.
-        offload_optimizer: Keep master weights and moments in CPU memory, and step there.
-        dtype: Of the network's weights. Master weights and moments are always float32.
-        device_type: `cuda` or `cpu`.
-        numel: Number of elements that the engine trains.
-        overrides: A user's DeepSpeed keys.
+    `overrides` are a user's keys. Offloaded master weights and moments, always float32, are in CPU
+    memory, and step there.
     """
     zero: dict[str, Any] = {
         "stage": stage,

@@ -30,12 +30,7 @@ class EngineOptimizer(Optimizer):
 
     Lightning wraps each optimizer in a `LightningOptimizer` that inherits this class but has none
     of its state, so a method may run on such a wrapper: methods that Lightning or users call read
-    attributes of `self` and set none.
-
-    Args:
-        name: Attribute of the LightningModule that holds the network.
-        engine: The network's engine, built with `optimizer`.
-        optimizer: The optimizer that `configure_optimizers` returned.
+    attributes of `self` and set none. `name` is the network's attribute of the module.
     """
 
     def __init__(self, name: str, engine: DeepSpeedEngine, optimizer: Optimizer) -> None:
@@ -47,10 +42,7 @@ class EngineOptimizer(Optimizer):
         self.share_state()
 
     def share_state(self) -> None:
-        """Refer to the wrapped optimizer's groups and state again, after `load_state_dict`.
-
-        Loading a state replaces both containers in the wrapped optimizer.
-        """
+        """Refer to the wrapped optimizer's groups and state, which loading a state replaces."""
         self.param_groups = self.optimizer.param_groups
         self.state = self.optimizer.state
 

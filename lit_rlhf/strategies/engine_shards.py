@@ -39,12 +39,9 @@ class ParameterSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineLayout:
-    """Content of an engine's shards.
+    """Content of an engine's shards, which `world_size` ranks wrote.
 
-    Attributes:
-        world_size: Number of ranks that wrote them.
-        groups: Trained parameters of each parameter group, in flat order.
-        aliases: Other names of trained parameters (tied weights), with the name in `groups`.
+    `groups` are the trained parameters in flat order, and `aliases` other names of tied weights.
     """
 
     world_size: int
@@ -217,11 +214,7 @@ class ShardReader:
     ) -> None:
         """Restore this rank's partitions of weights and moments, and the settings of each group.
 
-        Args:
-            optimizer: Of an engine that has just been built.
-            saved: The optimizer's `state_dict()` of when the shards were written.
-            layout: What the engine trains now.
-            rank: The rank of this process.
+        The engine has just been built and trains `layout`; `saved` is the optimizer's state dict.
         """
         if layout.groups != self.layout.groups:
             raise ValueError(

@@ -38,11 +38,9 @@ BUCKET_SIZE = 2**25
 
 
 class OptimizerStep(NamedTuple):
-    """Result of a clipped step.
+    """The gradient's L2 norm over ranks before clipping, 0-dim, and whether it was finite.
 
-    Attributes:
-        grad_norm: L2 norm of the gradient (averaged over ranks) before clipping, 0-dim float32.
-        applied: False if the norm was not finite. Weights and moments are then unchanged.
+    If it was not, weights and moments are unchanged.
     """
 
     grad_norm: Tensor
@@ -55,10 +53,7 @@ def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimize
     A loss may run through another optimizer's network without leaving gradients there, as a GAN's
     generator loss runs through the discriminator.
 
-    Args:
-        module: The LightningModule in training.
-        loss: 0-dim tensor with a graph.
-        optimizer: The one of `module.optimizers()` whose network the loss trains.
+    The loss is 0-dim, and the optimizer one of `module.optimizers()`.
     """
     if module.trainer.scaler is not None:
         raise ValueError(
@@ -80,11 +75,8 @@ def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimize
 def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> OptimizerStep:
     """Average the gradient of an optimizer's network over ranks, clip it by its norm, and step.
 
-    The gradient is cleared. If its norm is not finite, there is no step on any rank.
-
-    Args:
-        optimizer: One of `module.optimizers()`, after its last `backward`.
-        max_norm: Largest L2 norm, positive; `None` to leave the gradient as it is.
+    The gradient is cleared. If its norm is not finite, there is no step on any rank. `None` leaves
+    it as large as it is.
     """
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a positive number or None, got {max_norm}")

@@ -24,13 +24,10 @@ from lit_rlhf.strategies.engine_shards import EngineLayout, ShardReader
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint on disk.
+    """A checkpoint on disk: a file, or a folder of the multi-engine strategy.
 
-    Attributes:
-        path: The file, or the folder of the multi-engine strategy.
-        content: Lightning's checkpoint as plain data, its tensors mapped from the file. In a folder
-            its `state_dict` lacks what the engines train.
-        engines: Content of each engine's shards, by network; empty for a file.
+    `content` is Lightning's as plain data, its tensors mapped from the file. In a folder its
+    `state_dict` lacks what the engines train, by network.
     """
 
     path: Path
@@ -45,12 +42,7 @@ class SavedCheckpoint:
         )
 
     def state_dict(self, network: str | None = None) -> dict[str, Tensor]:
-        """The weights as an ordinary state dict. Engines' weights are float32 masters.
-
-        Args:
-            network: Attribute name of one network, whose keys then lack that prefix; `None` for the
-                whole LightningModule.
-        """
+        """The weights of one network, or of all, as a state dict; engines' are float32 masters."""
         if network is not None and network not in self.networks:
             raise ValueError(f"network: expected one of {self.networks}, got {network!r}")
         state = dict(self.content["state_dict"])
