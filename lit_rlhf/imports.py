@@ -6,11 +6,7 @@ from typing import Any
 
 
 def import_function(path: str, argument: str) -> Callable[..., Any]:
-    """Import the callable that `package.module:name` names; errors call it `argument`.
-
-    Raises:
-        ValueError: If there is no such module or name, or it is not callable.
-    """
+    """Import the callable that `package.module:name` names; errors call it `argument`."""
     module_name, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)

@@ -9,15 +9,9 @@ SIMILAR = 0.6  # ratio of matching characters from which a name may be a misspel
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name.
+    """The end of an error about an unknown name: the nearest of those known, if one is similar.
 
-    Args:
-        name: The name. The last parts of dotted names are compared too, since an option may have
-            been given without its group.
-        known: The names that exist.
-
-    Returns:
-        `"; did you mean NEAREST?"`, or nothing if no name is similar.
+    The last parts of dotted names are compared too, for an option that was given without its group.
     """
 
     def similarity(other: str) -> float:

@@ -11,15 +11,9 @@ Result = TypeVar("Result")
 
 
 def call_with_timeout(call: Callable[[], Result], timeout: float | None) -> Future[Result]:
-    """Run `call` and wait for it, at most `timeout` seconds.
+    """Run `call` and wait at most `timeout` seconds; for `None` in this thread, without a limit.
 
-    Args:
-        call: The function to run.
-        timeout: Seconds. `None` runs it in this thread, without a limit.
-
-    Returns:
-        A future with the result or the exception of `call`, a `SystemExit` too; one that is not
-        done if `call` took too long.
+    The future has its result or exception, a `SystemExit` too, and is not done if it took too long.
     """
     future: Future[Result] = Future()
 

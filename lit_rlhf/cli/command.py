@@ -19,13 +19,10 @@ CONFIG_FLAGS = ("--config", "-c")
 
 
 class UsageError(Exception):
-    """Arguments that cannot be parsed. Its cause is the parser's error.
-
-    Attributes:
-        file: The configuration in which the error is, if it is in one.
-    """
+    """Arguments that cannot be parsed. Its cause is the parser's error."""
 
     file: str | None = None
+    """The configuration in which the error is, if it is in one."""
 
 
 class CommandParser(ArgumentParser):
@@ -88,14 +85,9 @@ def is_parser_error(error: BaseException) -> bool:
 
 
 def find_unknown_option(words: Sequence[str], known: Collection[str]) -> str | None:
-    """Look for a setting that does not exist.
+    """Look for a setting that does not exist; name its file, unless it is a flag, and the nearest.
 
-    Args:
-        words: Arguments of a command.
-        known: Dotted names of its options.
-
-    Returns:
-        The file of the setting unless it is a flag, its key and the nearest known name.
+    `known` are dotted names of options, and `words` the arguments of a command.
     """
     for file, key, _ in read_settings(words):
         is_known = key in known or any(
@@ -201,12 +193,7 @@ class Command:
         return parser
 
     def run(self, argv: Sequence[str], prog: str) -> Any:  # noqa: ANN401  # of the function
-        """Call the function with arguments from the command line.
-
-        Raises:
-            SystemExit: With a message and without a traceback, if the arguments cannot be used.
-                The original error is its cause.
-        """
+        """Call the function with arguments from the command line, or end with a message."""
         words = list(argv)
         if self.first and words and not words[0].startswith("-"):
             words.insert(0, f"--{self.first}")
@@ -223,11 +210,7 @@ class Command:
 
 
 def run_group(commands: Mapping[str, Command], argv: Sequence[str], prog: str) -> object:
-    """Run the command that the first argument names; without one, print the commands.
-
-    Raises:
-        SystemExit: With a message, if there is no such command.
-    """
+    """Run the command that the first argument names; without one, print the commands."""
     if argv and argv[0] in commands:
         return commands[argv[0]].run(argv[1:], f"{prog} {argv[0]}")
     if argv and argv[0] not in ("-h", "--help"):

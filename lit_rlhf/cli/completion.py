@@ -19,12 +19,7 @@ _PREAMBLE = """\
 
 
 class CompletionParser(RLHFArgumentParser):
-    """The parser of the stages and all other commands; it prints the script.
-
-    Attributes:
-        shell: Name of the shell.
-        commands: What its commands are added to.
-    """
+    """The parser of the stages and all other commands; it prints the script."""
 
     shell = "bash"
     commands: Any

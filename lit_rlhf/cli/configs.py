@@ -67,14 +67,7 @@ def config_name(path: Path) -> str:
 
 
 def find_config(name: str) -> Path:
-    """Find a configuration that comes with the project.
-
-    Args:
-        name: `quickstart/sft`, `quickstart/sft.yaml` or `configs/quickstart/sft.yaml`.
-
-    Raises:
-        ValueError: If there is none of that name. The error names the nearest.
-    """
+    """Find a configuration by `quickstart/sft`, with or without `configs/` and `.yaml`."""
     names = config_names()
     if _short(name) in names:
         return CONFIGS / f"{_short(name)}.yaml"
@@ -85,11 +78,7 @@ def find_config(name: str) -> Path:
 
 
 def resolve_configs(arguments: Sequence[str]) -> list[str]:
-    """Replace names of configurations behind `--config` by their paths; existing files win.
-
-    Raises:
-        ValueError: If there is neither a file nor a configuration of the name.
-    """
+    """Replace names of configurations behind `--config` by their paths; existing files win."""
     return list(_resolve(arguments))
 
 

@@ -42,14 +42,9 @@ _CLASSES = [
 
 
 def find_mistake(words: Sequence[str], known: Collection[str]) -> str | None:
-    """Look for a class or an option that does not exist.
+    """Look for a class or an option that does not exist, see `find_unknown_option`.
 
-    Args:
-        words: Arguments of a command; those behind `--config` are files.
-        known: Dotted names of the command's options, without the options of model and data.
-
-    Returns:
-        The file unless it is a flag, the option, and the nearest name.
+    The options of model and data are not among those that are `known`.
     """
     chosen: dict[str, type] = {}
     for file, key, value in read_settings(words):
@@ -77,12 +72,7 @@ def _locate(path: str) -> object:
 
 
 def end_with_message(error: Exception, prefix: str) -> NoReturn:
-    """End with a message and status 1 for an error that a user can mend; raise others again.
-
-    Raises:
-        KeyboardInterrupt: If Ctrl-C has interrupted the library that raised the error.
-        SystemExit: With the message; the error is its cause.
-    """
+    """End with a message and status 1 for an error that a user can mend; raise others again."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, KeyboardInterrupt):

@@ -68,8 +68,6 @@ def export(
         private: Make the repository private if it is new.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
 
-    Returns:
-        The output folder.
     """
     _check_output(Path(output), overwrite)
     if push_to_hub is not None:
@@ -108,11 +106,7 @@ def export(
 
 
 def _is_model_folder(source: Path) -> bool:
-    """Tell a model's folder (True) from a checkpoint.
-
-    Raises:
-        ValueError: If the source is a folder of another kind.
-    """
+    """Tell a model's folder (True) from a checkpoint."""
     if any((source / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return True
     if source.is_dir() and not is_checkpoint_folder(source):

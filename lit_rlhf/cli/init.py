@@ -84,11 +84,7 @@ def init(
 
 
 def texts(files: Sequence[str]) -> Iterator[str]:
-    """The texts of files: turns with their roles, or documents.
-
-    Raises:
-        ValueError: If a file has neither dialogues nor plain text.
-    """
+    """The texts of files: turns with their roles, or documents."""
     for file in files:
         sources = [DataSource(file)]
         try:

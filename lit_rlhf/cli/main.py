@@ -169,21 +169,13 @@ def _check_config_names(arguments: Sequence[str]) -> None:
 
 
 def _use_expandable_segments() -> None:
-    """Let CUDA's allocator grow its blocks, unless the user has configured it.
-
-    Packed forwards differ in size from one to the next, which would leave gaps between blocks of
-    fixed sizes.
-    """
+    """Let CUDA's allocator grow its blocks, as sizes of packed forwards differ from each other."""
     if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def _hide_notes_of_loading() -> None:
-    """Hide what other libraries say while models are loaded and saved.
-
-    These are transformers' bars, which would break the stages' bars, and DeepSpeed's note that
-    it found no GPU, as transformers imports DeepSpeed to save a model.
-    """
+    """Hide transformers' bars for models, which break the stages', and DeepSpeed's note."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there

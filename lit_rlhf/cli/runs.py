@@ -35,12 +35,6 @@ def name_run(config: Namespace) -> None:
     """Give a run's folders the name of `--name`, or append the suffixes of the overlays.
 
     Both are then reset: the configuration that is saved names the folders themselves.
-
-    Args:
-        config: The parsed configuration of a command.
-
-    Raises:
-        UsageError: If the name is not a folder's, or nothing in the configuration has a name.
     """
     name, suffixes = config.name, config.suffix
     config.name, config.suffix = None, []
@@ -87,10 +81,6 @@ class DeleteEarlierRun(Callback):
     The values would be read as one run with the new ones, and `--ckpt_path last` would resume from
     the earlier checkpoints. Whatever else is in the folders stays, checkpoints of other runs and
     copies under other names included.
-
-    Args:
-        trainer: The new run's Trainer.
-        module: Its module.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
@@ -122,12 +112,7 @@ class DeleteEarlierRun(Callback):
 
 
 class FinishedRecord:
-    """The file in the log folder of a finished run: which command it was, and where its model is.
-
-    Args:
-        trainer: The run's Trainer.
-        settings: Settings of its command.
-    """
+    """The file in a finished run's log folder: which command it was, and where its model is."""
 
     def __init__(self, trainer: Trainer, settings: Namespace) -> None:
         self._path = default_checkpoint_dir(trainer).parent / "finished.json"
@@ -187,12 +172,7 @@ def checkpoint_folders(trainer: Trainer) -> list[Path]:
 
 
 def check_checkpoint_class(path: str, configured: str) -> None:
-    """Raise UsageError if a checkpoint cannot be read, or is of another class.
-
-    Args:
-        path: The checkpoint.
-        configured: Class path of the configured module.
-    """
+    """Raise UsageError if a checkpoint cannot be read, or is of another class than `configured`."""
     try:
         checkpoint = read_lightning_state(path)
     except (OSError, ValueError) as error:

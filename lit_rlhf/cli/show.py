@@ -25,11 +25,7 @@ def show(paths: list[str]) -> None:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Read the manifest of an artefact as plain data.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Read the manifest of an artefact as plain data."""
     from lit_rlhf.files import MANIFEST, lock_path
     from lit_rlhf.strategies import is_checkpoint_folder
 

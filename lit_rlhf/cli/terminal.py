@@ -8,11 +8,7 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """An output stream that goes on as `/dev/null` once writing to it fails.
-
-    Args:
-        stream: The stream. Everything but writing is its own.
-    """
+    """An output stream that becomes `/dev/null` once writing to it fails."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

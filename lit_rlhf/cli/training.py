@@ -61,13 +61,10 @@ _TRACKER_PACKAGES = {"CometLogger": "comet_ml", "MLFlowLogger": "mlflow", "Wandb
 
 
 class RLHFArgumentParser(CommandParser, LightningArgumentParser):
-    """LightningCLI's parser, with configurations by name and errors in one line.
-
-    Attributes:
-        stages: Parsers of the commands, if this is the parser of the program.
-    """
+    """LightningCLI's parser, with configurations by name and errors in one line."""
 
     stages: Sequence[CommandParser] = ()
+    """Parsers of the commands, if this is the parser of the program."""
 
     def parse_args(  # type: ignore[override]  # the other arguments are handed on
         self, args: Sequence[str] | None = None, *others: Any, **options: Any
@@ -280,10 +277,6 @@ class RLHFCLI(LightningCLI):
         """Train, unless the run is finished; at an interruption, print the command that resumes.
 
         A run that a detector ended as collapsed ends with `_COLLAPSED_STATUS`.
-
-        Args:
-            model: The module.
-            **arguments: Of `Trainer.fit`.
         """
         given, trainer = self._given["fit"], self.trainer
         finished = self._finished.find_model() if given.ckpt_path == "last" else None
@@ -370,10 +363,7 @@ def _drop_flag(arguments: Sequence[str], name: str) -> list[str]:
 def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any) -> RLHFCLI:
     """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`.
 
-    Args:
-        args: Arguments of the command; `None` takes the process's.
-        cli: Class that runs it.
-        **options: Arguments of LightningCLI that override the commands' settings.
+    Options override the commands' settings of LightningCLI.
     """
     # jsonargparse finds a class by its short name (`--model PPOModule`) once it is imported
     import lit_rlhf.data

@@ -31,13 +31,7 @@ from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 
 
 class NetworkLocation(NamedTuple):
-    """Where a stage keeps a network that it trains.
-
-    Attributes:
-        attribute: Attribute of the LightningModule.
-        prefix: Prefix of the model's weights in that attribute.
-        scalar: Whether the network has a scalar head.
-    """
+    """Attribute of a LightningModule, and prefix in it, of a network that may be scalar."""
 
     attribute: str
     prefix: str
@@ -68,8 +62,7 @@ def load_checkpoint_model(
     No code of the checkpoint is run, and its own setting of `trust_remote_code` is ignored.
 
     Args:
-        path: Checkpoint file, or folder that the multi-engine strategy wrote with any number of
-            ranks.
+        path: Checkpoint file, or folder that the multi-engine strategy wrote.
         network: Network to load; `None` for PPO's policy, or the only network.
         dtype: Type to save the weights in; `None` for the run's.
         base: Folder or hub id of the model to take config and tokenizer from; `None` for the model

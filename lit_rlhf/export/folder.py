@@ -112,10 +112,7 @@ def load_model(
 
 
 def generation_config_settings(model: PreTrainedModel) -> dict[str, Any]:
-    """The settings of a model's `generation_config.json` that differ from the defaults.
-
-    Without the EOS tokens: `save_model_folder` takes them from the model and the tokenizer.
-    """
+    """Settings of a model's `generation_config.json` that are not defaults, without EOS tokens."""
     config = model.generation_config
     settings: dict[str, Any] = {} if config is None else config.to_diff_dict()
     left_out = ("transformers_version", "eos_token_id")

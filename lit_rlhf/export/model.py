@@ -27,18 +27,11 @@ NetworkName = Literal["policy", "critic", "reward", "model"]
 
 @dataclass(frozen=True)
 class ExportableModel:
-    """A model and what is saved beside it.
+    """A model, with its adapters if it has any, and what is saved beside it.
 
-    Attributes:
-        model: The model, with its adapters if it has any; only for saving.
-        tokenizer: Its tokenizer, with the chat template of the run.
-        name: Kind and origin, in words.
-        scalar: Whether it has a scalar head.
-        dtype: Type that its weights are saved in.
-        contract: Its text contract; `None` if that is not known.
-        card: How it was made, or the text of its card; `None` for a card without that.
-        generation: Settings of a language model's generation config.
-        lm_head: Weights of the output layer that was trained beside a scalar model; empty without.
+    `name` is its kind and origin in words, and `dtype` the type that weights are saved in. What is
+    not known is `None`. `generation` is for a language model, and `lm_head` the output layer that
+    was trained beside a scalar one.
     """
 
     model: LanguageModel
@@ -56,10 +49,7 @@ class ExportableModel:
     ) -> None:
         """Write the model's folder, with adapters merged into the weights.
 
-        Args:
-            output: Folder to write to.
-            max_shard_size: Largest weight file, for example 5GB or 500MB.
-            format: Names of a scalar model's weights: `transformers`, `openrlhf` or `trl`.
+        Weight files are at most as large as `5GB`; `format` names a scalar model's weights.
         """
         if not self.scalar and format != "transformers":
             raise ValueError(
@@ -90,11 +80,7 @@ class ExportableModel:
 
 
 def with_text_contract(exported: ExportableModel, chat_template: str) -> ExportableModel:
-    """Return a model without a text contract with one of the given template.
-
-    `chat_template` is `tokenizer` for the tokenizer's own, or a name of
-    `lit_rlhf.data.CHAT_TEMPLATES`.
-    """
+    """Return a model without a text contract with one of the tokenizer's or a built-in template."""
     if exported.contract is not None:
         raise ValueError(
             f"chat_template: expected none for the {exported.name}, whose text contract names its "

@@ -32,11 +32,7 @@ class FolderLocks:
         self._held: list[BaseFileLock] = []
 
     def acquire(self, folders: Iterable[Path]) -> None:
-        """Lock folders or free names, all or none; warn of a file system without locks.
-
-        Raises:
-            FolderInUseError: If another run has locked one of them.
-        """
+        """Lock folders or free names, all or none; warn of a file system without locks."""
         for path in dict.fromkeys(map(lock_path, folders)):
             path.parent.mkdir(parents=True, exist_ok=True)
             # not per thread: the lock may be released in another thread

@@ -58,10 +58,8 @@ class ProgressFile:
     the context ends without an error, as the output is then complete. A damaged file, or one of a
     command with other settings, is refused.
 
-    Args:
-        output: The file that the command writes when all batches are finished; `None` keeps
-            nothing.
-        settings: Everything that the batches depend on, as JSON types.
+    `settings` are all that the batches depend on, as JSON types; without an `output`, nothing is
+    kept.
     """
 
     def __init__(self, output: str | Path | None, settings: Mapping[str, Any]) -> None:
