@@ -167,8 +167,8 @@ class Benchmark:
                     f"sizes.{name}_pairs: expected at most the {len(left)} pairs that the parts "
                     f"before it leave of {len(short)}, got {wanted}"
                 )
-            split = split_records(left, 0.0, wanted / (len(left) + 1), SPLIT_SEED)
-            left, parts[name] = split.train, split.test
+            test_fraction = wanted / (len(left) + 1)
+            left, _, parts[name] = split_records(left, 0.0, test_fraction, SPLIT_SEED)
         for name, part in parts.items():
             for source in FILES:
                 rows = (

@@ -68,13 +68,7 @@ class PartRecords(NamedTuple):
 
 
 class EncodedPart(NamedTuple):
-    """The examples of one part of a datamodule.
-
-    Attributes:
-        examples: The examples: a list, or stored ones.
-        counts: What encoding left out.
-        read: What was read, by part.
-    """
+    """The examples of a part, in a list or stored, what encoding left out, and what was read."""
 
     examples: Sequence[Any]
     counts: DataCounts
@@ -91,21 +85,8 @@ def encode_part(
     """Open the examples of a part in the cache, or encode its records.
 
     If at least `MIN_CACHED_RECORDS` were read, worker processes encode them into a new entry of the
-    cache. Fewer are encoded in this process. The examples and counts are the same in all cases.
-
-    Args:
-        part: Name of the part.
-        key: Hash of everything that the examples depend on; `None` for no cache.
-        read: Reads the records; not called if the cache has the examples.
-        encode: Encodes a record. It is sent to the workers.
-        on_bad_record: As for `encode_records`.
-
-    Returns:
-        The examples and counts.
-
-    Raises:
-        RecordError: At the first bad record, if `on_bad_record` is `"error"`.
-        ValueError: If no example is left.
+    cache. Fewer, and those without a key, are encoded in this process. The examples and counts are
+    the same in all cases. The records are not read if the cache has the examples.
     """
     entry = None if key is None else cache_folder() / f"{part}-{key}"
     opened = None if entry is None else _open_entry(entry)
@@ -148,16 +129,11 @@ def cache_folder() -> Path:
 def hash_part(
     encode: Callable[..., Any], encoder: DialogueEncoder, settings: Mapping[str, object]
 ) -> str | None:
-    """Hash of everything that the examples of a part depend on.
+    """Hash of everything that the examples of a part depend on, as hexadecimal digits.
 
-    Args:
-        encode: The function that encodes a record: a `functools.partial` of a function of
-            `lit_rlhf.data` with its options as keywords.
-        encoder: The encoder that it uses.
-        settings: Everything that decides on the records and their order, as plain data.
-
-    Returns:
-        Hexadecimal digits; `None` if the code of the function is not known.
+    It is `None` unless `encode` is a `functools.partial` of a function of `lit_rlhf.data` with its
+    options as keywords: the code of others is not known. `settings` decide on the records and
+    their order, as plain data.
     """
     # a function of a user's datamodule may use anything, which no hash of ours covers
     if not isinstance(encode, partial) or not encode.func.__module__.startswith("lit_rlhf.data."):
@@ -202,11 +178,7 @@ def _hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class StoredExamples(Sequence[Any]):
-    """Examples in Arrow files, which are mapped into memory.
-
-    Args:
-        rows: Their rows, as `_EncodeRows` writes them, without errors.
-    """
+    """Examples in Arrow files, mapped into memory: rows of `_EncodeRows` without errors."""
 
     def __init__(self, rows: datasets.Dataset) -> None:
         self._rows = rows.with_format("arrow")

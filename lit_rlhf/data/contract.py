@@ -60,31 +60,13 @@ class TextContract:
     tokenizer_hash: str
 
     def save(self, folder: str | Path) -> Path:
-        """Write the contract into a model folder.
-
-        Args:
-            folder: The folder; created if missing.
-
-        Returns:
-            Path of the file, `text_contract.json`.
-        """
+        """Write the contract into a model folder, which is created if missing."""
         text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
         return write_text(Path(folder) / CONTRACT_FILE, text)
 
     @classmethod
     def load(cls, folder: str | Path) -> "TextContract":
-        """Read the contract of a model folder.
-
-        Args:
-            folder: The folder.
-
-        Returns:
-            The contract.
-
-        Raises:
-            FileNotFoundError: If the folder has no contract.
-            ValueError: If the file does not have exactly the fields of a contract.
-        """
+        """Read the contract of a model folder."""
         path = Path(folder) / CONTRACT_FILE
         values = json.loads(path.read_text("utf-8"))
         names = {field.name for field in fields(cls)}
@@ -95,40 +77,18 @@ class TextContract:
 
     @classmethod
     def find(cls, folder: str | Path) -> "TextContract | None":
-        """Read the contract of a model folder that may have none.
-
-        Args:
-            folder: A folder, or the hub id of a model.
-
-        Returns:
-            The contract, None if `folder` is not a local folder or has no contract.
-
-        Raises:
-            ValueError: If the file does not have exactly the fields of a contract.
-        """
+        """Read the contract of a folder; `None` for a hub id, or a folder without one."""
         return cls.load(folder) if (Path(folder) / CONTRACT_FILE).is_file() else None
 
     def render(self, messages: Sequence[dict[str, str]] = _EXAMPLE) -> str:
-        """Render a complete dialogue with this contract's template.
-
-        Args:
-            messages: Turns with `role` and `content`; default: a short example.
-
-        Returns:
-            The text.
-        """
+        """Render a complete dialogue, by default a short example, with this contract's template."""
         tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token}
         return render_dialogue(self.chat_template, messages, tokens)
 
     def mismatch(self, other: "TextContract") -> str | None:
-        """Compare with another contract.
+        """Compare with another contract; `None` if both models read text alike.
 
-        Args:
-            other: The other model's contract.
-
-        Returns:
-            None if both models read text alike (`max_length` may differ). Otherwise a description
-            of the differences, for chat templates with an example dialogue rendered by both.
+        `max_length` may differ. Chat templates are described by an example rendered by both.
         """
         differences = [
             f"{name} is {getattr(self, name)!r} here and {getattr(other, name)!r} there"
@@ -153,16 +113,10 @@ class TextContract:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of how a tokenizer turns text into ids: its vocabulary, and the ids of a probe text.
+    """SHA-256 of how a tokenizer turns text into ids: its vocabulary, and the ids of a probe text.
 
     It does not depend on the pad token, the padding side or the chat template, and does not change
     when the tokenizer is saved and loaded.
-
-    Args:
-        tokenizer: The tokenizer.
-
-    Returns:
-        SHA-256 in hexadecimal digits.
     """
     probe = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     content = json.dumps([sorted(tokenizer.get_vocab().items()), list(probe)])

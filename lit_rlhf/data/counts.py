@@ -83,14 +83,7 @@ class DataCounts:
     def drop(self, location: Location, error: EncodingError, on_bad_record: OnBadRecord) -> None:
         """Count a record that cannot be encoded, or raise its error.
 
-        Args:
-            location: Where the record was read from.
-            error: Why it cannot be encoded.
-            on_bad_record: `"error"` raises. A response longer than `max_length` is not a bad record
-                and always counted.
-
-        Raises:
-            RecordError: If `on_bad_record` is `"error"` and the record is a bad one.
+        A response longer than `max_length` is not a bad record, and always counted.
         """
         if on_bad_record == "error" and not isinstance(error, ResponseTooLongError):
             raise RecordError(location, error.reason, detail=error.detail) from error
@@ -151,14 +144,6 @@ class DataCounts:
 
 
 def describe_bad_records(counts: Counter[str], examples: Sequence[str]) -> str:
-    """Describe bad records for a log message.
-
-    Args:
-        counts: Number of bad records by reason.
-        examples: Messages of the first few.
-
-    Returns:
-        The counts, most frequent first, and below them the examples.
-    """
+    """Describe bad records for a log message: counts by reason, and messages of the first few."""
     reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.most_common())
     return f"{reasons}; the first ones:\n  " + "\n  ".join(examples)

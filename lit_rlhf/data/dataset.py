@@ -167,29 +167,10 @@ class PromptBatch(NamedTuple):
         )
 
 
-class PaddedSequences(NamedTuple):
-    """Padded sequences, int64, and the bool mask of their real tokens, each of shape `(B, L)`."""
-
-    values: Tensor
-    mask: Tensor
-
-
 def pad_sequences(
     sequences: Sequence[Tensor], pad_value: int, left: bool = False
-) -> PaddedSequences:
-    """Stack sequences of different lengths.
-
-    Args:
-        sequences: At least one tensor of shape `(length,)`.
-        pad_value: The value of padding; no result may depend on it.
-        left: Pad on the left instead of the right.
-
-    Returns:
-        The values and the mask.
-
-    Raises:
-        ValueError: If there is no sequence, or one is not one-dimensional.
-    """
+) -> tuple[Tensor, Tensor]:
+    """Stack sequences `(length,)` to `(B, L)` int64, and return the mask of real tokens too."""
     if not sequences:
         raise ValueError("sequences: expected at least one, got none")
     for sequence in sequences:
@@ -202,45 +183,26 @@ def pad_sequences(
         span = slice(longest - len(sequence), longest) if left else slice(0, len(sequence))
         values[row, span] = sequence.long()
         mask[row, span] = True
-    return PaddedSequences(values, mask)
+    return values, mask
 
 
 def collate_tokens(examples: Sequence[TokenExample], pad_token_id: int) -> TokenBatch:
-    """Collate sequences, padded on the right.
-
-    Args:
-        examples: At least one sequence.
-        pad_token_id: Token id of padding.
-
-    Returns:
-        The batch; padding is outside of both masks.
-
-    Raises:
-        ValueError: If there is no sequence, or its mask and ids differ in length.
-    """
+    """Collate sequences, padded on the right; padding is outside of both masks."""
     for row, example in enumerate(examples):
         if len(example.input_ids) != len(example.completion_mask):
             raise ValueError(
                 f"completion_mask: expected {len(example.input_ids)} entries in row {row}, got "
                 f"{len(example.completion_mask)}"
             )
-    padded = pad_sequences([example.input_ids for example in examples], pad_token_id)
-    completion = pad_sequences([example.completion_mask for example in examples], 0)
-    return TokenBatch(padded.values, padded.mask, completion.values.bool())
+    values, mask = pad_sequences([example.input_ids for example in examples], pad_token_id)
+    completion, _ = pad_sequences([example.completion_mask for example in examples], 0)
+    return TokenBatch(values, mask, completion.bool())
 
 
 def collate_preferences(
     examples: Sequence[PreferenceExample], pad_token_id: int
 ) -> PreferenceBatch:
-    """Collate pairs. Each half is padded to its own longest sequence.
-
-    Args:
-        examples: At least one pair.
-        pad_token_id: Token id of padding.
-
-    Returns:
-        The batch.
-    """
+    """Collate pairs. Each half is padded to its own longest sequence."""
     return PreferenceBatch(
         collate_tokens([example.chosen for example in examples], pad_token_id),
         collate_tokens([example.rejected for example in examples], pad_token_id),
@@ -250,20 +212,13 @@ def collate_preferences(
 
 
 def collate_prompts(examples: Sequence[PromptExample], pad_token_id: int) -> PromptBatch:
-    """Collate prompts, padded on the left.
-
-    Args:
-        examples: At least one prompt; all or none of them with a ptx example.
-        pad_token_id: Token id of padding.
-
-    Returns:
-        The batch.
-    """
-    padded = pad_sequences([example.input_ids for example in examples], pad_token_id, left=True)
+    """Collate prompts, padded on the left; all or none of them have a ptx example."""
+    ids = [example.input_ids for example in examples]
+    values, mask = pad_sequences(ids, pad_token_id, left=True)
     ptx = [example.ptx for example in examples if example.ptx is not None]
     return PromptBatch(
-        padded.values,
-        padded.mask,
+        values,
+        mask,
         [example.text for example in examples],
         torch.tensor([example.index for example in examples], dtype=torch.long),
         [example.fields for example in examples],
@@ -273,12 +228,7 @@ def collate_prompts(examples: Sequence[PromptExample], pad_token_id: int) -> Pro
 
 
 class PromptDataset(Dataset[PromptExample]):
-    """Prompts with their positions, and with a ptx example each if there are any.
-
-    Args:
-        prompts: The prompts.
-        ptx: Pretraining examples.
-    """
+    """Prompts with their positions, and with a ptx example each if there are any."""
 
     def __init__(self, prompts: Sequence[PromptExample], ptx: Sequence[TokenExample] = ()) -> None:
         self.prompts = prompts

@@ -73,10 +73,6 @@ class DialogueEncoder:
         control_text: Matches the text that no turn may contain, because it would be read as the
             template's: the text of special tokens, of other added tokens that the template writes,
             and of turn markers that are plain text, such as `"\n\nHuman:"` of `hh`.
-
-    Raises:
-        ValueError: If a length is out of range, the template is unknown, the tokenizer has no EOS
-            token, or `eos_token` is not one of its tokens.
     """
 
     def __init__(
@@ -116,14 +112,7 @@ class DialogueEncoder:
         return self.eos_token_id if pad is None else int(pad)
 
     def render_prompt(self, messages: Sequence[Message]) -> str:
-        """Render a dialogue up to the point where the assistant speaks.
-
-        Args:
-            messages: Turns; the last one is the human's.
-
-        Returns:
-            The text, with the template's generation prompt.
-        """
+        """Render a dialogue up to where the assistant speaks, with the generation prompt."""
         return self._render(messages, add_generation_prompt=True)
 
     def encode_prompt(self, messages: Sequence[Message]) -> PromptExample:
@@ -131,15 +120,6 @@ class DialogueEncoder:
 
         The oldest turns are dropped until the prompt fits. A system turn is kept as long as it fits
         beside the last turn. If the last turn alone is too long, it is cut on the left.
-
-        Args:
-            messages: Turns; the last one is the human's.
-
-        Returns:
-            The prompt.
-
-        Raises:
-            EncodingError: If a turn contains `control_text`, or the template refuses the dialogue.
         """
         self._check_contents(messages)
         prompt = self._fit_prompt(
@@ -160,20 +140,9 @@ class DialogueEncoder:
 
         The prompt is shortened as in `encode_prompt`. The response is never shortened.
 
-        Args:
-            messages: Turns; the last one is the assistant's.
-            train_on: `"last"` trains on the last response and its EOS token. `"all"` also trains
-                on earlier assistant turns, each with its EOS token if the template writes one
-                (`hh` closes the last turn only). The ids are the same.
-
-        Returns:
-            The dialogue.
-
-        Raises:
-            ResponseTooLongError: If the response and one prompt token do not fit into `max_length`.
-            EncodingError: If a turn contains `control_text`, or the template refuses the dialogue.
-            ValueError: If the last turn is not the assistant's, or the rendered dialogue does not
-                start with the rendered prompt.
+        `train_on="last"` trains on the last response and its EOS token. `"all"` also trains on
+        earlier assistant turns, each with its EOS token if the template writes one (`hh` closes the
+        last turn only). The ids are the same.
         """
         if len(messages) < 2 or messages[-1].role != "assistant":
             got = [message.role for message in messages]
@@ -199,18 +168,7 @@ class DialogueEncoder:
     ) -> PreferenceExample:
         """Encode two responses to one prompt, which is shortened alike for both.
 
-        Args:
-            prompt: Turns; the last one is the human's.
-            chosen: The preferred response.
-            rejected: The other response.
-            margin: By how much the chosen response is better.
-            source: Index of the pair's source.
-
-        Returns:
-            The pair, with identical prompt ids.
-
-        Raises:
-            EncodingError: As for `encode_dialogue`.
+        The longer response decides on the room. Both examples have identical prompt ids.
         """
         contents = [Message("assistant", chosen), Message("assistant", rejected)]
         self._check_contents([*prompt, *contents])
@@ -226,19 +184,12 @@ class DialogueEncoder:
         return PreferenceExample(first, second, margin, source)
 
     def encode_text(self, text: str) -> list[TokenExample]:
-        """Encode a plain document into blocks of at most `max_length` tokens.
+        """Encode a plain document into consecutive blocks of at most `max_length` tokens.
 
-        Args:
-            text: The document.
-
-        Returns:
-            Consecutive blocks without overlap, trained on everywhere but at the first position. The
-            document ends with the EOS token, and begins with the BOS token if the contract says so.
-            A last block of one token is left out, since nothing would predict its token. The text
-            of a special token is encoded as ordinary text and counted with the first block.
-
-        Raises:
-            EncodingError: If the tokenizer has no other ids for the text of a special token.
+        They are trained on everywhere but at the first position. The document ends with the EOS
+        token, and begins with the BOS token if the contract says so. A last block of one token is
+        left out, since nothing would predict its token. The text of a special token is encoded as
+        ordinary text and counted with the first block.
         """
         n_escaped = len(self._control_tokens.findall(text))
         text_ids = self._tokenize(text, split_special_tokens=n_escaped > 0)
@@ -265,14 +216,7 @@ class DialogueEncoder:
         return examples
 
     def decode_response(self, ids: Sequence[int]) -> str:
-        """Decode a response up to its first EOS token.
-
-        Args:
-            ids: Token ids of a response, as generated or as encoded.
-
-        Returns:
-            The content of the assistant's turn, without special tokens and outer whitespace.
-        """
+        """Decode a response up to its first EOS token, without special tokens and outer blanks."""
         kept = list(ids)
         if self.eos_token_id in kept:
             kept = kept[: kept.index(self.eos_token_id)]
@@ -319,9 +263,7 @@ class DialogueEncoder:
     def _tokenize_rendered(self, text: str) -> list[int]:
         """Tokenize rendered turns, none of which contains `control_text`.
 
-        Raises:
-            EncodingError: If a turn becomes a control token by the tokenizer's normalizer, which
-                may for instance write small letters.
+        A tokenizer's normalizer, which may write small letters, must not make control tokens.
         """
         ids = self._tokenize(text)
         if self._normalizes and self._count_control_ids(ids) > len(
@@ -548,20 +490,7 @@ def encode_records(
     counts: DataCounts,
     on_bad_record: OnBadRecord,
 ) -> list[AnyExample]:
-    """Encode records and count what is lost.
-
-    Args:
-        records: The records.
-        encode: Encodes one record into its examples.
-        counts: The counts, which are added to.
-        on_bad_record: What to do about a record that cannot be encoded, see `DataCounts.drop`.
-
-    Returns:
-        The examples in the order of the records.
-
-    Raises:
-        RecordError: At the first bad record, if `on_bad_record` is `"error"`.
-    """
+    """Encode records in order, and count what is lost, see `DataCounts.drop`."""
     examples: list[AnyExample] = []
     counts.records += len(records)
     for record in records:
@@ -582,18 +511,7 @@ def locate(record: Record) -> Location:
 
 
 def encode_prompts(prompts: Sequence[str], encoder: DialogueEncoder) -> PromptBatch:
-    """Render and tokenize prompts that were given as plain texts.
-
-    Args:
-        prompts: As for `parse_prompts`.
-        encoder: The encoder.
-
-    Returns:
-        One batch of all prompts, in order.
-
-    Raises:
-        ValueError: If there is no prompt, or one cannot be used.
-    """
+    """Render and tokenize prompts that were given as plain texts, as for `parse_prompts`."""
     examples = []
     for index, record in enumerate(parse_prompts(prompts)):
         try:

@@ -20,11 +20,6 @@ class ResumableLoader(Generic[Batch]):
     calls `set_epoch` on `batch_sampler.sampler`, and saves `state_dict()` in its checkpoints. A run
     that resumes within an epoch therefore continues with the next batch of that epoch.
 
-    Args:
-        dataset: The examples; the sampler's indices select them.
-        batch_sampler: Yields this rank's batches as lists of indices.
-        collate: Makes a batch from a list of examples.
-        num_workers: Number of worker processes; 0 loads in the training process.
     """
 
     def __init__(
@@ -72,10 +67,6 @@ class ResumableLoader(Generic[Batch]):
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the state: the next pass over that epoch skips the batches already yielded.
-
-        Args:
-            state: A result of `state_dict`.
-        """
+        """Restore the state: the next pass over that epoch skips the batches already yielded."""
         self._resume = dict(state)
         self._epoch, self._position = state["epoch"], state["position"]

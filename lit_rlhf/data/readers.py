@@ -39,18 +39,10 @@ def is_file_path(path: str) -> bool:
 
 
 def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
-    """Read the rows of a local file.
+    """Read the rows of a local file in order, or the error in place of one that cannot be parsed.
 
-    Args:
-        path: A file with one of the `FILE_SUFFIXES`.
-        source: Name of the data source.
-
-    Yields:
-        The rows in order, and in place of a row that cannot be parsed the error that says why.
-        Blank lines are skipped but counted. A text file is one row with the field `text`.
-
-    Raises:
-        RecordError: If the file is missing, empty or damaged.
+    The suffix is one of `FILE_SUFFIXES`. Blank lines are skipped but counted. A text file is one
+    row with the field `text`.
     """
     if not Path(path).is_file():
         raise RecordError(Location(path), "no such file")
@@ -83,20 +75,10 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
 def load_dataset(
     path: str, split: str, subset: str | None, data_dir: str | None
 ) -> datasets.Dataset:
-    """Load a hub dataset, or a local folder of files or of `Dataset.save_to_disk`.
+    """Load a hub dataset, or a local folder of files or of `Dataset.save_to_disk`, memory-mapped.
 
-    Args:
-        path: Hub id or folder.
-        split: The split, slices allowed (`"train[:10%]"`).
-        subset: Name of the configuration.
-        data_dir: Folder within the dataset.
-
-    Returns:
-        The dataset, memory-mapped.
-
-    Raises:
-        RecordError: If the dataset cannot be loaded. The hub is not asked for an existing file, and
-            not for what cannot be a dataset's id.
+    A split may have slices (`"train[:10%]"`), and `subset` names the configuration. The hub is not
+    asked for an existing file, and not for what cannot be a dataset's id.
     """
     if Path(path).is_file():
         raise RecordError(Location(path), "an unknown kind of file", detail=_KNOWN_KINDS)
@@ -119,16 +101,7 @@ def load_dataset(
 
 
 def number_rows(rows: Iterable[Any], path: str, source: str = "") -> Iterator[Row | RecordError]:
-    """Number the rows of a dataset or list.
-
-    Args:
-        rows: The rows; a dataset's come as plain values, whatever its format.
-        path: What error messages call it.
-        source: Name of the data source.
-
-    Yields:
-        The rows in order, and in place of anything but a mapping an error.
-    """
+    """Number the rows of a dataset or list, with an error in place of anything but a mapping."""
     if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
         rows = rows.with_format(None)
     for number, fields in enumerate(rows, start=1):

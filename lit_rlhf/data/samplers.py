@@ -20,16 +20,8 @@ Index = int | tuple[int, int]
 class EpochBatchSampler(Sampler[list[Index]], ABC):
     """A batch sampler of one rank, with an order that depends on the epoch.
 
-    Args:
-        batch_size: Examples per batch and rank, the average if batches differ. Lightning's
-            DeepSpeed strategy reads it for its throughput figures.
-        shuffle: Draw a new order in every epoch.
-        seed: Seed of the order; the same on all ranks.
-        num_replicas: Number of ranks.
-        rank: Rank of this process.
-
-    Raises:
-        ValueError: If an argument is out of range.
+    `batch_size` is the average if batches differ, which Lightning's DeepSpeed strategy reads for
+    its throughput figures. The seed is the same on all ranks.
     """
 
     def __init__(
@@ -52,11 +44,7 @@ class EpochBatchSampler(Sampler[list[Index]], ABC):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-        """
+        """Set the epoch, from 0, of the next iteration."""
         self.epoch = epoch
 
     @abstractmethod
@@ -94,8 +82,6 @@ class FixedBatchSampler(EpochBatchSampler):
         rank: Rank of this process.
         stream: Distinguishes the orders of samplers with the same seed.
 
-    Raises:
-        ValueError: If an argument is out of range, or no batch is left.
     """
 
     def __init__(
@@ -182,8 +168,6 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         num_replicas: Number of ranks.
         rank: Rank of this process.
 
-    Raises:
-        ValueError: If an argument is out of range, or no batch is left.
     """
 
     _BUCKET_RATIO = 1.125
@@ -291,15 +275,7 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
 
 
 class PairedBatchSampler(EpochBatchSampler):
-    """Two samplers in step: every example of the first is paired with one of the second.
-
-    Args:
-        first: Sampler of the main dataset.
-        second: Sampler of the other dataset, with batches of the same sizes.
-
-    Raises:
-        ValueError: If the two do not have the same number of batches.
-    """
+    """Two samplers in step: every example of the first is paired with one of the second."""
 
     def __init__(self, first: FixedBatchSampler, second: FixedBatchSampler) -> None:
         if len(first) != len(second) or first.batch_size != second.batch_size:
@@ -314,11 +290,7 @@ class PairedBatchSampler(EpochBatchSampler):
         self.second = second
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of both samplers.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-        """
+        """Set the epoch of both samplers."""
         self.epoch = epoch
         self.first.set_epoch(epoch)
         self.second.set_epoch(epoch)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike, fspath
 from pathlib import PurePath
-from typing import Any, Generic, NamedTuple, get_args
+from typing import Any, get_args
 
 import datasets
 import numpy as np
@@ -70,12 +70,7 @@ class DataSource:
     drop_duplicates: bool = False
 
     def __post_init__(self) -> None:
-        """Check the arguments.
-
-        Raises:
-            ValueError: If the path is neither a text nor rows, the weight or the format is out of
-                range, `map` is not a function, or both `columns` and `map` are given.
-        """
+        """Check the arguments."""
         if isinstance(self.path, PathLike):
             self.path = fspath(self.path)
         # a mapping of splits, such as a DatasetDict, is iterable too
@@ -129,16 +124,11 @@ class DataSource:
         return asdict(replace(self, path=self.place, map=function))
 
     def content_hash(self) -> str | None:
-        """Hash of the rows that `read_rows` yields, apart from `columns`.
+        """Hash of the rows that `read_rows` yields, apart from `columns`, in hexadecimal digits.
 
         Files are hashed byte by byte. Other rows are read, and with `map` they are hashed as the
-        function returns them: no hash would cover all that a function uses.
-
-        Returns:
-            Hexadecimal digits; `None` for rows that can be read once only, or not be hashed.
-
-        Raises:
-            RecordError: If the source as a whole cannot be read.
+        function returns them: no hash would cover all that a function uses. It is `None` for rows
+        that can be read once only, or not be hashed.
         """
         if not isinstance(self.path, str | list | tuple | datasets.Dataset):
             return None
@@ -151,14 +141,7 @@ class DataSource:
             return None
 
     def read_rows(self) -> Iterator[Row | RecordError]:
-        """Read the rows.
-
-        Yields:
-            The rows in order, and in place of a row that cannot be parsed the error that says why.
-
-        Raises:
-            RecordError: If the source as a whole cannot be read.
-        """
+        """Read the rows in order, or the error in place of one that cannot be parsed."""
         if isinstance(self.path, str) and is_file_path(self.path):
             rows = read_file(self.path, self.label)
         else:
@@ -236,22 +219,17 @@ def load_records(
 ) -> list[Any]:
     """Read all records of some sources, each once.
 
+    Preference files also give demonstrations (the chosen responses) and prompts; demonstration
+    files also give prompts.
+
     Args:
-        kind: The kind of records. Preference files also give demonstrations (the chosen responses)
-            and prompts; demonstration files also give prompts.
+        kind: The kind of records.
         sources: What to read; the names of the sources must differ.
         on_bad_record: `"error"` raises at the first bad record. `"skip"` counts bad records. A
             missing or empty file, a damaged archive, a broken JSON array and a source without a
             single good record always raise.
         limit: Most records to read, from the first; `None` reads all.
         counts: Takes the counts of what is not among the records; `None` logs them.
-
-    Returns:
-        The records, source by source, in the order of the file.
-
-    Raises:
-        RecordError: If a record or file cannot be used; names file, line and field.
-        ValueError: If there is no source, or two of them have the same name.
     """
     if not sources:
         raise ValueError("sources: expected at least one data source, got none")
@@ -314,15 +292,9 @@ def _load_source(
 def repeat_by_weight(
     records: Sequence[AnyRecord], sources: Sequence[DataSource], seed: int
 ) -> list[AnyRecord]:
-    """Repeat and subsample records by the weights of their sources.
+    """Repeat and subsample records by the weights of their sources, `round(weight * n)` of each.
 
-    Args:
-        records: Records of these sources.
-        sources: The sources with their weights.
-        seed: Seed of the subsets; the same seed and records give the same subset.
-
-    Returns:
-        For each source `round(weight * n)` records: whole copies first, then the subset.
+    Whole copies come first. The same seed and records give the same subset.
     """
     repeated: list[AnyRecord] = []
     for number, source in enumerate(sources):
@@ -335,35 +307,15 @@ def repeat_by_weight(
     return repeated
 
 
-class Splits(NamedTuple, Generic[AnyRecord]):
-    """Records for training, validation and test."""
-
-    train: list[AnyRecord]
-    val: list[AnyRecord]
-    test: list[AnyRecord]
-
-
 def split_records(
     records: Sequence[AnyRecord], val_fraction: float, test_fraction: float, seed: int
-) -> Splits[AnyRecord]:
-    """Split records by prompt.
+) -> tuple[list[AnyRecord], list[AnyRecord], list[AnyRecord]]:
+    """Split records by prompt into training, validation and test, each in order.
 
     Prompts are sorted by a hash of seed and prompt; the first go to validation, the last to test.
     Records with the same prompt therefore stay together. SFT, reward model and PPO hold out the
-    same prompts (up to rounding) if they split the same data with the same seed.
-
-    Args:
-        records: The records.
-        val_fraction: Share of the prompts for validation, in [0, 1).
-        test_fraction: Share of the prompts for test, in [0, 1).
-        seed: Seed of the split.
-
-    Returns:
-        The three parts, each in the order of `records`. A fraction above 0 gives at least one
-        prompt.
-
-    Raises:
-        ValueError: If a fraction is out of range, or no prompt is left for training.
+    same prompts (up to rounding) if they split the same data with the same seed. A fraction, in
+    [0, 1), above 0 gives at least one prompt.
     """
     for name, value in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
         if not 0 <= value < 1:
@@ -380,23 +332,17 @@ def split_records(
             "val_fraction, test_fraction: expected to leave prompts for training, got "
             f"{val_fraction} and {test_fraction} of {len(order)} different prompts"
         )
-    val, test = set(order[:n_val]), set(order[len(order) - n_test :])
-    splits = Splits[AnyRecord]([], [], [])
+    val_keys, test_keys = set(order[:n_val]), set(order[len(order) - n_test :])
+    train: list[AnyRecord] = []
+    val: list[AnyRecord] = []
+    test: list[AnyRecord] = []
     for record, key in zip(records, keys, strict=True):
-        part = splits.val if key in val else splits.test if key in test else splits.train
-        part.append(record)
-    return splits
+        (val if key in val_keys else test if key in test_keys else train).append(record)
+    return train, val, test
 
 
 def prompt_of(record: Record) -> tuple[Message, ...]:
-    """The prompt of a record of any kind.
-
-    Args:
-        record: The record.
-
-    Returns:
-        The turns before the response; for plain text the text itself as one turn.
-    """
+    """The turns before a record's response; for plain text the text itself as one turn."""
     if isinstance(record, DemonstrationRecord):
         return record.messages[:-1]
     if isinstance(record, TextRecord):

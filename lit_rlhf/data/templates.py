@@ -61,35 +61,15 @@ CHAT_TEMPLATES: dict[str, str] = {
 
 
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer by default begins every text with its BOS token.
-
-    Args:
-        tokenizer: The tokenizer.
-
-    Returns:
-        True if it does; False for a tokenizer such as GPT-2's, which has a BOS token and does not
-        add it.
-    """
+    """Whether a tokenizer by default begins every text with its BOS token, as GPT-2's does not."""
     ids: list[int] = tokenizer("a")["input_ids"]
     return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
 
 
 def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Look up a chat template.
+    """Look up a chat template by a name in `CHAT_TEMPLATES` or its file, or the tokenizer's own.
 
-    A built-in template starts with the BOS token if the tokenizer adds one by default. The
-    tokenizer's own template is taken as it is.
-
-    Args:
-        name: A key of `CHAT_TEMPLATES`, `"tokenizer"` for the tokenizer's own, or the path of a
-            file with a Jinja template.
-        tokenizer: The tokenizer the template is for.
-
-    Returns:
-        The Jinja text.
-
-    Raises:
-        ValueError: If the name is unknown, or the tokenizer has no template.
+    A built-in template starts with the BOS token if the tokenizer adds one by default.
     """
     known = ", ".join(repr(key) for key in CHAT_TEMPLATES)
     if name in CHAT_TEMPLATES:
@@ -120,18 +100,8 @@ def render_dialogue(
 ) -> str:
     """Render a dialogue as transformers does, a foreign template in the sandbox.
 
-    Args:
-        template: Jinja text of the template.
-        messages: Turns with `role` and `content`.
-        special_tokens: Special tokens by their names in templates, such as `bos_token`.
-        add_generation_prompt: Whether to end where the assistant speaks.
-
-    Returns:
-        The text.
-
-    Raises:
-        EncodingError: If the template refuses the dialogue.
-        ValueError: If the template fails, does what is not allowed, or exceeds a limit.
+    Special tokens have their names in templates, such as `bos_token`. The text may end where the
+    assistant speaks.
     """
     arguments: dict[str, Any] = {
         "conversations": [list(messages)],

@@ -189,8 +189,7 @@ class ModelReward(nn.Module):
         with on_device(self.model, device) as model:
             for rows in split_by_tokens([len(row) for row in ids], limit):
                 padded = pad_sequences(ids[rows], self.own_text.pad_token_id)
-                tensors = (padded.values.to(device), padded.mask.to(device))
-                scores.append(sequence_scores(model, *tensors))
+                scores.append(sequence_scores(model, *(part.to(device) for part in padded)))
         return torch.cat(scores)
 
     def check_contract(self, policy: TextContract) -> None:

@@ -75,9 +75,6 @@ class RecordDataModule(LightningDataModule, ABC):
         source_names: Names of all sources; the source indices of batches refer to them.
         counts: Counts of what reading and encoding left out, after `setup`.
         examples: The encoded examples of each part, after `setup`.
-
-    Raises:
-        ValueError: If both sources and a fraction are given for validation or for test.
     """
 
     kind: ClassVar[RecordKind]
@@ -140,22 +137,16 @@ class RecordDataModule(LightningDataModule, ABC):
     def make_record_encoder(self) -> RecordEncoder:
         """Make the function that encodes a record of any part.
 
-        Returns:
-            The function, a `functools.partial` of one at the top of a module, with the encoder and
-            all options as keywords: it is pickled for worker processes, and the hash that names
-            the examples in the cache covers its keywords.
+        It is a `functools.partial` of one at the top of a module, with the encoder and all options
+        as keywords: it is pickled for worker processes, and the hash that names the examples in the
+        cache covers its keywords.
         """
 
     @abstractmethod
     def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
-        """Make the loader of one part for this rank.
+        """Make the loader of `"train"`, `"val"` or `"test"` for this rank.
 
-        Args:
-            part: `"train"`, `"val"` or `"test"`.
-            shuffle: Draw a new order in every epoch.
-
-        Returns:
-            The loader.
+        It may draw a new order in every epoch.
         """
 
     def prepare_data(self) -> None:
@@ -164,15 +155,9 @@ class RecordDataModule(LightningDataModule, ABC):
         self._encode_parts(None if self.trainer is None else self.trainer.state.fn)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open or encode the parts of a stage, except those that are there already.
+        """Open or encode the parts of a stage, `None` for all, except those that are there already.
 
-        Args:
-            stage: `"fit"`, `"validate"`, `"test"`, `"predict"`, or None for all parts.
-
-        Raises:
-            RecordError: If a record cannot be used and `on_bad_record` is `"error"`.
-            ValueError: If a part is left without examples, or a network of the module that is
-                trained does not embed every token of the tokenizer.
+        Networks of the module that is trained have to embed every token.
         """
         self._make_encoder()
         self._encode_parts(stage)
@@ -246,11 +231,7 @@ class RecordDataModule(LightningDataModule, ABC):
         return 0 if self.trainer is None else int(self.trainer.global_rank)
 
     def require_encoder(self) -> DialogueEncoder:
-        """The encoder.
-
-        Raises:
-            RuntimeError: Before `setup`.
-        """
+        """The encoder, after `setup`."""
         if self.encoder is None:
             raise RuntimeError("encoder: expected one, got none; call setup() first")
         return self.encoder
@@ -271,14 +252,7 @@ class RecordDataModule(LightningDataModule, ABC):
         return tokenizer
 
     def check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Check, before anything is encoded, that all networks of the module embed every token.
-
-        Args:
-            tokenizer: The tokenizer.
-
-        Raises:
-            ValueError: If the tokenizer has ids beyond an embedding.
-        """
+        """Check, before anything is encoded, that all networks of the module embed every token."""
         module = getattr(self.trainer, "lightning_module", None)
         largest = max(tokenizer.get_vocab().values())
         modules = [*module.named_modules()] if isinstance(module, nn.Module) else []

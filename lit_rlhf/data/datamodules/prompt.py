@@ -38,9 +38,6 @@ class PromptDataModule(RecordDataModule):
         ptx_sources: Pretraining data for the ptx loss (Eq. 17): plain text, cut into blocks of
             `max_length` tokens, or demonstrations. Every prompt comes with one example.
         **record_options: Arguments of `RecordDataModule`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     kind: ClassVar[RecordKind] = "prompt"
@@ -63,11 +60,7 @@ class PromptDataModule(RecordDataModule):
         self.ptx: Sequence[TokenExample] = []
 
     def make_record_encoder(self) -> RecordEncoder:
-        """Make the function that encodes a prompt or a ptx record.
-
-        Returns:
-            The function; it makes `PromptExample`s and `TokenExample`s.
-        """
+        """Make the function that encodes a prompt or a ptx record."""
         return partial(_encode_record, encoder=self.require_encoder())
 
     def open_part(self, part: Part, examples: Sequence[Any]) -> None:
@@ -78,15 +71,7 @@ class PromptDataModule(RecordDataModule):
             super().open_part(part, examples)
 
     def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[PromptBatch]:
-        """Make the loader of one part for this rank.
-
-        Args:
-            part: `"train"`, `"val"` or `"test"`.
-            shuffle: Draw a new order in every epoch.
-
-        Returns:
-            The loader.
-        """
+        """Make the loader of one part for this rank."""
         prompts: Sequence[PromptExample] = self.examples[part]
         training = part == "train"
         ranks = {"num_replicas": self.num_replicas, "rank": self.rank}

@@ -31,9 +31,6 @@ class DynamicBatchDataModule(RecordDataModule):
         min_samples: Minimum number of examples per batch, with `tokens_per_batch`.
         max_samples: Maximum number of examples per batch, with `tokens_per_batch`.
         **record_options: Arguments of `RecordDataModule`.
-
-    Raises:
-        ValueError: If `min_samples` or `max_samples` is given without `tokens_per_batch`.
     """
 
     collate: ClassVar[Callable[..., Any]]
@@ -60,15 +57,7 @@ class DynamicBatchDataModule(RecordDataModule):
         self.max_samples = max_samples
 
     def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
-        """Make the loader of one part for this rank.
-
-        Args:
-            part: `"train"`, `"val"` or `"test"`.
-            shuffle: Draw a new order in every epoch.
-
-        Returns:
-            The loader.
-        """
+        """Make the loader of one part for this rank."""
         examples = self.examples[part]
         sampler: EpochBatchSampler
         if self.tokens_per_batch is None:
@@ -114,11 +103,7 @@ class DemonstrationDataModule(DynamicBatchDataModule):
         self.train_on: TrainOn = train_on
 
     def make_record_encoder(self) -> RecordEncoder:
-        """Make the function that encodes a demonstration.
-
-        Returns:
-            The function; it makes one `TokenExample`.
-        """
+        """Make the function that encodes a demonstration."""
         return partial(
             _encode_demonstration, encoder=self.require_encoder(), train_on=self.train_on
         )
@@ -134,11 +119,7 @@ class PreferenceDataModule(DynamicBatchDataModule):
     collate = staticmethod(collate_preferences)
 
     def make_record_encoder(self) -> RecordEncoder:
-        """Make the function that encodes a preference.
-
-        Returns:
-            The function; it makes one `PreferenceExample`.
-        """
+        """Make the function that encodes a preference."""
         return partial(
             _encode_preference, encoder=self.require_encoder(), source_names=self.source_names
         )
