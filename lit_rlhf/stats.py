@@ -6,7 +6,8 @@ rank has to call them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from typing import Self
 
@@ -19,6 +20,7 @@ __all__ = [
     "FixedDtypeBuffers",
     "RunningMoments",
     "all_gather_rows",
+    "fail_together",
     "global_denominator",
     "global_masked_moments",
     "global_max",
@@ -55,6 +57,31 @@ def global_max(number: int, device: torch.device) -> int:
     most = torch.tensor(number, device=device)
     distributed.all_reduce(most, distributed.ReduceOp.MAX)
     return int(most)
+
+
+@contextmanager
+def fail_together(action: str, device: torch.device) -> Generator[None, None, None]:
+    """Wait for all ranks at the end, and raise on all of them if the block fails on one.
+
+    Otherwise the ranks that succeeded would wait in their next collective until the timeout.
+
+    Args:
+        action: What the block does, for the message: `write the model`.
+        device: Where ranks tell each other.
+
+    Raises:
+        RuntimeError: On the ranks that succeeded where another did not.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    failed = bool(global_max(int(error is not None), device))
+    if error is not None:
+        raise error
+    if failed:
+        raise RuntimeError(f"another rank could not {action}: see its error")
 
 
 def all_gather_rows(tensor: Tensor) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import distributed
 
 from lit_callbacks import Collapse, default_checkpoint_dir, find_collapse
 from lit_rlhf.data import DataSource, PromptDataModule, RecordDataModule
@@ -16,6 +18,7 @@ from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
 from lit_rlhf.modules.option_names import dotted_arguments
 from lit_rlhf.modules.resuming import last_metrics
 from lit_rlhf.modules.updates import require_finite_weights
+from lit_rlhf.stats import fail_together
 
 if TYPE_CHECKING:
     from lit_rlhf.modules.stage import StageModule
@@ -35,6 +38,12 @@ class RunFolders(Callback):
         """Lock the folder of the finished model and those of logs and checkpoints."""
         self._training = False
         self._locks.acquire([finished, *folders_during(trainer)])
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check that all ranks see the folders of the run and of its models."""
+        if stage == "fit" and trainer.world_size > 1 and not is_dry_run(trainer):
+            module = cast("StageModule", pl_module)
+            check_shared_folders(trainer, module.finished_dir, module.inputs)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that an interruption leaves an unfinished stage from now on."""
@@ -99,6 +108,48 @@ def check_finished_dir(
                 )
 
 
+def check_shared_folders(
+    trainer: Trainer, finished: Path, inputs: Mapping[str, Sequence[str]]
+) -> None:
+    """Check on every rank that it sees what rank 0 sees in the folders of a run that is locked.
+
+    Raises:
+        ValueError: On all ranks, with the hosts and folders that differ.
+    """
+    runs = [str(path) for path in (finished, *folders_during(trainer))]
+    models = [path for paths in inputs.values() for path in paths]
+    host = socket.gethostname()
+    # loggers of other ranks may have other folders, which they do not write to
+    runs, models, first, expected = trainer.strategy.broadcast(
+        (runs, models, host, _folder_contents(runs, models))
+    )
+    seen = _folder_contents(runs, models)
+    differing = [path for path in seen if seen[path] != expected[path]]
+    by_rank: list[Any] = [None] * trainer.world_size
+    distributed.all_gather_object(by_rank, (host, differing))
+    if found := {name: paths for name, paths in by_rank if paths}:
+        listed = "; ".join(f"host {name}: {', '.join(paths)}" for name, paths in found.items())
+        raise ValueError(
+            "model_path, output_dir, trainer: expected folders with the same files on all nodes, "
+            f"on a file system that they share, got others than on host {first} of rank 0 "
+            f"at {listed}"
+        )
+
+
+def _folder_contents(runs: Sequence[str], models: Sequence[str]) -> dict[str, object]:
+    """Holders of the locks of the run's folders, and names and sizes of the models' files."""
+    contents: dict[str, object] = {}
+    for path in runs:
+        mark = lock_path(Path(path))
+        # by its folder, since a network's file system may remember that there was no such file
+        there = mark.parent.is_dir() and mark in mark.parent.iterdir()
+        contents[path] = mark.read_text(encoding="utf-8") if there else ""
+    for path in models:
+        files = (file for file in Path(path).glob("*") if file.is_file())
+        contents[path] = sorted((file.name, file.stat().st_size) for file in files)
+    return contents
+
+
 def folders_during(trainer: Trainer) -> list[Path]:
     """Folders of logs and checkpoints that the run writes to while it trains."""
     default = default_checkpoint_dir(trainer)
@@ -145,11 +196,11 @@ def save_finished(module: StageModule) -> None:
     else:
         module.guard.check_end(trainer)
     require_finite_weights(module, module.stage, str(folder))
-    if trainer.is_global_zero:
-        with replace_folder(folder) as partial:
-            module.write_finished(partial)
-        rank_zero_info(f"{module.stage}: saved the model to {folder}")
-    trainer.strategy.barrier("lit_rlhf.save_finished")
+    with fail_together(f"save the model to {folder}", module.device):
+        if trainer.is_global_zero:
+            with replace_folder(folder) as partial:
+                module.write_finished(partial)
+            rank_zero_info(f"{module.stage}: saved the model to {folder}")
 
 
 def load_healthy_weights(module: StageModule, path: Path) -> None:

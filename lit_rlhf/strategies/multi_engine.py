@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from lit_rlhf.files import (
     partial_path,
     save_durably,
 )
+from lit_rlhf.stats import fail_together
 from lit_rlhf.strategies.checkpoint_files import (
     LIGHTNING_FILE,
     NAME_KEY,
@@ -343,22 +344,9 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
             torch.distributed.all_gather_object(parts, values)
         return {key: value for part in parts for key, value in part.items()}
 
-    @contextmanager
-    def fail_together(self, action: str, path: Path) -> Generator[None, None, None]:
-        """Wait for all ranks at the end, and raise on all of them if the block fails on one.
-
-        Otherwise the ranks that succeeded would wait in their next collective until the timeout.
-        """
-        error: Exception | None = None
-        try:
-            yield
-        except Exception as caught:
-            error = caught
-        all_succeeded = self.reduce_boolean_decision(error is None)
-        if error is not None:
-            raise error
-        if not all_succeeded:
-            raise RuntimeError(f"another rank could not {action} checkpoint {path}: see its error")
+    def fail_together(self, action: str, path: Path) -> AbstractContextManager[None]:
+        """Raise on all ranks if the block fails on one."""
+        return fail_together(f"{action} checkpoint {path}", self.root_device)
 
     # Restoring. Lightning calls `load_checkpoint` and `load_model_state_dict` before `setup`, and
     # `load_optimizer_state_dict` after it.

@@ -69,7 +69,7 @@ class PPOSizes:
     """The sizes of a PPO run that decide its memory, per GPU.
 
     Attributes:
-        gpus: Number of GPUs.
+        gpus: Number of GPUs, on all nodes.
         prompt_tokens: Longest prompt (`data.max_prompt_length`).
         response_tokens: Longest response (`sampling.max_new_tokens`).
         rollouts: Rollouts in progress (`memory.rollout_batch_size`).
@@ -81,6 +81,7 @@ class PPOSizes:
         offload_optimizer: Whether the strategy is `multi_deepspeed_stage_2_offload`.
         offload_frozen: Whether reference and reward model are in CPU memory between uses.
         shard_frozen: Whether each GPU, or each rank's part of CPU memory, has a share of them then.
+        nodes: Number of nodes, with as many GPUs each.
     """
 
     gpus: int
@@ -94,6 +95,7 @@ class PPOSizes:
     offload_optimizer: bool = False
     offload_frozen: bool = False
     shard_frozen: bool = False
+    nodes: int = 1
 
     def __post_init__(self) -> None:
         """Check that all numbers are positive."""
@@ -102,7 +104,7 @@ class PPOSizes:
 
 
 class PPOMemory(NamedTuple):
-    """Bytes on each GPU, and in the CPU memory of a node that holds all ranks (`cpu`).
+    """Bytes on each GPU, and in the CPU memory of each node (`cpu`).
 
     `trained` (weights, master weights and moments of policy and critic) and `frozen` (reference and
     reward model between uses) are there in all phases. `rollout` (keys and values), `scoring` (a
@@ -140,7 +142,7 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     visits = weights if sizes.offload_frozen or sizes.shard_frozen else 0
     if sizes.offload_frozen and sizes.shard_frozen:
         visits += kept  # the share goes to the GPU before it is gathered
-    states = zero2_model_states(shape.parameters, sizes.gpus, sizes.offload_optimizer)
+    states = zero2_model_states(shape.parameters, sizes.gpus, sizes.offload_optimizer, sizes.nodes)
     tokens = sizes.prompt_tokens + sizes.response_tokens
     scored = min(sizes.rollouts * sizes.response_tokens * shape.vocabulary, CHUNK_SIZE)
     learned = sizes.rows * tokens
@@ -157,23 +159,24 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         update=learned * layer_activations(shape, sizes)
         + LEARNED_LOGIT_BYTES * min(targets * shape.vocabulary, CHUNK_SIZE),
         gradients=states.gradients + bucket_bytes(shape.parameters),
-        cpu=2 * states.cpu + (2 * sizes.gpus * pinned_bytes(kept) if sizes.offload_frozen else 0),
+        cpu=2 * states.cpu
+        + (2 * sizes.gpus // sizes.nodes * pinned_bytes(kept) if sizes.offload_frozen else 0),
     )
 
 
-def zero2_model_states(parameters: int, gpus: int, offload: bool) -> ModelStates:
-    """Estimate an engine's states on a node that holds all ranks, for trained `parameters`.
+def zero2_model_states(parameters: int, gpus: int, offload: bool, nodes: int = 1) -> ModelStates:
+    """Estimate an engine's states for trained `parameters`, with the CPU's of each node.
 
     With `offload`, gradients, master weights and moments are in CPU memory.
     """
     weights = WEIGHT_BYTES * parameters
     if offload:
-        cpu = parameters * max(4 * gpus, 16) * CPU_BUFFER_FACTOR
+        cpu = parameters * max(4 * gpus, 16) / nodes * CPU_BUFFER_FACTOR
         return ModelStates(weights, 0, int(cpu))
     return ModelStates(
         weights + SHARD_BYTES * parameters // gpus,
         GRADIENT_BYTES * parameters // gpus,
-        int(parameters * 4 * gpus * CPU_BUFFER_FACTOR),
+        int(parameters * 4 * gpus / nodes * CPU_BUFFER_FACTOR),
     )
 
 
@@ -236,7 +239,7 @@ def estimate_memory(case: Case) -> PPOMemory:
         # policy and critic are updated in turn
         gradients=max(state.gradients for state in states),
         cpu=(sum(state.cpu for state in states) if plan.offload_optimizer else 0)
-        + (plan.ranks * sum(map(pinned_bytes, kept)) if to_cpu else 0),
+        + (plan.ranks // plan.nodes * sum(map(pinned_bytes, kept)) if to_cpu else 0),
     )
 
 
@@ -269,7 +272,9 @@ def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> Mod
     fixed = [p for p in parameters if not p.requires_grad]
     if case.plan.engines:
         count = sum(p.numel() for p in trained)
-        states = zero2_model_states(count, case.plan.ranks, case.plan.offload_optimizer)
+        states = zero2_model_states(
+            count, case.plan.ranks, case.plan.offload_optimizer, case.plan.nodes
+        )
         return states._replace(
             gpu=states.gpu + frozen_bytes(fixed, engines=True),
             gradients=states.gradients + bucket_bytes(count),
@@ -320,4 +325,5 @@ def ppo_sizes(case: Case) -> PPOSizes:
         offload_optimizer=case.plan.offload_optimizer,
         offload_frozen=module.memory.offload_frozen,
         shard_frozen=module.memory.shard_frozen,
+        nodes=case.plan.nodes,
     )

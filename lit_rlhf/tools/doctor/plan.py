@@ -49,6 +49,7 @@ class RunPlan:
     on_gpu: bool = False
     log_every_n_steps: int = 1
     logs: bool = True
+    nodes: int = 1
 
 
 def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
@@ -57,7 +58,8 @@ def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
         trainer.get("accelerator", "auto") == "auto" and torch.cuda.is_available()
     )
     devices = count_devices(trainer.get("devices", "auto"), on_gpu)
-    ranks = devices * int(trainer.get("num_nodes") or 1)
+    nodes = int(trainer.get("num_nodes") or 1)
+    ranks = devices * nodes
     name, options = strategy_name_and_options(trainer.get("strategy", "auto"))
     return RunPlan(
         ranks=ranks,
@@ -70,6 +72,7 @@ def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
         on_gpu=on_gpu,
         log_every_n_steps=trainer.get("log_every_n_steps") or 1,
         logs=trainer.get("logger") not in (False, []),
+        nodes=nodes,
     )
 
 

@@ -54,6 +54,16 @@ def test_model_states_are_deepspeeds_without_a_bfloat16_copy_of_the_gradients() 
         assert ours.gpu + ours.gradients + copy == pytest.approx(gpu, abs=3)  # rounding
 
 
+def test_a_node_has_memory_for_its_own_ranks() -> None:
+    for offload in (True, False):
+        of_two = zero2_model_states(100, 16, offload, nodes=2)
+        assert of_two.cpu == zero2_model_states(100, 8, offload).cpu
+        assert of_two.gpu == zero2_model_states(100, 16, offload).gpu
+    sizes = {**SIZES, "gpus": 4, "offload_frozen": True}
+    shared, alone = (ppo_memory(SHAPE, PPOSizes(**sizes, nodes=nodes)).cpu for nodes in (2, 1))
+    assert shared == alone / 2
+
+
 def test_the_terms_by_hand() -> None:
     assert ppo_memory(SHAPE, PPOSizes(**SIZES)) == PPOMemory(
         trained=2 * (2000 + 12_000 // 4),

@@ -41,7 +41,8 @@ def gpus(request: pytest.FixtureRequest) -> Any:
 def test_the_number_of_processes(
     gpus: int, settings: dict[str, Any], ranks: dict[int, int]
 ) -> None:
-    assert plan_run(settings).ranks == ranks[gpus]
+    plan = plan_run(settings)
+    assert (plan.ranks, plan.nodes) == (ranks[gpus], settings.get("num_nodes", 1))
 
 
 @pytest.mark.parametrize(
