@@ -26,6 +26,7 @@ class Snapshot(NamedTuple):
     signal: str
     level: Level
     steps: int
+    stands_in: bool
     decisive: bool
     decides: bool
     is_beyond: bool
@@ -37,7 +38,8 @@ class Snapshot(NamedTuple):
 
 
 def apply_settings(monitor: Monitor, settings: Settings) -> Monitor:
-    """Set the thresholds that may be chosen."""
+    """Set the thresholds that may be chosen; trends are only suspicious, and take the time."""
+    monitor.horizon = 0
     if isinstance(monitor, KLPerTokenMonitor):
         monitor.decisive_factor *= (monitor.high or 1.0) / settings["kl_per_token"]
         monitor.high = settings["kl_per_token"]
@@ -114,6 +116,7 @@ def record(run: Trajectory, monitor: Monitor, changed: frozenset[int]) -> list[S
                 monitor.signal,
                 monitor.level,
                 monitor.steps,
+                monitor.stands_in,
                 monitor.decisive,
                 monitor.decides,
                 monitor.is_beyond,

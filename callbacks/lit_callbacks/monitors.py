@@ -131,6 +131,8 @@ class Monitor:
     """The smallest and the largest value that the signal can have."""
     relative_noise: ClassVar[float] = 0.0
     """Standard deviation over single responses, as a multiple of the mean; 0 if not known."""
+    stands_in: ClassVar[bool] = False
+    """Whether it has a vote only where no other monitor of its signal reads."""
 
     def __init__(
         self,

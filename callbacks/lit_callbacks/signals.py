@@ -19,17 +19,18 @@ RESPONSES_KEY = "rollout/responses"
 """Key of the number of responses of a step, from which standard errors follow."""
 COUNT = (0.0, math.inf)
 SHARE = (0.0, 1.0)
+FIRST = 3  # readings that tell how far the policy was from its reference at the start
 
 
 class KLMonitor(Monitor):
     """KL divergence of the policy from its reference, in nats per response.
 
-    It grows with the length of the responses, so the threshold depends on the task;
-    `KLPerTokenMonitor` carries over better. Both have one vote together.
+    It grows with the length of the responses, so the threshold depends on the task. It has no vote
+    beside `KLPerTokenMonitor`: responses of 2,000 tokens have 40 nats at 0.02 per token.
     """
 
     signal, title, unit = "kl", "KL", "nats"
-    relative_noise = 1.0
+    relative_noise, stands_in = 1.0, True
 
     def __init__(self, key: str = "rollout/kl", high: float | None = 30.0, **options: Any) -> None:
         super().__init__(key, high=high, **options)
@@ -37,6 +38,10 @@ class KLMonitor(Monitor):
 
 class KLPerTokenMonitor(Monitor):
     """KL divergence of the policy from its reference, in nats per response token.
+
+    A policy may be far from its reference at the start, for example if the run goes on from another
+    one, or if the reference is the base model of an SFT policy. So the least of the first three
+    readings is added to the thresholds if it is above half of `high`.
 
     Args:
         key: Key of the metric. Where it is not logged, it is `kl_key` over `length_key`.
@@ -76,6 +81,7 @@ class KLPerTokenMonitor(Monitor):
         self.decisive_factor, self.decisive_nats = decisive_factor, decisive_nats
         self.kl_key, self.length_key = kl_key, length_key
         self._tokens = math.inf  # per response, in the latest step
+        self._first: list[float] = []
 
     def can_read(self, metrics: StepMetrics) -> bool:
         """Whether the step has KL per token, or KL and length."""
@@ -94,8 +100,32 @@ class KLPerTokenMonitor(Monitor):
         if self.high is None:
             return False
         latest, bound = self._latest(self.patience), self.decisive_factor * self.high
-        bound = max(bound, self.decisive_nats / self._tokens)
+        bound = max(bound, self.decisive_nats / self._tokens) + self.start
         return len(latest) == self.patience and all(reading > bound for reading in latest)
+
+    @property
+    def start(self) -> float:
+        """KL per token at the start, if it was high; otherwise 0."""
+        least = min(self._first, default=0.0)
+        return least if least > (self.high or math.inf) / 2 else 0.0
+
+    def observe(self, value: float, responses: int = 0) -> Level:
+        """Take in the reading of one step."""
+        if len(self._first) < FIRST and math.isfinite(value):
+            self._first.append(value)
+        return super().observe(value, responses)
+
+    def _threshold(self, sign: int, fixed: float | None, ratio: float | None) -> float:
+        return super()._threshold(sign, fixed, ratio) + self.start
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain values."""
+        return {**super().state_dict(), "first": list(self._first)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+        super().load_state_dict(state)
+        self._first = list(state["first"])
 
 
 class LengthMonitor(Monitor):
@@ -190,12 +220,12 @@ class EntropyMonitor(Monitor):
 class PerplexityMonitor(EntropyMonitor):
     """Perplexity of the responses under the policy; watches for a fall and a rise.
 
-    On the policy's own samples it is exp of the entropy, in expectation. So both have one vote
-    together, and a ratio is one of the logarithm.
+    On the policy's own samples it is exp of the entropy, in expectation. So it has no vote beside
+    entropy, and a ratio is one of the logarithm.
     """
 
     title, unit = "perplexity", ""
-    limits = (1.0, math.inf)
+    limits, stands_in = (1.0, math.inf), True
 
     def __init__(
         self,

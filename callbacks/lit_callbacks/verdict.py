@@ -8,6 +8,10 @@ from typing import NamedTuple
 from lit_callbacks.monitors import Level, Monitor
 
 
+LONGER_AND_SURER = {("length", "high"), ("entropy", "low")}
+"""Signals that training on answers that can be checked moves together, without any harm."""
+
+
 class Verdict(NamedTuple):
     """The judgement of one step.
 
@@ -29,7 +33,8 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     beyond their thresholds for as long as their monitors' patience asks, or if a monitor decides it
     by itself. Where the distance to the reference is watched (the signal `kl`), it has to be one of
     them: responses that change while the policy stays near its reference follow from the prompts.
-    If the prompts' own signal (`data`) has changed, the verdict is that the data changed.
+    Where it is not watched, longer responses of lower entropy are one signal, as training on
+    answers that can be checked brings both. If the prompts' own signal (`data`) has changed, the verdict is that the data changed.
 
     It is suspicious if one signal has been beyond its threshold for so long, or if two signals (or
     all, if there are fewer) are suspicious.
@@ -39,13 +44,18 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
         votes: Number of signals beyond their thresholds that make a collapse.
         step: Number of the step.
     """
-    voting = [m for m in monitors if m.signal != "data"]
+    known = {m.vote for m in monitors if m.steps and not m.stands_in}
+    voting = [m for m in monitors if m.signal != "data" and not (m.stands_in and m.vote in known)]
     beyond = {m.vote for m in voting if m.level is Level.COLLAPSED}
     doubtful = {m.vote for m in voting if m.level is not Level.HEALTHY}
     # An optional monitor has no vote until it has observed a step.
     read = [m for m in voting if m.steps and not m.decisive]
     signals = len({m.vote for m in read}) or 1
-    is_near = any(m.signal == "kl" for m in read) and "kl" not in beyond
+    sides = {(m.vote, m.side) for m in voting if m.level is Level.COLLAPSED}
+    is_measured = any(m.signal == "kl" for m in read)
+    is_near = is_measured and "kl" not in beyond
+    if not is_measured and sides >= LONGER_AND_SURER:
+        beyond -= {"entropy"}
     changed = [m for m in monitors if m.signal == "data" and m.level is Level.COLLAPSED]
     named = [m for m in voting if m.is_beyond or m.level is not Level.HEALTHY]
     named.sort(key=lambda m: (-m.is_beyond, -m.level))  # the worst first, otherwise as given

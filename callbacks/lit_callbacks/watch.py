@@ -58,6 +58,7 @@ class Watch:
         """What was found at the last step besides the verdict: thresholds and warnings."""
         self._announced = False
         self._changed = ""
+        self._finite: set[str] = set()  # keys that have been finite
 
     def step(
         self, metrics: Mapping[str, float], tensors: Mapping[str, list[float]] | None = None
@@ -93,6 +94,11 @@ class Watch:
 
     def observe(self, metrics: StepMetrics) -> list[Monitor]:
         """Feed the monitors; those whose metrics are part of the step are returned."""
+        # what is NaN from the start and is not watched was never computed
+        counted = self._finite | {key for monitor in self.monitors for key in monitor.keys}
+        broken = tuple(k for k in metrics.non_finite if k in counted or "loss" in k)
+        self._finite |= metrics.scalars.keys() - set(metrics.non_finite)
+        metrics = metrics._replace(non_finite=broken)
         count = metrics.scalars.get(RESPONSES_KEY, 0.0)
         # NaN in an iteration that was skipped
         responses = self.responses or (int(count) if math.isfinite(count) else 0)
@@ -135,6 +141,7 @@ class Watch:
             "step": self.verdict.step,
             "announced": self._announced,
             "changed": self._changed,
+            "finite": sorted(self._finite),
             "monitors": [monitor.state_dict() for monitor in self.monitors],
         }
 
@@ -142,5 +149,6 @@ class Watch:
         """Restore a state."""
         self.verdict = Verdict(Level(state["level"]), state["sentence"], state["step"])
         self._announced, self._changed = state["announced"], state["changed"]
+        self._finite = set(state["finite"])
         for monitor, saved in zip(self.monitors, state["monitors"], strict=True):
             monitor.load_state_dict(saved)

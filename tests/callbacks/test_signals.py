@@ -111,10 +111,10 @@ def test_metrics_that_are_not_finite_need_no_second_signal() -> None:
 def test_a_policy_far_from_its_reference_needs_no_second_signal() -> None:
     watcher = KLPerTokenMonitor(high=0.1, decisive_factor=3.0, patience=2)
     decided = []
-    for reading in (0.5, 0.31, 0.29, 0.31, math.nan, 0.31, 0.32):
+    for reading in (0.0, 0.5, 0.31, 0.29, 0.31, math.nan, 0.31, 0.32):
         watcher.observe(reading)
         decided.append(watcher.decides)
-    assert decided == [False, True, False, False, False, False, True]
+    assert decided == [False, False, True, False, False, False, False, True]
     others = [LengthMonitor(), EntropyMonitor()]
     for other in others:
         other.observe(1.0)
@@ -126,10 +126,27 @@ def test_a_policy_far_from_its_reference_needs_no_second_signal() -> None:
     assert not watcher.decides
 
 
+def test_a_policy_that_starts_far_from_its_reference_is_judged_from_there() -> None:
+    watcher = KLPerTokenMonitor(high=0.1, patience=2)
+    near = KLPerTokenMonitor(high=0.1, patience=2)
+    for reading in (0.4, 0.48, 0.48, 0.48, 0.48):
+        watcher.observe(reading)
+        near.observe(reading - 0.36)  # 0.04 at the start is not far
+    assert watcher.thresholds().high == pytest.approx(0.4 + 0.1)
+    assert near.thresholds().high == 0.1
+    assert (watcher.level, near.level) == (H, C)
+    resumed = KLPerTokenMonitor(high=0.1, patience=2)
+    resumed.load_state_dict(watcher.state_dict())
+    for reading in (0.69, 0.72, 0.72):
+        resumed.observe(reading)
+    assert resumed.level is C
+    assert resumed.decides  # above 0.4 + 3 x 0.1, twice
+
+
 def test_the_decisive_value_follows_the_threshold() -> None:
     watcher = KLPerTokenMonitor(high=0.2, decisive_factor=4.0, warmup=1)
     seen = []
-    for reading in (0.9, 0.9, 0.79, 0.81, 0.81):
+    for reading in (0.9, 0.0, 0.79, 0.81, 0.81):
         watcher.observe(reading)
         seen.append(watcher.decides)
     assert seen == [False, False, False, False, True]
@@ -176,6 +193,7 @@ def test_kl_per_token_follows_from_kl_and_length() -> None:
 @pytest.mark.parametrize(("tokens", "decided"), [(8.0, False), (20.0, True)])
 def test_distance_in_a_few_tokens_is_not_decisive(tokens: float, decided: bool) -> None:
     watcher = KLPerTokenMonitor()
+    watcher.observe(0.0)
     metrics = {"rollout/kl_per_token": 1.0, "rollout/response_length": tokens}
     for _ in range(2):  # 8 or 20 nats per response
         watcher.observe(watcher.read(StepMetrics(metrics, {})))

@@ -92,6 +92,25 @@ def test_responses_that_change_near_the_reference_are_no_collapse() -> None:
     assert level_of(Signal("k", C, vote="kl"), *CALM) is S
 
 
+def test_longer_and_surer_responses_are_one_signal_where_kl_is_not_watched() -> None:
+    longer, surer = Signal("l", C, vote="length"), Signal("e", C, vote="entropy")
+    longer.side, surer.side = "high", "low"
+    assert level_of(longer, surer, *CALM) is S
+    assert level_of(longer, surer, Signal("a", C), *CALM) is C
+    assert level_of(longer, surer, Signal("k", C, vote="kl"), *CALM) is C
+    surer.side = "high"
+    assert level_of(longer, surer, *CALM) is C
+
+
+def test_a_monitor_that_stands_in_has_no_vote_beside_another_of_its_signal() -> None:
+    per_response, per_token = KLMonitor(), KLPerTokenMonitor()
+    fed(per_response, *[40.0] * 3)
+    beyond = Signal("a", C)
+    assert level_of(per_response, per_token, beyond) is C
+    fed(per_token, *[0.02] * 3)  # of 2,000 tokens
+    assert level_of(per_response, per_token, beyond) is S
+
+
 def test_prompts_that_changed_vote_for_no_collapse_and_explain_the_rest() -> None:
     prompts = Signal("prompt length", C, vote="data")
     far, long = Signal("k", C, vote="kl"), Signal("a", C)
@@ -156,8 +175,7 @@ def test_the_sentence_of_a_collapse() -> None:
         PerplexityMonitor(low_ratio=0.6, high_ratio=2.0, **options),
         *(2.9, 2.9, 2.9, 2.9, 1.3, 1.3),
     )
-    entropy = fed(EntropyMonitor(low_ratio=0.1, high_ratio=9.0, **options), *[1.0] * 6)
-    told = judge([kl, entropy, length, perplexity], 2, step=31)
+    told = judge([kl, EntropyMonitor(), length, perplexity], 2, step=31)
     assert told == (
         C,
         "KL 41 nats is 12x its baseline and rising, length 40 tokens is 2x its baseline, "

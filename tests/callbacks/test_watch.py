@@ -65,6 +65,11 @@ def test_loop_may_skip_a_step_and_log_what_is_not_finite() -> None:
     fed(watch, [NORMAL] * 8)
     assert fed(watch, [{"loss": 1.0}] * 2) == [H, H]
     assert fed(watch, [NORMAL | {"loss": float("nan")}] * 2) == [H, C]
+    # what was never finite and is not watched was not computed
+    never = NORMAL | {"val/other": float("nan")}
+    assert fed(Watch(), [never] * 3) == [H] * 3
+    assert fed(Watch(), [NORMAL | {"val/other": 1.0}, never, never]) == [H, H, C]
+    assert fed(Watch(), [NORMAL | {"rollout/entropy": float("nan")}] * 2) == [H, C]
 
 
 # --- thresholds are said
