@@ -29,6 +29,8 @@ from benchmarks.reproduce.table import (
     CORES,
     EXPERIMENTS,
     Experiment,
+    arms_by_name,
+    planned_seeds,
     total_seconds,
 )
 from lit_callbacks.words import format_duration
@@ -104,10 +106,10 @@ def run(
     parallel: int = 1,
     trial: bool = False,
 ) -> None:
-    """Train the runs of figures that are missing, in the order given.
+    """Train the runs of figures or of single arms that are missing, in the order given.
 
     Args:
-        figures: Names of figures, or `all`.
+        figures: Names of figures or of arms, or `all`.
         output_dir: Folder for models and logs.
         results: File of the results.
         seeds: Seeds to run, instead of the table's.
@@ -116,16 +118,18 @@ def run(
             and `results`.
     """
     chosen = list(EXPERIMENTS) if figures == ["all"] else figures
-    if unknown := [name for name in chosen if name not in EXPERIMENTS]:
+    known = EXPERIMENTS | {
+        name: Experiment(name, arm.label, (arm,), planned_seeds(arm))
+        for name, arm in arms_by_name().items()
+    }
+    if unknown := [name for name in chosen if name not in known]:
         raise ValueError(
-            f"figures: expected some of {', '.join(EXPERIMENTS)} or all, got {', '.join(unknown)}"
+            f"figures: expected some of {', '.join(known)} or all, got {', '.join(unknown)}"
         )
     plans = [
         plan
         for name in chosen
-        for plan in plan_experiment(
-            EXPERIMENTS[name], Path(output_dir), Path(results), trial, seeds
-        )
+        for plan in plan_experiment(known[name], Path(output_dir), Path(results), trial, seeds)
     ]
     plans = [plan for plan in dict.fromkeys(plans) if not plan.is_finished()]
     runner = Runner(len(plans))
@@ -196,7 +200,7 @@ def page(results: str = str(RESULTS), docs: str = "docs") -> None:
         print(path)
 
 
-FIGURES_HELP = "Names of figures, as `list` shows them, or `all`."
+FIGURES_HELP = "Names of figures, as `list` shows them, or of arms, or `all`."
 COMMANDS = {
     "list": Command(list_figures),
     "run": Command(run, words={"figures": FIGURES_HELP}),

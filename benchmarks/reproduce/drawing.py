@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.drawing import COLORS, STYLE, band, finish_panel
-from benchmarks.reproduce.claims import Runs, Value
+from benchmarks.reproduce.judging import Runs, Value
 from benchmarks.reproduce.table import LANGUAGES, Arm, Experiment, Foundation
 
 COLUMNS = 4

@@ -69,9 +69,10 @@ def measure_run(root: Path, arm: Arm, seed: int) -> dict[str, Any]:
         result["preferences"] = compare_responses(root / arm.name / "responses.jsonl")
     if "language" in arm.evaluations:
         texts = unseen_texts(root, seed)
+        folders = {"sft": "sft", "policy": arm.name}
+        folders |= {"start": "pretrained"} if arm.pretrained else {}
         result["text_perplexity"] = {
-            name: measure_perplexity(root / folder, texts)
-            for name, folder in (("sft", "sft"), ("policy", arm.name))
+            name: measure_perplexity(root / folder, texts) for name, folder in folders.items()
         }
     return result
 

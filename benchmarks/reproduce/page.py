@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.drawing import save
-from benchmarks.reproduce.claims import CLAIMS, MIN_SEEDS, Verdict, judge
+from benchmarks.reproduce.claims import CLAIMS
 from benchmarks.reproduce.drawing import Results, draw
+from benchmarks.reproduce.judging import MIN_SEEDS, Check, Claim, Runs, Value, Verdict, judge
 from benchmarks.reproduce.table import (
     CORES,
     EXPERIMENTS,
@@ -37,6 +41,11 @@ def read_results(path: Path) -> dict[int, dict[str, Mapping[str, Any]]]:
         if result["name"] in known and not result["trial"]:
             results.setdefault(result["seed"], {})[result["name"]] = result
     return dict(sorted(results.items()))
+
+
+def planned(claim: Claim) -> tuple[int, ...]:
+    """The seeds that are planned for a claim."""
+    return EXPERIMENTS[claim.figure].seeds
 
 
 def has_seeds(experiment: Experiment, results: Results) -> bool:
@@ -78,7 +87,7 @@ def format_page(results: Results) -> str:
     counts = Counter(verdicts)
     words = {Verdict.CONFIRMED: "are confirmed", Verdict.CONTRADICTED: "are contradicted"}
     words |= {Verdict.PARTLY: "hold partly", Verdict.NOT_AT_THIS_SCALE: "do not show at this scale"}
-    words |= {Verdict.NOT_RUN: "have not been run"}
+    words |= {Verdict.UNDECIDED: "are undecided", Verdict.NOT_RUN: "have not been run"}
     summary = ", ".join(f"{counts[v]} {words[v]}" for v in Verdict if counts[v])
     contradicted = [
         f"- {claim.text} *({claim.source})*"
@@ -91,6 +100,53 @@ def format_page(results: Results) -> str:
         contradicted="\n".join(contradicted) or "- none so far",
         hours=f"{total_seconds() / 3600 / CORES:.1f}",
     )
+
+
+# --- a comparison in words
+
+
+def describe_check(check: Check, seeds: Sequence[Runs]) -> str:
+    """A comparison with the means over seeds, and the interval of its effect."""
+    left, right = check.left, check.right
+    of_one = not isinstance(right, Value) or right.measure == left.measure
+
+    def describe(value: Value) -> str:
+        measure = "" if of_one else f"{measure_name(value)} of "
+        return f"{measure}{describe_value(value, seeds)}"
+
+    bound = describe(right) if isinstance(right, Value) else f"{right:g}"
+    factor = "" if check.factor == 1 else f"{check.factor:g} x "
+    sign = {"<": "below", ">": "above", "~": "near"}[check.sign]
+    if check.sign == "~":
+        margin = f", within {check.margin:g}"
+    else:
+        margin = "" if check.margin == 0 else f" {'+' if check.margin > 0 else '-'} "
+        margin += "" if check.margin == 0 else f"{abs(check.margin):g}"
+    measure = f"{measure_name(left)}: " if of_one else ""
+    compared = f"{measure}{describe(left)} {sign} {factor}{bound}{margin}"
+    held = {True: "holds", False: "fails", None: "undecided"}[check.holds(seeds)]
+    low, _, high = check.interval(seeds)
+    if math.isnan(low):
+        return f"{compared}: {held}"
+    log = "log ratio " if check.is_ratio else ""
+    return f"{compared}: {held}, {log}{low:+.2f} to {high:+.2f}"
+
+
+def measure_name(value: Value) -> str:
+    """The measure in words."""
+    return re.sub(r"\bkl\b", "KL", value.measure.replace("_", " ").replace(".", ", "))
+
+
+def describe_value(value: Value, seeds: Sequence[Runs]) -> str:
+    """The run in words, with the place in its course unless that is the end, and the number."""
+    words = {"end": "", "start": " at the start", "early": " in the first quarter"}
+    numbers = [value.of(runs) for runs in seeds]
+    number = f"{_shown(fmean(numbers), 3)} ± {_shown(stdev(numbers), 2)}"
+    return f"{value.part.label}{words.get(value.at, f' at its {value.at}')} ({number})"
+
+
+def _shown(number: float, digits: int) -> str:
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.{digits}g}"
 
 
 def format_claims(results: Results, drawn: list[str], docs: str) -> str:
@@ -111,10 +167,11 @@ def format_claims(results: Results, drawn: list[str], docs: str) -> str:
     rows = []
     for number, claim in enumerate(CLAIMS, start=1):
         finding = judge(claim, results)
-        shown = "<br>".join(finding.lines) or "-"
-        verdict = str(finding.verdict)
-        if finding.verdict is Verdict.NOT_RUN and finding.seeds:
-            verdict += f" ({finding.seeds} of {MIN_SEEDS} seeds so far)"
+        seeds = finding.seeds
+        lines = [describe_check(c, seeds) for c in claim.all_checks()] if len(seeds) > 1 else []
+        shown = "<br>".join(lines) or "-"
+        verdict = f"{finding.verdict}<br>{len(seeds)} of {len(planned(claim))} seeds"
+        verdict += f"<br>*{claim.note}*" if claim.note else ""
         figure = claim.figure
         link = f" ([figure]({docs}/{IMAGES}/{figure}.svg))" if figure in drawn else ""
         stated = f"{claim.text}<br>*{claim.source}*{link}"

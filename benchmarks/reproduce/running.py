@@ -1,8 +1,9 @@
 """Trains the runs that are missing, and keeps the result of each with the key of its settings.
 
-A run is cached by content: its key is a hash of its configurations, of the versions of the
-libraries, and of the source of the world and the formulas. A run whose key has changed is trained
-anew. Each run is a process, which an interruption ends; the next one resumes from its checkpoint.
+A run is cached by content: its key is a hash of its configurations and of the versions of the
+libraries, and a run whose key has changed is trained anew. A result also has hashes of the source
+of the world and the formulas, and of the rules that stood when it was made. Each run is a process,
+which an interruption ends; the next one resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -25,18 +27,22 @@ from typing import Any
 import yaml
 
 import lit_rlhf
+from benchmarks.reproduce.claims import RULES
 from benchmarks.reproduce.measuring import measure_foundation, measure_run
 from benchmarks.reproduce.table import Arm, Foundation, arms_by_name, foundations_by_name
 from benchmarks.results_file import read_run, write_run
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.files import write_text
 from lit_rlhf.tools.commands.quickstart import DEFAULT_DIR, Quickstart
+from lit_rlhf.tools.lab import read_world, render_prompt
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reproduction.jsonl"
 REVISION = 1
 """To be raised with a change outside of `HASHED` that changes results."""
 HASHED = ("functional", "tools/lab")
-"""Packages whose source is part of the key; other packages change too often."""
+"""Packages whose source a result has the hash of; other packages change too often."""
+PRETRAINING = {"documents": 4000, "block": 128, "batch": 16, "epochs": 6}
+"""The policy that is not fine-tuned: a language model of the world's text in blocks of tokens."""
 LIBRARIES = ("torch", "lightning", "transformers")
 SAMPLED_PROMPTS = 256
 SAMPLES = 7
@@ -138,6 +144,8 @@ class Plan:
                 switched_off = subtract(switched_off, read_yaml(f"ablations/{name}"))
             chosen.append(switched_off)
         chosen += [read_yaml(f"ablations/{name}") for name in self.part.overlays]
+        if self.part.pretrained:
+            chosen.append({"model": {"init_args": {"model_path": f"{DEFAULT_DIR}/pretrained"}}})
         return [*chosen, self._measured(chosen)]
 
     def _measured(self, configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -190,10 +198,11 @@ class Plan:
             "part": part,
             "seed": self.seed,
             "configs": self.configs(),
-            "code": code_hash(),
+            "revision": REVISION,
             "versions": versions(),
         }
         if isinstance(self.part, Arm):
+            content["pretraining"] = PRETRAINING if self.part.pretrained else None
             content["foundation"] = self.of(self.part.foundation).key()
         elif self.part != self.part.base:
             content["base"] = self.of(self.part.base).key()
@@ -213,7 +222,7 @@ def code_hash() -> str:
     package = Path(lit_rlhf.__file__).parent
     files = [path for name in HASHED for path in sorted((package / name).rglob("*.py"))]
     text = "".join(ast.unparse(strip_docstrings(path.read_text("utf-8"))) for path in files)
-    return hashlib.sha256(f"{REVISION} {text}".encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def strip_docstrings(source: str) -> ast.Module:
@@ -254,6 +263,8 @@ def train(plan: Plan) -> None:
         "name": plan.part.name,
         "seed": plan.seed,
         "key": key,
+        "code": code_hash(),
+        "rules": RULES,
         "trial": plan.trial,
         # of the last process only, if there was an interruption
         "cpu_seconds": round(sum(used.ru_utime + used.ru_stime for used in usage), 1),
@@ -319,6 +330,8 @@ def train_variant(stages: Quickstart, plan: Plan) -> None:
 def train_arm(stages: Quickstart, plan: Plan, arm: Arm) -> None:
     """Train with PPO, from the newest checkpoint if there is one, and evaluate the policy."""
     folder = stages.root / arm.name
+    if arm.pretrained and not (stages.root / "pretrained" / "model.safetensors").is_file():
+        pretrain(stages.root, plan.seed, trial=plan.trial)
     if not (folder / "model.safetensors").is_file():
         configs = [
             write_config(stages.root, f"{arm.name}_{number}", config)
@@ -343,6 +356,39 @@ def evaluate_preferences(stages: Quickstart, policy: Path) -> None:
         seed=stages.seed,
     )
     evaluate(options)
+
+
+def pretrain(root: Path, seed: int, trial: bool = False) -> None:
+    """Train the world's untrained model as a language model of text that no other stage has.
+
+    One dialogue follows another without an end, and each token counts, so the model knows the
+    language and goes on after an answer. It is written to the folder `pretrained`.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    world, rng = read_world(root / "world"), random.Random(f"pretraining {seed}")
+    tokenizer = AutoTokenizer.from_pretrained(root / "world" / "base")
+    model = AutoModelForCausalLM.from_pretrained(root / "world" / "base")
+    text = "".join(
+        f"{render_prompt(prompt)} {world.sample_demonstration(prompt, rng)}"
+        for prompt in world.sample_prompts(100 if trial else PRETRAINING["documents"], seed + 2)
+    )
+    ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
+    blocks = ids[: len(ids) // PRETRAINING["block"] * PRETRAINING["block"]]
+    blocks = blocks.view(-1, PRETRAINING["block"])
+    torch.manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)  # that of SFT
+    epochs = 1 if trial else PRETRAINING["epochs"]
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    for _ in range(epochs):
+        for batch in blocks[torch.randperm(len(blocks))].split(PRETRAINING["batch"]):
+            optimizer.zero_grad()
+            model(batch, labels=batch).loss.backward()
+            optimizer.step()
+        rates.step()
+    model.save_pretrained(root / "pretrained")
+    tokenizer.save_pretrained(root / "pretrained")
 
 
 def resize_base(folder: Path, hidden: int, seed: int) -> None:

@@ -26,7 +26,9 @@ LONG_RUN = 2500
 SEEDS = (40, 41, 42)
 """Seeds of a figure. World and recipe were chosen on seeds 0 to 2, which are not among them."""
 MAIN_SEEDS = (*SEEDS, 43, 44)
-"""Seeds of Figures 4, 6 and 7."""
+"""Seeds that were planned first for Figures 4, 6 and 7."""
+MORE_SEEDS = (*MAIN_SEEDS, 45, 46, 47, 48, 49)
+"""Seeds of the twelve claims that matter most, by their figures."""
 
 
 LANGUAGES = {"en": "English", "zh": "Chinese"}
@@ -101,6 +103,7 @@ class Arm:
         restored: Names of ablations that turn a trick of PPO-max off. Vanilla PPO gets these tricks
             back, with PPO-max's values.
         foundation: What PPO starts from.
+        pretrained: Whether the policy is not the SFT model, but pre-trained on the world's text.
         evaluations: Measurements besides the usual ones: `preferences`, wins against SFT with
             the paper's sampling, and `language`, the perplexity of unseen text of the world.
         iterations: Length of the run, for the budget.
@@ -112,6 +115,7 @@ class Arm:
     overlays: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     foundation: Foundation = ENGLISH
+    pretrained: bool = False
     evaluations: tuple[Literal["preferences", "language"], ...] = ()
     iterations: int = ITERATIONS
     size: float = 1.0
@@ -120,6 +124,7 @@ class Arm:
     def name(self) -> str:
         """Name of its folder and of its result: two arms of the same settings have the same."""
         parts = ["vanilla" if self.vanilla else "ppo_max", *self.overlays]
+        parts += ["pretrained"] if self.pretrained else []
         parts += [f"with_{name.removeprefix('no_')}" for name in self.restored]
         if self.foundation != ENGLISH:
             parts.append(self.foundation.name.removeprefix("foundation-"))
@@ -149,12 +154,14 @@ REWARD_08 = _vanilla("reward normalized, clip 0.8", "reward_clip_0.8")
 SCALING = _vanilla("reward scaling", "reward_scaling")
 ADVANTAGE_05 = _vanilla("advantage normalized, clip 0.5", "advantage_clip")
 ADVANTAGE_012 = _vanilla("advantage normalized, clip 0.12", "advantage_clip_0.12")
+KL_005 = _vanilla("KL penalty 0.05", "kl_coef_0.05")  # the paper's weight
 ENTROPY = _vanilla("entropy bonus", "entropy_bonus")
 REFERENCE = _vanilla("importance sampling", "reference_ratio")
 KL_REFERENCE = replace(
     KL, label="KL penalty and importance sampling", overlays=("reference_ratio",)
 )
-NO_SFT = Arm("policy without SFT", overlays=("policy_without_sft",))
+NO_SFT = Arm("policy untrained", overlays=("policy_without_sft",))
+PRETRAINED = Arm("policy pre-trained, no SFT", pretrained=True, evaluations=("language",))
 CRITIC_SFT = Arm("critic from SFT", overlays=("critic_from_sft",))
 VALUE = ("no_value_clip",)
 B1 = (
@@ -281,7 +288,7 @@ EXPERIMENTS = {
             "fig4",
             "Figure 4: vanilla PPO collapses",
             (VANILLA, PPO_MAX),
-            MAIN_SEEDS,
+            MORE_SEEDS,
             panels=(
                 "score",
                 "win",
@@ -296,15 +303,15 @@ EXPERIMENTS = {
         Experiment(
             "fig7",
             "Figure 7: constraints on the policy",
-            (VANILLA, KL, ENTROPY, REFERENCE, KL_REFERENCE),
-            MAIN_SEEDS,
+            (VANILLA, KL, KL_005, ENTROPY, REFERENCE, KL_REFERENCE),
+            MORE_SEEDS,
             panels=(*CURVES, "gold"),
         ),
         Experiment(
             "fig6",
             "Figure 6: rewards and advantages, scaled, normalized and clipped",
             (VANILLA, SCALING, REWARD_03, REWARD_08, ADVANTAGE_05, ADVANTAGE_012),
-            MAIN_SEEDS,
+            MORE_SEEDS,
             panels=(*CURVES, "gold"),
         ),
         Experiment(
@@ -324,19 +331,21 @@ EXPERIMENTS = {
         Experiment(
             "fig8",
             "Figure 8: initialization of policy and critic",
-            (PPO_MAX, NO_SFT, CRITIC_SFT, CRITIC_PRETRAINED, VANILLA),
+            (PPO_MAX, NO_SFT, PRETRAINED, CRITIC_SFT, CRITIC_PRETRAINED, VANILLA),
             panels=(*CURVES, "gold", "policy_loss", "value_loss", "explained_variance"),
         ),
         Experiment(
             "fig9",
             "Figure 9: 10,000 updates of PPO-max",
             (LONG,),
+            MORE_SEEDS,
             panels=(*CURVES, "gold", "value_loss"),
         ),
         Experiment(
             "fig10",
             "Figure 10: PPO-max against SFT, with the paper's sampling",
             (PPO_MAX, CHINESE_MAX),
+            MORE_SEEDS,
             kind="outcomes",
         ),
         Experiment(
@@ -349,6 +358,7 @@ EXPERIMENTS = {
             "fig13",
             "Figure 13: distribution of scores over training",
             (VANILLA,),
+            MORE_SEEDS,
             kind="distribution",
         ),
         Experiment(
@@ -403,13 +413,14 @@ EXPERIMENTS = {
             "monitors",
             "Which monitor warns first",
             (VANILLA, PPO_MAX),
-            MAIN_SEEDS,
+            MORE_SEEDS,
             kind="monitors",
         ),
         Experiment(
             "tricks",
             "PPO-max with one trick left out, vanilla PPO with one trick added",
             (PPO_MAX, VANILLA, *LEFT_OUT, *ADDED),
+            MORE_SEEDS,
             kind="tricks",
         ),
     )
@@ -420,6 +431,13 @@ EXPERIMENTS = {
 def arms_by_name() -> dict[str, Arm]:
     """Every arm once, by its name."""
     return {arm.name: arm for figure in EXPERIMENTS.values() for arm in figure.arms}
+
+
+def planned_seeds(part: Arm | Foundation) -> tuple[int, ...]:
+    """The seeds of an arm or foundation in the figures that show it."""
+    figures = EXPERIMENTS.values()
+    of_part = [f.seeds for f in figures if part in (*f.arms, *f.needed_foundations())]
+    return max(of_part, key=len)
 
 
 def foundations_by_name() -> dict[str, Foundation]:
