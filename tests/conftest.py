@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Tiny tensors lose more to waiting threads than they gain from them, here and in processes that
+# tests start. OpenMP reads the variable when torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 # A suite that a shell starts in the background ignores Ctrl-C, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tiny tensors lose more to waiting threads than they gain from them.
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # whatever the user has set
 
 # What `datasets` writes stays out of the user's cache, in processes that tests start too. It reads
 # the variable when it is imported, which no fixture comes before.

@@ -114,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = importlib.import_module(module_of(name))
         _hide_notes_of_loading()
         gc.enable()
+        if "torch" in sys.modules:
+            importlib.import_module("lit_rlhf.cores").share_cores()
         command.main(arguments if is_stage else arguments[1:])
     except SystemExit as stopped:
         if debug and stopped.__cause__ is not None:

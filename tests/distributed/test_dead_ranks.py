@@ -47,7 +47,6 @@ def test_the_other_rank_ends_with_an_error(folder: Path, strategy: str, end: str
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "NODE_RANK": "0",
-        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
     }
     command = [sys.executable, "-m", "tests.distributed.dying_run", str(folder), strategy, end]

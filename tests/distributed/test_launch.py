@@ -78,7 +78,6 @@ def test_two_nodes_train_as_one_device(
                 env={
                     **os.environ,
                     "DS_ACCELERATOR": "cpu",
-                    "OMP_NUM_THREADS": "1",
                     "PYTHONPATH": str(ROOT),
                     "RUN_NODES": str(NODES),
                     **extra,

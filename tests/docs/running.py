@@ -45,7 +45,6 @@ def run_in_shell(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env=os.environ
         | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
-            "OMP_NUM_THREADS": "1",
             "COLUMNS": "80",
         },
         stdin=subprocess.DEVNULL,

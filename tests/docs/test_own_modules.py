@@ -43,7 +43,6 @@ def test_script_trains_in_two_processes(folder: Path, strategy: str) -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
     }
     for command in (["gan.py", strategy, "2"], ["read_gan.py"]):
         done = subprocess.run(

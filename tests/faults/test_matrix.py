@@ -27,7 +27,6 @@ def faults(folder: Path, *options: str) -> None:
         "JSONARGPARSE_DEPRECATION_WARNINGS": "off",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'callbacks'}",
-        "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "tests.faults", "--folder", str(folder), *options]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -22,7 +22,7 @@ class Runs:
 
     def __init__(self, folder: Path, scenario: str) -> None:
         quiet = {"JSONARGPARSE_DEPRECATION_WARNINGS": "off", "TOKENIZERS_PARALLELISM": "false"}
-        environment = {**os.environ, **quiet, "PYTHONPATH": ".:callbacks", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **quiet, "PYTHONPATH": ".:callbacks"}
         command = [sys.executable, "-m", "tests.invariant.kill_runs", str(folder), scenario]
         run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         assert run.returncode == 0, run.stderr

@@ -125,7 +125,6 @@ def test_notebook_runs_alone_from_top_to_bottom(path: Path, tmp_path: Path) -> N
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
         "IPYTHONDIR": str(tmp_path / "ipython"),  # nobody's own start-up files
-        "OMP_NUM_THREADS": "1",
     }
     client = nbclient.NotebookClient(
         read(path), timeout=600, resources={"metadata": {"path": str(tmp_path)}}

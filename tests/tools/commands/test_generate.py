@@ -25,7 +25,6 @@ COMMAND = [sys.executable, "-m", "lit_rlhf.cli.main", "generate"]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'callbacks'}",
-    "OMP_NUM_THREADS": "1",
 }
 
 
