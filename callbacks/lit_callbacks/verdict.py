@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from lit_callbacks.monitors import Level, Monitor
 
-
 LONGER_AND_SURER = {("length", "high"), ("entropy", "low")}
 """Signals that training on answers that can be checked moves together, without any harm."""
 
@@ -34,7 +33,8 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     by itself. Where the distance to the reference is watched (the signal `kl`), it has to be one of
     them: responses that change while the policy stays near its reference follow from the prompts.
     Where it is not watched, longer responses of lower entropy are one signal, as training on
-    answers that can be checked brings both. If the prompts' own signal (`data`) has changed, the verdict is that the data changed.
+    answers that can be checked brings both. If the prompts' own signal (`data`) has changed, the
+    verdict is that the data changed.
 
     It is suspicious if one signal has been beyond its threshold for so long, or if two signals (or
     all, if there are fewer) are suspicious.
