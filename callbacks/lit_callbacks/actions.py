@@ -58,11 +58,7 @@ class Action:
         """Called after every step, on every rank, before any action acts."""
 
     def respond(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str | None:
-        """Act if the verdict is bad enough and the cooldown is over.
-
-        Returns:
-            What `act` returned; `None` if it was not called.
-        """
+        """Act if it is time; returns what `act` returned, or `None` if it was not called."""
         if verdict.level < self.level:
             self._last = None
             return None
@@ -72,11 +68,7 @@ class Action:
         return self.act(trainer, pl_module, verdict)
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Act, on every rank.
-
-        Returns:
-            What was done, in words that are written beside the verdict; empty for nothing.
-        """
+        """Act, on every rank; says what was done, in words that are written beside the verdict."""
         raise NotImplementedError
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -106,8 +98,8 @@ class AdjustCoefficient(Action):
         lower: Lower bound of the result. With a factor above 1, this is how a coefficient of 0 is
             raised at all.
         upper: Upper bound of the result.
-        level: Level from which the action acts, `suspicious` or `collapsed`.
-        cooldown: Number of steps from one act to the next while the level lasts.
+        level: As for `Action`.
+        **options: Of `Action`.
 
     Raises:
         ValueError: If `factor` is not positive or is 1, or the bounds are in the wrong order.
@@ -120,9 +112,9 @@ class AdjustCoefficient(Action):
         lower: float = 0.0,
         upper: float = math.inf,
         level: str = "suspicious",
-        cooldown: int = 10,
+        **options: Any,
     ) -> None:
-        super().__init__(level, cooldown)
+        super().__init__(level, **options)
         if not (math.isfinite(factor) and factor > 0 and factor != 1):
             raise ValueError(f"factor: expected a positive number other than 1, got {factor}")
         if not lower <= upper:
@@ -176,21 +168,14 @@ class AdjustLearningRate(Action):
     Args:
         factor: Factor that it is multiplied by, above 0 and below 1.
         times: Largest number of acts.
-        level: Level from which the action acts, `suspicious` or `collapsed`.
-        cooldown: Number of steps from one act to the next while the level lasts.
-
-    Raises:
-        ValueError: If an argument is out of range.
+        level: As for `Action`.
+        **options: Of `Action`.
     """
 
     def __init__(
-        self,
-        factor: float = 0.5,
-        times: int = 3,
-        level: str = "suspicious",
-        cooldown: int = 10,
+        self, factor: float = 0.5, times: int = 3, level: str = "suspicious", **options: Any
     ) -> None:
-        super().__init__(level, cooldown)
+        super().__init__(level, **options)
         if not 0 < factor < 1:
             raise ValueError(f"factor: expected a number between 0 and 1, got {factor}")
         if times < 1:
@@ -230,12 +215,7 @@ def scale_learning_rates(trainer: Trainer, factor: float) -> str:
 
 
 def scale_rates(state: object, factor: float) -> None:
-    """Scale the base learning rates of a schedule, including schedules nested in it.
-
-    Args:
-        state: `state_dict()` of a schedule, changed in place.
-        factor: Factor that the learning rates are multiplied by.
-    """
+    """Scale the base rates in a schedule's `state_dict()` in place, nested schedules included."""
     if isinstance(state, dict):
         for key, value in state.items():
             if key in SCHEDULE_RATES:
@@ -248,12 +228,7 @@ def scale_rates(state: object, factor: float) -> None:
 
 
 def read_coefficient(module: LightningModule, name: str) -> float:
-    """The value of a coefficient of `module`, an attribute or a hyper-parameter.
-
-    Raises:
-        ValueError: If there is none of that name (the error lists those there are), or it is not a
-            number.
-    """
+    """The value of a coefficient of `module`, see `AdjustCoefficient`."""
     group, _, field = name.partition(".")
     if _has_field(module, group, field):
         value = getattr(getattr(module, group), field)
@@ -268,11 +243,7 @@ def read_coefficient(module: LightningModule, name: str) -> float:
 
 
 def write_coefficient(module: LightningModule, name: str, value: float) -> None:
-    """Set a coefficient of `module`, an attribute or a hyper-parameter.
-
-    Raises:
-        ValueError: If there is none of that name.
-    """
+    """Set a coefficient of `module`, see `AdjustCoefficient`."""
     group, _, field = name.partition(".")
     if _has_field(module, group, field):
         # Options are frozen: the module gets a new group.
@@ -291,11 +262,7 @@ def write_coefficient(module: LightningModule, name: str, value: float) -> None:
 
 
 def _hparams_with(module: LightningModule, name: str) -> MutableMapping[str, Any] | None:
-    """The hyper-parameters if they hold `name`; `None` if it is an attribute of the module.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """The hyper-parameters if they hold `name`; `None` if it is an attribute of the module."""
     if hasattr(module, name):
         return None
     hparams: MutableMapping[str, Any] = module.hparams

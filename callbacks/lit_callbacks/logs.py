@@ -8,19 +8,44 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from lit_callbacks.monitors import Level
+from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.names import find_names
-from lit_callbacks.replay import LoggedStep, read_logged_steps
+from lit_callbacks.runs import read_run
+from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
 
-STEPS = ("step", "_step", "global_step", "iteration", "training/global_step")
+STEPS = ("step", "global_step", "iteration", "train/global_step", "training/global_step", "_step")
 """Names under which logs have their x axis."""
+
+
+class LoggedStep(NamedTuple):
+    """The metrics that a run logged at one place of the x axis, by key."""
+
+    step: int
+    scalars: dict[str, float]
+
+
+class ReplayedStep(NamedTuple):
+    """The verdict that a detector would have given at one place of the x axis."""
+
+    step: int
+    verdict: Verdict
+
+
+def read_logged_steps(folder: str) -> list[LoggedStep]:
+    """Read the scalars of a run, step by step; errors are those of `read_run`."""
+    by_step: dict[int, dict[str, float]] = {}
+    for key, curve in read_run("run", folder).curves.items():
+        for point in curve.points:
+            by_step.setdefault(point.step, {})[key] = point.value
+    return [LoggedStep(step, by_step[step]) for step in sorted(by_step)]
 
 
 def read_steps(path: str) -> list[LoggedStep]:
@@ -70,12 +95,16 @@ def _read_csv(file: Path) -> Iterator[Mapping[str, Any]]:
 
 def _read_jsonl(file: Path) -> Iterator[Mapping[str, Any]]:
     with file.open(encoding="utf-8") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if not line.endswith("\n"):  # still being written
                 return
-            record = json.loads(line)
-            if isinstance(record, dict):
+            try:
+                record = json.loads(line)
                 yield {**record, **record.get("metrics", {})}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{file}:{number}: expected a JSON object of metrics, got {line[:80]!r}"
+                ) from error
 
 
 def _read_json(file: Path) -> Iterator[Mapping[str, Any]]:
@@ -117,6 +146,47 @@ def _read_blocks(data: bytes, header: int = 7, size: int = 32768) -> Iterator[by
         if kind in (1, 4):
             yield record
         place += 7 + length
+
+
+def replay_steps(
+    steps: Sequence[LoggedStep], monitors: Sequence[Monitor] | None = None, votes: int = 2
+) -> list[ReplayedStep]:
+    """Judge logged steps as `CollapseDetector` judges them during the run.
+
+    Args:
+        steps: The steps in order. Those without any watched metric are skipped.
+        monitors: New monitors, which are fed; by default one per signal, of which those whose
+            metric was not logged are left out. A monitor of a tensor needs the metrics that a
+            detector logged about it.
+        votes: Number of different signals that must be beyond their thresholds for a collapse.
+
+    Raises:
+        ValueError: If a metric that is not optional is in no step, and `monitors` are given, or if
+            none is in any.
+    """
+    watch = Watch(monitors, votes)
+    replayed = []
+    for step, scalars in steps:
+        non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
+        metrics = StepMetrics(scalars, {}, non_finite)
+        if any(m.keys and not m.optional and m.can_read(metrics) for m in watch.monitors):
+            watch.observe(metrics)
+            replayed.append(ReplayedStep(step, watch.judge()))
+    unread = {m.key for m in watch.monitors if m.keys and not m.optional and not m.steps}
+    if unread and (monitors is not None or not replayed):
+        logged = {key for step in steps for key in step.scalars}
+        raise ValueError(
+            f"monitors: expected {', '.join(sorted(unread))} among the logged metrics, got "
+            f"{', '.join(sorted(logged)) or 'none'}"
+        )
+    return replayed
+
+
+def replay_run(
+    folder: str, monitors: Sequence[Monitor] | None = None, votes: int = 2
+) -> list[ReplayedStep]:
+    """Judge the run in `folder`, as `read_logged_steps` and `replay_steps` do."""
+    return replay_steps(read_logged_steps(folder), monitors, votes)
 
 
 def watch_logs(

@@ -42,25 +42,15 @@ class SavingAction(Action):
     Args:
         every_n_steps: Number of steps between two checkpoints.
         folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
-        level: Level from which the action acts, `suspicious` or `collapsed`.
-        cooldown: Number of steps from one act to the next while the level lasts.
-
-    Raises:
-        ValueError: If an argument is out of range.
+        **options: Of `Action`.
     """
 
     KEPT = 3  # checkpoints on disk
     weights_only: ClassVar[bool] = False
     """Whether the checkpoints lack optimizers and counters."""
 
-    def __init__(
-        self,
-        every_n_steps: int,
-        folder: str | None = None,
-        level: str = "collapsed",
-        cooldown: int = 10,
-    ) -> None:
-        super().__init__(level, cooldown)
+    def __init__(self, every_n_steps: int, folder: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
         if every_n_steps < 1:
             raise ValueError(f"every_n_steps: expected at least 1, got {every_n_steps}")
         self.every_n_steps = every_n_steps
@@ -114,10 +104,7 @@ class SavingAction(Action):
         return 1 + max((m.patience + m.smoothing // 2 for m in self.monitors), default=0)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave hyper-parameters that are no plain data out of its own checkpoints.
-
-        No restore reads them, and with them `weights_only=True` would refuse the file.
-        """
+        """Leave hyper-parameters that `weights_only=True` would refuse out of its checkpoints."""
         found = {key: checkpoint[key] for key in HYPER_PARAMETERS if key in checkpoint}
         if self._saving and not _is_plain(found):
             for key in found:
@@ -129,11 +116,9 @@ class SavingAction(Action):
         return {**super().state_dict(), "saved": saved, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state.
-
-        Its checkpoints are read and deleted, so names that the action would not give itself, paths
-        above all, are not taken from a checkpoint.
-        """
+        """Restore a state."""
+        # Its checkpoints are read and deleted, so names that the action would not give itself,
+        # paths above all, are not taken from a checkpoint.
         super().load_state_dict(state)
         self._since = state["since"]
         self.saved = [(step, name) for step, name in state["saved"] if OWN_NAME.fullmatch(name)]
@@ -148,24 +133,13 @@ class StopTraining(SavingAction):
 
     Args:
         every_n_steps: Number of steps between two checkpoints.
-        folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
-        level: Level from which the action acts, `suspicious` or `collapsed`.
-        cooldown: Number of steps from one act to the next while the level lasts.
-
-    Raises:
-        ValueError: If an argument is out of range.
+        **options: Of `SavingAction`.
     """
 
     weights_only = True
 
-    def __init__(
-        self,
-        every_n_steps: int = 10,
-        folder: str | None = None,
-        level: str = "collapsed",
-        cooldown: int = 10,
-    ) -> None:
-        super().__init__(every_n_steps, folder, level, cooldown)
+    def __init__(self, every_n_steps: int = 10, **options: Any) -> None:
+        super().__init__(every_n_steps, **options)
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
         """Save the weights if it is time and the Trainer keeps checkpoints at all."""
@@ -195,14 +169,9 @@ class RollBack(SavingAction):
         every_n_steps: Number of steps between two checkpoints.
         keep: Names in the module's `state_dict` (ends of keys) that are not restored, for example a
             coefficient that another action adjusts, or a counter that is an x axis.
-        folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
-        level: Level from which the action acts, `suspicious` or `collapsed`.
-        cooldown: Number of steps from one act to the next while the level lasts.
         lr_factor: Factor that all learning rates are multiplied by after a restore, above 0 and at
             most 1. The rates that led to a collapse often lead to the next.
-
-    Raises:
-        ValueError: If an argument is out of range.
+        **options: Of `SavingAction`.
     """
 
     clears_monitors = True
@@ -212,12 +181,10 @@ class RollBack(SavingAction):
         times: int = 3,
         every_n_steps: int = 5,
         keep: list[str] | None = None,
-        folder: str | None = None,
-        level: str = "collapsed",
-        cooldown: int = 10,
         lr_factor: float = 1.0,
+        **options: Any,
     ) -> None:
-        super().__init__(every_n_steps, folder, level, cooldown)
+        super().__init__(every_n_steps, **options)
         if times < 1:
             raise ValueError(f"times: expected at least 1, got {times}")
         if not 0 < lr_factor <= 1:
@@ -228,11 +195,7 @@ class RollBack(SavingAction):
         self._restored = ""  # name of the checkpoint that was restored last
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the names to keep, and forget checkpoints that no longer exist.
-
-        Raises:
-            ValueError: If a name is not in the module's state.
-        """
+        """Check the names to keep, and forget checkpoints that no longer exist."""
         super().on_train_start(trainer, pl_module)
         names = list(pl_module.state_dict())
         for name in self.keep:
@@ -279,12 +242,8 @@ def restore(
     Gradients that have not been stepped on are dropped, as they belong to the weights that are
     replaced.
 
-    Args:
-        trainer: The trainer. Its counters and its optimizers' settings (learning rates, which
-            schedules change) are not restored.
-        pl_module: The module under training.
-        path: Checkpoint that `trainer.save_checkpoint` wrote.
-        keep: Ends of keys of the module's `state_dict` that are not restored.
+    The trainer's counters and its optimizers' settings (learning rates, which schedules change) are
+    not restored, nor the keys of the module's `state_dict` that end in one of `keep`.
     """
     state = pl_module.state_dict()
     kept = {k: v.clone() for k, v in state.items() if any(_matches(k, name) for name in keep)}

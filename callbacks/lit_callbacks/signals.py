@@ -8,7 +8,6 @@ were chosen, and what they miss, is on the page about the detector (docs/collaps
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -306,8 +305,8 @@ class RewardDistributionMonitor(Monitor):
 
     The reading is the standard deviation. A few responses that exploit the reward model make it
     wider (Figure 13 of arXiv 2307.04964: quantiles of -1 and 9 become 0 and 25); rewards that all
-    reach a ceiling, or one response to every prompt, make it narrow. Skewness, kurtosis and
-    quantiles are logged beside it, with a histogram.
+    reach a ceiling, or one response to every prompt, make it narrow. Quantiles and a
+    histogram are logged beside it.
 
     Args:
         key: Name of a tensor of rewards among the training step's outputs. In a log it is read from
@@ -337,7 +336,7 @@ class RewardDistributionMonitor(Monitor):
 
     def details(self) -> dict[str, float]:
         """The shape of the last step's rewards; empty if only their width is known."""
-        return asdict(distribution(self._sample)) if self._sample else {}
+        return distribution(self._sample) if self._sample else {}
 
     def can_read(self, metrics: StepMetrics) -> bool:
         """Whether the step has the rewards, or their logged width."""
@@ -354,7 +353,7 @@ class RewardDistributionMonitor(Monitor):
         self._sample = list(metrics.tensors.get(self.key, ()))
         if not self._sample:
             return metrics.scalars.get(f"monitor/{self.key}_std", math.nan)
-        return distribution(self._sample).std
+        return distribution(self._sample)["std"]
 
 
 class ExplainedVarianceMonitor(Monitor):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise
-from statistics import fmean, median, quantiles
+from statistics import fmean, median, pstdev, quantiles
 from typing import NamedTuple
 
 MAD_TO_STD = 1.4826  # scales a median absolute deviation to the std of normal numbers
@@ -74,63 +73,23 @@ def trend(values: Sequence[float]) -> Trend:
     return Trend(median(slopes), score)
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """Shape of a sample.
+def distribution(numbers: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation, and 5 %, 50 % and 95 % quantiles of a sample.
 
-    Attributes:
-        mean: Arithmetic mean.
-        std: Population standard deviation.
-        skewness: Third standardized moment; 0 if all numbers are equal.
-        kurtosis: Fourth standardized moment minus 3; 0 if all numbers are equal.
-        q05: 5 % quantile.
-        median: 50 % quantile.
-        q95: 95 % quantile.
-        tail: (q95 - median) / (median - q05): 1 for a symmetric sample. Also 1 if median and q05
-            are equal, as there is no lower half to compare with.
-    """
-
-    mean: float
-    std: float
-    skewness: float
-    kurtosis: float
-    q05: float
-    median: float
-    q95: float
-    tail: float
-
-
-def distribution(numbers: Sequence[float]) -> Distribution:
-    """The shape of a sample.
-
-    Args:
-        numbers: The sample.
-
-    Returns:
-        The shape; every field is NaN if a number is not finite or there are no numbers.
+    All are NaN if a number is not finite or there are none.
 
     Examples:
-        >>> shape = distribution([1.0, 2.0, 3.0])
-        >>> shape.median, shape.skewness, shape.tail
-        (2.0, 0.0, 1.0)
+        >>> distribution([1.0, 2.0, 3.0])["median"]
+        2.0
     """
     if not numbers or not all(map(math.isfinite, numbers)):
-        return Distribution(*[math.nan] * 8)
-    mean = fmean(numbers)
-    variance = fmean((x - mean) ** 2 for x in numbers)
-    third, fourth = (fmean((x - mean) ** power for x in numbers) for power in (3, 4))
-    # Equal numbers have a variance of a few ulps of their mean squared, and no shape.
-    flat = variance <= 1e-24 * max(1.0, mean * mean)
-    # `quantiles` needs at least two numbers.
-    cuts = quantiles(numbers, n=20, method="inclusive") if len(numbers) > 1 else [mean] * 19
-    q05, middle, q95 = cuts[0], cuts[9], cuts[18]
-    return Distribution(
-        mean,
-        math.sqrt(variance),
-        0.0 if flat else third / variance**1.5,
-        0.0 if flat else fourth / variance**2 - 3.0,
-        q05,
-        middle,
-        q95,
-        (q95 - middle) / (middle - q05) if middle > q05 else 1.0,
-    )
+        return dict.fromkeys(("mean", "std", "q05", "median", "q95"), math.nan)
+    # `quantiles` needs at least two numbers
+    cuts = quantiles([*numbers, *numbers[:1]][: max(2, len(numbers))], n=20, method="inclusive")
+    return {
+        "mean": fmean(numbers),
+        "std": pstdev(numbers),
+        "q05": cuts[0],
+        "median": cuts[9],
+        "q95": cuts[18],
+    }

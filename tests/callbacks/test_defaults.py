@@ -36,9 +36,9 @@ DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     ),
     (CollapseDetector, {"votes": 2, "when": "train_batch"}),
     (Action, {"level": "collapsed", "cooldown": 10}),
-    (AdjustCoefficient, {"lower": 0.0, "level": "suspicious", "cooldown": 10}),
-    (AdjustLearningRate, {"factor": 0.5, "times": 3, "level": "suspicious", "cooldown": 10}),
-    (RollBack, {"times": 3, "every_n_steps": 5, "level": "collapsed", "cooldown": 10}),
+    (AdjustCoefficient, {"lower": 0.0, "level": "suspicious"}),
+    (AdjustLearningRate, {"factor": 0.5, "times": 3, "level": "suspicious"}),
+    (RollBack, {"times": 3, "every_n_steps": 5, "lr_factor": 1.0}),
     (ResumeCheckpoint, {"every_n_batches": None, "keep": 2}),
 ]
 

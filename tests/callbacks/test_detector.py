@@ -390,9 +390,7 @@ def test_a_distribution_is_logged_with_its_shape_and_a_histogram(tmp_path: Path)
     shape = mock.log_metrics.mock_calls[0].kwargs["metrics"]
     assert shape["monitor/scores_mean"] == 2.0
     assert shape["monitor/scores_std"] == pytest.approx(math.sqrt(2))
-    assert shape["monitor/scores_kurtosis"] == pytest.approx(34 / 5 / 4 - 3)
     assert shape["monitor/scores_q95"] == pytest.approx(3.8)
-    assert shape["monitor/scores_tail"] == pytest.approx(1.0)
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     (histogram,) = events.Histograms("monitor/scores")

@@ -47,7 +47,7 @@ init_args:
     - class_path: AdjustLearningRate
       init_args: {factor: 0.1}
     - class_path: RollBack
-      init_args: {times: 2, keep: [beta]}
+      init_args: {times: 2, keep: [beta], folder: kept, cooldown: 3}
     - class_path: StopTraining
 """
 
@@ -100,6 +100,7 @@ def test_a_detector_with_monitors_and_actions(tmp_path: Path, overlay: bool) -> 
     assert (coefficient.lower, coefficient.upper) == (0.1, math.inf)
     assert (type(rate), rate.factor) == (AdjustLearningRate, 0.1)
     assert (type(roll_back), roll_back.times, roll_back.keep) == (RollBack, 2, ["beta"])
+    assert (roll_back.folder, roll_back.cooldown) == ("kept", 3)
     assert type(stop) is StopTraining
 
 

@@ -58,6 +58,13 @@ def test_log_is_read_with_its_steps_and_without_what_is_unfinished(
     assert "note" not in steps[0].scalars
 
 
+@pytest.mark.parametrize("line", ["{kl: 1}", "[1]", '{"metrics": 3}'])
+def test_a_line_without_metrics_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(f'{{"kl": 1}}\n{line}\n')
+    with pytest.raises(ValueError, match=r"log\.jsonl:2: expected a JSON object of metrics, got"):
+        read_steps(str(tmp_path / "log.jsonl"))
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "json", "events"])
 def test_logs_of_every_kind_have_the_same_verdict(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
