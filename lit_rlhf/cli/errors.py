@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pydoc
+import re
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ import lit_callbacks
 import lit_rlhf.data
 import lit_rlhf.modules
 from lit_rlhf.cli.command import find_unknown_option, is_parser_error, read_settings, summarize
+from lit_rlhf.cli.configs import find_preparation
 from lit_rlhf.files import FolderInUseError
 from lit_rlhf.modules import TooManySkippedUpdates
 from lit_rlhf.modules.option_names import option_names
@@ -71,8 +73,11 @@ def _locate(path: str) -> object:
         return type(error)
 
 
-def end_with_message(error: Exception, prefix: str) -> NoReturn:
-    """End with a message and status 1 for an error that a user can mend; raise others again."""
+def end_with_message(error: Exception, prefix: str, arguments: Sequence[str] = ()) -> NoReturn:
+    """End with a message and status 1 for an error that a user can mend; raise others again.
+
+    The message has the commands that write what the configurations in `arguments` lack.
+    """
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, KeyboardInterrupt):
@@ -85,7 +90,12 @@ def end_with_message(error: Exception, prefix: str) -> NoReturn:
         if not is_out_of_memory(original) and "can't start new thread" not in message:
             raise error
         message = f"out of memory, or at a limit (`ulimit -v`, `ulimit -u`, a container): {message}"
-    raise SystemExit(f"{prefix}: {message}") from original
+    for _, key, value in read_settings(arguments):
+        if isinstance(value, str) and f"got {value!r}" in message:  # the key that the user knows
+            message = re.sub("^path:", f"{key}:", message)
+    preparation = find_preparation(arguments, message)
+    advice = f"; this prepares it: {preparation}" if preparation else ""
+    raise SystemExit(f"{prefix}: {message}{advice}") from original
 
 
 def original_error(error: Exception) -> Exception:

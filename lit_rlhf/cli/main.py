@@ -12,16 +12,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from lit_rlhf import __version__
-from lit_rlhf.cli.terminal import outlive_terminal
+from lit_rlhf.cli.terminal import fold, outlive_terminal
 from lit_rlhf.suggestions import did_you_mean
 
 STAGE_COMMANDS = {
-    "fit": "train a stage: lit_rlhf fit --config quickstart/sft",
+    "fit": "train a stage by a configuration, YAML or named",
     "validate": "evaluate a checkpoint on the validation data",
     "test": "evaluate a checkpoint on the test data",
-    "predict": "run a checkpoint's predict_step",
 }
 """Commands of the LightningCLI in `lit_rlhf.cli.training`."""
 _UTILITIES = {
@@ -30,6 +30,7 @@ _UTILITIES = {
     "export": "turn a checkpoint or model into a folder that others load",
     "show": "what a model, checkpoint or evaluation was made from",
     "init": "make a small base model and tokenizer from your own text",
+    "start": "write configurations of all stages for your own data",
 }
 """Commands about configurations and models. Each is a module `lit_rlhf.cli.<name>`."""
 TOOLS = {
@@ -45,30 +46,38 @@ TOOLS = {
 """Commands that look at what was trained. Each is a module `lit_rlhf.tools.commands.<name>`."""
 COMMANDS = dict(sorted((_UTILITIES | TOOLS).items()))
 """The commands besides those of the LightningCLI. Their modules have `main(argv)`."""
+_HINTS = {
+    "chat": "lit_rlhf generate FOLDER --chat",
+    "help": "lit_rlhf --help lists all",
+    "predict": "lit_rlhf generate writes responses, evaluate compares models",
+    "train": "lit_rlhf fit --config NAME trains a stage",
+    "version": "lit_rlhf --version",
+}
+"""What to give instead of commands that others have."""
 INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
 _STAGE_HELP = """\
 usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]
 
 {summary}
 
-  -c, --config NAME    a configuration of `lit_rlhf configs list`, or a YAML
-                       file; of several, the last wins
-  --seed_everything N  seed of dropout and the like; the order of the data,
-                       PPO's rollouts and new heads have other seeds
+  -c, --config NAME    a configuration of `lit_rlhf configs list`, or a YAML file; of several, \
+the last wins
+  --seed_everything N  seed of dropout and the like; the order of the data, PPO's rollouts and new \
+heads have other seeds
   --print_config       print the whole configuration, and do nothing else
   --debug              show where an error was raised
 {checkpoint}
 Each key of a configuration is an option too, for instance:
 
-  --trainer.accelerator gpu --trainer.devices 2 --trainer.precision bf16-true
+  --trainer.accelerator gpu --trainer.precision bf16-true
   --trainer.max_epochs 3 --model.optimizer.learning_rate 1.0e-5
 
 All options, with types and defaults (shown after some seconds):
 
   --help_all                    of this command and the Trainer
   --model.help PPOModule        of SFTModule, RewardModule or PPOModule
-  --data.help PromptDataModule  of DemonstrationDataModule, PreferenceDataModule
-                                or PromptDataModule"""
+  --data.help PromptDataModule  of DemonstrationDataModule, PreferenceDataModule or PromptDataModule
+"""
 _FIT_HELP = """\
   --ckpt_path FILE     resume from a checkpoint; `last` is the newest one
   --allow_changes      resume although data, models or precision have changed
@@ -88,17 +97,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     # LightningCLI takes `--config FILE fit` too.
     if arguments[0] not in COMMANDS and STAGE_COMMANDS.keys().isdisjoint(arguments):
-        suggestion = did_you_mean(arguments[0], [*STAGE_COMMANDS, *COMMANDS])
-        unknown = f"lit_rlhf: no command {arguments[0]!r}{suggestion} (lit_rlhf --help lists all)"
-        print(unknown, file=sys.stderr)
-        raise SystemExit(2)
+        names = [*STAGE_COMMANDS, *COMMANDS, "--help", "--version"]
+        advice = f"{did_you_mean(arguments[0], names)} (lit_rlhf --help lists all)"
+        if (known := arguments[0].lstrip("-")) in _HINTS:
+            advice = f"; {_HINTS[known]}"
+        _refuse(f"lit_rlhf: no command {arguments[0]!r}{advice}")
     is_stage = arguments[0] not in COMMANDS
     if is_stage and not {"-h", "--help"}.isdisjoint(arguments):
         print(stage_usage(next(word for word in arguments if word in STAGE_COMMANDS)))
         return
     if is_stage:
         arguments = ["--help" if word == "--help_all" else word for word in arguments]
-        _check_config_names(arguments)  # before Lightning is imported, which takes seconds
+        _check_configs(arguments)  # before Lightning is imported, which takes seconds
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     _use_expandable_segments()  # before torch is imported
@@ -137,15 +147,22 @@ def module_of(name: str) -> str:
 def usage() -> str:
     """Help of the program: its commands."""
     lines = [f"  {name:<12}{text}" for name, text in (STAGE_COMMANDS | COMMANDS).items()]
-    return "\n".join(
-        [
-            "usage: lit_rlhf COMMAND [OPTIONS]",
-            "",
-            *lines,
-            "",
-            "lit_rlhf COMMAND --help tells more, lit_rlhf --version the version. An error",
-            "is one line; --debug shows where it was raised.",
-        ]
+    return fold(
+        "\n".join(
+            [
+                "usage: lit_rlhf COMMAND [OPTIONS]",
+                "",
+                *lines,
+                "",
+                "Two commands that run in an empty folder:",
+                "",
+                "  lit_rlhf quickstart         all stages on built-in data",
+                "  lit_rlhf start pairs.csv    the same on a file of yours",
+                "",
+                "lit_rlhf COMMAND --help tells more, lit_rlhf --version the version. An error "
+                "is one line; --debug shows where it was raised.",
+            ]
+        )
     )
 
 
@@ -154,20 +171,35 @@ def stage_usage(name: str) -> str:
 
     The parser's own help has some 500 lines and waits for Lightning, which takes seconds to import.
     """
-    summary = STAGE_COMMANDS[name].partition(":")[0].capitalize()
+    summary = STAGE_COMMANDS[name].capitalize()
     checkpoint = _FIT_HELP if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
-    return _STAGE_HELP.format(name=name, summary=f"{summary}.", checkpoint=checkpoint)
+    return fold(_STAGE_HELP.format(name=name, summary=f"{summary}.", checkpoint=checkpoint))
 
 
-def _check_config_names(arguments: Sequence[str]) -> None:
-    """End with a usage error if there is no configuration of a name."""
-    from lit_rlhf.cli.configs import resolve_configs
+def _check_configs(arguments: Sequence[str]) -> None:
+    """End with a usage error if there is no configuration of a name, or it lacks its flag."""
+    from lit_rlhf.cli.configs import config_names, resolve_configs
 
+    command = next(word for word in arguments if word in STAGE_COMMANDS)
+    previous = ""
+    for word in arguments:
+        named = word.removeprefix("configs/").removesuffix(".yaml")
+        if not previous.startswith("-") and (word.endswith(".yaml") or named in config_names()):
+            _refuse(
+                f"lit_rlhf: error: {word}: a configuration follows its flag: "
+                f"lit_rlhf {command} --config {word}"
+            )
+        previous = word
     try:
         resolve_configs(arguments)
     except ValueError as error:
-        print(f"lit_rlhf: error: --config: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        _refuse(f"lit_rlhf: error: --config: {error}", error)
+
+
+def _refuse(message: str, cause: Exception | None = None) -> NoReturn:
+    """End with a usage error."""
+    print(message, file=sys.stderr)
+    raise SystemExit(2) from cause
 
 
 def _use_expandable_segments() -> None:

@@ -1,9 +1,12 @@
-"""Runs that outlive their terminal: a closed connection or a full disk behind the output."""
+"""The terminal: help as wide as it, and runs that outlive a closed one or a full disk behind it."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
+import textwrap
 from typing import Any, TextIO
 
 
@@ -36,6 +39,18 @@ class LastingStream:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._stream.fileno())
         os.close(null)
+
+
+def fold(text: str) -> str:
+    """Fold the lines of a help text that are wider than the terminal, under their last column."""
+    width = shutil.get_terminal_size().columns
+    folder = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    lines = []
+    for line in text.splitlines():
+        head = re.match(r" *\S.*?  +(?=\S)| *", line)
+        folder.subsequent_indent = " " * (head.end() if head else 0)
+        lines += folder.wrap(line) or [""]
+    return "\n".join(lines)
 
 
 def outlive_terminal() -> None:

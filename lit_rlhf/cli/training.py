@@ -1,4 +1,4 @@
-"""`lit_rlhf fit|validate|test|predict`: a LightningCLI for the training stages."""
+"""`lit_rlhf fit|validate|test`: a LightningCLI for the training stages."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from lit_callbacks import PhaseSummary, ResumeCheckpoint, StageProgressBar, find
 from lit_rlhf.cli.command import CONFIG_FLAGS, CommandParser, UsageError, read_flags
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.cli.errors import end_with_message, find_mistake
+from lit_rlhf.cli.main import STAGE_COMMANDS
 from lit_rlhf.cli.runs import (
     DeleteEarlierRun,
     FinishedRecord,
@@ -163,7 +164,7 @@ class RLHFCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # called on instances
         """The commands that the arguments name, or all; each parser takes 0.3 s to build."""
-        commands = LightningCLI.subcommands()
+        commands = {name: LightningCLI.subcommands()[name] for name in STAGE_COMMANDS}
         named = [name for name in commands if name in self._arguments]
         return {name: commands[name] for name in named or commands}
 
@@ -361,7 +362,7 @@ def _drop_flag(arguments: Sequence[str], name: str) -> list[str]:
 
 
 def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any) -> RLHFCLI:
-    """Run a LightningCLI command (`fit`, `validate`, `test`, `predict`) with `args`.
+    """Run a LightningCLI command (`fit`, `validate`, `test`) with `args`.
 
     Options override the commands' settings of LightningCLI.
     """
@@ -405,10 +406,10 @@ def is_no_advertisement(record: logging.LogRecord) -> bool:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Entry point of `lit_rlhf fit`, `validate`, `test` and `predict`."""
+    """Entry point of `lit_rlhf fit`, `validate` and `test`."""
     hide_notes_of_libraries()
     try:
         run_cli(list(argv))
     except Exception as error:
-        names = LightningCLI.subcommands()
-        end_with_message(error, f"lit_rlhf {next(word for word in argv if word in names)}: error")
+        command = next(word for word in argv if word in STAGE_COMMANDS)
+        end_with_message(error, f"lit_rlhf {command}: error", resolve_configs(argv))

@@ -63,6 +63,7 @@ from lit_rlhf.data.samplers import (
 from lit_rlhf.data.sources import (
     DataSource,
     load_records,
+    prompt_of,
     split_records,
 )
 from lit_rlhf.data.templates import CHAT_TEMPLATES
@@ -119,6 +120,7 @@ __all__ = [
     "pad_sequences",
     "parse_prompts",
     "parse_row",
+    "prompt_of",
     "read_file",
     "split_records",
     "tokenizer_hash",

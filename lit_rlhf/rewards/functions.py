@@ -5,9 +5,11 @@ Notation: `B` responses.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -29,6 +31,8 @@ OPTIONAL_ARGUMENTS = ("terminated", "lengths")
 
 class RewardFunction(Protocol):
     """A user's reward: rendered prompts and decoded responses in, one score each out.
+
+    It may be an `async def`, which is awaited in an event loop of its own for each call.
 
     A parameter `terminated` gets which responses ended with EOS (a list of bool), `lengths` the
     tokens of each response, EOS included (a list of int). A parameter of any other name gets the
@@ -167,6 +171,9 @@ class CallableReward(nn.Module):
         grad_enabled = torch.is_grad_enabled()
         try:
             returned = self.function(prompts, responses, **optional, **self._fields(samples))
+            if inspect.isawaitable(returned):  # in a thread of its own: a notebook has a loop
+                with ThreadPoolExecutor(1) as thread:
+                    returned = thread.submit(asyncio.run, _wait(returned)).result()
         finally:
             # without a time limit it runs in the thread that trains
             changes_mode = torch.is_grad_enabled() != grad_enabled
@@ -219,6 +226,10 @@ class FunctionReward(CallableReward):
         else:
             path = function_path(function)
         super().__init__(f"reward function {path!r}", function, tokenizer, timeout)
+
+
+async def _wait(scores: Awaitable[Any]) -> Any:  # noqa: ANN401  # whatever the function returns
+    return await scores
 
 
 def decode_samples(

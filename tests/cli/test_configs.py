@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from lit_rlhf.cli.configs import CONFIGS, config_names, find_config, main, resolve_configs
+from lit_rlhf.cli.configs import (
+    CONFIGS,
+    config_names,
+    find_config,
+    find_preparation,
+    main,
+    resolve_configs,
+)
+from lit_rlhf.cli.errors import end_with_message
 
 
 def test_each_configuration_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,3 +60,46 @@ def test_copies_are_not_overwritten(tmp_path: Path) -> None:
     assert copy.read_text() == "mine: 1\n"
     main(["copy", "quickstart/sft", "--overwrite", "true"])
     assert copy.read_text() != "mine: 1\n"
+
+
+def test_preparation_of_every_configuration_writes_all_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an empty folder: each command finds what the ones before it have written."""
+    monkeypatch.chdir(tmp_path)
+    for name in config_names():
+        text = find_config(name).read_text("utf-8")
+        if name.startswith(("ablations/", "overlays/")) or name == "quickstart/ppo_vanilla":
+            continue
+        there: list[str] = []
+        advice = find_preparation([str(find_config(name))], text)
+        for command in [*filter(None, advice.split(" && ")), f"lit_rlhf fit --config {name}"]:
+            read, written = command, re.findall(r"(?:-o|--dest|--output\w*|into) (\S+)", command)
+            if command.startswith("lit_rlhf fit"):
+                read = find_config(command.split()[-1]).read_text("utf-8")
+                written = re.findall(r"output_dir: (\S+)", read)
+                read = re.sub(r"(output_dir|save_dir): \S+", "", read)
+            elif command.startswith("python -m zipfile"):
+                written = [command.split()[-1]]
+            named = [p.rstrip(".,:}'") for p in re.findall(r"\b(?:runs|data)/[^\s,}:]+", read)]
+            missing = [p for p in named if not any(f"{p}/".startswith(f"{t}/") for t in there)]
+            assert set(missing) <= {*written, *_commented(read)}, (name, command)
+            there += written
+
+
+def _commented(text: str) -> list[str]:
+    comments = "\n".join(line for line in text.splitlines() if line.startswith("#"))
+    return re.findall(r"\b(?:runs|data)/\w+", comments)
+
+
+def test_error_names_key_and_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = str(find_config("quickstart/sft"))
+    error = ValueError("path: expected a model, got 'runs/quickstart/world/base'")
+    with pytest.raises(SystemExit) as ended:
+        end_with_message(error, "lit_rlhf fit: error", ["fit", "--config", found])
+    assert str(ended.value) == (
+        "lit_rlhf fit: error: model.model_path: expected a model, got 'runs/quickstart/world/base'"
+        "; this prepares it: lit_rlhf lab world --output_dir runs/quickstart/world"
+    )
+    assert find_preparation([found], "something else") == ""

@@ -123,7 +123,9 @@ def test_a_missing_model_is_one_line_and_debug_shows_where(
 ) -> None:
     missing = ("--model.model_path", "runs/no/such_model")
     code, _ = errors_of(*missing, capsys=capsys)
-    assert code.startswith("lit_rlhf fit: error: path: expected a folder with a model or a hub id")
+    assert code.startswith(
+        "lit_rlhf fit: error: model.model_path: expected a folder with a model or a hub id"
+    )
     assert "runs/no/such_model" in code
     assert code.endswith("; if another stage writes the folder, run that one first")
     assert "\n" not in code

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +23,33 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str], arguments: 
     shown = capsys.readouterr().out
     for name in (*STAGE_COMMANDS, *COMMANDS):
         assert f"\n  {name} " in shown
-    assert max(map(len, shown.splitlines())) <= 80
+
+
+def main_is_run(*words: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lit_rlhf", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"COLUMNS": str(columns)},
+    )
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_help_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for words in [[], *([name] for name in (*STAGE_COMMANDS, *COMMANDS))]:
+        with suppress(SystemExit):
+            main([*words, "--help"])
+        shown = capsys.readouterr().out.splitlines()
+        assert len(shown) > 3
+        assert [line for line in shown if len(line) > columns] == [], words
+
+
+def test_the_package_runs_as_a_module() -> None:
+    assert main_is_run("--version").stdout == f"lit_rlhf {lit_rlhf.__version__}\n"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +99,12 @@ def test_all_options_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("fti", "; did you mean fit?"), ("evalute", "; did you mean evaluate?"), ("frobnicate", "")],
+    [
+        ("fti", "; did you mean fit?"),
+        ("evalute", "; did you mean evaluate?"),
+        ("--verison", "; did you mean --version?"),
+        ("frobnicate", ""),
+    ],
 )
 def test_a_mistyped_command_is_answered_with_the_nearest(
     capsys: pytest.CaptureFixture[str], name: str, advice: str
@@ -82,6 +114,27 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
     assert refused.value.code == 2
     expected = f"lit_rlhf: no command {name!r}{advice} (lit_rlhf --help lists all)\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["chat"], "lit_rlhf generate FOLDER --chat"),
+        (["help"], "lit_rlhf --help"),
+        (["train"], "lit_rlhf fit --config NAME"),
+        (["predict"], "lit_rlhf generate writes"),
+        (["fit", "quickstart/sft"], "lit_rlhf fit --config quickstart/sft"),
+        (["fit", "mine.yaml"], "lit_rlhf fit --config mine.yaml"),
+    ],
+)
+def test_a_near_miss_is_told_what_to_type(
+    capsys: pytest.CaptureFixture[str], words: list[str], advice: str
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    message = capsys.readouterr().err
+    assert (refused.value.code, message.count("\n")) == (2, 1)
+    assert advice in message
 
 
 def test_tools_get_the_arguments_behind_their_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`lit_rlhf fit|validate|test|predict` on a tiny world: stages, checkpoints, overlays, errors."""
+"""`lit_rlhf fit|validate|test` on a tiny world: stages, checkpoints, overlays, errors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def checkpoints(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_validate_test_and_predict_take_the_checkpoint_of_a_fit(
+def test_validate_and_test_take_the_checkpoint_of_a_fit(
     world: Path, checkpoints: dict[str, Path], tmp_path: Path, stage: str
 ) -> None:
     flags = [*configs(stage, world, tmp_path), "--ckpt_path", checkpoints[stage]]
@@ -108,7 +108,7 @@ def test_validate_test_and_predict_take_the_checkpoint_of_a_fit(
     key = VALIDATED[stage].replace("val/", "test/")
     assert torch.isfinite(tested.trainer.callback_metrics[key])
 
-    predicted: Any = command("predict", *flags).trainer.predict_loop.predictions
+    predicted: Any = tested.trainer.predict(tested.model, datamodule=tested.datamodule)
     assert len(predicted) > 0
     if stage == "ppo":
         told = {"prompt", "response", "score", "kl", "length", "truncated"}
@@ -118,7 +118,7 @@ def test_validate_test_and_predict_take_the_checkpoint_of_a_fit(
         assert all(torch.isfinite(batch).all() for batch in predicted)
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate", "predict"])
+@pytest.mark.parametrize("verb", ["fit", "validate"])
 def test_a_checkpoint_of_another_class_is_refused(
     world: Path,
     checkpoints: dict[str, Path],
@@ -147,7 +147,7 @@ class Payload:
         return (Path.touch, (self.mark,))
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("verb", ["fit", "validate", "test"])
 def test_a_checkpoint_cannot_run_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_checkpoint_cannot_run_code(
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("verb", ["fit", "validate", "test"])
 def test_a_checkpoint_cannot_name_code_to_import(
     world: Path, checkpoints: dict[str, Path], tmp_path: Path, verb: str
 ) -> None:
@@ -281,7 +281,7 @@ def test_a_list_of_an_overlay_replaces_or_appends(
     assert callback_names(printed_config("fit", *flags, capsys=capsys)) == expected
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("verb", ["fit", "validate", "test"])
 def test_each_command_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         command(verb, "--help")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from threading import Event
@@ -145,3 +146,8 @@ def fails_from_the_third_call(prompts: Sequence[str], responses: Sequence[str]) 
     if calls >= 3:
         raise ConnectionError("the scoring service is gone")
     return [float(len(response)) for response in responses]
+
+
+async def asynchronous(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    await asyncio.sleep(0)
+    return length(prompts, responses)

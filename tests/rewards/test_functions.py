@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,14 @@ def test_function_gets_the_columns_of_its_parameters(rollouts: RolloutBatch) -> 
     # `**` takes all except those that are arguments already
     named = [{**answer, "prompts": 1, "lengths": 2} for answer in answers]
     assert scores("count_fields", rollouts, named) == [2.0, 2.0, 2.0]
+
+
+def test_coroutine_is_awaited_whether_a_loop_runs_or_not(rollouts: RolloutBatch) -> None:
+    async def in_a_notebook() -> list[float]:
+        return scores("asynchronous", rollouts)
+
+    assert scores("asynchronous", rollouts) == [3.0, 6.0, 0.0]
+    assert asyncio.run(in_a_notebook()) == [3.0, 6.0, 0.0]
 
 
 def test_function_that_changes_a_field_changes_a_copy(rollouts: RolloutBatch) -> None:

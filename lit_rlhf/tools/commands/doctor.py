@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_callbacks import PhaseSummary
 from lit_rlhf.cli.errors import original_error
+from lit_rlhf.cli.terminal import fold
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, run_cli
 from lit_rlhf.files import write_text
 from lit_rlhf.modules import PPOModule
@@ -116,7 +117,7 @@ def _help_text() -> str:
     checks = (*CHECKS_BEFORE, *CHECKS_DURING)
     abouts = [(START, START_ABOUT), *((check.name, check.about) for check in checks)]
     lines = (f"  {name:<16} {about}" for name, about in abouts)
-    return HELP.format(usage=USAGE, checks="\n".join(lines))
+    return fold(HELP.format(usage=USAGE, checks="\n".join(lines)))
 
 
 @contextmanager

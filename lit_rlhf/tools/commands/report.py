@@ -10,6 +10,7 @@ from typing import Any
 from lit_callbacks.gain import main as report_gain
 from lit_callbacks.report import main as report_runs
 from lit_rlhf.cli.command import Command
+from lit_rlhf.cli.terminal import fold
 from lit_rlhf.data import DataSource, OnBadRecord, RecordError
 from lit_rlhf.files import write_text
 from lit_rlhf.models import DType, ModelOptions
@@ -131,7 +132,7 @@ def main(argv: Sequence[str]) -> RewardReport | None:
         report_gain(argv[1:])
         return None
     if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
+        print(fold(USAGE))
         return None
     # a word that is neither an option nor a path or NAME=FOLDER was meant as a command
     is_path = argv[0].startswith("-") or set(argv[0]) & {"=", "/"} or Path(argv[0]).exists()

@@ -1,0 +1,172 @@
+"""`lit_rlhf start`: configurations of the stages for one's own data, and a look at its records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from lit_rlhf.cli.command import Command
+from lit_rlhf.cli.configs import find_config
+from lit_rlhf.cli.init import init
+from lit_rlhf.data import (
+    DataCounts,
+    DataSource,
+    DialogueEncoder,
+    PreferenceRecord,
+    RecordError,
+    RecordKind,
+    TokenExample,
+    encode_records,
+    load_records,
+    prompt_of,
+    split_records,
+)
+from lit_rlhf.files import write_json_lines, write_text
+from lit_rlhf.models import load_tokenizer
+
+_HELD_OUT = 0.05  # of the prompts, for validation, and as many for the evaluation
+_SHOWN, _MEASURED = 3, 500  # records
+_SHORTEST, _LONGEST = 128, 512  # tokens of a dialogue; `init` makes a model with 512 positions
+_PPO_ITERATIONS = 10  # of the trial model
+_MISSING = {
+    "demonstration": "a reward model needs preferences: the fields prompt, chosen and rejected",
+    "prompt": "SFT needs responses (fields prompt and response), a reward model needs preferences "
+    "(prompt, chosen and rejected)",
+}
+"""What data of a kind lack for all stages."""
+
+
+def start(data: str, model: str | None = None, output_dir: str | None = None) -> None:
+    """Write configurations of the stages for your own data, and show how its records are read.
+
+    Without a model it makes one from your text that is small enough for a CPU, for a trial.
+
+    Args:
+        data: A file of preferences or demonstrations in any format of docs/data.md, or a dataset.
+        model: Folder or hub id of a causal language model.
+        output_dir: Folder for the configurations and all that they write: a free name. Default:
+            runs/ and the name of the data.
+    """
+    source = DataSource(data)
+    root = Path(output_dir or f"runs/{Path(source.label).name}")
+    if root.exists():
+        raise ValueError(f"output_dir: expected a free name, got {root}, which exists")
+    counts = DataCounts()
+    kind, records = _read(source, counts)
+    equal = counts.duplicates.total()
+    print(f"{data}: {len(records):,} records that serve as {kind}s, {equal} equal an earlier one")
+    counts.log_read()
+    if kind == "prompt":
+        raise ValueError(f"{data}: expected responses, got only prompts; {_MISSING[kind]}")
+    if model is None:
+        init([data], f"{root}/base")
+    path = model or f"{root}/base"
+    tokenizer = load_tokenizer(path)
+    template = "tokenizer" if tokenizer.chat_template else "hh"
+    encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
+    examples = encode_records(records[:_MEASURED], _encoder(encoder), counts, "skip")
+    print("Examples; what is trained on is between [[ and ]]:")
+    labels = ["chosen", "rejected"] if kind == "preference" else ["response"]
+    for number, example in enumerate(examples[: _SHOWN * len(labels)]):
+        text = "".join(_mark(example, encoder)).strip()
+        print(f"\n{labels[number % len(labels)]}:", *text.splitlines(), sep="\n  | ")
+    longest = sorted(example.n_tokens for example in examples)[int(0.99 * (len(examples) - 1))]
+    length = min(max(-(-longest // 64) * 64, _SHORTEST), _LONGEST)
+    print(f"\n99 % of them have at most {longest} tokens, of {length} that the stages take")
+    *_, test = split_records(records, _HELD_OUT, _HELD_OUT, seed=0)
+    held_out = dict.fromkeys(map(prompt_of, test))
+    turns = [[{"role": m.role, "content": m.content} for m in prompt] for prompt in held_out]
+    write_json_lines(root / "heldout.jsonl", [{"prompt": prompt} for prompt in turns])
+    stages = ["sft", "reward", "ppo"] if kind == "preference" else ["sft"]
+    for stage in stages:
+        config = _configure(stage, root, data, model, length, template)
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        write_text(root / f"{stage}.yaml", f"# {stage} on {data}, by `lit_rlhf start`.\n{text}")
+    commands = [f"lit_rlhf fit --config {root}/{stage}.yaml" for stage in stages]
+    rewards = f" --rewards '{{{root}/reward: 1.0}}'" if kind == "preference" else ""
+    commands.append(
+        f"lit_rlhf evaluate --policies {root}/sft{f' {root}/ppo' * bool(rewards)} "
+        f"--prompts {root}/heldout.jsonl{rewards}"
+    )
+    print(f"Written to {root}: {', '.join(f'{stage}.yaml' for stage in stages)} and heldout.jsonl")
+    if kind in _MISSING:
+        print(f"Missing for the other stages: {_MISSING[kind]}")
+    print("\n  ".join(["Next, in this order:", *commands]))
+
+
+def _read(source: DataSource, counts: DataCounts) -> tuple[RecordKind, list[Any]]:
+    """The most that the data serve as."""
+    refusals: list[RecordError] = []
+    kinds: tuple[RecordKind, ...] = ("preference", "demonstration", "prompt")
+    for kind in kinds:
+        try:
+            return kind, load_records(kind, [source], on_bad_record="skip", counts=counts)
+        except RecordError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _encoder(encoder: DialogueEncoder) -> Any:  # noqa: ANN401  # a function of any record
+    """The encoder of a record into its dialogues: of a preference two."""
+
+    def encode(record: Any) -> Sequence[TokenExample]:  # noqa: ANN401  # of any kind
+        if isinstance(record, PreferenceRecord):
+            return encoder.encode_pair(record.prompt, record.chosen, record.rejected)[:2]
+        return [encoder.encode_dialogue(record.messages)]
+
+    return encode
+
+
+def _mark(example: TokenExample, encoder: DialogueEncoder) -> Iterator[str]:
+    """The text of an example, with marks around the tokens that are trained on."""
+    pairs = zip(example.completion_mask.tolist(), example.input_ids.tolist(), strict=True)
+    for trained, group in groupby(pairs, key=lambda pair: pair[0]):
+        text = encoder.tokenizer.decode([token for _, token in group])
+        yield f"[[{text}]]" if trained else str(text)
+
+
+def _configure(
+    stage: str, root: Path, data: str, model: str | None, length: int, template: str
+) -> dict[str, Any]:
+    """The configuration of a stage: the packaged one for such a model, on these data."""
+    family = "{}/hh_single_gpu" if torch.cuda.is_available() else "smollm2/{}"
+    name = ("{}/hh_cpu" if model is None else family).format(stage)
+    config: dict[str, Any] = yaml.safe_load(find_config(name).read_text("utf-8"))
+    trainer, options, loaded = config["trainer"], config["model"]["init_args"], config["data"]
+    trainer["logger"]["init_args"]["save_dir"] = f"{root}/logs"
+    sft = f"{root}/sft"
+    options["model_path"] = (model or f"{root}/base") if stage == "sft" else sft
+    options["output_dir"] = f"{root}/{stage}"
+    loaded["init_args"] |= {
+        "train_sources": [{"path": data}],
+        "val_fraction": _HELD_OUT,
+        "test_fraction": _HELD_OUT,
+        "max_length": length,
+    }
+    if stage == "sft":
+        loaded["init_args"]["chat_template"] = template
+    if stage == "ppo":
+        options["rewards"] = {f"{root}/reward": 1.0}
+        new_tokens = min(options["sampling"]["max_new_tokens"], length // 2)
+        options["sampling"]["max_new_tokens"] = new_tokens
+        loaded["init_args"]["max_prompt_length"] = length - new_tokens
+        if model is None:
+            options["critic_pretraining"]["iterations"] = 2
+            samples = _PPO_ITERATIONS * loaded["init_args"]["batch_size"]
+            loaded["init_args"]["samples_per_epoch"] = samples
+    return config
+
+
+_DATA_HELP = "A file of preferences or demonstrations, in any format of docs/data.md, or a dataset."
+_MODEL_HELP = "Folder or hub id of a causal language model; default: a small one from your text."
+COMMAND = Command(start, words={"data": _DATA_HELP, "model": _MODEL_HELP})
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run `lit_rlhf start`."""
+    COMMAND.run(argv, "lit_rlhf start")

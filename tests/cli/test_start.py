@@ -1,0 +1,82 @@
+"""`lit_rlhf start`: configurations for one's own data, which the stages can run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_rlhf.cli.main import main
+from lit_rlhf.data import DataSource, load_records, prompt_of, split_records
+from tests.modules.stages import write_models
+
+ROWS = [
+    {"prompt": f"what is {n}?", "chosen": f"it is {n}", "rejected": "no idea"} for n in range(40)
+]
+
+
+def write_table(folder: Path, *names: str) -> Path:
+    path = folder / "pairs.csv"
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, names, extrasaction="ignore")
+        table.writeheader()
+        table.writerows([*ROWS, ROWS[0]])
+    return path
+
+
+def configuration(path: Path) -> dict[str, object]:
+    loaded = yaml.safe_load(path.read_text("utf-8"))
+    return {**loaded["model"]["init_args"], **loaded["data"]["init_args"]}
+
+
+def test_pairs_get_all_stages_on_a_model_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path, "prompt", "chosen", "rejected")
+    main(["start", "pairs.csv"])
+    shown = capsys.readouterr().out
+    assert "41 records that serve as preferences, 1 equal an earlier one" in shown
+    assert "  | Human: what is 0?\n  | \n  | Assistant:[[ it is 0<|endoftext|>]]\n" in shown
+    assert shown.count("\nrejected:\n") == 3
+    stages = {name: configuration(Path(f"runs/pairs/{name}.yaml")) for name in ("sft", "ppo")}
+    assert stages["sft"]["model_path"] == "runs/pairs/base"
+    assert stages["ppo"]["model_path"] == stages["sft"]["output_dir"] == "runs/pairs/sft"
+    reward = configuration(Path("runs/pairs/reward.yaml"))
+    assert stages["ppo"]["rewards"] == {reward["output_dir"]: 1.0}
+    for stage in ("sft", "reward", "ppo"):
+        assert f"\n  lit_rlhf fit --config runs/pairs/{stage}.yaml\n" in shown
+    # the prompts of the evaluation are those that the stages leave out
+    records = load_records("prompt", [DataSource("pairs.csv")])
+    held_out = load_records("prompt", [DataSource("runs/pairs/heldout.jsonl")])
+    *_, test = split_records(records, 0.05, 0.05, seed=0)
+    assert [prompt_of(r) for r in held_out] == [*dict.fromkeys(map(prompt_of, test))]
+    with pytest.raises(SystemExit, match="output_dir: expected a free name, got runs/pairs"):
+        main(["start", "pairs.csv"])
+
+
+def test_responses_get_sft_on_a_model_and_are_told_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_models(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": r["prompt"], "response": r["chosen"]}) + "\n" for r in ROWS)
+    )
+    main(["start", "rows.jsonl", "policy", "--output_dir", "mine"])
+    assert "a reward model needs preferences" in capsys.readouterr().out
+    assert configuration(Path("mine/sft.yaml"))["model_path"] == "policy"
+    assert not Path("mine/ppo.yaml").exists()
+
+
+def test_prompts_are_refused_with_what_they_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path, "prompt")
+    with pytest.raises(SystemExit, match=r"pairs\.csv: expected responses, got only prompts"):
+        main(["start", "pairs.csv"])
+    assert not Path("runs").exists()
