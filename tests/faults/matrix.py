@@ -203,6 +203,9 @@ def fork(folder: Path, log: str, work: Callable[[], None], lead: bool = True) ->
     try:
         if lead:
             os.setsid()
+        # whatever started this process: `nohup` ignores the one, and a shell's `&` the other
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         output = os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
