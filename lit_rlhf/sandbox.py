@@ -1,9 +1,12 @@
-"""A process for what comes with a model: its chat template, its tokenizer's regular expressions.
+"""Processes with limits for what comes with a model, before it acts in this one.
 
-Both are programs. A few words of Jinja take years or all memory, and no thread can stop them. The
-process (`sandbox_child.py`) has a limit of time and of memory per request, opens neither files nor
-sockets, inherits no environment, and gives back text only. It starts at the first request, in about
-a second, and ends with this process.
+Its chat template and its tokenizer's regular expressions are programs. A few words of Jinja take
+years or all memory, and no thread can stop them. One process (`sandbox_child.py`) has a limit of
+time and of memory per request, opens neither files nor sockets, inherits no environment, and gives
+back text only. It starts at the first request, in about a second, and ends with this process.
+
+Its configuration decides how much is built, and names modules by regular expressions. A fork of
+this process, which has imported torch, tries both (`try_in_fork`).
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -23,14 +29,20 @@ from typing import Any
 
 from transformers.utils.hub import cached_file
 
+from lit_rlhf.limits import end_with_parent, limit_process, limit_time
+
 SECONDS = 10.0
 """Longest time of a request."""
 
 MEMORY = 2**30
 """Most memory of a request, in bytes."""
 
-_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "added_tokens")
-_LONG_REPLACEMENT = re.compile(r'}, "content": "[^"]{16}')  # behind the pattern it replaces
+_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "added_tokens", "decoder", "padding")
+_LONG = r'"(?:[^"\\]|\\.){2}'  # begins a text of more than one character
+_PROGRAMS = re.compile(
+    rf'"Regex"|"content": {_LONG}[^"]*", "pattern"|"prepend": {_LONG}|"Precompiled"|"WordPiece"'
+    r'|"padding": {'
+)
 _START_SECONDS = 300.0  # on a busy machine
 _LARGEST_ANSWER = 2**27  # bytes; a longer one is not read
 
@@ -162,16 +174,24 @@ def check_tokenizer_file(path: str) -> None:
     try:
         file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
         content = {} if file is None else json.loads(Path(file).read_text("utf-8"))
-    except (OSError, ValueError):  # loading it fails with a better message
+        parts = {name: content.get(name) for name in _TOKENIZER_PARTS}
+        parts["model"] = {**content.get("model", {}), "vocab": {}, "merges": []}
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # loading it fails with a better message
         return
-    parts = json.dumps({name: content.get(name) for name in _TOKENIZER_PARTS})
-    if '"Regex"' in parts or _LONG_REPLACEMENT.search(parts):
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=False)
+    if _PROGRAMS.search(text):
         try:
-            check_tokenizer(parts)
+            check_tokenizer(text)
         except SandboxError as error:
             raise ValueError(
-                f"{file}: expected a tokenizer that splits {error.expected} any text of 20,000 "
-                f"characters, got one with regular expressions that take longer{error.cause}"
+                f"{file}: expected a tokenizer that encodes and decodes any text of 20,000 "
+                f"characters {error.expected}, got one that takes more{error.cause}"
             ) from error
 
 
@@ -180,9 +200,69 @@ def check_tokenizer(parts: str) -> None:
     """Try regular expressions of a tokenizer in the sandbox, on texts that are hard for them.
 
     Args:
-        parts: `normalizer`, `pre_tokenizer` and `added_tokens` of a `tokenizer.json`, as JSON.
+        parts: A `tokenizer.json` without its vocabulary.
 
     Raises:
         SandboxError: If they fail, or exceed a limit.
     """
     _SANDBOX.call("split_hard_texts", json.loads(parts))
+
+
+def try_in_fork(work: Callable[[], object]) -> None:
+    """Do `work` in a fork of this process with limits (on Linux), which gives nothing back.
+
+    An exception there is not passed on, as this process meets it too and can say more about it.
+
+    Raises:
+        SandboxError: If a limit was exceeded.
+    """
+    if sys.platform != "linux":
+        return
+    reading, writing = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        ended = b""
+        try:
+            end_with_parent(parent)
+            limit_process(MEMORY)
+            limit_time(SECONDS)
+            for output in (1, 2):  # this process says the same
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+            work()
+            ended = b"."
+        except MemoryError:
+            pass
+        except BaseException:
+            ended = b"."
+        finally:
+            os.write(writing, ended)
+            os._exit(0)
+    os.close(writing)
+    try:
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        # processor time is limited; the clock tells of one that waits
+        if not poll.poll(6 * SECONDS * 1000) or not os.read(reading, 1):
+            raise SandboxError("")
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def match_names(patterns: object, names: Iterable[str]) -> None:
+    """Match each text in nested values with each name, as its regular expression."""
+    names = list(names)
+    texts = [patterns] if isinstance(patterns, str) else []
+    if isinstance(patterns, list | tuple | set):
+        texts = list(patterns)
+    elif isinstance(patterns, Mapping):
+        texts = [*patterns, *patterns.values()]
+    for text in texts:
+        if text is not patterns:
+            match_names(text, names)
+            continue
+        for name in names:
+            with suppress(re.error):
+                re.match(text, name)
+                re.fullmatch(text, name)

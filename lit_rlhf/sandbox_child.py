@@ -4,11 +4,9 @@ It reads requests as lines of JSON, and answers each with a line: `{"result": ..
 `{"error": [name, message]}` with the name of an exception's class.
 """
 
-import ctypes
 import json
+import os
 import re
-import resource
-import signal
 import sys
 from contextlib import suppress
 from typing import Any
@@ -20,6 +18,8 @@ from jinja2.exceptions import SecurityError, TemplateError  # noqa: E402
 from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from transformers.utils.chat_template_utils import render_jinja_template  # noqa: E402
+
+from lit_rlhf.limits import end_with_parent, limit_process, limit_time  # noqa: E402
 
 LARGEST_INTEGER = 4096  # bits
 LONGEST_SEQUENCE = 10**7  # characters or elements
@@ -70,51 +70,25 @@ def render(arguments: dict[str, Any]) -> str:
 
 
 def split_hard_texts(parts: dict[str, Any]) -> None:
-    """Split texts on which a regular expression that backtracks takes very long.
+    """Encode and decode texts on which a regular expression that backtracks takes very long.
 
     Args:
-        parts: The normalizer and pre-tokenizer of a `tokenizer.json`.
+        parts: The `tokenizer.json` without its vocabulary.
     """
-    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    model = parts.pop("model", None) or {}
+    if model.get("type") == "WordPiece":  # takes long for long words, unless it says not to
+        model = {**model, "vocab": {model["unk_token"]: 0}}
+    else:
+        model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
     tokenizer = Tokenizer.from_str(
         json.dumps({"version": "1.0", "added_tokens": [], "model": model, **parts})
     )
     for part in PARTS:
         for ending in ENDINGS:
             text = part * (HARD_TEXT // len(part)) + ending
-            if tokenizer.normalizer is not None:
-                text = tokenizer.normalizer.normalize_str(text)
-            if tokenizer.pre_tokenizer is not None:
-                tokenizer.pre_tokenizer.pre_tokenize_str(text)
-
-
-def give_up_rights() -> None:
-    """Limit memory, and open nothing from now on: neither a file nor a socket."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)  # ends with its parent
-    for name, limit in (
-        ("RLIMIT_AS", used_memory() + int(LIMITS["memory"])),
-        ("RLIMIT_CORE", 0),
-        ("RLIMIT_FSIZE", 0),
-        ("RLIMIT_NOFILE", 0),
-    ):
-        with suppress(ValueError, OSError):  # macOS lacks some
-            resource.setrlimit(getattr(resource, name), (limit, limit))
-
-
-def used_memory() -> int:
-    """Address space of this process, in bytes."""
-    with suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
-    return 0
-
-
-def limit_time() -> None:
-    """Limit the processor time of the next request; the parent limits its time by the clock."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(usage.ru_utime + usage.ru_stime + LIMITS["seconds"]) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+            tokenizer.encode(text)
+            if tokenizer.decoder is not None:
+                tokenizer.decoder.decode([text])
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -137,10 +111,12 @@ def main() -> None:
     for template in ("{{ lipsum() }}{{ strftime_now('%c') | tojson }}", "{{ 1 / 0 }}"):
         with suppress(ZeroDivisionError):  # what is used, is imported
             render({"conversations": [[]], "chat_template": template})
-    give_up_rights()
+    end_with_parent(os.getppid())
+    # from now on, it opens neither a file nor a socket
+    limit_process(int(LIMITS["memory"]), NOFILE=0)
     print("ready", flush=True)
     for line in sys.stdin:
-        limit_time()
+        limit_time(LIMITS["seconds"])  # the parent limits the time by the clock
         print(json.dumps(answer(json.loads(line))), flush=True)
 
 

@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -119,6 +121,53 @@ def test_usual_regular_expressions_are_fine(regex: str) -> None:
     sandbox.check_tokenizer(split_by(regex))
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"decoder": {"type": "Replace", "pattern": {"Regex": "(a|aa)+b"}, "content": ""}},
+        {"normalizer": {"type": "Prepend", "prepend": "x" * 10**6}},
+        {"padding": {"strategy": {"Fixed": 10**10}}},
+    ],
+    ids=str,
+)
+def test_tokenizer_that_takes_too_much_is_refused(
+    parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    padding = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+    padding |= {"pad_to_multiple_of": None, **parts.get("padding", {})}
+    content |= {**parts, "padding": padding} if "padding" in parts else parts
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    monkeypatch.setattr(sandbox, "SECONDS", 1.0)
+    with pytest.raises(ValueError, match=r"tokenizer\.json: expected a tokenizer that encodes"):
+        load_tokenizer(tmp_path)
+
+
+def hang() -> None:
+    re.match("(.+)+X", "a" * 60)
+
+
+def take_memory() -> None:
+    bytearray(2 * sandbox.MEMORY)
+
+
+@LINUX
+@pytest.mark.parametrize("work", [hang, take_memory])
+def test_fork_has_limits(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "SECONDS", 0.1)
+    with pytest.raises(sandbox.SandboxError):
+        sandbox.try_in_fork(work)
+
+
+@LINUX
+def test_fork_passes_no_exception_on(capfd: pytest.CaptureFixture[str]) -> None:
+    sandbox.try_in_fork(lambda: print(1 / 0))
+    sandbox.try_in_fork(lambda: print("done", flush=True))
+    assert capfd.readouterr().out == ""
+
+
 @pytest.mark.parametrize("added", [False, True], ids=["pre-tokenizer", "added token"])
 def test_tokenizer_is_tried_before_it_is_loaded(tmp_path: Path, added: bool) -> None:
     tokenizer = tiny_tokenizer()
@@ -131,7 +180,7 @@ def test_tokenizer_is_tried_before_it_is_loaded(tmp_path: Path, added: bool) -> 
     if added:
         content["added_tokens"][0] |= {"content": "a" * 60, "normalized": True}
     file.write_text(json.dumps(content))
-    message = r"tokenizer\.json: expected a tokenizer that splits within 10 seconds and 1024 MiB"
+    message = r"tokenizer\.json: expected a tokenizer that encodes .* 10 seconds and 1024 MiB"
     for load in (load_tokenizer, PromptDataModule([], tokenizer=str(tmp_path)).setup):
         with pytest.raises(ValueError, match=message):
             load(tmp_path if load is load_tokenizer else None)  # type: ignore[operator]

@@ -6,14 +6,11 @@ name is a hash of everything that the examples depend on, so an entry is never u
 written under a hidden name and renamed when it is complete.
 """
 
-import ctypes
 import hashlib
 import json
 import logging
 import os
 import pickle
-import signal
-import sys
 import tempfile
 import time
 import zlib
@@ -40,6 +37,7 @@ from lit_rlhf.data.dataset import Example, PreferenceExample, PromptExample, Tok
 from lit_rlhf.data.encoding import DialogueEncoder, encode_records, locate
 from lit_rlhf.data.records import Location, PreferenceRecord, PromptRecord, Record
 from lit_rlhf.files import PARTIAL, delete, file_crc32, fsync
+from lit_rlhf.limits import end_with_parent
 
 MIN_CACHED_RECORDS = 1000
 """Number of records from which examples are cached; fewer are encoded in a second or two."""
@@ -429,11 +427,8 @@ def _end_forks_with_this_process() -> Iterator[None]:
 def _end_with_parent() -> None:
     global _parent_of_forks
     parent, _parent_of_forks = _parent_of_forks, None
-    if parent is not None and sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended meanwhile
-            os.kill(os.getpid(), signal.SIGKILL)
+    if parent is not None:
+        end_with_parent(parent)
 
 
 os.register_at_fork(after_in_child=_end_with_parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from lit_rlhf.models.interop import find_stored_head
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model
 from lit_rlhf.models.prepare import add_adapters, ignore_peft_warning
 from lit_rlhf.models.saving import match_score_bias
+from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -89,5 +91,13 @@ def load_adapter_folder(
         raise ValueError(
             f"path: expected adapters for CAUSAL_LM or SEQ_CLS in {path}, got {config.task_type}"
         )
+    patterns = json.loads((Path(path) / ADAPTER_CONFIG).read_text("utf-8"))
+    try:
+        try_in_fork(lambda: match_names(patterns, dict(unwrap_model(model).named_modules())))
+    except SandboxError as error:
+        raise ValueError(
+            f"path: expected names of modules in {Path(path) / ADAPTER_CONFIG}, got a regular "
+            "expression that takes very long"
+        ) from error
     with ignore_peft_warning():
         return PeftModel.from_pretrained(unwrap_model(model), str(path))

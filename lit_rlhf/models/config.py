@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
 
 from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
 from lit_rlhf.files import PARTIAL
+from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
 
 DType = Literal["float32", "bfloat16", "float16"]
 """Names of the types that weights are loaded in."""
@@ -24,9 +28,15 @@ SIZES = {
     "num_attention_heads": 2**16,
     "num_key_value_heads": 2**16,
     "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "head_dim": 2**20,
     "vocab_size": 2**24,
+    "num_labels": 2**16,
 }
 """Largest sizes of a network that a config is believed; each is many times the largest known."""
+
+WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
+"""What libraries raise for a configuration with values that they do not expect."""
 
 HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
@@ -146,25 +156,66 @@ def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
     check_model_path(path)
     if path != "" and Path(path).is_dir():
         check_model_folder(Path(path))
+    if not options.trust_remote_code:
+        _try_config(path)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            str(path), trust_remote_code=options.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise ValueError(f"path: expected a model at {path}, got none: {error}") from error
-    except (ZeroDivisionError, StrictDataclassError) as error:
+        return _build_config(path, options.trust_remote_code)
+    except (ZeroDivisionError, StrictDataclassError, *WRONG_VALUES) as error:
         zero = "a size of 0" if isinstance(error, ZeroDivisionError) else "a wrong value"
         raise ValueError(
             f"path: expected a config.json that a model can be built from in {path}, got {zero}: "
             f"{' '.join(str(error).split())}"
         ) from error
+
+
+def _build_config(path: str | Path, trust_remote_code: bool = False) -> PreTrainedConfig:
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            str(path), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"path: expected a model at {path}, got none: {error}") from error
+    text_config = config.get_text_config()
+    if not isinstance(text_config, PreTrainedConfig):
+        raise TypeError(f"unexpected text_config of a {config.model_type}")
     for name, largest in SIZES.items():
-        size = getattr(config.get_text_config(), name, None)
+        size = getattr(text_config, name, None)
         if isinstance(size, int) and not 1 <= size <= largest:
             raise ValueError(
                 f"path: expected {name} from 1 to {largest} in config.json of {path}, got {size}"
             )
+    kernels = str(getattr(config, "_attn_implementation", None))
+    if "/" in kernels and not trust_remote_code:
+        raise ValueError(
+            f"path: expected a model that runs no code from the hub, got the attention {kernels} "
+            f"in config.json of {path}"
+        )
     return config
+
+
+def _try_config(path: str | Path) -> None:
+    """Build a network without weights in a process with limits, and match its modules' names."""
+    file = cached_file(str(path), "config.json", _raise_exceptions_for_missing_entries=False)
+    if file is not None:
+        _try_config_file(Path(file), Path(file).read_bytes())
+
+
+@cache
+def _try_config_file(file: Path, content: bytes) -> None:
+    def build() -> None:
+        config = _build_config(file.parent)
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+        # these are regular expressions for some methods
+        match_names(json.loads(content).get("quantization_config"), dict(model.named_modules()))
+
+    try:
+        try_in_fork(build)
+    except SandboxError as error:
+        raise ValueError(
+            f"path: expected a network that can be built {error.expected}, got a config.json in "
+            f"{file.parent} that takes more"
+        ) from error
 
 
 def is_classifier(config: PreTrainedConfig) -> bool:

@@ -30,6 +30,7 @@ from transformers.utils import logging
 from lit_rlhf.files import check_weights
 from lit_rlhf.forward import LanguageModel, optimize_forward
 from lit_rlhf.models.config import (
+    WRONG_VALUES,
     ModelOptions,
     check_causal,
     check_model_folder,
@@ -157,7 +158,9 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
         tokenizer = AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, padding_side="left"
         )
-    except (OSError, ValueError, ArithmeticError) as error:  # a configuration with 0 heads
+    except Exception as error:  # tokenizers has no class for its own
+        if trust_remote_code and not isinstance(error, OSError | ValueError):  # of that code
+            raise
         if Path(path).is_dir():
             check_model_folder(Path(path))
         raise ValueError(f"path: expected a tokenizer at {path}, got none: {error}") from error
@@ -271,7 +274,7 @@ def _load_pretrained(
                 f"path: expected a model with safetensors weights at {path}: {error}{hint}"
             ) from error
         # the last from weights of other sizes that the model ties
-        except (SafetensorError, ArithmeticError, NotImplementedError) as error:
+        except (SafetensorError, ArithmeticError, NotImplementedError, *WRONG_VALUES) as error:
             raise ValueError(
                 f"path: expected whole weights and a valid configuration at {path}, got "
                 f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from lit_rlhf import sandbox
 from lit_rlhf.forward import (
     disable_dropout,
     scalar_head_of,
@@ -25,11 +27,13 @@ from lit_rlhf.forward import (
 from lit_rlhf.models import (
     ModelOptions,
     build_random_scalar_model,
+    load_adapter_folder,
     load_causal_lm,
     load_scalar_model,
     load_tokenizer,
     save_model_folder,
 )
+from lit_rlhf.models.config import read_config
 from tests.support.tiny_models import (
     EOS_ID,
     PAD_ID,
@@ -314,6 +318,12 @@ UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
         (set_config(num_hidden_layers=0), "num_hidden_layers from 1 to 1000 .* got 0$"),
         (set_config(num_hidden_layers=200_000), "num_hidden_layers from 1 to 1000 .* got 200000"),
         (set_config(num_key_value_heads=-1), "num_key_value_heads from 1 to .* got -1$"),
+        (set_config(id2label=dict.fromkeys(range(70_000))), "num_labels from 1 to 65536"),
+        (set_config(text_config={"vocab_size": 1}), "config.json that .* unexpected text_config"),
+        (set_config(hidden_act="os.system"), "valid configuration .* KeyError: 'os.system'$"),
+        (set_config(pad_token_id=10**9), "valid configuration .* AssertionError: Padding_idx"),
+        (set_config(model_type=["llama"]), "config.json that .* unhashable"),
+        (set_config(_attn_implementation="a/b"), "no code from the hub, got the attention a/b in"),
     ],
 )
 @pytest.mark.parametrize("scalar", [False, True])
@@ -331,6 +341,31 @@ def test_damaged_folder_is_refused_in_one_line(
     with pytest.raises(ValueError, match=f"^path: .*({message})") as error:
         (load_scalar_model if scalar else load_causal_lm)(tmp_path / "m")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limits")
+@pytest.mark.parametrize("adapters", [False, True])
+def test_regular_expression_of_modules_that_hangs_is_refused(
+    adapters: bool, causal_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(causal_folder("llama"), tmp_path / "m")
+    if adapters:
+        model = load_causal_lm(folder, ModelOptions(lora_rank=1))
+        model.save_pretrained(str(tmp_path / "a"))
+        config = json.loads((tmp_path / "a/adapter_config.json").read_text("utf-8"))
+        config |= {"target_modules": "(.+)+X", "base_model_name_or_path": str(folder)}
+        (tmp_path / "a/adapter_config.json").write_text(json.dumps(config), "utf-8")
+    else:
+        set_config(quantization_config={"llm_int8_skip_modules": ["(.+)+X"]})(folder)
+    if adapters:
+        read_config(folder, ModelOptions())  # has tried it, without the new limit
+    monkeypatch.setattr(sandbox, "SECONDS", 0.1)
+    load: Callable[..., object] = load_adapter_folder if adapters else load_causal_lm
+    with pytest.raises(ValueError, match=r"within 0\.1 seconds|takes very long"):
+        load(
+            tmp_path / "a" if adapters else folder,
+            ModelOptions(),
+        )
 
 
 def test_long_list_of_missing_weights_is_cut(causal_folder: Folder, tmp_path: Path) -> None:
