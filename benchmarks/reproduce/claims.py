@@ -123,7 +123,7 @@ CLAIMS = (
         "worlds",
         (Check(gain(T.RIGHT_LABELS[0]), "<", 0.0),),
         premise=(Check(score(T.RIGHT_LABELS[0]), ">", score(T.RIGHT_LABELS[0], "start")),),
-        note="gold ends well above SFT: where the labels are right vanilla PPO does not collapse",
+        note="Gold ends well above SFT: where the labels are right vanilla PPO does not collapse",
     ),
     Claim(
         "Figure 6, Section 5.3.1",
@@ -166,7 +166,7 @@ CLAIMS = (
                 Check(gain(arm), ">", 0.0),
             )
         ),
-        note="scores have another unit here, so a weight of 0.05 is a weaker penalty",
+        note="Scores have another unit here, so a weight of 0.05 is a weaker penalty",
     ),
     Claim(
         "Figure 7, Section 5.3.2",
@@ -185,7 +185,7 @@ CLAIMS = (
         "worse than vanilla PPO.",
         "fig7",
         (Check(gold(T.REFERENCE), ">", gold(T.VANILLA), margin=-NEAR),),
-        note="both have collapsed, and how far each has fallen differs more between seeds",
+        note="Both have collapsed; how far differs more between seeds",
     ),
     Claim(
         "Figure 7, Section 5.3.2",
@@ -334,7 +334,7 @@ CLAIMS = (
             Check(gold(T.B1[2]), "<", gold(T.B1[0]), margin=-NEAR),
         ),
         premise=(Check(gain(T.B1[0]), ">", HARM),),
-        note="the arm to compare with has itself collapsed",
+        note="The arm to compare with has itself collapsed",
     ),
     Claim(
         "Figure 14, Appendix B.1",
@@ -346,7 +346,7 @@ CLAIMS = (
             Check(gain(T.B1[4]), ">", HARM),
         ),
         premise=(Check(gain(T.REWARD_08), ">", HARM),),
-        note="nothing without a KL penalty is stable here, at 140 times the paper's learning rate, "
+        note="Nothing without a KL penalty is stable here, at 140 times the paper's learning rate, "
         "not even the bound on rewards that the paper's arms share",
     ),
     Claim(
@@ -369,7 +369,7 @@ CLAIMS = (
         "fig16",
         (Check(gain(T.ENTROPY_BOUND), ">", gain(T.PPO_MAX), margin=HARM),),
         premise=(Check(gain(T.ENTROPY_FREE), "<", gain(T.PPO_MAX), margin=HARM),),
-        note="with PPO-max's KL penalty nothing fails, with or without the bound",
+        note="With PPO-max's KL penalty nothing fails, with or without the bound",
     ),
     Claim(
         "Figure 17, Appendix C.1",
@@ -400,7 +400,7 @@ CLAIMS = (
                 Check(gold(arm), "~", gold(T.VANILLA), margin=0.5),
             )
         ),
-        note="alike until they collapse; then vanilla PPO falls 9 further than both with seed 42",
+        note="Alike until they collapse; then vanilla PPO falls 9 further than both with seed 42",
     ),
     Claim(
         "Figure 19, Appendix C.3",
@@ -414,7 +414,7 @@ CLAIMS = (
                 Value(T.LAMBDAS[2], "explained_variance"),
             ),
         ),
-        note="the targets differ with lambda too, so explained variance is a weak measure",
+        note="The targets differ with lambda too, so explained variance is a weak measure",
     ),
     Claim(
         "Figure 19, Appendix C.3",
@@ -448,7 +448,7 @@ CLAIMS = (
             for signal in ("kl", "length")
         ),
         premise=(Check(Value(T.VANILLA, "first_warning.reward"), "<", float(T.ITERATIONS)),),
-        note="the monitor of the rewards never warns in these runs, so there is nothing to beat",
+        note="The monitor of the rewards never warns in these runs, so there is nothing to beat",
     ),
     Claim(
         "beyond the paper",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -12,9 +13,20 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.drawing import save
-from benchmarks.reproduce.claims import CLAIMS
+from benchmarks.reproduce.claims import CLAIMS, RULES
 from benchmarks.reproduce.drawing import Results, draw
-from benchmarks.reproduce.judging import MIN_SEEDS, Check, Claim, Runs, Value, Verdict, judge
+from benchmarks.reproduce.history import VERSIONS, Version, judge_by
+from benchmarks.reproduce.judging import (
+    DATE,
+    MIN_SEEDS,
+    VERSION,
+    Check,
+    Claim,
+    Runs,
+    Value,
+    Verdict,
+    judge,
+)
 from benchmarks.reproduce.table import (
     CORES,
     EXPERIMENTS,
@@ -25,11 +37,15 @@ from benchmarks.reproduce.table import (
     foundations_by_name,
     total_seconds,
 )
-from benchmarks.results_file import read_runs
+from benchmarks.results_file import read_runs, table
 from lit_rlhf.files import write_text
 
 PAGE = "reproduction.md"
 IMAGES = "images/reproduction"
+TODAY = (
+    "a 95 % t interval of the paired effect against the claim's margin, or undecided; premises "
+    "first. After seeds 40 to 44 had been seen; runs of later seeds carry its hash"
+)
 TEMPLATE, CLAIMS_TEMPLATE = (Path(__file__).with_name(name) for name in ("page.md", "claims.md"))
 
 
@@ -55,11 +71,19 @@ def has_seeds(experiment: Experiment, results: Results) -> bool:
     return all(sum(part.name in runs for runs in seeds) >= MIN_SEEDS for part in parts)
 
 
+def judge_by_all(results: Results) -> dict[str, Any]:
+    """The verdicts of every version of the rules, with the hash of today's."""
+    verdicts = {str(v.number): judge_by(v, results) for v in VERSIONS}
+    verdicts[str(VERSION)] = [str(judge(claim, results).verdict) for claim in CLAIMS]
+    return {"rules": RULES, "verdicts": verdicts}
+
+
 def write_page(results_file: Path, docs: Path) -> Iterator[Path]:
     """Draw every figure whose curves all have `MIN_SEEDS` runs, and write the page and the claims.
 
     Args:
-        results_file: File of the results; the claims with their numbers are written beside it.
+        results_file: File of the results; the claims with their numbers, and the verdicts, are
+            written beside it.
         docs: Folder of the page.
 
     Yields:
@@ -76,30 +100,70 @@ def write_page(results_file: Path, docs: Path) -> Iterator[Path]:
             save(draw(experiment, results), path)
             drawn.append(experiment.name)
             yield path
-    yield write_text(docs / PAGE, format_page(results))
+    judged = judge_by_all(results)
+    verdicts = results_file.with_name(f"{results_file.stem}_verdicts.json")
+    yield write_text(verdicts, json.dumps(judged, indent=1) + "\n")
+    yield write_text(docs / PAGE, format_page(results, judged))
     to_docs = os.path.relpath(docs, results_file.parent)
     yield write_text(results_file.with_suffix(".md"), format_claims(results, drawn, to_docs))
 
 
-def format_page(results: Results) -> str:
-    """Format the page: how many claims hold, and those that do not."""
-    verdicts = [judge(claim, results).verdict for claim in CLAIMS]
-    counts = Counter(verdicts)
-    words = {Verdict.CONFIRMED: "are confirmed", Verdict.CONTRADICTED: "are contradicted"}
-    words |= {Verdict.PARTLY: "hold partly", Verdict.NOT_AT_THIS_SCALE: "do not show at this scale"}
-    words |= {Verdict.UNDECIDED: "are undecided", Verdict.NOT_RUN: "have not been run"}
-    summary = ", ".join(f"{counts[v]} {words[v]}" for v in Verdict if counts[v])
-    contradicted = [
-        f"- {claim.text} *({claim.source})*"
-        for claim, verdict in zip(CLAIMS, verdicts, strict=True)
-        if verdict is Verdict.CONTRADICTED
+def format_page(results: Results, judged: Mapping[str, Any]) -> str:
+    """Format the page: how many claims hold, those that do not, and the history of the rules.
+
+    Args:
+        results: Results by seed.
+        judged: What `judge_by_all` says of them.
+    """
+    by_version = judged["verdicts"]
+    verdicts = [Verdict(verdict) for verdict in by_version[str(VERSION)]]
+
+    def listed(*wanted: Verdict) -> str:
+        lines = [
+            f"- {n}: {claim.text}{f' *{claim.note}.*' if claim.note else ''}"
+            for n, (claim, verdict) in enumerate(zip(CLAIMS, verdicts, strict=True), start=1)
+            if verdict in wanted
+        ]
+        return "\n".join(lines) or "- none so far"
+
+    today = Version(VERSION, DATE, f"rules {RULES}", TODAY)
+    versions = [
+        [v.number, v.date, v.commit, v.text, count_verdicts(by_version[str(v.number)])]
+        for v in (*VERSIONS, today)
     ]
+    names = [str(v[0]) for v in versions]
+    changed = [
+        [n, *said]
+        for n, said in enumerate(zip(*(by_version[name] for name in names), strict=True), start=1)
+        if len(set(said)) > 1
+    ]
+    seeds = [len(judge(claim, results).seeds) for claim in CLAIMS]
+    done = [
+        f"{n}: {found} of {len(planned(claim))}"
+        for n, (claim, found) in enumerate(zip(CLAIMS, seeds, strict=True), start=1)
+        if found < len(planned(claim))
+    ]
+    runs = [run for of_seed in results.values() for run in of_seed.values()]
     return TEMPLATE.read_text("utf-8").format(
         claims=len(CLAIMS),
-        summary=summary,
-        contradicted="\n".join(contradicted) or "- none so far",
+        summary=count_verdicts(verdicts),
+        contradicted=listed(Verdict.CONTRADICTED),
+        not_here=listed(Verdict.NOT_AT_THIS_SCALE, Verdict.PARTLY),
+        undecided=listed(Verdict.UNDECIDED, Verdict.NOT_RUN),
+        versions=table(["version", "date (UTC)", "commit", "rule", "verdicts"], versions),
+        changed=table(["claim", *(f"version {name}" for name in names)], changed),
+        missing="; ".join(done) or "none",
+        runs=len(runs),
+        fresh=sum("rules" in run for run in runs),
+        cpu_hours=f"{sum(run['cpu_seconds'] for run in runs) / 3600:.1f}",
         hours=f"{total_seconds() / 3600 / CORES:.1f}",
     )
+
+
+def count_verdicts(verdicts: Sequence[str]) -> str:
+    """How many claims got each verdict, in words."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[v]} {v}" for v in Verdict if counts[v])
 
 
 # --- a comparison in words
@@ -187,4 +251,7 @@ def format_claims(results: Results, drawn: list[str], docs: str) -> str:
         rows="\n".join(rows),
         figures="\n".join(figures) or "No figure has all its runs yet.\n",
         min_seeds=MIN_SEEDS,
+        version=VERSION,
+        date=DATE,
+        rules=RULES,
     )

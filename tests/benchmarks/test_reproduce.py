@@ -21,9 +21,9 @@ import pytest
 import lit_rlhf
 from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import running
-from benchmarks.reproduce.claims import CLAIMS
+from benchmarks.reproduce.claims import CLAIMS, RULES
 from benchmarks.reproduce.drawing import draw
-from benchmarks.reproduce.judging import Check, Claim, Runs, Value, Verdict, judge
+from benchmarks.reproduce.judging import VERSION, Check, Claim, Runs, Value, Verdict, judge
 from benchmarks.reproduce.measuring import (
     BINS,
     summarize_samples,
@@ -301,12 +301,16 @@ def test_figure_of_each_kind_is_drawn(name: str) -> None:
 def test_page_and_claims_agree_with_the_committed_results(found: Found) -> None:
     drawn = [name for name, figure in EXPERIMENTS.items() if has_seeds(figure, found)]
 
-    assert (ROOT / "docs" / PAGE).read_text("utf-8") == format_page(found)
+    judged = json.loads(RESULTS.with_name("reproduction_verdicts.json").read_text("utf-8"))
+    verdicts = [str(judge(asked, found).verdict) for asked in CLAIMS]
+    assert (judged["rules"], judged["verdicts"][str(VERSION)]) == (RULES, verdicts)
+    assert (ROOT / "docs" / PAGE).read_text("utf-8") == format_page(found, judged)
     claims = format_claims(found, drawn, "../../docs")
     assert RESULTS.with_suffix(".md").read_text("utf-8") == claims
     images = {path.stem for path in (ROOT / "docs" / IMAGES).glob("*.svg")}
     assert images == set(drawn)
-    assert f"tests {len(CLAIMS)} statements" in (ROOT / "README.md").read_text("utf-8")
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"tests {len(CLAIMS)} statements" in text
 
 
 def mean_gold(found: Found, figure: str, arm: Arm, place: int = -1) -> str:
