@@ -30,7 +30,7 @@ RUN export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt T
 COPY lit_rlhf lit_rlhf
 COPY callbacks callbacks
 COPY configs configs
-RUN PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt pip install --no-deps . && pip check
+RUN PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt pip install --no-deps ./callbacks . && pip check
 
 RUN useradd --create-home rlhf && install -d -o rlhf /work
 USER rlhf

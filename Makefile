@@ -22,7 +22,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= 2
 
 .DEFAULT_GOAL = help
-.PHONY: help install test test-all test-torch lint docs budgets mutate faults quickstart clean
+.PHONY: help install test test-all test-torch test-lowest lint docs budgets mutate faults quickstart clean
 
 help: ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -33,19 +33,19 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # A stamp file records that an extra is installed. It is out of date once the requirements change.
-$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml callbacks/pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL_TORCH)
-	$(PIP_INSTALL) -e '.[test]'
+	$(PIP_INSTALL) -e ./callbacks -e '.[test]'
 	@touch $@
 
-$(VENV)/.installed-user: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-user: pyproject.toml callbacks/pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL_TORCH)
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e ./callbacks -e .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml callbacks/pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL_TORCH)
-	$(PIP_INSTALL) -e '.[dev]'
+	$(PIP_INSTALL) -e ./callbacks -e '.[dev]'
 	@touch $@
 
 install: $(VENV)/.installed-test ## create the virtual environment and install the package for testing
@@ -66,12 +66,21 @@ $(TORCH_VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TORCH_VENV)
 	grep -vE '^(torch|triton|setuptools|nvidia-.*|cuda-.*)==' constraints.txt >$(OTHER_PINS)
 	$(if $(TORCH_INDEX),$(TORCH_PIP) --no-deps --index-url $(TORCH_INDEX) torch==$(TORCH))
-	$(TORCH_PIP) -c $(OTHER_PINS) -e '.[test]' torch==$(TORCH)
+	$(TORCH_PIP) -c $(OTHER_PINS) -e ./callbacks -e '.[test]' torch==$(TORCH)
 	$(if $(TRANSFORMERS),$(TORCH_PIP) transformers==$(TRANSFORMERS))
 	@touch $@
 
 test-torch: $(TORCH_VENV)/.installed ## run TESTS under another torch: make test-torch TORCH=2.11.0 TRANSFORMERS=5.17.0
 	$(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+# uv takes torch from an index of CPU builds with UV_TORCH_BACKEND=cpu.
+RESOLUTION ?= lowest-direct
+BOUNDS_VENV = .venv-$(RESOLUTION)
+
+test-lowest: ## run TESTS with the lowest versions of all bounds, or with RESOLUTION=highest (needs uv)
+	uv venv --clear --python $(PYTHON) $(BOUNDS_VENV)
+	DS_BUILD_OPS=0 uv pip install --python $(BOUNDS_VENV) --resolution $(RESOLUTION) -e '.[test]'
+	$(BOUNDS_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .

@@ -7,6 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 {
     echo "# The requirements of lit_rlhf with the hashes of their archives. Made by .github/write_hashes.sh."
     uv pip compile --quiet --generate-hashes --no-header --no-annotate --python-version 3.11 \
-        --python-platform x86_64-manylinux_2_28 --constraints constraints.txt pyproject.toml |
+        --python-platform x86_64-manylinux_2_28 --no-emit-package lit-callbacks --constraints constraints.txt pyproject.toml |
         awk '/^[a-z]/ { keep = !/^(torch|triton|cuda-.*|nvidia-.*)==/ } keep'
 } > hashes.txt

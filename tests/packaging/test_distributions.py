@@ -51,30 +51,38 @@ def callbacks_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheels_hold_their_packages(root_wheel: Path, callbacks_wheel: Path) -> None:
-    assert packages(root_wheel) == {"lit_rlhf", "lit_callbacks"}
+    assert packages(root_wheel) == {"lit_rlhf"}
     assert packages(callbacks_wheel) == {"lit_callbacks"}
 
 
-def test_wheels_hold_the_same_callbacks(root_wheel: Path, callbacks_wheel: Path) -> None:
-    def callbacks(wheel: Path) -> dict[str, bytes]:
+def test_wheels_hold_every_source_file(root_wheel: Path, callbacks_wheel: Path) -> None:
+    for wheel, package in (
+        (root_wheel, ROOT / "lit_rlhf"),
+        (callbacks_wheel, ROOT / "callbacks" / "lit_callbacks"),
+    ):
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.startswith("lit_callbacks/")]
-            return {name: archive.read(name) for name in names}
+            names = set(archive.namelist())
+        expected = {
+            file.relative_to(package.parent).as_posix()
+            for file in package.rglob("*")
+            if file.suffix in {".py", ".typed", ".html", ".css", ".js"}
+        }
+        assert expected
+        assert expected <= names
 
-    assert callbacks(root_wheel) == callbacks(callbacks_wheel)
 
-
-def test_root_wheel_holds_every_source_file(root_wheel: Path) -> None:
-    with zipfile.ZipFile(root_wheel) as archive:
-        names = set(archive.namelist())
-    folders = [ROOT, ROOT / "callbacks"]
-    expected = {
-        file.relative_to(base).as_posix()
-        for base, package in zip(folders, ["lit_rlhf", "lit_callbacks"], strict=True)
-        for file in (base / package).rglob("*")
-        if file.suffix in {".py", ".typed", ".html", ".css", ".js"}
-    }
-    assert expected <= names
+def test_uninstalling_one_leaves_the_files_of_the_other(
+    root_wheel: Path, callbacks_wheel: Path, tmp_path: Path
+) -> None:
+    pip = [sys.executable, "-m", "pip"]
+    installed = ["install", "--no-deps", "--no-index", "--quiet", "--target", str(tmp_path)]
+    subprocess.run([*pip, *installed, str(root_wheel), str(callbacks_wheel)], check=True)
+    owned = []
+    for record in tmp_path.glob("*.dist-info/RECORD"):
+        lines = record.read_text("utf-8").splitlines()
+        owned.append({line.partition(",")[0] for line in lines if "__pycache__" not in line})
+    assert len(owned) == 2
+    assert owned[0] & owned[1] == set()
 
 
 def test_configurations_are_in_the_root_wheel(root_wheel: Path) -> None:

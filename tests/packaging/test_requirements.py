@@ -70,6 +70,11 @@ def test_callbacks_accept_whatever_the_root_accepts() -> None:
         assert others <= set(ours[theirs.name]), str(theirs)
 
 
+def test_root_requires_the_callbacks_of_its_version() -> None:
+    (own,) = (r for r in core_requirements("root") if r.name == "lit-callbacks")
+    assert str(own.specifier) == f"=={project('callbacks')['version']}"
+
+
 def test_callbacks_need_nothing_that_the_root_lacks() -> None:
     ours = {requirement.name for requirement in core_requirements("root")}
     theirs = {requirement.name for requirement in requirements("callbacks", frozenset({"test"}))}
@@ -146,7 +151,7 @@ FROM_TORCH = ("nvidia-", "cuda-", "triton")  # torch pins them, see constraints.
 def test_constraints_pin_what_the_requirements_bring_in() -> None:
     names = {name for name in reachable(requirements("root")) if not name.startswith(FROM_TORCH)}
     assert len(names) > 50
-    assert names - pins().keys() <= {"lit-rlhf"}
+    assert names - pins().keys() <= OWN
 
 
 def test_hashes_are_of_the_pins_that_the_core_brings_in() -> None:
@@ -155,7 +160,7 @@ def test_hashes_are_of_the_pins_that_the_core_brings_in() -> None:
     hashed = [match[1] for match in entry.finditer(text)]
     assert entry.sub("", text) == ""
     needs = {n for n in reachable(core_requirements("root")) if not n.startswith(FROM_TORCH)}
-    pinned = {f"{name}=={pins()[name]}" for name in needs - {"lit-rlhf", "torch"}}
+    pinned = {f"{name}=={pins()[name]}" for name in needs - {*OWN, "torch"}}
     assert set(hashed) == pinned
 
 
