@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from lit_rlhf.data import TextContract, tokenizer_hash
 from lit_rlhf.export.model import ExportableModel, NetworkName
 from lit_rlhf.models import (
+    VALUE_HEAD,
     DType,
     ModelCardInfo,
     ModelOptions,
@@ -100,9 +101,20 @@ def load_checkpoint_model(
         dtype=dtype or run_options["dtype"],
         trust_remote_code=trust_remote_code,
         load_in_4bit=run_options.get("load_in_4bit", False),  # no option of older checkpoints
+        trained_layers=run_options.get("trained_layers") if run_options["lora_rank"] else None,
         **{key: value for key, value in run_options.items() if key.startswith("lora_")},
     )
-    weights = saved.state_dict(trained.attribute)
+    shared = trained.scalar and trained.attribute not in saved.networks
+    weights = saved.state_dict("policy" if shared else trained.attribute)
+    if shared and options.lora_rank:
+        raise ValueError(
+            "network: expected policy of a run with LoRA and critic_init: shared, got critic, "
+            "which the run's finished model has in critic/"
+        )
+    if shared:
+        kept = {n: t for n, t in weights.items() if not n.startswith("lm_head.")}
+        weights = {n.replace(f"{VALUE_HEAD}.", "score."): t for n, t in kept.items()}
+    weights = {n: t for n, t in weights.items() if VALUE_HEAD not in n}
     lm_head = {
         n.removeprefix("lm_head."): t for n, t in weights.items() if n.startswith("lm_head.")
     }
@@ -145,8 +157,11 @@ def load_checkpoint_model(
 
 def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
     """Find the stage that wrote a checkpoint by its networks, as the class may be a subclass."""
+    found = set(saved.networks)
+    if hparams.get("critic_init") == "shared":
+        found.add("critic")  # with the policy's weights
     for stage, networks in TRAINED_NETWORKS.items():
-        if {network.attribute for network in networks.values()} <= set(saved.networks):
+        if {network.attribute for network in networks.values()} <= found:
             if "model_path" not in hparams:
                 break
             return stage

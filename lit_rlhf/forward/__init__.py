@@ -16,7 +16,15 @@ from lit_rlhf.forward.attention import (
     varlen_attention,
     varlen_obstacle,
 )
-from lit_rlhf.forward.cpu import resident_bytes
+from lit_rlhf.forward.cpu import has_bfloat16, resident_bytes
+from lit_rlhf.forward.lower import (
+    KEPT_BYTES,
+    LowerStates,
+    decoder_layers,
+    freeze_lower_layers,
+    has_lower_layers_of,
+    share_lower_layers,
+)
 from lit_rlhf.forward.networks import (
     ForwardPlan,
     LanguageModel,
@@ -52,20 +60,26 @@ from lit_rlhf.forward.packing import PackedLayout
 
 __all__ = [
     "CHUNK_SIZE",
+    "KEPT_BYTES",
     "AttentionInputs",
     "AttentionLayout",
     "ForwardPlan",
     "LanguageModel",
     "LogitsFunction",
+    "LowerStates",
     "ModuleT",
     "Offloaded",
     "PackedLayout",
     "RowOffsets",
     "cached_attention",
+    "decoder_layers",
     "disable_dropout",
     "eval_mode",
     "forward_plan",
     "freeze",
+    "freeze_lower_layers",
+    "has_bfloat16",
+    "has_lower_layers_of",
     "head_matches_logits",
     "hidden_states",
     "layout_arguments",
@@ -79,6 +93,7 @@ __all__ = [
     "scalar_head_of",
     "scores_from_hidden",
     "sequence_scores",
+    "share_lower_layers",
     "stop_token_ids",
     "supports_varlen",
     "target_logprobs",

@@ -7,6 +7,7 @@ Nothing here changes a result by more than rounding. `optimize_forward` decides 
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ ROW_MULTIPLE = 8
 """Decoding steps read a multiple of this many rows where oneDNN multiplies."""
 
 OWN_PAGES = Path("/proc/self/statm")
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 class OneDNNLinear(nn.Linear):
@@ -134,6 +136,17 @@ class PadToMultiple:
 
 
 NO_PADDING = PadToMultiple()
+
+
+@cache
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies in bfloat16 by itself, as far as Linux says; else True."""
+    with suppress(OSError):
+        words = set(CPU_INFO.read_text(encoding="utf-8").split())
+        return not words & {"flags", "Features"} or bool(
+            words & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
+        )
+    return True
 
 
 def resident_bytes() -> int:

@@ -127,6 +127,7 @@ class ForwardPlan:
         onednn_matmul: Large float32 matmuls go to oneDNN on CPUs.
         token_padding: What packed forwards pad their number of tokens to.
         row_padding: What decoding steps pad their number of rows to.
+        lower_layers: Number of layers below the trained ones, whose outputs PPO keeps.
     """
 
     packed: bool = False
@@ -135,6 +136,7 @@ class ForwardPlan:
     onednn_matmul: bool = False
     token_padding: PadToMultiple = NO_PADDING
     row_padding: PadToMultiple = NO_PADDING
+    lower_layers: int = 0
 
 
 def forward_plan(model: LanguageModel) -> ForwardPlan:

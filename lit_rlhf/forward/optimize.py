@@ -24,6 +24,7 @@ from lit_rlhf.forward.cpu import (
     mkl_is_slow,
     use_onednn_matmul,
 )
+from lit_rlhf.forward.lower import LowerStates, count_frozen_layers
 from lit_rlhf.forward.networks import (
     PLAN_ATTRIBUTE,
     ForwardPlan,
@@ -77,6 +78,7 @@ def optimize_forward(model: ModuleT) -> ModuleT:
         onednn_matmul=onednn_matmul,
         token_padding=PadToMultiple.for_network(inner.base_model, TOKEN_MULTIPLE),
         row_padding=PadToMultiple.for_network(inner, ROW_MULTIPLE),
+        lower_layers=0 if reason else _count_lower_layers(inner),
     )
     setattr(inner, PLAN_ATTRIBUTE, plan)
     source = f" from {inner.name_or_path}" if inner.name_or_path else ""
@@ -148,6 +150,29 @@ def _packed_outputs_agree(trunk: PreTrainedModel) -> bool:
         return _outputs_agree(packed_states(trunk, ids, mask)[mask], padded[mask])
 
 
+def _count_lower_layers(model: PreTrainedModel) -> int:
+    """Number of layers below the trained ones; 0 where the others need more than their outputs."""
+    trunk = trunk_of(model)
+    if all(parameter.requires_grad for parameter in trunk.parameters()):
+        return 0
+    ids = torch.arange(4, device=model.device).unsqueeze(0)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    try:
+        lower = LowerStates(count_frozen_layers(trunk))
+        if not lower.n_layers:
+            return 0
+        with _probe_mode(model, model.device), lower.recording(model, mask):
+            expected = packed_states(trunk, ids, mask)
+        with _probe_mode(model, model.device):
+            # with other tokens, which the layers above must not see
+            actual = packed_states(trunk, ids + 1, mask, None, lower.n_layers, lower.states())
+    # whatever the model's own code raises: its layers are computed again
+    except Exception as error:
+        rank_zero_info(f"{type(model).__name__}: computes its lower layers anew, as {error!r}")
+        return 0
+    return lower.n_layers if torch.equal(actual, expected) else 0
+
+
 def _head_is_separate(model: PreTrainedModel) -> bool:
     lm_head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return isinstance(lm_head, nn.Module) and head_matches_logits(model, lm_head)
@@ -192,6 +217,8 @@ def _describe(plan: ForwardPlan) -> str:
     parts = ["packed forward"]
     if plan.chunked_logits:
         parts.append("chunked logits")
+    if plan.lower_layers:
+        parts.append(f"keeps what its lowest {plan.lower_layers} layers give")
     if plan.onednn_matmul:
         parts.append("oneDNN matmul on the CPU")
     return ", ".join(parts)

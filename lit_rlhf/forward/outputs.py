@@ -42,11 +42,18 @@ LogitsFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Maps logits `[1, n, V]` and the tokens they predict, `[1, n]`, to tensors `[1, n]`."""
 
 
-def hidden_states(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Final hidden states of the trunk, `[B, L, H]`, packed where the model's plan says so."""
+def hidden_states(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, lower: Tensor | None = None
+) -> Tensor:
+    """Final hidden states of the trunk, `[B, L, H]`, packed where the model's plan says so.
+
+    `lower`, `[B, L, H]`, is what the layers below the trained ones give, see `LowerStates`; `None`
+    computes it.
+    """
     trunk, plan = trunk_of(model), forward_plan(model)
     if plan.packed:
-        return packed_states(trunk, input_ids, mask, plan.token_padding)
+        padding, n_lower = plan.token_padding, plan.lower_layers
+        return packed_states(trunk, input_ids, mask, padding, n_lower, lower)
     states: Tensor = trunk(**_arguments(trunk, input_ids, mask)).last_hidden_state
     return states
 
@@ -98,10 +105,12 @@ def map_target_logits(
     mask: Tensor,
     target_mask: Tensor,
     function: LogitsFunction,
+    hidden: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Apply a function to the logits that predict the target tokens: `[B, L]` each, 0 elsewhere.
 
-    It is called once for each chunk, and in training again in the backward.
+    It is called once for each chunk, and in training again in the backward. `hidden` are the
+    `hidden_states` of a model with chunked logits, if they are there already.
     """
     check_tensors(mask.shape, target_mask=target_mask)
     if bool(target_mask[:, 0].any()) or bool((target_mask[:, 1:] & ~mask[:, :-1]).any()):
@@ -110,7 +119,8 @@ def map_target_logits(
         )
     if forward_plan(model).chunked_logits:
         lm_head = unwrap_model(model).get_output_embeddings()  # type: ignore[no-untyped-call]
-        hidden = hidden_states(model, input_ids, mask)
+        if hidden is None:
+            hidden = hidden_states(model, input_ids, mask)
         return _map_in_chunks(model, lm_head, hidden, input_ids, target_mask, function)
     # all logits exist here: a model whose plan has no chunked logits may change them in its forward
     logits = token_logits(model, input_ids, mask)[shift_to_predictors(target_mask)]
@@ -190,21 +200,37 @@ def _to_rectangle(outputs: tuple[Tensor, ...], target_mask: Tensor) -> tuple[Ten
     )
 
 
-def token_values(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """V of the state that ends with each token, `[B, L]` float32: the scalar head's output."""
-    return _apply_scalar_head(model, hidden_states(model, input_ids, mask))
+def token_values(
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, lower: Tensor | None = None
+) -> Tensor:
+    """V of the state that ends with each token, `[B, L]` float32: the scalar head's output.
+
+    `lower` is as for `hidden_states`.
+    """
+    return _apply_scalar_head(model, hidden_states(model, input_ids, mask, lower))
 
 
 def response_values(
-    model: LanguageModel, input_ids: Tensor, mask: Tensor, response_length: int
+    model: LanguageModel,
+    input_ids: Tensor,
+    mask: Tensor,
+    response_length: int,
+    lower: Tensor | None = None,
+    hidden: Tensor | None = None,
 ) -> Tensor:
     """V(s_t) for each of the last `T` of `P+T` tokens, `[B, T]` float32, read before the token.
 
     V(s_{T+1}), of the state after the response, is in `token_values` at the response's last token.
+    `hidden` are the `hidden_states`, if they are there already, and `lower` is as for them.
     """
     _check_response_length(response_length, input_ids)
     # the last column is no state before a token, so it need not be computed
-    return token_values(model, input_ids[:, :-1], mask[:, :-1])[:, -response_length:]
+    if hidden is None:
+        lower = None if lower is None else lower[:, :-1]
+        values = token_values(model, input_ids[:, :-1], mask[:, :-1], lower)
+    else:
+        values = _apply_scalar_head(model, hidden[:, :-1])
+    return values[:, -response_length:]
 
 
 def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Tensor:

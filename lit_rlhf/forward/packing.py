@@ -26,6 +26,7 @@ from lit_rlhf.forward.attention import (
     varlen_attention,
 )
 from lit_rlhf.forward.cpu import PadToMultiple
+from lit_rlhf.forward.lower import start_above
 
 MIN_LENGTH_RATIO = 0.75
 """Rows of a group are at least this long, relative to the longest row of the group."""
@@ -115,12 +116,17 @@ class PackedLayout:
 
 
 def packed_states(
-    trunk: PreTrainedModel, input_ids: Tensor, mask: Tensor, padding: PadToMultiple | None = None
+    trunk: PreTrainedModel,
+    input_ids: Tensor,
+    mask: Tensor,
+    padding: PadToMultiple | None = None,
+    n_lower: int = 0,
+    lower: Tensor | None = None,
 ) -> Tensor:
     """Final hidden states of a trunk, `[B, L, H]`, computed for the real tokens only; 0 at padding.
 
     Its attention takes layouts, see `optimize_forward`. Real tokens are next to each other in each
-    row, and their number is padded.
+    row, and their number is padded. The first `n_lower` layers give `lower`, `[B, L, H]`, if given.
     """
     check_tensors(2, input_ids=input_ids, mask=mask)
     device = input_ids.device
@@ -131,11 +137,14 @@ def packed_states(
     n_padding = padding.n_padding(n_tokens, next(trunk.parameters())) if padding else 0
     indices = torch.cat([indices, indices[:1].expand(n_padding)]).to(device, non_blocking=True)
     layout = PackedLayout([*lengths, n_padding], device)
-    states: Tensor = trunk(
-        input_ids=input_ids.flatten().index_select(0, indices).unsqueeze(0),
-        position_ids=layout.position_ids,
-        **layout_arguments(layout, device),
-    ).last_hidden_state[0, :n_tokens]
+    if lower is not None:
+        lower = lower.flatten(0, 1).index_select(0, indices).unsqueeze(0)
+    with start_above(trunk, n_lower, lower):
+        states: Tensor = trunk(
+            input_ids=input_ids.flatten().index_select(0, indices).unsqueeze(0),
+            position_ids=layout.position_ids,
+            **layout_arguments(layout, device),
+        ).last_hidden_state[0, :n_tokens]
     # Back to the rectangle that callers index: it takes memory, but nothing is computed with it.
     rectangle = states.new_zeros((mask.numel(), states.shape[1]))
     return rectangle.index_copy(0, indices[:n_tokens], states).view(*mask.shape, -1)

@@ -18,7 +18,7 @@ from lit_rlhf.models.config import (
     max_positions,
     read_config,
 )
-from lit_rlhf.models.heads import read_lm_head
+from lit_rlhf.models.heads import VALUE_HEAD, add_value_head, read_lm_head
 from lit_rlhf.models.interop import HeadFormat, add_base_weights, find_stored_head
 from lit_rlhf.models.loading import (
     build_random_scalar_model,
@@ -40,11 +40,13 @@ from lit_rlhf.models.sharing import separate_weights
 __all__ = [
     "ADAPTER_CONFIG",
     "DTYPES",
+    "VALUE_HEAD",
     "DType",
     "HeadFormat",
     "ModelCardInfo",
     "ModelOptions",
     "add_base_weights",
+    "add_value_head",
     "build_model",
     "build_random_scalar_model",
     "check_embedding_size",

@@ -57,6 +57,10 @@ class ModelOptions:
         lora_dropout: Dropout probability before the adapters, in [0, 1).
         lora_targets: Modules that get adapters, `all-linear` or a regular expression over module
             names, as peft's `target_modules`.
+        trained_layers: Number of layers, from the top, that are trained, with what follows them;
+            the embeddings, also where they are the output layer, and the other layers stay as they
+            are. PPO keeps what those give for its rollouts, and does not compute it again. `None`
+            trains all layers.
         load_in_4bit: Hold the weights of linear layers in 4 bits, by bitsandbytes (extra
             `bitsandbytes`). Only LoRA trains such a network.
         trust_remote_code: Run code that comes with the model. Leave it off unless you have read
@@ -74,6 +78,7 @@ class ModelOptions:
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0
     lora_targets: str = "all-linear"
+    trained_layers: int | None = None
     load_in_4bit: bool = False
     trust_remote_code: bool = False
     fused_kernels: bool = False
@@ -85,6 +90,8 @@ class ModelOptions:
         check_choice("dtype", self.dtype, DTYPES)
         check_count("lora_rank", self.lora_rank, minimum=0)
         check_positive("lora_alpha", self.lora_alpha)
+        if self.trained_layers is not None:
+            check_count("trained_layers", self.trained_layers)
         check_number("lora_dropout", self.lora_dropout, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
     @property

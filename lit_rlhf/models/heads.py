@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,21 +17,53 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lit_rlhf.forward import head_matches_logits
+from lit_rlhf.forward import (
+    LanguageModel,
+    forward_plan,
+    head_matches_logits,
+    optimize_forward,
+    unwrap_model,
+)
+
+VALUE_HEAD = "value_head"
+"""The layer of a policy that is the scalar head of the critic with the same trunk."""
 
 LM_HEAD_FILE = "lm_head.safetensors"
 """The file in a reward model's folder with the output layer of Eq. 2; transformers ignores it."""
 
 
+def add_value_head(policy: LanguageModel, seed: int) -> PreTrainedModel:
+    """Add a new scalar head to a policy, and return the scalar model of its trunk and this head.
+
+    The head is a layer `value_head` of the policy too, so that it is moved and trained with it.
+    """
+    inner = unwrap_model(policy)
+    if not forward_plan(policy).chunked_logits:
+        raise ValueError(
+            "critic_init: expected another than 'shared' for a network whose logits are not those "
+            f"of an output layer on its trunk, got it for {type(inner).__name__}"
+        )
+    critic = build_scalar_model(inner, seed, config=copy.deepcopy(inner.config))
+    if inner is not policy:
+        critic.score.float()  # as all that is trained beside adapters
+    setattr(inner, VALUE_HEAD, critic.score)
+    optimize_forward(critic.train())
+    return critic
+
+
 def build_scalar_model(
-    causal_lm: PreTrainedModel, head_seed: int = 0, head: nn.Linear | None = None
+    causal_lm: PreTrainedModel,
+    head_seed: int = 0,
+    head: nn.Linear | None = None,
+    config: PreTrainedConfig | None = None,
 ) -> PreTrainedModel:
     """Build a scalar model on the trunk of `causal_lm`, which is taken over and not copied.
 
-    Do not use that model, which has no adapters, afterwards: its config becomes the scalar model's.
-    Without a `head`, a new one is initialized. The forward is padded until `optimize_forward`.
+    Do not use that model afterwards unless the scalar model gets another `config`: its own becomes
+    the scalar model's. Without a `head`, a new one is initialized. The forward is padded until
+    `optimize_forward`.
     """
-    config = causal_lm.config
+    config = config or causal_lm.config
     config.num_labels = 1
     # on the meta device, so that no weights are made which the trunk then replaces
     with torch.device("meta"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from inspect import isroutine
 from types import FunctionType, MethodType
 from typing import Any
@@ -17,7 +19,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from lit_rlhf.forward import LanguageModel, ModuleT, optimize_forward, trunk_of, unwrap_model
+from lit_rlhf.forward import (
+    LanguageModel,
+    ModuleT,
+    forward_plan,
+    freeze_lower_layers,
+    optimize_forward,
+    trunk_of,
+    unwrap_model,
+)
+from lit_rlhf.forward.networks import PLAN_ATTRIBUTE
 from lit_rlhf.models.config import ModelOptions
 
 LIGER_LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
@@ -32,15 +43,21 @@ def prepare_model(
     Under the task `SEQ_CLS` the scalar head is trained in full. `seed` is the adapters'.
     """
     model.train()
+    lower = []
+    if options.trained_layers is not None:
+        lower = freeze_lower_layers(model, options.trained_layers)
     if options.gradient_checkpointing:
         checkpoint_activations(model)
-    prepared = optimize_forward(add_adapters(model, options, task, seed))
+    prepared = optimize_forward(add_adapters(model, options, task, seed, lower))
     # Compilation comes last: a compiled trunk would be compiled for the sizes that
     # `optimize_forward` compares forwards on.
     if options.fused_kernels:
         use_fused_kernels(prepared)
     if options.torch_compile is not None:
         compile_trunk(prepared, options.torch_compile)
+        # a compiled trunk runs all of its layers
+        plan = replace(forward_plan(prepared), lower_layers=0)
+        setattr(unwrap_model(prepared), PLAN_ATTRIBUTE, plan)
     return prepared
 
 
@@ -52,9 +69,15 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
 
 def add_adapters(
-    model: PreTrainedModel, options: ModelOptions, task: TaskType, seed: int
+    model: PreTrainedModel,
+    options: ModelOptions,
+    task: TaskType,
+    seed: int,
+    without: Sequence[str] = (),
 ) -> LanguageModel:
     """Add LoRA adapters as the options say; without a rank, `model` itself is returned.
+
+    The layers named in `without` get none.
 
     All that is trained is float32, whatever the type of the frozen weights.
     """
@@ -66,6 +89,7 @@ def add_adapters(
         lora_alpha=options.lora_alpha,  # type: ignore[arg-type]  # peft 0.21 types it as int
         lora_dropout=options.lora_dropout,
         target_modules=options.lora_targets,
+        exclude_modules="|".join(rf"{re.escape(name)}\..*" for name in without) or None,
         # GPT-2's layers hold their weight transposed
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )

@@ -37,7 +37,7 @@ from lit_rlhf.files import (
 from lit_rlhf.forward import LanguageModel, stop_token_ids, unwrap_model
 from lit_rlhf.models.card import ModelCardInfo, render_model_card
 from lit_rlhf.models.four_bit import dequantized_weights, is_4bit
-from lit_rlhf.models.heads import save_lm_head, set_scalar_padding
+from lit_rlhf.models.heads import VALUE_HEAD, save_lm_head, set_scalar_padding
 from lit_rlhf.models.interop import HeadFormat, convert_to_trl
 
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
@@ -286,15 +286,17 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
     would leave rounding errors.
     """
     inner = unwrap_model(model)
-    state: dict[str, Tensor] = inner.state_dict() | dequantized_weights(inner)
-    if not isinstance(model, PeftModel):
+    weights = inner.state_dict() | dequantized_weights(inner)
+    # of the critic, whose folder it goes to
+    state: dict[str, Tensor] = {k: v for k, v in weights.items() if not k.startswith(VALUE_HEAD)}
+    adapted = {name: m for name, m in inner.named_modules() if isinstance(m, LoraLayer)}
+    if not adapted:
         return state
-    adapter = model.active_adapter
-    for name, module in inner.named_modules():
-        if isinstance(module, LoraLayer):
-            weight = state[f"{name}.base_layer.weight"]
-            delta = cast(Any, module).get_delta_weight(adapter)
-            state[f"{name}.base_layer.weight"] = weight + delta.to(weight)
+    adapter = next(iter(adapted.values())).active_adapters[0]
+    for name, module in adapted.items():
+        weight = state[f"{name}.base_layer.weight"]
+        delta = cast(Any, module).get_delta_weight(adapter)
+        state[f"{name}.base_layer.weight"] = weight + delta.to(weight)
     merged = {}
     for name, tensor in state.items():
         # a layer that peft trains in full is there twice: as loaded, and as trained under the

@@ -24,7 +24,7 @@ from torch import Tensor
 from lit_callbacks import log_text
 from lit_rlhf.checks import check_count, check_positive
 from lit_rlhf.data import PromptBatch, PromptDataModule, TokenBatch, encode_prompts
-from lit_rlhf.forward import disable_dropout
+from lit_rlhf.forward import Offloaded, disable_dropout, scalar_head_of, share_lower_layers
 from lit_rlhf.functional import explained_variance
 from lit_rlhf.models import ModelOptions, load_causal_lm, separate_weights
 from lit_rlhf.modules.finished import is_dry_run, model_card
@@ -137,7 +137,9 @@ class PPOModule(PPO, StageModule):
             and never trained on.
         reward_timeout: Seconds that a reward function may take for an iteration's responses;
             `None`: as long as it likes.
-        critic_init: The critic's start: the first reward model, the policy, or random weights.
+        critic_init: The critic's start: the first reward model, the policy, or random weights; or
+            `shared`, a new head on the policy's trunk, which both losses then train in one update,
+            with the head at the learning rate and weight decay of `critic_optimizer`.
         sampling: How responses are sampled.
         responses_per_prompt: Responses to each prompt of an iteration in training. An iteration has
             `data.batch_size * responses_per_prompt` rollouts; the ptx example of a prompt goes
@@ -215,6 +217,11 @@ class PPOModule(PPO, StageModule):
         self.sampled_texts = sampled_texts
         self.seed = seed
         self.critic_init = critic_init
+        if critic_init == "shared" and self.critic_pretraining.iterations:
+            raise ValueError(
+                "critic_pretraining.iterations: expected 0 with critic_init: shared, got "
+                f"{self.critic_pretraining.iterations}: the critic's trunk is the policy's"
+            )
         options = PPOOptions(
             merge_options(cls, "sampling", sampling),
             merge_options(cls, "reward_shaping", reward_shaping),
@@ -237,6 +244,8 @@ class PPOModule(PPO, StageModule):
             load_in_4bit=self.network.load_in_4bit and not (offload or shard),
         )
         reference = load_reference(model_path, frozen, offload, shard)
+        if reference is not None and not isinstance(reference, Offloaded):
+            share_lower_layers(reference, policy)
         reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload, shard)
         critic = load_critic(critic_init, model_path, policy, reward.models, self.network, seed)
         gold = None
@@ -409,8 +418,10 @@ class PPOModule(PPO, StageModule):
                 minibatch = experience.select(index)
                 texts = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
                 place = f"{self.place()}, minibatch {len(history) + 1}"
-                clip = self.critic_optimizer.grad_clip
-                metrics = self.train_critic(minibatch, clip, place)
+                metrics = {}
+                if not self.shares_trunk:
+                    clip = self.critic_optimizer.grad_clip
+                    metrics = self.train_critic(minibatch, clip, place)
                 if not pretraining:
                     clip = self.policy_optimizer.grad_clip
                     metrics |= self.train_policy(minibatch, texts, clip, place)
@@ -441,12 +452,16 @@ class PPOModule(PPO, StageModule):
     def train_policy(
         self, minibatch: Experience, ptx: TokenBatch | None, max_norm: float | None, place: str
     ) -> dict[str, Tensor]:
-        """Make one update of the policy, on rollouts and `ptx`, as many sequences of text."""
+        """Make one update of the policy, on rollouts and `ptx`, as many sequences of text.
+
+        It is the critic's update as well if both share a trunk.
+        """
+        loss_of = self.joint_loss if self.shares_trunk else self.policy_loss
         tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
 
         def shares() -> Iterator[Share]:
             for part, weight in self.split_experience(self.reparameterize_advantages(minibatch)):
-                yield weight, *self.policy_loss(part, tokens)
+                yield weight, *loss_of(part, tokens)
             # Its gradient is added to PPO's before the one step (Eq. 17).
             if ptx is not None and self.loss.ptx_coef > 0:
                 text_tokens = global_denominator(ptx.completion_mask.sum(), self.device)
@@ -460,8 +475,8 @@ class PPOModule(PPO, StageModule):
         self, name: str, shares: Iterable[Share], max_norm: float | None, place: str
     ) -> dict[str, Tensor]:
         """Accumulate a network's gradient over micro-batches, and make one step with it."""
-        policy, critic = trained_networks(self)
-        optimizer = (policy if name == "policy" else critic).optimizer
+        policy, *critic = trained_networks(self)
+        optimizer = (policy if name == "policy" else critic[0]).optimizer
         metrics, norm, applied = self.guard.update(
             self, f"the {name}", optimizer, shares, max_norm, place
         )
@@ -496,9 +511,16 @@ class PPOModule(PPO, StageModule):
             self.pretraining_length.fill_(int(self.iteration) + 1)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One AdamW and schedule for the policy, one for the critic."""
+        """One AdamW and schedule for the policy, one for the critic unless its trunk is shared."""
         policy = self.build_optimizer(self.policy, self.policy_optimizer)
-        critic = self.build_optimizer(self.critic, self.critic_optimizer)
+        if self.shares_trunk:
+            # the head is new, and so may need a larger learning rate than the trunk
+            head = list(scalar_head_of(self.critic).parameters())
+            for group in policy.param_groups:
+                group["params"] = [p for p in group["params"] if all(p is not h for h in head)]
+            options = self.critic_optimizer
+            settings = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
+            policy.add_param_group({"params": head, **settings})
         pretraining = self.critic_pretraining.iterations
         limit = math.inf if self.max_iterations is None else self.max_iterations
         # max_steps is refused, so that Lightning counts batches here
@@ -520,8 +542,12 @@ class PPOModule(PPO, StageModule):
             phase = int(self.pretraining_length) if done else pretraining
             return critic_updates(max(iterations - phase, 1))
 
+        schedule = build_schedule(policy, self.policy_optimizer, policy_updates)
+        if self.shares_trunk:
+            return [policy], [schedule]
+        critic = self.build_optimizer(self.critic, self.critic_optimizer)
         return [policy, critic], [
-            build_schedule(policy, self.policy_optimizer, policy_updates),
+            schedule,
             # critic pre-training replaces its warm-up (Section 5.3.3)
             build_schedule(
                 critic, self.critic_optimizer, critic_updates, 0.0 if pretraining else None
@@ -530,9 +556,10 @@ class PPOModule(PPO, StageModule):
 
     def step_schedules(self, n_updates: int = 1) -> None:
         """Step the learning rates by updates, the policy's after critic pre-training only."""
-        policy, critic = trained_networks(self)
+        policy, *critic = trained_networks(self)
         for _ in range(n_updates):
-            critic.step_schedule()
+            if critic:
+                critic[0].step_schedule()
             if not self.in_critic_pretraining():
                 policy.step_schedule()
 

@@ -99,7 +99,12 @@ RULES = (
         "no influence on what is learned",
     ),
     Rule(
-        ("network.lora_rank", "network.lora_targets", "network.load_in_4bit"),
+        (
+            "network.lora_rank",
+            "network.lora_targets",
+            "network.load_in_4bit",
+            "network.trained_layers",
+        ),
         Change.REFUSED,
         "the weights would not fit",
     ),
@@ -418,7 +423,9 @@ class Resume(Callback):
             for name, default in option_groups(type(module)).items()
             if isinstance(default, OptimizerOptions)
         ]
-        networks = zip(groups, trained_networks(module), self._configured, strict=True)
+        trained = trained_networks(module)
+        # a critic on the policy's trunk has no optimizer of its own
+        networks = zip(groups[: len(trained)], trained, self._configured, strict=True)
         for group, (optimizer, schedule), configured in networks:
             fields = {name.removeprefix(f"{group}.") for name in names if name.startswith(group)}
             if fields:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_callbacks import Collapse
 from lit_rlhf.data import DialogueEncoder
-from lit_rlhf.forward import LanguageModel
+from lit_rlhf.forward import LanguageModel, has_bfloat16
 from lit_rlhf.models import (
     ModelCardInfo,
     ModelOptions,
@@ -270,6 +270,12 @@ class StageModule(FixedDtypeBuffers, LightningModule):
     def on_fit_start(self) -> None:
         """Check the weights."""
         require_finite_weights(self, self.stage, "model_path, rewards, ckpt_path")
+        precision = str(self.trainer.precision)
+        if self.device.type == "cpu" and precision.startswith("bf16") and not has_bfloat16():
+            rank_zero_warn(
+                f"trainer.precision={precision}: this processor has no instructions for bfloat16, "
+                "in which it computes several times slower than in float32; take 32-true"
+            )
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         for optimizer in self.trainer.optimizers:
             # Engines that keep float32 masters have those in their groups, not the weights.

@@ -20,10 +20,12 @@ from lit_rlhf.data import PromptBatch, TokenBatch
 from lit_rlhf.forward import (
     LanguageModel,
     Offloaded,
+    hidden_states,
     map_target_logits,
     response_values,
     stop_token_ids,
     target_logprobs,
+    trunk_of,
 )
 from lit_rlhf.functional import (
     PolicyLoss,
@@ -61,7 +63,8 @@ class PPONetworks(NamedTuple):
     """The networks of PPO and what scores its responses.
 
     Policy and critic are trained, without dropout. The reference is the frozen SFT model; `None`:
-    the policy without its LoRA adapters. `gold` is a judge whose scores are only logged.
+    the policy without its LoRA adapters. The critic's trunk may be the policy's, see
+    `add_value_head`. `gold` is a judge whose scores are only logged.
     """
 
     policy: LanguageModel
@@ -89,6 +92,7 @@ class PPO(FixedDtypeBuffers):
     """
 
     kl_coef: Tensor
+    critic: LanguageModel
 
     def __init__(self, networks: PPONetworks, options: PPOOptions = PPOOptions()) -> None:
         super().__init__()
@@ -99,7 +103,12 @@ class PPO(FixedDtypeBuffers):
         self.policy = networks.policy
         self.reference = networks.reference
         self.reward = networks.reward
-        self.critic = networks.critic
+        self.shares_trunk = trunk_of(networks.critic) is trunk_of(networks.policy)
+        if self.shares_trunk:
+            # its weights are the policy's, so that they are moved, trained and saved with them
+            object.__setattr__(self, "critic", networks.critic)
+        else:
+            self.critic = networks.critic
         self.gold = networks.gold
         self.tokenizer = networks.tokenizer
         self.sampling = options.sampling
@@ -233,7 +242,16 @@ class PPO(FixedDtypeBuffers):
             mask = mask & rollouts.terminated[:, None]
         from_reference = self.loss.old_policy == "reference"
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
-        return Experience(rollouts, old_logprobs, estimates.values, advantages, returns, mask)
+        return Experience(
+            rollouts,
+            old_logprobs,
+            estimates.values,
+            advantages,
+            returns,
+            mask,
+            estimates.policy_lower,
+            estimates.critic_lower,
+        )
 
     def reparameterize_advantages(self, minibatch: Experience) -> Experience:
         """Whiten and clip the advantages of a minibatch, over all ranks (Section 5.3.1)."""
@@ -246,11 +264,21 @@ class PPO(FixedDtypeBuffers):
             advantages = clipped_advantages(advantages, self.advantages.clip)
         return replace(minibatch, advantages=advantages)
 
-    def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        """Share of a micro-batch in the value loss (Eq. 16) of a minibatch of so many tokens."""
+    def critic_loss(
+        self, experience: Experience, tokens: Tensor, hidden: Tensor | None = None
+    ) -> LossShare:
+        """Share of a micro-batch in the value loss (Eq. 16) of a minibatch of so many tokens.
+
+        `hidden` are the critic's hidden states, `[B, P+T, H]`, if they are there already.
+        """
         rollouts, mask = experience.rollouts, experience.loss_mask
         values = response_values(
-            self.critic, rollouts.sequence_ids, rollouts.sequence_mask, mask.shape[1]
+            self.critic,
+            rollouts.sequence_ids,
+            rollouts.sequence_mask,
+            mask.shape[1],
+            experience.critic_lower,
+            hidden,
         )
         loss, clip_fraction = value_loss(
             values,
@@ -266,12 +294,27 @@ class PPO(FixedDtypeBuffers):
             {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share},
         )
 
-    def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+    def joint_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
+        """Share of a micro-batch in both losses, by one forward of the trunk that both share."""
+        rollouts = experience.rollouts
+        ids, mask = rollouts.sequence_ids, rollouts.sequence_mask
+        hidden = hidden_states(self.policy, ids, mask, experience.critic_lower)
+        policy = self.policy_loss(experience, tokens, hidden)
+        critic = self.critic_loss(experience, tokens, hidden)
+        loss = policy.loss + self.loss.value_coef * critic.loss
+        return LossShare(loss, {**policy.metrics, **critic.metrics})
+
+    def policy_loss(
+        self, experience: Experience, tokens: Tensor, hidden: Tensor | None = None
+    ) -> LossShare:
         """Share of a micro-batch in the policy's loss with its entropy bonus, over `tokens`.
 
-        Those are the minibatch's, see `global_denominator`.
+        Those are the minibatch's, see `global_denominator`. `hidden` is as for `critic_loss`.
         """
         rollouts, mask = experience.rollouts, experience.loss_mask
+        if hidden is None and experience.policy_lower is not None:
+            ids, real = rollouts.sequence_ids, rollouts.sequence_mask
+            hidden = hidden_states(self.policy, ids, real, experience.policy_lower)
         entropy_coef, temperature = self.loss.entropy_coef, self.sampling.temperature
 
         def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
@@ -285,6 +328,7 @@ class PPO(FixedDtypeBuffers):
             rollouts.sequence_mask,
             rollouts.to_sequence_mask(mask),
             read,
+            hidden,
         )
         # The last T columns of a sequence are its response.
         logprobs = logprobs[:, -mask.shape[1] :]

@@ -10,13 +10,14 @@ from lit_rlhf.checks import check_choice
 from lit_rlhf.forward import LanguageModel, Offloaded, freeze
 from lit_rlhf.models import (
     ModelOptions,
+    add_value_head,
     build_random_scalar_model,
     load_causal_lm,
     load_scalar_model,
 )
 from lit_rlhf.rewards import ModelReward
 
-CriticInit = Literal["reward", "policy", "random"]
+CriticInit = Literal["reward", "policy", "random", "shared"]
 
 
 def load_reference(
@@ -42,10 +43,13 @@ def load_critic(
 ) -> LanguageModel:
     """The critic that PPO starts from, loaded with `options` and with new weights by `seed`.
 
-    It is the first reward model (`reward`), the SFT model with a new head (`policy`), or random
-    weights in the shape of the SFT model (`random`). With LoRA it has its frozen weights in common
+    It is the first reward model (`reward`), the SFT model with a new head (`policy`), random
+    weights in the shape of the SFT model (`random`), or a new head on the policy's own trunk
+    (`shared`). With LoRA it has its frozen weights in common
     with the policy or the reward model that it starts from.
     """
+    if init == "shared":
+        return add_value_head(policy, seed)
     source = critic_source(init, model_path, [model.path for model in rewards])
     if init == "reward" and rewards[0].own_text is not None:
         raise ValueError(
@@ -68,7 +72,7 @@ def load_critic(
 
 def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> str:
     """Folder or hub id of the SFT model or the first of the reward models, see `load_critic`."""
-    if init in ("random", "policy"):
+    if init in ("random", "policy", "shared"):
         return model_path
     check_choice("critic_init", init, get_args(CriticInit))
     if models and models[0].startswith("<"):

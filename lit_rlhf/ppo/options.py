@@ -113,6 +113,8 @@ class PPOLossOptions:
         kl_penalty_coef: beta of PPO-penalty (Eq. 14).
         old_policy: What the ratio is taken against: the policy that sampled (`rollout`), or the
             reference (Section 5.3.2).
+        value_coef: Weight of the value loss beside the policy's, where both are of one trunk
+            (`critic_init: shared`).
         value_clip: epsilon of the clipped value loss (Eq. 16); `None`: no clipping.
         entropy_coef: Weight of the entropy bonus.
         entropy_clip: Entropy of a token above which it gets no bonus (Appendix B.3), in nats;
@@ -127,6 +129,7 @@ class PPOLossOptions:
     dual_clip: float | None = None
     kl_penalty_coef: float = 0.1
     old_policy: OldPolicy = "rollout"
+    value_coef: float = 0.1
     value_clip: float | None = 0.2
     entropy_coef: float = 0.0
     entropy_clip: float | None = None
@@ -142,6 +145,7 @@ class PPOLossOptions:
         if self.dual_clip is not None:
             check_number("dual_clip", self.dual_clip, "a number > 1", lambda value: value > 1)
         check_fields(check_not_negative, self, "kl_penalty_coef", "entropy_coef", "ptx_coef")
+        check_fields(check_not_negative, self, "value_coef")
         if self.old_policy == "reference" and self.policy_objective == "kl_penalty":
             raise ValueError(
                 "old_policy, policy_objective: expected old_policy: rollout with kl_penalty, got "

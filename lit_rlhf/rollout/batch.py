@@ -138,6 +138,8 @@ class Experience:
         returns: Targets of the critic, `[B, T]`.
         loss_mask: Tokens to learn from, `[B, T]` bool: the response's, except for responses that
             the truncation rule leaves out.
+        policy_lower: See `TokenStatistics`.
+        critic_lower: See `TokenStatistics`.
     """
 
     rollouts: RolloutBatch
@@ -146,6 +148,8 @@ class Experience:
     advantages: Tensor
     returns: Tensor
     loss_mask: Tensor
+    policy_lower: Tensor | None = None
+    critic_lower: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -164,6 +168,11 @@ class Experience:
             response_mask=response_mask[:, :length],
             terminated=self.rollouts.terminated[index],
         )
+        lower = (self.policy_lower, self.critic_lower)
+        end = self.rollouts.prompt_ids.shape[1] + length
+        policy_lower, critic_lower = (
+            None if states is None else states[index, first:end] for states in lower
+        )
         return Experience(
             rollouts,
             old_logprobs=self.old_logprobs[index, :length],
@@ -171,6 +180,8 @@ class Experience:
             advantages=self.advantages[index, :length],
             returns=self.returns[index, :length],
             loss_mask=self.loss_mask[index, :length],
+            policy_lower=policy_lower,
+            critic_lower=critic_lower,
         )
 
 

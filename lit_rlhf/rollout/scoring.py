@@ -6,6 +6,7 @@ samples, `T` response tokens.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -15,11 +16,14 @@ from torch import Tensor
 from lit_rlhf.forward import (
     LanguageModel,
     LogitsFunction,
+    LowerStates,
     Offloaded,
     eval_mode,
+    has_lower_layers_of,
     map_target_logits,
     on_device,
     token_values,
+    trunk_of,
 )
 from lit_rlhf.functional import token_logprobs, token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
@@ -29,13 +33,16 @@ class TokenStatistics(NamedTuple):
     """Log-probs, entropies and values of responses before an update; 0 outside the response mask.
 
     They are float32, `[B, T]` at the sampling temperature in nats (`values`: the critic's V(s_t),
-    read before token t) but for two:
+    read before token t) but for these:
 
     Attributes:
         next_values: V(s_{T+1}), read at each response's last token, `[B]`: an estimate of what
             would follow a response that was cut off. It has no meaning for one that ended.
         ref_prompt_entropy: Entropy of the reference's distribution over the first response token,
             `[B]`, nats: a statistic of the prompt, which no policy changes.
+        policy_lower: What the policy's layers below the trained ones give for the sequences,
+            `[B, P+T, H]`; `None` where the update computes it.
+        critic_lower: The same of the critic.
     """
 
     logprobs: Tensor
@@ -44,6 +51,8 @@ class TokenStatistics(NamedTuple):
     values: Tensor
     next_values: Tensor
     ref_prompt_entropy: Tensor
+    policy_lower: Tensor | None = None
+    critic_lower: Tensor | None = None
 
 
 def score_rollouts(
@@ -60,13 +69,29 @@ def score_rollouts(
     Without a reference, it is the policy with its LoRA adapters off. The critic is a scalar model,
     and `max_tokens_per_forward` limits real tokens, see `RolloutBatch.split`.
     """
-    limit = max_tokens_per_forward
-    logprobs, entropy, _ = rollouts.statistics_at(temperature) or compute_policy_statistics(
-        policy, rollouts, temperature, limit
+    limit, mask = max_tokens_per_forward, rollouts.sequence_mask
+    policy_lower, critic_lower = LowerStates.of(policy, mask), LowerStates.of(critic, mask)
+    if trunk_of(critic) is trunk_of(policy):
+        policy_lower = None  # the critic's are the policy's
+    statistics = rollouts.statistics_at(temperature)
+    of_reference = None
+    if statistics is None:
+        statistics = compute_policy_statistics(policy, rollouts, temperature, limit, policy_lower)
+    elif policy_lower and (reference is None or has_lower_layers_of(reference, policy)):
+        of_reference = policy_lower
+    values, next_values = compute_values(critic, rollouts, limit, critic_lower)
+    ref = compute_reference_statistics(
+        policy, reference, rollouts, temperature, limit, of_reference
     )
-    values, next_values = compute_values(critic, rollouts, limit)
-    ref = compute_reference_statistics(policy, reference, rollouts, temperature, limit)
-    return TokenStatistics(logprobs, ref.logprobs, entropy, values, next_values, ref.entropy[:, 0])
+    return TokenStatistics(
+        statistics.logprobs,
+        ref.logprobs,
+        statistics.entropy,
+        values,
+        next_values,
+        ref.entropy[:, 0],
+        *(None if lower is None else lower.states() for lower in (policy_lower, critic_lower)),
+    )
 
 
 @torch.no_grad()
@@ -75,13 +100,15 @@ def compute_policy_statistics(
     rollouts: RolloutBatch,
     temperature: float = 1.0,
     max_tokens_per_forward: int | None = None,
+    lower: LowerStates | None = None,
 ) -> PolicyStatistics:
-    """Compute log-probs and entropies of the responses under a policy."""
+    """Compute log-probs and entropies of the responses under a policy; `lower` keeps its states."""
     logprobs, entropy = _map_response_logits(
         model,
         rollouts,
         lambda logits, ids: token_logprobs_and_entropy(logits, ids, temperature),
         max_tokens_per_forward,
+        lower,
     )
     return PolicyStatistics(logprobs, entropy, temperature)
 
@@ -109,6 +136,7 @@ def compute_reference_statistics(
     rollouts: RolloutBatch,
     temperature: float = 1.0,
     max_tokens_per_forward: int | None = None,
+    lower: LowerStates | None = None,
 ) -> PolicyStatistics:
     """Compute log-probs and entropies of the responses under the reference.
 
@@ -117,26 +145,34 @@ def compute_reference_statistics(
     """
     if reference is not None:
         with on_device(reference, rollouts.response_ids.device) as network:
-            return compute_policy_statistics(network, rollouts, temperature, max_tokens_per_forward)
+            return compute_policy_statistics(
+                network, rollouts, temperature, max_tokens_per_forward, lower
+            )
     if not isinstance(policy, PeftModel):
         raise ValueError(
             "reference: expected a model, or None for a policy with LoRA adapters, got None and a "
             f"{type(policy).__name__} without adapters"
         )
     with policy.disable_adapter():
-        return compute_policy_statistics(policy, rollouts, temperature, max_tokens_per_forward)
+        return compute_policy_statistics(
+            policy, rollouts, temperature, max_tokens_per_forward, lower
+        )
 
 
 @torch.no_grad()
 def compute_values(
-    model: LanguageModel, rollouts: RolloutBatch, max_tokens_per_forward: int | None = None
+    model: LanguageModel,
+    rollouts: RolloutBatch,
+    max_tokens_per_forward: int | None = None,
+    lower: LowerStates | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `values` and `next_values` of `TokenStatistics`."""
     length = rollouts.response_ids.shape[1]
     parts = []
     with eval_mode(model):
         for part in rollouts.split(max_tokens_per_forward):
-            values = token_values(model, part.sequence_ids, part.sequence_mask)
+            with _keeping(lower, model, part):
+                values = token_values(model, part.sequence_ids, part.sequence_mask)
             parts.append(values[:, -length - 1 :])
     # Column 0 is the last prompt token, whose value is V(s_1); column t is response token t, whose
     # value is V(s_{t+1}). So the columns before the last are read before each token, and the value
@@ -151,18 +187,24 @@ def _map_response_logits(
     rollouts: RolloutBatch,
     function: LogitsFunction,
     max_tokens_per_forward: int | None,
+    lower: LowerStates | None = None,
 ) -> tuple[Tensor, ...]:
     """Apply `function` to the logits of all response tokens; its results are `[B, T]` each."""
     length = rollouts.response_ids.shape[1]
+    parts = []
     with eval_mode(model):
-        parts = [
-            map_target_logits(
-                model,
-                part.sequence_ids,
-                part.sequence_mask,
-                part.to_sequence_mask(part.response_mask),
-                function,
-            )
-            for part in rollouts.split(max_tokens_per_forward)
-        ]
+        for part in rollouts.split(max_tokens_per_forward):
+            targets = part.to_sequence_mask(part.response_mask)
+            with _keeping(lower, model, part):
+                parts.append(
+                    map_target_logits(
+                        model, part.sequence_ids, part.sequence_mask, targets, function
+                    )
+                )
     return tuple(torch.cat(results)[:, -length:] for results in zip(*parts, strict=True))
+
+
+def _keeping(
+    lower: LowerStates | None, model: LanguageModel, part: RolloutBatch
+) -> AbstractContextManager[None]:
+    return nullcontext() if lower is None else lower.recording(model, part.sequence_mask)

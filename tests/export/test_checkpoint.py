@@ -41,6 +41,15 @@ def test_a_checkpoint_becomes_what_the_stage_leaves(
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
+def test_networks_of_one_trunk(stage_root: Path, tmp_path: Path) -> None:
+    saved = saved_run("ppo", stage_root, tmp_path, critic_init="shared")
+    for network, folder in (("policy", "."), ("critic", "critic")):
+        model = load_checkpoint_model(saved.checkpoint, network)  # type: ignore[arg-type]
+        model.save(tmp_path / network)
+        assert_same_model(tmp_path / network, saved.finished / folder)
+    assert not any("value_head" in name for name in weights(saved.finished))
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("lora", [False, True])
 def test_engines_checkpoints_of_any_number_of_ranks(

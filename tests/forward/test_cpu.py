@@ -235,3 +235,22 @@ def test_sizes_are_padded_where_onednn_multiplies() -> None:
         assert [by_eights.n_padding(n, weight) for n in (1, 8, 13)] == [7, 0, 3]
     assert by_eights.n_padding(13, weight.bfloat16()) == 3
     assert by_eights.n_padding(13, weight.bfloat16().to("meta")) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("flags : fpu avx2 avx512f", False),
+        ("flags : fpu avx2 avx512f avx512_bf16", True),
+        ("Features : fp asimd bf16", True),
+        ("processor : 0", True),
+        (None, True),
+    ],
+)
+def test_bfloat16_by_the_flags_of_the_processor(
+    text: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
+    assert cpu.has_bfloat16.__wrapped__() == expected

@@ -77,7 +77,7 @@ def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
 def test_values_are_read_before_the_token_in_rollout_and_update(
     root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def positions(model: object, ids: Tensor, mask: Tensor) -> Tensor:
+    def positions(model: object, ids: Tensor, mask: Tensor, *_: object) -> Tensor:
         return (mask.cumsum(1) - 1).clamp(min=0).float()
 
     monkeypatch.setattr("lit_rlhf.rollout.scoring.token_values", positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,15 @@ def test_a_weight_moves_if_a_step_of_either_sign_is_not_rounded_back(
     """Next to 1 there are 1 + 2^-7 and 1 - 2^-8; a step of half that way, and ties go to even."""
     weights = torch.tensor([[1e-4, 1.0], [1.5, 100.0]], dtype=torch.bfloat16)
     assert count_movable(weights, rate) == expected
+
+
+@pytest.mark.parametrize(("precision", "warned"), [("bf16-mixed", True), ("32-true", False)])
+def test_bfloat16_without_its_instructions_is_told(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any, warned: bool
+) -> None:
+    monkeypatch.setattr("lit_rlhf.modules.stage.has_bfloat16", lambda: False)
+    module = SFTModule(str(root / "policy"))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        fitted(module, demonstrations(root), tmp_path, precision=precision, max_steps=1)
+    assert any("take 32-true" in str(warning.message) for warning in shown) == warned

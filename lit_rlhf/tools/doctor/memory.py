@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from lit_rlhf.checks import check_count, check_fields
-from lit_rlhf.forward import CHUNK_SIZE, LanguageModel, Offloaded, unwrap_model
+from lit_rlhf.forward import CHUNK_SIZE, KEPT_BYTES, LanguageModel, Offloaded, unwrap_model
 from lit_rlhf.modules import tokens_within_memory
 from lit_rlhf.rollout import default_tokens_per_forward
 from lit_rlhf.tools.doctor.case import Case
@@ -82,6 +82,8 @@ class PPOSizes:
         offload_frozen: Whether reference and reward model are in CPU memory between uses.
         shard_frozen: Whether each GPU, or each rank's part of CPU memory, has a share of them then.
         nodes: Number of nodes, with as many GPUs each.
+        trained_layers: Layers that are trained, from the top, while the outputs of the others are
+            kept; `None` for all.
     """
 
     gpus: int
@@ -96,6 +98,7 @@ class PPOSizes:
     offload_frozen: bool = False
     shard_frozen: bool = False
     nodes: int = 1
+    trained_layers: int | None = None
 
     def __post_init__(self) -> None:
         """Check that all numbers are positive."""
@@ -157,6 +160,7 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         + SCORED_LOGIT_BYTES * scored
         + visits,
         update=learned * layer_activations(shape, sizes)
+        + 2 * kept_states(shape, sizes)
         + LEARNED_LOGIT_BYTES * min(targets * shape.vocabulary, CHUNK_SIZE),
         gradients=states.gradients + bucket_bytes(shape.parameters),
         cpu=2 * states.cpu
@@ -190,14 +194,22 @@ def bucket_bytes(parameters: int) -> int:
     return 2 * WEIGHT_BYTES * min(parameters, BUCKET_WEIGHTS)
 
 
+def kept_states(shape: NetworkShape, sizes: PPOSizes) -> int:
+    """Bytes of what a network's layers below the trained ones give, where they are kept."""
+    tokens = sizes.rollouts * (sizes.prompt_tokens + sizes.response_tokens)
+    size = WEIGHT_BYTES * shape.hidden * tokens
+    return size if sizes.trained_layers is not None and size <= KEPT_BYTES else 0
+
+
 def layer_activations(shape: NetworkShape, sizes: PPOSizes) -> int:
-    """Bytes per token that all layers keep for the backward.
+    """Bytes per token that the trained layers keep for the backward.
 
     Gradient checkpointing keeps each layer's input, and one layer's activations at a time.
     """
+    n_layers = sizes.trained_layers or shape.layers
     if sizes.gradient_checkpointing:
-        return shape.hidden * (WEIGHT_BYTES * shape.layers + LAYER_BYTES)
-    return shape.hidden * LAYER_BYTES * shape.layers
+        return shape.hidden * (WEIGHT_BYTES * n_layers + LAYER_BYTES)
+    return shape.hidden * LAYER_BYTES * n_layers
 
 
 def estimate_memory(case: Case) -> PPOMemory:
@@ -326,4 +338,5 @@ def ppo_sizes(case: Case) -> PPOSizes:
         offload_frozen=module.memory.offload_frozen,
         shard_frozen=module.memory.shard_frozen,
         nodes=case.plan.nodes,
+        trained_layers=module.network.trained_layers,
     )

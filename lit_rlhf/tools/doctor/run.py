@@ -87,7 +87,7 @@ def run_iteration(case: Case) -> Finding:
     case.rollouts, case.scores, case.estimates = rollouts, scores, estimates
     if rollouts.statistics is not None:
         case.rescored = module.estimate(rollouts._replace(statistics=None))
-    values = {"rewards": scores, **estimates._asdict()}
+    values = {"rewards": scores, **{k: v for k, v in estimates._asdict().items() if v is not None}}
     if names := [name for name, value in values.items() if not bool(value.isfinite().all())]:
         return failure(
             f"Not finite in {len(scores)} rollouts: {', '.join(names)}.",
@@ -131,14 +131,16 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
         for optimizer in optimizers:
             reset_first_moments(optimizer)
         with timer("update", minibatch.rollouts.sequence_ids, UPDATE_MEMORY):
-            found = module.train_critic(minibatch, clips["critic"], "the examination")
+            found = {}
+            if not module.shares_trunk:
+                found = module.train_critic(minibatch, clips["critic"], "the examination")
             found |= module.train_policy(minibatch, ptx, clips["policy"], "the examination")
         metrics = {key: float(value) for key, value in found.items()}
         steps = {
             name: NetworkStep(
                 clips[name], metrics[f"ppo/{name}_grad_norm"], applied_gradient_norm(optimizer)
             )
-            for name, optimizer in zip(NETWORKS, optimizers, strict=True)
+            for name, optimizer in zip(NETWORKS, optimizers, strict=not module.shares_trunk)
         }
         return Update(metrics, steps)
 

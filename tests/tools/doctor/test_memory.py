@@ -64,6 +64,12 @@ def test_a_node_has_memory_for_its_own_ranks() -> None:
     assert shared == alone / 2
 
 
+def test_only_trained_layers_keep_activations() -> None:
+    whole, top = (ppo_memory(SHAPE, PPOSizes(**SIZES, trained_layers=n)) for n in (None, 1))
+    # 20 tokens of 8 units keep 2 bytes for each of two layers; of 50 tokens, both networks do
+    assert whole.update - top.update == 20 * 8 * 2 * 2 - 2 * 50 * 8 * 2
+
+
 def test_the_terms_by_hand() -> None:
     assert ppo_memory(SHAPE, PPOSizes(**SIZES)) == PPOMemory(
         trained=2 * (2000 + 12_000 // 4),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_rlhf.tools.doctor.case import NETWORKS, Case, NetworkStep
+from lit_rlhf.tools.doctor.case import Case, NetworkStep
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
 
@@ -11,7 +11,7 @@ def check_clipping(case: Case) -> Finding:
     assert case.updates is not None
     strategy = type(case.trainer.strategy).__name__
     parts = []
-    for network in NETWORKS:
+    for network in case.updates[0].steps:
         option = f"model.{network}_optimizer.grad_clip"
         steps = [update.steps[network] for update in case.updates]
         if steps[0].clip is None:
