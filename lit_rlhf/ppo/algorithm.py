@@ -170,6 +170,8 @@ class PPO(FixedDtypeBuffers):
         """Add responses to `metrics` (or new ones), with each reward's score and the gold one."""
         metrics = metrics or RolloutMetrics()
         named = {f"score/{name}": raw for name, raw in self.reward.raw_scores.items()}
+        if (spread := self.reward.spread()) is not None:
+            named["score_spread"] = spread
         if self.gold is not None:
             named["gold"] = self.gold(rollouts, batch.texts, None, batch.fields)
         metrics.update(

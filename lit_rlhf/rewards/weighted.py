@@ -45,7 +45,7 @@ from lit_rlhf.rewards.rules import (
     SentimentRule,
 )
 from lit_rlhf.rollout import RolloutBatch, decode_responses
-from lit_rlhf.stats import RunningMoments, global_sum
+from lit_rlhf.stats import RunningMoments, global_masked_moments, global_sum
 
 RewardObject = Any
 """A callable or a loaded reward model. jsonargparse could not parse a type that says so."""
@@ -192,6 +192,21 @@ class WeightedReward(nn.Module):
         for function in self.functions:
             if isinstance(function, CallableReward):
                 function.check_fields(available, where)
+
+    def spread(self) -> Tensor | None:
+        """Disagreement of the reward models on each response of the last call, `[B]`.
+
+        It is the standard deviation over the models of their scores, each less its mean and over
+        its standard deviation over the responses of all ranks: 0 if they rank responses alike.
+        `None` for fewer than two models. Every rank has to call it.
+        """
+        terms = []
+        for spec, function in zip(self.specs, self.functions, strict=True):
+            if isinstance(function, ModelReward):
+                raw = self.raw_scores[spec.name]
+                mean, var, _ = global_masked_moments(raw, torch.ones_like(raw, dtype=torch.bool))
+                terms.append(normalized_scores(raw, mean, var.sqrt(), clip=None))
+        return torch.stack(terms).std(dim=0, correction=0) if len(terms) > 1 else None
 
     def commit_moments(self) -> None:
         """Make the moments of the last call in training mode permanent.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -30,7 +31,10 @@ def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]
     folder = tmp_path_factory.mktemp("everything")
     moves = {RUNS: quickstart, f"{RUNS}/ppo_max": folder / "ppo", f"{RUNS}/logs": folder}
     text = [{"path": f"{RUNS}/world/text.jsonl"}]
-    init_args = {"model": {"loss": {"ptx_coef": 0.1}}, "data": {"ptx_sources": text}}
+    copytree(quickstart / "reward", folder / "second")
+    rewards = {f"{RUNS}/reward": 1.0, str(folder / "second"): 0.0}
+    model = {"loss": {"ptx_coef": 0.1}, "rewards": rewards}
+    init_args = {"model": model, "data": {"ptx_sources": text}}
     ptx = overlay(folder, "ptx", {name: {"init_args": value} for name, value in init_args.items()})
     configs = [QUICKSTART / "ppo_max.yaml", ptx, CONFIGS / "ablations" / "entropy_bonus.yaml"]
     fit_stage("ppo", configs, folder, moves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, pstdev
 from traceback import format_exception
 from typing import Any
 
@@ -248,7 +249,7 @@ def test_a_reward_models_scores_that_are_not_finite_are_shown(
 def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: RolloutBatch) -> None:
     paths = [str(folder / "reward_1"), str(folder / "reward_2")]
     first, second = (ModelReward(path, ModelOptions())(rollouts, PROMPTS, None) for path in paths)
-    length = torch.tensor([3.0, 6.0, 0.0])
+    raw, length = [first.tolist(), second.tolist()], torch.tensor([3.0, 6.0, 0.0])
     weighted = WeightedReward(
         {paths[0]: 2.0, f"{FUNCTIONS}:length": -0.1, paths[1]: 0.5},
         ModelOptions(),
@@ -257,6 +258,16 @@ def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: Rollout
     expected = 2.0 * first - 0.1 * length + 0.5 * second
     torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
     assert [model.path for model in weighted.models] == paths
+    # two models: half of the difference of their standardized scores; the rule is none of them
+    standardized = [[(x - fmean(row)) / pstdev(row) for x in row] for row in raw]
+    halves = [abs(x - y) / 2 for x, y in zip(*standardized, strict=True)]
+    spread = weighted.spread()
+    assert spread is not None
+    assert spread.tolist() == pytest.approx(halves, rel=1e-4)
+    rewards = {paths[0]: 1.0, f"{FUNCTIONS}:length": 1.0}
+    alone = WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
+    alone(rollouts, PROMPTS, None)
+    assert alone.spread() is None
 
 
 def test_the_sum_needs_a_reward() -> None:
