@@ -25,7 +25,7 @@ from benchmarks.detector.families import (
 )
 from benchmarks.detector.judging import choose, judge_families
 from benchmarks.detector.page import RESULT, format_section, read_rows
-from benchmarks.detector.replaying import find_flags
+from benchmarks.detector.replaying import find_flags, find_suspicion
 from benchmarks.detector.rules import (
     KL_PER_RESPONSE,
     KL_PER_TOKEN,
@@ -45,6 +45,7 @@ def replay(run: Trajectory) -> dict[str, Any]:
         "every": run.every,
         "steps": len(run.steps),
         "ours": find_flags(run, GRID),
+        "suspicious": [find_suspicion(run)],
         "KL": [
             *(exceeds_kl(run, threshold, False) for threshold in KL_PER_RESPONSE),
             *(exceeds_kl(run, threshold, True) for threshold in KL_PER_TOKEN),

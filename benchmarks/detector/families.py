@@ -164,7 +164,7 @@ def paper_runs() -> list[Trajectory]:
         steps = make_steps(curves, 128)
         runs.append(Trajectory("paper", f"Figure 9, {name}", False, steps, every=23))
     for path in sorted((HERE / "figures").glob("figure*.csv")):
-        if path.stem == "figure9":
+        if path.stem in ("figure9", "figure13"):  # the latter are ten distributions of scores
             continue
         curve = figure(path.stem)
         curves = {

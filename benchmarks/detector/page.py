@@ -10,8 +10,18 @@ from textwrap import fill
 from typing import Any
 
 from benchmarks.detector.criterion import CHOOSING, GRID
-from benchmarks.detector.judging import DETECTORS, Row, Score, choose, choose_and_score, total
+from benchmarks.detector.families import figure
+from benchmarks.detector.judging import (
+    DETECTORS,
+    Row,
+    Score,
+    choose,
+    choose_and_score,
+    score,
+    total,
+)
 from benchmarks.results_file import table
+from lit_callbacks import Level, RewardDistributionMonitor
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "detector.jsonl"
 
@@ -45,15 +55,25 @@ negative one is late.
   after the harm; under TRL it is {trl} updates before it. A threshold on KL per token speaks
   {kl_lead} iterations before the harm, because KL rises before the length does, and pays for it
   with {kl_false} of {healthy} false alarms
-  and {kl_missed} of {collapsed} missed. `suspicious` is the level for that trade.
+  and {kl_missed} of {collapsed} missed. The first `suspicious` verdict comes {early} iterations
+  before the harm in the lab and {early_trl} updates before it under TRL, but {doubted} of {healthy}
+  healthy runs are suspicious at some step too: it says where to look, not when to stop.
 - **What is missed**: {missed}. In these runs KL per token is the only signal that moves, or the
   length changes by less than in healthy runs of the lab.
 - **False alarms**: {false}. These runs use three to eight times the KL of PPO-max and pad their
   answers by 70 %; their gold ends between SFT's and PPO-max's.
-- **Not judged**: the lab's ways to exploit with matched negatives and reward models with several
-  heads have no committed runs yet; of SmolLM2 there are nine. The lab's have KL, length,
-  perplexity, entropy and explained variance, the paper's figures KL and length only. The
-  families were known when the signals and the settings to choose from were decided.
+- **Not judged**: the lab's ways to exploit with matched negatives have no committed runs yet; of
+  SmolLM2 there are nine. The disagreement of several reward models is logged and watched
+  (`rollout/score_spread`), but no committed run has several, so how early it speaks is not known,
+  and no option penalizes it. The lab's runs have KL, length, perplexity, entropy and explained
+  variance, the paper's figures KL and length only. The families were known when the signals and the
+  settings to choose from were decided.
+
+After the first results, four rules changed, because of made-up trajectories outside of these
+families: KL per response has no vote beside KL per token (healthy responses of 1,000 tokens reach
+30 nats); a policy that starts far from its reference is judged from there; where KL is not logged,
+longer responses of lower entropy are one signal; and a metric that was never finite, and is not
+watched, breaks nothing. By the rules before, the counts of the table are the same.
 
 The runs of TRL are GRPO with 16-letter responses of a tiny model
 (`benchmarks/detector/trl_grpo.py`): a reward that counts one letter, where the truth is the number
@@ -72,6 +92,8 @@ def format_section(rows: Sequence[Row]) -> str:
     shipped = choose(rows, "ours", CHOOSING)
     ours, kl = total(scores["ours"]), total(scores["KL"])
     lab = [s for s in scores["ours"] if s.family.startswith("lab")]
+    rank = [score(rows, "suspicious", 0, s.family) for s in scores["ours"]]
+    early = total([s for s in rank if s.family.startswith("lab")]).leads
     lab_kl = [s for s in scores["KL"] if s.family.startswith("lab")]
     setting = ", ".join(f"`{key}` {value:g}" for key, value in GRID[shipped].items())
     told = [row["name"] for row in rows if row["collapsed"] is None]
@@ -84,6 +106,9 @@ def format_section(rows: Sequence[Row]) -> str:
         late=-round(median(total(lab).leads)),
         trl=round(median(total([s for s in scores["ours"] if s.family == "TRL"]).leads)),
         kl_lead=round(median(total(lab_kl).leads)),
+        early=round(median(early)),
+        early_trl=round(median(next(s.leads for s in rank if s.family == "TRL"))),
+        doubted=total(rank).false,
         kl_false=kl.false,
         kl_missed=kl.collapsed - kl.found,
         healthy=ours.healthy,
@@ -152,12 +177,22 @@ def _demands(rows: Sequence[Row], shipped: int) -> str:
 
     (four,) = [row for row in rows if row["name"] == "figure4"]
     small = "synthetic: small batches"
+    wide = RewardDistributionMonitor()
+    widths = figure("figure13")
+    levels = [wide.observe(width) for width in widths["std"]]
+    first = next(i for i, level in enumerate(levels) if level > Level.HEALTHY)
     lines = [
         ["Figure 9, as it is, halved, a quarter higher", share(flags("Fig", "paper", False))],
         [
             "Figure 4, whose win rate is below one half from update "
             f"{four['harm'] * four['every']} on",
             f"flagged at update {four['ours'][shipped] * four['every']}",
+        ],
+        [
+            f"Figure 13, whose scores are {widths['std'][-1] / widths['std'][0]:.0f} times as wide "
+            "from update 800 on",
+            f"the monitor of their spread is beyond its threshold at update "
+            f"{widths['update'][first]:.0f}",
         ],
         ["healthy, batches of 4 and 16", share(flags("", small, False))],
         ["the quickstart's vanilla runs", share(flags("", "quickstart", True))],

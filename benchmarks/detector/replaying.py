@@ -60,6 +60,13 @@ def watch_run(run: Trajectory, settings: Settings) -> tuple[int | None, str]:
     return None, watch.verdict.sentence
 
 
+def find_suspicion(run: Trajectory) -> int | None:
+    """Place of the first step that is at least suspicious, by the shipped thresholds."""
+    watch = Watch(votes=VOTES)
+    levels = (watch.step(step).level for step in run.steps)
+    return next((i for i, level in enumerate(levels) if level >= Level.SUSPICIOUS), None)
+
+
 def find_flags(run: Trajectory, grid: Sequence[Settings]) -> list[int | None]:
     """Place of the flag under each of the settings."""
     count = len(default_monitors())

@@ -146,14 +146,7 @@ class CollapseDetector(Callback):
         self._report(trainer, pl_module, before, read, [text for text in done if text])
 
     def observe(self, trainer: Trainer, outputs: object) -> list[Monitor]:
-        """Feed the monitors with their readings of this step.
-
-        Returns:
-            The monitors whose metrics are part of the step.
-
-        Raises:
-            ValueError: If a key that is not optional has not been seen in any step so far.
-        """
+        """Feed the monitors; returns those whose metrics are part of the step."""
         wanted = {key for monitor in self.monitors for key in monitor.keys}
         metrics = self._reader.read(trainer, outputs, wanted)
         read = self.watch.observe(metrics)
@@ -263,19 +256,10 @@ class CollapseDetector(Callback):
 
 
 class CollapseEarlyStopping(CollapseDetector):
-    """A detector that ends training at a collapse.
-
-    Args:
-        monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
-        votes: Number of different signals that must be beyond their thresholds for a collapse.
-        when: What makes a step: `train_batch`, `train_epoch` or `validation`.
-    """
+    """A detector that ends training at a collapse; the arguments are those of the detector."""
 
     def __init__(
-        self,
-        monitors: list[Monitor] | None = None,
-        votes: int = 2,
-        when: When = "train_batch",
+        self, monitors: list[Monitor] | None = None, votes: int = 2, when: When = "train_batch"
     ) -> None:
         super().__init__(monitors, [StopTraining()], votes, when)
 

@@ -69,15 +69,7 @@ class HealthyCheckpoint(ModelCheckpoint):
         self.bounds = {key: _parse_bounds(key, pair) for key, pair in (bounds or {}).items()}
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Whether to save: the run is healthy, and the metric among the best. All ranks agree.
-
-        Args:
-            trainer: The trainer.
-            current: Value of the monitored metric; `None` if it has not been logged yet.
-
-        Raises:
-            ValueError: If a bounded metric was not logged; the error lists those that were.
-        """
+        """Whether to save: the run is healthy, and the metric among the best. All ranks agree."""
         if current is None:
             return False
         reason = self._reason_to_skip(trainer, current)
@@ -89,10 +81,8 @@ class HealthyCheckpoint(ModelCheckpoint):
         return super().check_monitor_top_k(trainer, current)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state, without paths outside of its folder.
-
-        `ModelCheckpoint` deletes files in time that the state names, and follows `..` in a path.
-        """
+        """Restore a state, without paths outside of its folder."""
+        # `ModelCheckpoint` deletes files in time that the state names, and follows `..` in a path
         folder = Path(str(self.dirpath)).resolve()
         named = [
             *state_dict.get("best_k_models", {}),

@@ -12,7 +12,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_callbacks.detector import CollapseDetector
 from lit_callbacks.monitors import Level
-from lit_callbacks.output import stderr_console
 from lit_callbacks.words import format_number
 
 if TYPE_CHECKING:
@@ -146,9 +145,7 @@ class LiveView(Callback):
 def sparkline(values: Sequence[float], width: int) -> str:
     """A series in block characters, from the lowest value shown to the highest.
 
-    Args:
-        values: Any floats, the newest last. A value that is not finite leaves a gap.
-        width: Largest number of characters, at least 1. Only the newest values are shown.
+    Only the newest `width` values are shown. One that is not finite leaves a gap.
 
     Examples:
         >>> sparkline([1, 2, float("nan"), 4], width=10)
@@ -167,6 +164,15 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return "▁▂▃▄▅▆▇█"[min(7, int(share * 8))]
 
     return "".join(map(block, shown))
+
+
+def stderr_console(user: str) -> Console:
+    """A `rich` console on standard error, for a callback named `user`."""
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{user} draws with rich: pip install rich") from error
+    return Console(stderr=True)
 
 
 def _move_handlers(old: TextIO, new: TextIO) -> None:

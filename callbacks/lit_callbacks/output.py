@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -19,9 +19,6 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from torch import Tensor
 
 from lit_callbacks.runs import RECORDS_FILE
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 HISTOGRAM_BINS = 32
 
@@ -33,11 +30,7 @@ _terminal = logging.getLogger("lightning.pytorch.lit_callbacks")
 
 @contextmanager
 def name_file(path: str | Path) -> Iterator[None]:
-    """Name a file in the errors of writing it; the error of a full disk does not by itself.
-
-    Args:
-        path: The file that is written in the context.
-    """
+    """Name a file in the errors of writing it; the error of a full disk does not by itself."""
     try:
         yield
     except OSError as error:
@@ -61,19 +54,6 @@ def say(trainer: Trainer, line: str, level: int = logging.INFO) -> None:
         _terminal.log(level, line)
 
 
-def stderr_console(user: str) -> Console:
-    """A `rich` console on standard error, for a callback named `user`.
-
-    Raises:
-        ModuleNotFoundError: If `rich` is not installed.
-    """
-    try:
-        from rich.console import Console
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{user} draws with rich: pip install rich") from error
-    return Console(stderr=True)
-
-
 # --- loggers
 
 
@@ -81,8 +61,7 @@ def logger_step(trainer: Trainer) -> int:
     """The x value at which loggers draw what is logged now.
 
     This is the last value that the module logged as `step`, or else the trainer's count of
-    optimizer steps. A fit that is resumed has no logged `step` before its first batch; a callback
-    that needs one earlier must keep it in its own state.
+    optimizer steps. A fit that is resumed has no logged `step` before its first batch.
     """
     # Rounded, as the mean over validation batches may come out as 2.9999998.
     return round(float(trainer.callback_metrics.get("step", trainer.global_step)))
@@ -114,7 +93,7 @@ def log_text(trainer: Trainer, key: str, text: str, step: int) -> None:
 
     Args:
         trainer: The trainer that has the loggers.
-        key: Name of the text, for example `samples/0`.
+        key: Name, for example `samples/0`.
         text: Markdown.
         step: Place on the x axis, see `logger_step`.
     """
@@ -122,17 +101,10 @@ def log_text(trainer: Trainer, key: str, text: str, step: int) -> None:
 
 
 def log_histogram(trainer: Trainer, key: str, values: Tensor, step: int) -> None:
-    """Log a histogram to every logger, on rank 0 only.
+    """Log a histogram of the finite `values`, if there are any, to every logger, on rank 0 only.
 
     MLflow gets the artifact `<key>/<step>.json` with `counts` and `edges`, and loggers without
     histograms a line of `log.jsonl` with the same, see `log_text`.
-
-    Args:
-        trainer: The trainer that has the loggers.
-        key: Name of the histogram, for example `rollout/scores`.
-        values: Numbers of any shape. NaN and the infinities are left out, and nothing is logged
-            if no other value remains.
-        step: Place on the x axis, see `logger_step`.
     """
     finite = values.detach().float().cpu()
     finite = finite[finite.isfinite()]  # TensorBoard's writer fails on other values

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_callbacks.output import escape_markdown, log_text, logger_step, stderr_console
+from lit_callbacks.output import log_text, logger_step
 from lit_callbacks.step_reader import StepReader
-from lit_callbacks.words import format_duration, format_number
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from lit_callbacks.words import align_columns, format_duration, format_number
 
 COLUMNS = ("phase", "total", "share", "mean, s", "slowest, s", "peak, GiB")
 
@@ -51,9 +49,6 @@ class PhaseSummary(Callback):
         memory: Prefix of the keys of memory.
         throughput: Prefix of the keys of rates.
         total: Key of a step's time in all its phases, which is not a phase itself.
-
-    Raises:
-        ModuleNotFoundError: When a fit is set up, if rich is not installed.
     """
 
     def __init__(
@@ -75,12 +70,6 @@ class PhaseSummary(Callback):
         self._started: float | None = None
         self._validation = Phase()
         self._validation_started: float | None = None
-        self._console: Console | None = None  # None if nothing is shown
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Open the console on rank 0."""
-        if stage == "fit" and trainer.is_global_zero:
-            self._console = stderr_console("PhaseSummary")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -112,9 +101,9 @@ class PhaseSummary(Callback):
         weight = scalars.get(self.total, 1.0)
         for key, value in scalars.items():
             if key.startswith(self.time) and key != self.total:
-                self._phase(key.removeprefix(self.time)).add(value)
+                self.phases.setdefault(key.removeprefix(self.time), Phase()).add(value)
             elif key.startswith(self.memory):
-                phase = self._phase(key.removeprefix(self.memory))
+                phase = self.phases.setdefault(key.removeprefix(self.memory), Phase())
                 phase.peak = max(phase.peak or 0.0, value)
             elif key.startswith(self.throughput) and weight > 0:
                 name = key.removeprefix(self.throughput)
@@ -122,9 +111,6 @@ class PhaseSummary(Callback):
                 self._weights[name] = old + weight
                 mean = self.rates.get(name, 0.0)
                 self.rates[name] = mean + (value - mean) * weight / (old + weight)
-
-    def _phase(self, name: str) -> Phase:
-        return self.phases.setdefault(name, Phase())
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock and sum up."""
@@ -138,25 +124,14 @@ class PhaseSummary(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the table below everything else that is printed at the end of fit."""
-        if self._console is None or not self.batches:
+        if not trainer.is_global_zero or not self.batches:
             return
-        from rich.table import Table
-        from rich.text import Text
-
         rates = [f"{k.replace('_', ' ')} {format_number(rate)}" for k, rate in self.rates.items()]
         batches = f"{self.batches} batch{'es' * (self.batches != 1)}"
         headline = ", ".join([f"fit took {format_duration(self.seconds)} for {batches}", *rates])
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        for number, column in enumerate(COLUMNS):
-            table.add_column(column, justify="right" if number else "left", no_wrap=True)
-        lines = [escape_markdown(headline), "", f"| {' | '.join(COLUMNS)} |"]
-        lines.append("|---|" + "---:|" * (len(COLUMNS) - 1))
-        for row in self._rows():
-            table.add_row(*map(Text, row))
-            lines.append(f"| {' | '.join(map(escape_markdown, row))} |")
-        self._console.print(headline, markup=False, highlight=False)
-        self._console.print(table)
-        log_text(trainer, "phases", "\n".join(lines), logger_step(trainer))
+        table = align_columns([COLUMNS, *self._rows()])
+        print(f"{headline}\n{table}", file=sys.stderr)
+        log_text(trainer, "phases", f"{headline}\n\n```\n{table}\n```", logger_step(trainer))
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
@@ -170,7 +145,3 @@ class PhaseSummary(Callback):
             )
             for name, phase in self.phases.items()
         ]
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Drop the console: it holds the current standard error, which may be replaced."""
-        self._console = self._started = None

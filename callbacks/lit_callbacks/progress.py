@@ -35,11 +35,7 @@ class Progress:
         return self.total is not None and not self.estimated and self.done >= self.total
 
     def is_milestone(self) -> bool:
-        """Whether a log file gets a line for this batch.
-
-        These are the first batch and the first one of each tenth of a known total, or batches 1, 2,
-        5, 10, 20, 50... if the total is unknown.
-        """
+        """Whether a log file gets a line for this batch, see `StageProgressBar`."""
         if self.done == self.first + 1:
             return True
         if self.total is not None and not self.estimated:

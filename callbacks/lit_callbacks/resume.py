@@ -221,11 +221,9 @@ class ResumeCheckpoint(Checkpoint):
         return {"names": list(self._names)} if self._names else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the checkpoints of the run that is resumed.
-
-        They are deleted in time, so names that it would not give itself, paths above all, are not
-        taken from a checkpoint.
-        """
+        """Take over the checkpoints of the run that is resumed."""
+        # they are deleted in time, so names that it would not give itself, paths above all, are
+        # not taken from a checkpoint
         self._names = [name for name in state_dict["names"] if OWN_NAME.fullmatch(name)]
 
 

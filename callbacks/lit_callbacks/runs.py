@@ -28,13 +28,9 @@ _LEVELS = {level.word: level for level in Level}
 
 
 class Point(NamedTuple):
-    """One logged value.
+    """One logged value, which may be NaN or infinite, at a wall-clock time in seconds.
 
-    Attributes:
-        time: Wall-clock time in seconds. A table has none: its rows have the time of the file,
-            and follow each other by a microsecond.
-        step: Place on the x axis.
-        value: The value; may be NaN or infinite.
+    A table has no times: its rows have that of the file, and follow each other by a microsecond.
     """
 
     time: float
@@ -57,15 +53,7 @@ class Curve:
 
 
 class LoggedVerdict(NamedTuple):
-    """A verdict that the detector wrote to the log.
-
-    Attributes:
-        time: Wall-clock time in seconds.
-        step: Place on the x axis.
-        level: `None` if the text does not begin with a level.
-        sentence: The reasons.
-        actions: What was done about it.
-    """
+    """A verdict that the detector wrote to the log; its `level` is `None` if the text has none."""
 
     time: float
     step: int
@@ -84,15 +72,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
-
-    Attributes:
-        name: Name of the run.
-        folder: Folder that it was read from.
-        curves: Metrics by key.
-        verdicts: Verdicts in order of time.
-        spans: Levels over the run; empty if no detector ran.
-    """
+    """One run; its `spans` are empty if no detector ran."""
 
     name: str
     folder: str

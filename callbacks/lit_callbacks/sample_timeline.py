@@ -55,9 +55,8 @@ class SampleTimeline(Callback):
         n_prompts: Number of prompts to read from a file; a list is used as a whole.
 
     Raises:
-        ValueError: If there are no prompts, or a file or a line of it cannot be used, or a number
-            is below 1; in fit, if the module has no such method, if it does not return such
-            records, or if the file exists and is not a timeline.
+        ValueError: If a file or a line of it cannot be used; in fit, if the module has no such
+            method, if it does not return such records, or if the file is not a timeline.
     """
 
     def __init__(
@@ -218,20 +217,10 @@ def _format_value(value: str | float | int | bool) -> str:
 
 
 def load_prompts(prompts: Sequence[str] | str, n_prompts: int) -> list[str]:
-    r"""Read the fixed prompts of a timeline.
+    r"""Read the fixed prompts of a timeline: texts, or the first of a file, see `SampleTimeline`.
 
-    A file whose name ends in `.jsonl` holds one JSON object per line with a field `prompt`: a
-    string, or the turns of a chat, `{"role": ..., "content": ...}`. A chat of one turn is that
-    turn's text; a longer one becomes `\n\nHuman: ...\n\nAssistant: ...\n\nHuman: ...`. Any other
-    file holds one prompt per line. Blank lines are skipped.
-
-    Args:
-        prompts: Texts, or the path of a file.
-        n_prompts: Number of prompts to read from a file; all of a shorter file.
-
-    Raises:
-        ValueError: If there is no prompt, a prompt is blank, the file does not exist, or a line
-            cannot be used (the error names file and line).
+    Turns of a chat are `{"role": ..., "content": ...}`. A chat of one turn is that turn's text; a
+    longer one becomes `\n\nHuman: ...\n\nAssistant: ...\n\nHuman: ...`. Blank lines are skipped.
     """
     if n_prompts < 1:
         raise ValueError(f"n_prompts: expected at least 1, got {n_prompts}")

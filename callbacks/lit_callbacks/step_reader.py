@@ -33,12 +33,9 @@ class StepReader:
     def read(self, trainer: Trainer, outputs: object, tensors: Set[str]) -> StepMetrics:
         """Read one step. All ranks must call this together.
 
-        Args:
-            trainer: Its `callback_metrics` are read. A metric is averaged over the ranks that
-                logged it.
-            outputs: Return value of the training step; the tensors of a mapping are read by name.
-            tensors: Names of the tensors to read. A name that is missing is left out, and so is
-                one that is also a logged metric.
+        These are the metrics that were logged since the last call, averaged over the ranks that
+        logged them, and those of the `tensors` that `outputs`, the return value of the training
+        step, has by name. A name that is also a logged metric is left out.
         """
         scalars = self.read_new_scalars(trainer)
         items = outputs.items() if isinstance(outputs, Mapping) else ()
@@ -68,11 +65,7 @@ class StepReader:
 
 
 def merge_ranks(parts: Sequence[StepMetrics]) -> StepMetrics:
-    """Merge the metrics of all ranks: means of scalars, tensors one after the other.
-
-    Args:
-        parts: The metrics of each rank. A scalar is averaged over the ranks that have it.
-    """
+    """Merge the metrics of all ranks: means of scalars, tensors one after the other."""
     scalars: dict[str, float] = {}
     tensors: dict[str, list[float]] = {}
     for key in dict.fromkeys(key for part in parts for key in part.scalars):

@@ -30,6 +30,26 @@ def format_number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def align_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as lines of text: the first column to the left, the others to the right.
+
+    Examples:
+        >>> print(align_columns([("phase", "s"), ("score", "12")]))
+        phase   s
+        score  12
+    """
+    widths = [
+        max(len(row[place]) for row in rows if place < len(row)) for place in range(len(rows[0]))
+    ]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=False))
+        ).rstrip()
+        for row in rows
+    )
+
+
 def shorten_keys(keys: Sequence[str]) -> list[str]:
     """The part of each key after its last slash, or the whole key where two would look the same.
 

@@ -1,4 +1,4 @@
-"""Read the curves of the paper's figures that are drawn as vectors (4, 6, 7, 14, 15, 16).
+"""Read the paper's figures that are drawn as vectors (4, 6, 7, 13, 14, 15, 16).
 
     python read_figures.py secrets_of_rlhf_part_1.pdf     # needs pymupdf
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ def main(pdf: str) -> None:
     import pymupdf
 
     document: Any = pymupdf.open(pdf)
+    read_distributions(document[24])
     for figure, (place, (top, bottom), panels, runs) in FIGURES.items():
         page = document[place]
         drawings = page.get_drawings()
@@ -170,6 +172,34 @@ def main(pdf: str) -> None:
                 for row in zip(*(columns[key] for key in keys), strict=True):
                     cells = zip(keys, row, strict=True)
                     table.writerow(f"{value:.{digits.get(key, 2)}f}" for key, value in cells)
+
+
+def read_distributions(page: Any) -> None:  # noqa: ANN401  # of pymupdf
+    """Figure 13: ten densities of the scores, with the axis from -10 to 30 below them."""
+    shapes = [d for d in page.get_drawings() if d["type"] == "fs"]
+    ticks = sorted(d["rect"].x0 for d in shapes if len(d["items"]) == 1)
+    with (Path(__file__).parent / "figure13.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("update", "mean", "std", "q05", "median", "q95"))
+        for update, shape in zip(
+            range(100, 1001, 100), (d for d in shapes if len(d["items"]) > 1000), strict=True
+        ):
+            base, heights = shape["rect"].y1, dict[float, float]()
+            for x, y in ((point.x, point.y) for _, point, *_ in shape["items"]):
+                heights[x] = max(heights.get(x, 0.0), base - y)
+            weight = sum(heights.values())
+            scores = {
+                -10 + (x - ticks[0]) / (ticks[-1] - ticks[0]) * 40: heights[x] / weight
+                for x in sorted(heights)
+            }
+            mean = sum(p * score for score, p in scores.items())
+            std = sum(p * (score - mean) ** 2 for score, p in scores.items()) ** 0.5
+            below = list(accumulate(scores.values()))
+            cuts = [
+                next(score for score, p in zip(scores, below, strict=True) if p >= share)
+                for share in (0.05, 0.5, 0.95)
+            ]
+            table.writerow((update, *(f"{value:.2f}" for value in (mean, std, *cuts))))
 
 
 if __name__ == "__main__":

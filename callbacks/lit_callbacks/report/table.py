@@ -10,7 +10,7 @@ from lightning.pytorch.core.saving import load_hparams_from_yaml
 
 from lit_callbacks.report.panels import choose_panels
 from lit_callbacks.runs import Curve, Run
-from lit_callbacks.words import format_number
+from lit_callbacks.words import align_columns, format_number
 
 LAST = 10  # the last tenth of a run
 CONFIG_FILE = "config.yaml"  # of LightningCLI, in the log folder of a run
@@ -43,16 +43,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> str:
     ]
     if all(settings) and differing:
         rows += [[], ["settings that differ"], *differing]
-    widths = [
-        max(len(row[place]) for row in rows if place < len(row)) for place in range(len(rows[0]))
-    ]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=False))
-        ).rstrip()
-        for row in rows
-    )
+    return align_columns(rows)
 
 
 def _ending(curve: Curve | None) -> str:
