@@ -1,10 +1,11 @@
-"""Gives the distributions the address of their repository, in a checkout that is then built.
+"""Gives the distributions and notebooks the address of their repository: the one place to set it.
 
     python .github/add_repository_links.py https://github.com/OWNER/NAME v0.1.0
 
 The front pages on the package index are the README files, whose relative links lead nowhere there.
 The release workflow knows the address of the repository that it runs in, so no file names it: this
-makes their links absolute, at the tag of the release, and adds `[project.urls]`.
+makes their links absolute, at the tag of the release, and adds `[project.urls]`. The notebooks then
+install from that tag, in Colab too. A repository may also run it once, for its main branch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 PROJECTS = (".", "callbacks")
+CALLBACKS = "subdirectory=callbacks"
 LINK = re.compile(r"(?P<image>!?)(?P<text>\[[^\]]*\])\((?![a-z]+:|#)(?P<path>[^)\s]+)\)")
 
 
@@ -37,7 +39,8 @@ def link_absolutely(text: str, folder: str, url: str, tag: str) -> str:
 
 
 def main(root: Path, url: str, tag: str) -> None:
-    """Change the README and the pyproject.toml of both distributions."""
+    """Change README and pyproject.toml of both distributions, and the notebooks' installation."""
+    source = f"git+{url}@{tag}"  # as pip takes it
     urls = {"Source": url, "Changelog": f"{url}/blob/{tag}/CHANGELOG.md", "Issues": f"{url}/issues"}
     table = "".join(f'{name} = "{address}"\n' for name, address in urls.items())
     for folder in PROJECTS:
@@ -46,6 +49,9 @@ def main(root: Path, url: str, tag: str) -> None:
         project = root / folder / "pyproject.toml"
         text = project.read_text("utf-8")
         project.write_text(f"{text.rstrip()}\n\n[project.urls]\n{table}", "utf-8")
+    for notebook in root.glob("notebooks/*.ipynb"):
+        text = notebook.read_text("utf-8").replace('\\"../callbacks', f'\\"{source}#{CALLBACKS}')
+        notebook.write_text(text.replace(f'{CALLBACKS} ..\\"', f'{CALLBACKS} {source}\\"'), "utf-8")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ def test_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -> 
     assert all(isinstance(node, ast.Assign) for node in parse(parameters).body)
     package = "lit_callbacks" if path.stem == ALONE else "lit_rlhf"
     assert f'if importlib.util.find_spec("{package}") is None:\n    %pip install' in install.source
-    assert f'PACKAGE = "{package.replace("_", "-")}"' in parameters.source
+    folders = "../callbacks" if path.stem == ALONE else "../callbacks .."
+    assert f'PACKAGES = "{folders}"' in parameters.source  # and no name of an index
 
 
 @each_notebook

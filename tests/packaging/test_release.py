@@ -71,9 +71,15 @@ def test_front_pages_of_a_release_have_absolute_links(tmp_path: Path) -> None:
     for file in ("README.md", "pyproject.toml", "callbacks/README.md", "callbacks/pyproject.toml"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
     script = runpy.run_path(str(ROOT / ".github/add_repository_links.py"))
     script["main"](tmp_path, "https://example.org/a/b", "v1")
 
+    repository = "git+https://example.org/a/b@v1"
+    for notebook in (tmp_path / "notebooks").glob("*.ipynb"):
+        root = "" if notebook.stem.startswith("05") else f" {repository}"
+        packages = f'PACKAGES = \\"{repository}#subdirectory=callbacks{root}\\"'
+        assert packages in notebook.read_text("utf-8")
     for folder in ("", "callbacks"):
         project = tomllib.loads((tmp_path / folder / "pyproject.toml").read_text("utf-8"))
         assert project["project"]["urls"]["Source"] == "https://example.org/a/b"
