@@ -32,7 +32,7 @@ from transformers.utils.hub import cached_file
 from lit_rlhf.limits import end_with_parent, limit_process, limit_time
 
 SECONDS = 10.0
-"""Longest time of a request."""
+"""Most processor time of a request. By the clock it may take six times as long."""
 
 MEMORY = 2**30
 """Most memory of a request, in bytes."""
@@ -85,7 +85,7 @@ class _Sandbox:
                 assert process.stdin is not None
                 process.stdin.write(request)
                 process.stdin.flush()
-                answer = json.loads(_read_line(process, SECONDS))
+                answer = json.loads(_read_line(process, 6 * SECONDS))
             except (OSError, TimeoutError, ValueError) as error:
                 self.stop()
                 raise SandboxError("") from error
@@ -241,7 +241,6 @@ def try_in_fork(work: Callable[[], object]) -> None:
     try:
         poll = select.poll()
         poll.register(reading, select.POLLIN)
-        # processor time is limited; the clock tells of one that waits
         if not poll.poll(6 * SECONDS * 1000) or not os.read(reading, 1):
             raise SandboxError("")
     finally:

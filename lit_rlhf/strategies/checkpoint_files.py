@@ -141,6 +141,8 @@ def file_problem(path: Path) -> str | None:
     """Say what is wrong with a checkpoint file, by the CRC-32 of each member of its zip archive."""
     try:
         with zipfile.ZipFile(path) as archive:
+            if any(member.compress_type for member in archive.infolist()):
+                return "is compressed, as no checkpoint is"  # to unpack it may take hours
             damaged = archive.testzip()
     except Exception as error:  # damaged bytes can raise almost anything inside zipfile
         return f"is damaged or cut off: {error}"

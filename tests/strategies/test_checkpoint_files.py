@@ -10,6 +10,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,6 +189,17 @@ def test_a_flipped_byte_in_a_tensor_is_found(tmp_path: Path) -> None:
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])
         with pytest.raises(ValueError, match=r"the checksum of .* differs; there is no other"):
             step_of(path)
+
+
+def test_compressed_file_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = saved(tmp_path / "last.ckpt", 1)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(ValueError, match="is compressed, as no checkpoint is"):
+        step_of(path)
 
 
 def test_a_flipped_byte_anywhere_is_found_or_changes_nothing(tmp_path: Path) -> None:

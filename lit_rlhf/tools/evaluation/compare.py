@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -440,15 +441,25 @@ def _load_rewards(
 
 
 def _hash_sources(rewards: Mapping[str, WeightedReward]) -> dict[str, str]:
-    """SHA-256 of the file that defines each reward function, by `source of reward NAME`."""
+    """SHA-256 of the files that define each reward function, which an edit changes.
+
+    Returns:
+        Hexadecimal digits by `source of reward NAME`, over all loaded files in the folder of the
+        function's file; nothing for models, and for functions without a file, such as in an
+        interactive session.
+    """
+    modules = [Path(str(getattr(m, "__file__", None))) for m in list(sys.modules.values())]
+    loaded = [f for f in modules if f.suffix == ".py" and "site-packages" not in f.parts]
     hashes = {}
     for name, reward in rewards.items():
         for callable_reward in reward.functions:
             function = getattr(callable_reward, "function", None)
             code = function if inspect.isroutine(function) else type(function)
             with suppress(TypeError, OSError):  # built in, or no such file
-                source = Path(inspect.getsourcefile(inspect.unwrap(code)) or "").read_bytes()
-                hashes[f"source of reward {name}"] = hashlib.sha256(source).hexdigest()
+                source = Path(inspect.getsourcefile(inspect.unwrap(code)) or "")
+                files = sorted({source, *(f for f in loaded if f.is_relative_to(source.parent))})
+                content = b"".join(file.read_bytes() for file in files)
+                hashes[f"source of reward {name}"] = hashlib.sha256(content).hexdigest()
     return hashes
 
 

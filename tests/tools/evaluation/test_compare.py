@@ -135,12 +135,13 @@ def test_an_interrupted_comparison_continues_with_the_batches_that_are_missing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
 
 
-@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("edited", [None, "edited_reward.py", "its_helper.py"])
 def test_an_edited_reward_function_is_not_mixed_with_its_earlier_scores(
-    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: bool
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str | None
 ) -> None:
     def run(last: int | None = None) -> Comparison:
-        sys.modules.pop("edited_reward", None)  # each command is a process of its own
+        for name in ("edited_reward", "its_helper"):  # each command is a process of its own
+            sys.modules.pop(name, None)
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last)):
             return compared(
                 folders,
@@ -151,11 +152,16 @@ def test_an_edited_reward_function_is_not_mixed_with_its_earlier_scores(
 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    source = tmp_path / "edited_reward.py"
-    source.write_text("def score(prompts, responses):\n    return [1.0] * len(responses)\n")
+    (tmp_path / "its_helper.py").write_text("ONE = 1.0\n")
+    (tmp_path / "edited_reward.py").write_text(
+        "import its_helper\n"
+        "def score(prompts, responses):\n"
+        "    return [1.0 * its_helper.ONE] * len(responses)\n"
+    )
     with pytest.raises(KeyboardInterrupt):
         run(last=2)
     if edited:
+        source = tmp_path / edited
         source.write_text(source.read_text().replace("1.0", "100.0"))
         with pytest.raises(ValueError, match=r"another value of source of reward score; .*delete"):
             run()
