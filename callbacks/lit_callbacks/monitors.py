@@ -44,15 +44,7 @@ class Level(IntEnum):
 
     @classmethod
     def parse(cls, argument: str, word: str) -> Level:
-        """The level of a word.
-
-        Args:
-            argument: Name of the argument that holds the word, for the error message.
-            word: `healthy`, `suspicious` or `collapsed`.
-
-        Raises:
-            ValueError: If `word` is any other word.
-        """
+        """The level of the word that an argument holds: `healthy`, `suspicious` or `collapsed`."""
         words = {level.word: level for level in cls if level >= cls.HEALTHY}
         if word not in words:
             raise ValueError(f"{argument}: expected one of {', '.join(words)}, got {word!r}")
@@ -115,7 +107,7 @@ class Monitor:
         horizon: Number of steps within which a trend must reach a threshold to be suspicious; 0
             turns this test off.
         trend_steps: Number of latest readings in which a trend is looked for.
-        optional: Skip steps that lack the key instead of requiring it.
+        optional: Skip steps that lack the key instead of requiring it; by default `is_optional`.
 
     Raises:
         ValueError: If an argument is out of range, or no threshold is given.
@@ -131,6 +123,7 @@ class Monitor:
     """The smallest and the largest value that the signal can have."""
     relative_noise: ClassVar[float] = 0.0
     """Standard deviation over single responses, as a multiple of the mean; 0 if not known."""
+    is_optional: ClassVar[bool] = False
     stands_in: ClassVar[bool] = False
     """Whether it has a vote only where no other monitor of its signal reads."""
 
@@ -150,7 +143,7 @@ class Monitor:
         patience: int = 2,
         horizon: int = 10,
         trend_steps: int = 10,
-        optional: bool = False,
+        optional: bool | None = None,
     ) -> None:
         if high is None and high_ratio is None and low is None and low_ratio is None:
             raise ValueError(f"{key}: expected high, high_ratio, low or low_ratio, got none")
@@ -192,7 +185,7 @@ class Monitor:
         self.patience = patience
         self.horizon = horizon
         self.trend_steps = trend_steps
-        self.optional = optional
+        self.optional = self.is_optional if optional is None else optional
         self.steps = 0
         self.responses = 0
         """Number of responses behind the latest reading; 0 if not known."""
@@ -238,16 +231,9 @@ class Monitor:
         return sum(numbers) / len(numbers) if numbers else math.nan
 
     def observe(self, value: float, responses: int = 0) -> Level:
-        """Take in the reading of one step.
+        """Take in the reading of one step, a mean of so many responses; 0 if that is not known.
 
         A reading that is not finite counts as beyond the threshold and never enters the baseline.
-
-        Args:
-            value: The reading.
-            responses: Number of responses behind it; 0 if not known.
-
-        Returns:
-            The level after this step.
         """
         self.steps += 1
         self.responses = responses

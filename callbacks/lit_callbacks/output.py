@@ -70,8 +70,7 @@ def logger_step(trainer: Trainer) -> int:
 def metrics_step(trainer: Trainer) -> int:
     """The x value at which Lightning draws the metrics that the module logs now.
 
-    It is `logger_step` if the module logs `step`. Otherwise it is one less after a batch, and
-    another number under several optimizers.
+    Without a logged `step` it is one less than `logger_step` after a batch.
     """
     if "step" in trainer.callback_metrics:
         return logger_step(trainer)

@@ -54,9 +54,6 @@ class KLPerTokenMonitor(Monitor):
         kl_key: Key of KL per response.
         length_key: Key of the responses' length in tokens.
         **options: Of `Monitor`.
-
-    Raises:
-        ValueError: If `decisive_factor` is below 1.
     """
 
     signal, title, unit = "kl", "KL per token", "nats"
@@ -169,6 +166,9 @@ class ShareMonitor(Monitor):
 
     limits = SHARE
 
+    def __init__(self, key: str, high_ratio: float | None = 2.0, **options: Any) -> None:
+        super().__init__(key, high_ratio=high_ratio, **options)
+
     def standard_error(self, value: float) -> float:
         """Standard error of a share."""
         if not self.responses:
@@ -191,13 +191,9 @@ class TruncationMonitor(ShareMonitor):
     signal, title = "length", "truncation rate"
 
     def __init__(
-        self,
-        key: str = "rollout/truncation_rate",
-        high: float | None = 0.3,
-        high_ratio: float | None = 2.0,
-        **options: Any,
+        self, key: str = "rollout/truncation_rate", high: float | None = 0.3, **options: Any
     ) -> None:
-        super().__init__(key, high=high, high_ratio=high_ratio, **options)
+        super().__init__(key, high=high, **options)
 
 
 class EntropyMonitor(Monitor):
@@ -226,14 +222,8 @@ class PerplexityMonitor(EntropyMonitor):
     title, unit = "perplexity", ""
     limits, stands_in = (1.0, math.inf), True
 
-    def __init__(
-        self,
-        key: str = "rollout/perplexity",
-        low_ratio: float | None = 0.55,
-        high_ratio: float | None = 1.8,
-        **options: Any,
-    ) -> None:
-        super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
+    def __init__(self, key: str = "rollout/perplexity", **options: Any) -> None:
+        super().__init__(key, **options)
 
     def ratio_bound(self, baseline: float, ratio: float) -> float:
         """The baseline to the power of the ratio."""
@@ -255,49 +245,35 @@ class RepetitionMonitor(Monitor):
 class RepeatedBigramsMonitor(ShareMonitor):
     """Share of a response's bigrams that it already had: repetition within responses."""
 
-    signal, title = "repetition", "repeated bigrams"
+    signal, title, is_optional = "repetition", "repeated bigrams", True
 
     def __init__(
-        self,
-        key: str = "rollout/repeated_2",
-        high: float | None = 0.15,
-        high_ratio: float | None = 2.0,
-        optional: bool = True,
-        **options: Any,
+        self, key: str = "rollout/repeated_2", high: float | None = 0.15, **options: Any
     ) -> None:
-        super().__init__(key, high=high, high_ratio=high_ratio, optional=optional, **options)
+        super().__init__(key, high=high, **options)
 
 
 class OpeningMonitor(ShareMonitor):
     """Share of the responses that begin with the commonest opening: repetition across responses."""
 
-    signal, title = "opening", "commonest opening"
+    signal, title, is_optional = "opening", "commonest opening", True
 
     def __init__(
-        self,
-        key: str = "rollout/opening_share",
-        high: float | None = 0.3,
-        high_ratio: float | None = 2.0,
-        optional: bool = True,
-        **options: Any,
+        self, key: str = "rollout/opening_share", high: float | None = 0.3, **options: Any
     ) -> None:
-        super().__init__(key, high=high, high_ratio=high_ratio, optional=optional, **options)
+        super().__init__(key, high=high, **options)
 
 
 class EnsembleMonitor(Monitor):
     """Standard deviation of a response's scores over several reward models; watches for a rise."""
 
     signal, title, unit = "ensemble", "spread of the reward models", ""
-    limits, relative_noise = COUNT, 0.7
+    limits, relative_noise, is_optional = COUNT, 0.7, True
 
     def __init__(
-        self,
-        key: str = "rollout/score_spread",
-        high_ratio: float | None = 2.0,
-        optional: bool = True,
-        **options: Any,
+        self, key: str = "rollout/score_spread", high_ratio: float | None = 2.0, **options: Any
     ) -> None:
-        super().__init__(key, high_ratio=high_ratio, optional=optional, **options)
+        super().__init__(key, high_ratio=high_ratio, **options)
 
 
 class RewardDistributionMonitor(Monitor):
@@ -343,11 +319,7 @@ class RewardDistributionMonitor(Monitor):
         return super().can_read(metrics) or f"monitor/{self.key}_std" in metrics.scalars
 
     def read(self, metrics: StepMetrics) -> float:
-        """The width of this step's rewards.
-
-        Raises:
-            ValueError: If `key` is a logged metric instead of a tensor.
-        """
+        """The width of this step's rewards."""
         if self.key in metrics.scalars:
             raise ValueError(f"key: expected a tensor of the step's outputs, got {self.key!r}")
         self._sample = list(metrics.tensors.get(self.key, ()))
@@ -381,17 +353,16 @@ class FirstRatioMonitor(Monitor):
     """
 
     signal, title = "ratio", "first ratio"
-    limits = COUNT
+    limits, is_optional = COUNT, True
 
     def __init__(
         self,
         key: str = "ppo/ratio_first",
         high: float | None = 1.05,
         low: float | None = 0.95,
-        optional: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(key, high=high, low=low, optional=optional, **options)
+        super().__init__(key, high=high, low=low, **options)
 
 
 class PromptMonitor(Monitor):
@@ -405,12 +376,11 @@ class PromptMonitor(Monitor):
         key: Key of the metric.
         high_ratio: Multiple of the median that is a change.
         low_ratio: Multiple of the median that is a change.
-        optional: Skip steps that lack the key instead of requiring it.
         **options: Of `Monitor`.
     """
 
     signal, title, unit = "data", "prompt length", "tokens"
-    limits = COUNT
+    limits, is_optional = COUNT, True
     before = 5
     """Readings that the latest two are compared with."""
 
@@ -419,12 +389,9 @@ class PromptMonitor(Monitor):
         key: str = "rollout/prompt_length",
         high_ratio: float | None = 1.2,
         low_ratio: float | None = 0.83,
-        optional: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(
-            key, high_ratio=high_ratio, low_ratio=low_ratio, optional=optional, **options
-        )
+        super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
 
     @property
     def has_baseline(self) -> bool | None:

@@ -63,14 +63,10 @@ class Watch:
     def step(
         self, metrics: Mapping[str, float], tensors: Mapping[str, list[float]] | None = None
     ) -> Verdict:
-        """Judge a step.
+        """Judge a step by numbers by key, and by numbers of each response such as `scores`.
 
-        Args:
-            metrics: Numbers by key. Monitors skip a step that lacks theirs.
-            tensors: Numbers of each response by name, for example `scores`.
-
-        Raises:
-            ValueError: If no monitor has found its key in any step so far.
+        Monitors skip a step that lacks theirs; if none has found its own in any step so far, it is
+        a ValueError.
         """
         scalars = self._rename(metrics)
         non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))

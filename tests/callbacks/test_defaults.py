@@ -31,7 +31,6 @@ DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
             "patience": 2,
             "horizon": 10,
             "trend_steps": 10,
-            "optional": False,
         },
     ),
     (CollapseDetector, {"votes": 2, "when": "train_batch"}),
@@ -71,7 +70,7 @@ def test_defaults(function: Callable[..., Any], promised: dict[str, Any]) -> Non
 
 def test_default_monitors() -> None:
     names = ("high", "high_ratio", "low", "low_ratio", *DEFAULTS[0][1])
-    plain = {**dict.fromkeys(names[:4]), **DEFAULTS[0][1]}
+    plain = {**dict.fromkeys(names[:4]), **DEFAULTS[0][1], "optional": False}
     found = default_monitors()
     assert [type(monitor).__name__ for monitor in found] == [name for name, _ in MONITORS]
     for monitor, (name, options) in zip(found, MONITORS, strict=True):
