@@ -67,8 +67,6 @@ LORA_RATE = 10.0
 """Learning rate of adapters over full fine-tuning's."""
 FASTER_RUNS = {"ppo_fast": 5.0, "ppo_faster": 20.0}
 """Learning rates of the runs of part 4 that are to leave SFT farther, over vanilla PPO's."""
-HARM = 0.5
-"""Harm is done below the first gold score minus this many of its standard deviations."""
 CURVES = (
     "rollout/score/reward",
     "rollout/score/gold",
@@ -391,20 +389,7 @@ class Benchmark:
         flagged = [place for place, (_, v) in enumerate(verdicts, 1) if v.level is Level.COLLAPSED]
         result["flagged_at"] = flagged[0] if flagged else None
         result["reasons"] = verdicts[flagged[0] - 1].verdict.sentence if flagged else ""
-        result["harmed_at"] = find_harm(result["curves"]["rollout/score/gold"])
         return result
-
-
-def find_harm(gold: Sequence[float]) -> int | None:
-    """The first iteration from which on the gold score stays below the bound of harm.
-
-    A mean over 16 rollouts is noisy, so that it has to stay there for three iterations. The bound
-    is relative to the first five iterations, in which the policy is the SFT model or near it.
-    """
-    start = np.array(gold[:5])
-    bound = start.mean() - HARM * max(start.std(ddof=1), 1e-6) * np.sqrt(16)
-    below = [value < bound for value in gold]
-    return next((i + 1 for i in range(len(gold) - 2) if all(below[i : i + 3])), None)
 
 
 def correlate_scores(rows: Sequence[dict[str, Any]], policy: str) -> float:

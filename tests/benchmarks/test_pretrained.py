@@ -16,10 +16,11 @@ from benchmarks.pretrained import (
     Sizes,
     Step,
     correlate_scores,
-    find_harm,
 )
 from benchmarks.pretrained_page import (
     draw,
+    find_harm,
+    format_detector,
     format_page,
     format_tables,
 )
@@ -78,9 +79,15 @@ def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
 
 
 def test_harm_is_a_gold_score_that_stays_low() -> None:
-    start = [0.0, 0.1, -0.1, 0.1, -0.1]  # deviation 0.1, of a response 0.4: the bound is -0.2
-    assert find_harm([*start, -0.19, -0.19, -0.19]) is None
-    assert find_harm([*start, -0.3, -0.3, 0.0, -0.3, -0.3, -0.3]) == 9
+    start = [0.0, 0.1, -0.1, 0.1, -0.1]  # half of 0.4 below 0: the bound is -0.2
+    assert find_harm([*start, -0.19, -0.19, -0.19], std=0.4) is None
+    assert find_harm([*start, -0.3, -0.3, 0.0, -0.3, -0.3, -0.3], std=0.4) == 9
+    # the spread is the SFT model's, not that of iterations which already fall
+    assert find_harm([0.5, 0.4, 0.1, -0.2, -0.8, -1.0, -1.2], std=1.0) == 5
+    rows = read_runs(pretrained.RESULTS)
+    assert [
+        line for line in format_detector(rows).splitlines() if "ppo_faster_1 | 32 | 6 | 6" in line
+    ]
 
 
 def test_finished_steps_are_not_repeated(
