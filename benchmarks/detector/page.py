@@ -58,6 +58,10 @@ negative one is late.
   and {kl_missed} of {collapsed} missed. The first `suspicious` verdict comes {early} iterations
   before the harm in the lab and {early_trl} updates before it under TRL, but {doubted} of {healthy}
   healthy runs are suspicious at some step too: it says where to look, not when to stop.
+- **By single families** the demands are not all met: more than 5 % of the healthy runs are flagged
+  among those with KL weights and constraints, where 0.1 to 0.2 is neither PPO-max nor a collapse,
+  and fewer than 95 % of the collapses among padding and exploits in a share. All lab runs are from
+  one small world with answers of eight words, and half of the runs are made up.
 - **What is missed**: {missed}. In these runs KL per token is the only signal that moves, or the
   length changes by less than in healthy runs of the lab.
 - **False alarms**: {false}. All four are vanilla PPO with a weak constraint: they end at 2.8 to 6.6
@@ -150,8 +154,11 @@ def _families(scores: dict[str, list[Score]]) -> str:
     head += ["collapsed: flagged by ours", "KL", "rules", "median lead: ours", "KL"]
     names = [s.family for s in scores["ours"]]
     lines = []
-    for place, name in enumerate([*names, "**all**"]):
-        row = [(scores[d][place] if place < len(names) else total(scores[d])) for d in DETECTORS]
+    groups = [(name, [name]) for name in names]
+    groups.append(("**runs**", [name for name in names if not name.startswith("synthetic")]))
+    groups.append(("**synthetic**", [name for name in names if name.startswith("synthetic")]))
+    for name, members in [*groups, ("**all**", names)]:
+        row = [total([s for s in scores[d] if s.family in members]) for d in DETECTORS]
         lines.append(
             [
                 name,

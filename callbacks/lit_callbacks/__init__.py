@@ -64,30 +64,32 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Those of the core come first: looking a name up imports the modules before its own, so that a
+# LightningCLI finds the callbacks by their short names.
 _NAMES = {
-    "actions": "Action AdjustCoefficient AdjustLearningRate",
+    "watch": "Watch",
+    "monitors": "Level Monitor StepMetrics Thresholds",
+    "signals": (
+        "EnsembleMonitor EntropyMonitor ExplainedVarianceMonitor FirstRatioMonitor "
+        "KLMonitor KLPerTokenMonitor LengthMonitor NonFiniteMonitor OpeningMonitor "
+        "PerplexityMonitor PromptMonitor RepeatedBigramsMonitor RepetitionMonitor "
+        "RewardDistributionMonitor TruncationMonitor default_monitors"
+    ),
+    "verdict": "Verdict",
+    "runs": "RECORDS_FILE Curve Point Run read_run",
+    "logs": "LoggedStep ReplayedStep read_logged_steps replay_run replay_steps",
+    "words": "format_number",
+    "trainer_callback": "WatchCallback",
     "detector": "Collapse CollapseDetector CollapseEarlyStopping find_collapse",
+    "rollback": "RollBack StopTraining",
+    "actions": "Action AdjustCoefficient AdjustLearningRate",
     "healthy_checkpoint": "HealthyCheckpoint",
     "live": "LiveView",
-    "logs": "LoggedStep ReplayedStep read_logged_steps replay_run replay_steps",
-    "monitors": "Level Monitor StepMetrics Thresholds",
-    "output": "log_text name_file",
     "phases": "PhaseSummary",
     "progress": "StageProgressBar",
+    "output": "log_text name_file",
     "resume": "ResumeCheckpoint count_resumed_epoch default_checkpoint_dir",
-    "rollback": "RollBack StopTraining",
-    "runs": "RECORDS_FILE Curve Point Run read_run",
     "sample_timeline": "SampleTimeline",
-    "signals": (
-        "EnsembleMonitor EntropyMonitor ExplainedVarianceMonitor FirstRatioMonitor KLMonitor "
-        "KLPerTokenMonitor LengthMonitor NonFiniteMonitor OpeningMonitor "
-        "PerplexityMonitor PromptMonitor RepeatedBigramsMonitor "
-        "RepetitionMonitor RewardDistributionMonitor TruncationMonitor default_monitors"
-    ),
-    "trainer_callback": "WatchCallback",
-    "verdict": "Verdict",
-    "watch": "Watch",
-    "words": "format_number",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -96,5 +98,8 @@ __all__ = sorted(_MODULES)
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        for module in _NAMES:
+            found = import_module(f"{__name__}.{module}")
+            if module == _MODULES[name]:
+                return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -267,7 +266,7 @@ def test_the_shape_of_the_rewards_is_shown() -> None:
     watcher = RewardDistributionMonitor()
     reading = watcher.read(rewards([1.0, 2.0, 4.0]))
     assert watcher.sample == [1.0, 2.0, 4.0]
-    assert watcher.details() == asdict(distribution([1.0, 2.0, 4.0]))
+    assert watcher.details() == distribution([1.0, 2.0, 4.0])
     # what is logged is what was read, so that a finished run can be judged from its logs
     assert watcher.details()["std"] == reading
     logged = StepMetrics({"monitor/scores_std": reading}, {})
