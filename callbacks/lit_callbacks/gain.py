@@ -99,13 +99,13 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
         raise ValueError(f"samples: expected responses of at least two steps, got {len(steps)}")
     count = max(1, round(LATEST * len(steps)))
     first, last = set(steps[:count]), set(steps[-count:])
-    openings = Counter(_opening(s["response"]) for s in samples if s["step"] in last)
+    openings = Counter(opening_of(s["response"]) for s in samples if s["step"] in last)
     opening = openings.most_common(1)[0][0]
     columns = {
         "truncated": [float(s["truncated"]) for s in samples if "truncated" in s],
         "length": [float(s.get("length", len(s["response"].split()))) for s in samples],
-        "opening": [float(_opening(s["response"]) == opening) for s in samples],
-        "repetition": [_repetition(s["response"]) for s in samples],
+        "opening": [float(opening_of(s["response"]) == opening) for s in samples],
+        "repetition": [repetition_of(s["response"]) for s in samples],
     }
     columns = {name: column for name, column in columns.items() if len(column) == len(samples)}
     if len(samples) < 3 * len(columns) + len(steps):
@@ -146,11 +146,12 @@ def _within_steps(
     return inverse @ centered[:, -1]
 
 
-def _opening(text: str) -> tuple[str, ...]:
+def opening_of(text: str) -> tuple[str, ...]:
+    """The first words of a text, in lower case."""
     return tuple(text.lower().split()[:OPENING])
 
 
-def _repetition(text: str) -> float:
+def repetition_of(text: str) -> float:
     """Share of the pairs of words that the text already had."""
     words = text.lower().split()
     pairs = list(pairwise(words))

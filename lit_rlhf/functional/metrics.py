@@ -14,7 +14,14 @@ from torch import Tensor
 
 from lit_rlhf.checks import check_count, check_number, check_tensors
 
-__all__ = ["Interval", "distinct_n", "response_ngrams", "wilson_interval"]
+__all__ = [
+    "Interval",
+    "best_of_n",
+    "best_of_n_kl",
+    "distinct_n",
+    "response_ngrams",
+    "wilson_interval",
+]
 
 
 class Interval(NamedTuple):
@@ -50,6 +57,51 @@ def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> 
     scale = 1 + z**2 / trials
     # rounding can leave [0, 1] by a last digit at a share of 0 or 1
     return Interval(max(0.0, (center - half) / scale), min(1.0, (center + half) / scale))
+
+
+def best_of_n(scores: Tensor, values: Tensor, n: int) -> Tensor:
+    """Expected value of the best by `scores` of `n` samples, over all subsets of `N` samples.
+
+    The unbiased estimate of Nakano et al. 2021 (arXiv 2112.09332, Appendix I): of `N` samples in
+    ascending order, the i-th (from 1) is the best of C(i - 1, n - 1) of the C(N, n) subsets. Equal
+    scores share their weights.
+
+    Args:
+        scores: What the best is chosen by, `[..., N]`.
+        values: What is measured of it, `[..., N]`, for instance the scores of another judge.
+        n: Samples to choose from, 1 to `N`.
+
+    Returns:
+        `[...]` float64.
+
+    Examples:
+        >>> scores, values = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 0.3, 0.9])
+        >>> round(float(best_of_n(scores, values, 2)), 4)  # 0.3 of one pair, 0.9 of two
+        0.7
+    """
+    n_samples = scores.shape[-1]
+    if not 1 <= n <= n_samples:
+        raise ValueError(f"n: expected a number from 1 to {n_samples} samples, got {n}")
+    chances = torch.tensor(
+        [0.0, *(math.comb(i, n) / math.comb(n_samples, n) for i in range(1, n_samples + 1))],
+        dtype=torch.float64,
+    )  # that the best is among the i lowest
+    below = (scores.unsqueeze(-1) > scores.unsqueeze(-2)).sum(-1)
+    up_to = (scores.unsqueeze(-1) >= scores.unsqueeze(-2)).sum(-1)
+    weights = (chances[up_to] - chances[below]) / (up_to - below)
+    return (weights * values.double()).sum(-1)
+
+
+def best_of_n_kl(n: int) -> float:
+    """KL of the best of `n` samples from the policy that samples: log n - (n - 1) / n, in nats.
+
+    An upper bound where scores can be equal (Beirami et al. 2024, arXiv 2401.01879).
+
+    Examples:
+        >>> best_of_n_kl(1)
+        0.0
+    """
+    return math.log(n) - (n - 1) / n
 
 
 def response_ngrams(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
 
-from lit_rlhf.functional import distinct_n, length_mask, wilson_interval
+from lit_rlhf.functional import best_of_n, best_of_n_kl, distinct_n, length_mask, wilson_interval
 
 
 def test_the_ends_of_the_interval_are_where_the_share_is_just_not_rejected() -> None:
@@ -72,3 +73,26 @@ def test_an_interval_stays_within_0_and_1() -> None:
 def test_a_response_may_be_as_short_as_an_ngram() -> None:
     ids = torch.tensor([[5, 6]])
     assert distinct_n(ids, torch.ones_like(ids, dtype=torch.bool), 2).item() == 1.0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("scores", [[0.3, -1.0, 2.0, 0.5, 1.0], [1.0, 0.0, 1.0, 0.0, 1.0]])
+def test_best_of_n_is_the_mean_over_all_subsets(scores: list[float], n: int) -> None:
+    values = [0.1, 0.2, 0.4, 0.8, 1.6]
+    found = []
+    for subset in combinations(range(5), n):
+        best = max(scores[i] for i in subset)
+        tied = [values[i] for i in subset if scores[i] == best]
+        found.append(sum(tied) / len(tied))
+    estimate = best_of_n(torch.tensor([scores]), torch.tensor([values]), n)
+    assert estimate.tolist() == pytest.approx([sum(found) / len(found)])
+
+
+def test_best_of_n_by_hand() -> None:
+    scores, values = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.9, 0.0, 0.3])
+    # of the three pairs, two have the best sample and one has the second
+    assert float(best_of_n(scores, values, 2)) == pytest.approx((2 * 0.9 + 0.3) / 3)
+    assert float(best_of_n(scores, values, 1)) == pytest.approx(0.4)
+    assert best_of_n_kl(4) == pytest.approx(math.log(4) - 0.75)
+    with pytest.raises(ValueError, match="from 1 to 3 samples, got 4"):
+        best_of_n(scores, values, 4)

@@ -17,6 +17,7 @@ from lit_rlhf.tools.evaluation import (
     Responses,
     choose_device,
     compare_policies,
+    kl_figure,
     outcome_figure,
     print_comparison,
     read_responses,
@@ -30,6 +31,8 @@ LISTS = {
     "generated before. The first is the baseline: win, tie, lose and KL are against it.",
     "benchmarks": "Tasks or groups of lm-evaluation-harness, for example mmlu ceval-valid cmmlu. "
     "Their data are downloaded from the hub.",
+    "best_of": "Sizes for the best of n of the baseline, for example 1 4 16: the first reward "
+    "chooses, and all rewards of the chosen are reported.",
     "choices": "Files of multiple-choice questions with the fields question, choices and answer. "
     "Nothing is downloaded.",
 }
@@ -60,6 +63,10 @@ class EvaluateOptions(SamplingFlags):
             kept beside the file until it is complete, and the same command continues with them.
         chart: File for a chart of win, tie and lose by every reward and criterion. The suffix is
             the format, for example .png or .svg.
+        kl_chart: File for a chart of scores against the square root of the KL from the baseline.
+        samples_per_prompt: Responses of each policy to each prompt, whose scores are averaged.
+            Default: the largest number of best_of, or 1.
+        best_of: Sizes for the best of n of the baseline, which the first reward chooses.
         tie_margin: Largest difference of scores (times the weight) that counts as a tie.
         max_prompt_length: Longest prompt in tokens; longer ones lose their oldest turns. Default:
             the longest sequence that the baseline was trained on, or 512.
@@ -78,10 +85,18 @@ class EvaluateOptions(SamplingFlags):
     output: str | None = None
     responses: str | None = None
     chart: str | None = None
+    kl_chart: str | None = None
+    samples_per_prompt: int | None = None
+    best_of: list[int] | None = None
     tie_margin: float = 0.0
     max_prompt_length: int | None = None
     batch_size: int = 64
     seed: int = 0
+
+    @property
+    def n_samples(self) -> int:
+        """Responses of each policy to each prompt."""
+        return self.samples_per_prompt or max(self.best_of or [1])
 
 
 SETTINGS = (
@@ -110,7 +125,15 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         comparison = _sample_and_compare(options, options.source)
         report = comparison.as_dict()
         report["settings"] = {name: getattr(options, name) for name in SETTINGS}
+        report["settings"]["samples_per_prompt"] = options.n_samples
         responses, head_to_heads = comparison.responses, comparison.head_to_heads
+        if options.kl_chart is not None:
+            figure = kl_figure(
+                {n: (p.metrics["kl"], p.scores) for n, p in comparison.policies.items()},
+                [(best.n, best.kl, best.scores) for best in comparison.best_of],
+                comparison.baseline,
+            )
+            print(f"Chart: {save_figure(figure, options.kl_chart)}")
     if options.judge.model is not None and responses is not None:
         judgement = judge_policies(responses, options.judge)
         print_judgement(judgement)
@@ -156,6 +179,8 @@ def _sample_and_compare(options: EvaluateOptions, prompts: DataSource) -> Compar
         on_bad_record=options.on_bad_record,
         seed=options.seed,
         responses=options.responses,
+        samples_per_prompt=options.n_samples,
+        best_of=options.best_of or (),
     )
     if comparison.shortened:
         print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
@@ -173,12 +198,16 @@ def _sample_and_compare(options: EvaluateOptions, prompts: DataSource) -> Compar
 
 def _check_options(options: EvaluateOptions) -> None:
     """Refuse options that do not fit together, before hours of work."""
-    if options.chart is not None:
-        from matplotlib.figure import Figure
+    for name in ("chart", "kl_chart"):
+        file = getattr(options, name)
+        if file is not None:
+            from matplotlib.figure import Figure
 
-        known = sorted(Figure().canvas.get_supported_filetypes())
-        if Path(options.chart).suffix.removeprefix(".") not in known:
-            raise ValueError(f"chart: expected one of the suffixes {known}, got {options.chart}")
+            known = sorted(Figure().canvas.get_supported_filetypes())
+            if Path(file).suffix.removeprefix(".") not in known:
+                raise ValueError(f"{name}: expected one of the suffixes {known}, got {file}")
+    if options.rewards is None and (options.kl_chart or options.best_of):
+        raise ValueError("rewards: expected at least one with best_of or kl_chart, got none")
     models = [policy for policy in options.policies if not is_file_path(policy)]
     if len(models) < len(options.policies):
         if models:
@@ -186,7 +215,7 @@ def _check_options(options: EvaluateOptions) -> None:
                 "policies: expected only models or only files of responses, got both; let "
                 f"{models[0]!r} respond to the same prompts first, with `lit_rlhf generate`"
             )
-        for name in ("prompts", "rewards", "responses"):
+        for name in ("prompts", "rewards", "responses", "best_of", "samples_per_prompt"):
             value = getattr(options, name)
             if value is not None:
                 raise ValueError(

@@ -12,7 +12,13 @@ They share `loading`, `sampling`, `responses`, `outcomes` (rates with intervals)
 (`lit_rlhf plot`) and `output`.
 """
 
-from lit_rlhf.tools.evaluation.charts import LiveCurves, outcome_figure, run_figure, save_figure
+from lit_rlhf.tools.evaluation.charts import (
+    LiveCurves,
+    kl_figure,
+    outcome_figure,
+    run_figure,
+    save_figure,
+)
 from lit_rlhf.tools.evaluation.compare import Comparison, compare_policies, print_comparison
 from lit_rlhf.tools.evaluation.loading import choose_device, load_policy, load_shared_encoder
 from lit_rlhf.tools.evaluation.outcomes import HeadToHead
@@ -44,6 +50,7 @@ __all__ = [
     "generate_from_models",
     "hash_models",
     "hash_prompts",
+    "kl_figure",
     "load_policy",
     "load_shared_encoder",
     "outcome_figure",

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lit_callbacks import Curve, read_run
 from lit_rlhf.checks import check_count
 from lit_rlhf.files import name_file
-from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes
+from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes, ScoreSummary
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle, Image
@@ -281,6 +281,50 @@ def outcome_figure(rows: Sequence[HeadToHead], baseline: str) -> Figure:
             handles, list(_OUTCOME_COLORS), loc="outside upper center", ncols=3, fontsize=10
         )
     return figure
+
+
+def kl_figure(
+    policies: Mapping[str, tuple[float, Mapping[str, ScoreSummary]]],
+    best_of: Sequence[tuple[int, float, Mapping[str, ScoreSummary]]],
+    baseline: str,
+) -> Figure:
+    """Draw scores against the square root of the KL from the baseline, with a panel per reward.
+
+    As in Figure 1 of arXiv 2210.10760. Lines at the points are 95 % intervals.
+
+    Args:
+        policies: KL in nats, and scores by reward, of each policy.
+        best_of: The same of the best of n, after n.
+        baseline: Name of the policy that KL is measured from.
+    """
+    rewards = list(next(iter(policies.values()))[1])
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(0.6 + 3.4 * len(rewards), 3.2))
+        axes = figure.subplots(1, len(rewards), squeeze=False)[0]
+        for axis, reward in zip(axes, rewards, strict=True):
+            for color, (name, (kl, scores)) in zip(cycle(_RUN_COLORS), policies.items()):
+                _draw_point(axis, kl, scores[reward], color, name)
+            for n, kl, scores in best_of:
+                _draw_point(axis, kl, scores[reward], "0.45")
+                axis.annotate(str(n), (math.sqrt(kl), scores[reward].mean), fontsize=8)
+            if best_of:
+                points = [(math.sqrt(kl), scores[reward].mean) for _, kl, scores in best_of]
+                axis.plot(*zip(*points, strict=True), color="0.45", label="best of n")
+            axis.set_title(reward)
+            axis.set_xlabel(f"square root of the KL from {baseline}, nats")
+            axis.grid(alpha=0.25, linewidth=0.6)
+        axes[0].set_ylabel("mean score")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=9)
+    return figure
+
+
+def _draw_point(
+    axis: Axes, kl: float, score: ScoreSummary, color: str, label: str | None = None
+) -> None:
+    place = math.sqrt(max(kl, 0.0))  # an estimate may be negative
+    axis.plot([place], [score.mean], "o", color=color, label=label)
+    axis.plot([place] * 2, [score.low, score.high], color=color)
 
 
 def _draw_judge(axis: Axes, judge: str, rows: Sequence[HeadToHead]) -> None:

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from lit_rlhf.checks import check_not_negative
+from lit_callbacks.gain import opening_of, repetition_of
+from lit_rlhf.checks import check_count, check_not_negative
 from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord
 from lit_rlhf.files import ProgressFile, code_versions, write_json_lines
 from lit_rlhf.forward import LanguageModel
-from lit_rlhf.functional import kl_estimate
+from lit_rlhf.functional import best_of_n, best_of_n_kl, kl_estimate
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import Rewards, WeightedReward, plain_rewards, split_rewards
 from lit_rlhf.rollout import (
@@ -75,6 +79,8 @@ METRICS = (
 _METRIC_ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("length, tokens", "response_length", "{:.1f}".format),
     ("truncated", "truncation_rate", "{:.1%}".format),
+    ("commonest opening", "commonest_opening", "{:.1%}".format),
+    ("repetition", "repetition", "{:.1%}".format),
     ("KL, nats", "kl", "{:.2f}".format),
     ("perplexity", "perplexity", "{:.2f}".format),
     ("distinct-2", "distinct_2", "{:.3f}".format),
@@ -86,14 +92,21 @@ _METRIC_ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 class PolicySamples:
     """A policy's responses to `N` prompts, in the order of the prompts, with their scores.
 
-    `scores` and `kl` are `[N]` float32. `kl` is the k1 estimate of the KL to the reference in nats,
-    so a single value can be negative. `metrics` holds the values of `METRICS`.
+    `scores` and `kl` are float32, one for each response, `S` of them for each prompt. `kl` is the
+    k1 estimate of the KL to the reference in nats, so a single value can be negative. `metrics`
+    holds the values of `METRICS`, the share of the commonest opening and the mean share of pairs of
+    words that a response repeats.
     """
 
     responses: list[SampledResponse]
     scores: dict[str, Tensor]
     kl: Tensor
     metrics: dict[str, float]
+    samples_per_prompt: int = 1
+
+    def by_prompt(self, reward: str) -> Tensor:
+        """Scores of each prompt's responses, `[N, S]`."""
+        return self.scores[reward].view(-1, self.samples_per_prompt)
 
     def records(self, policy: str) -> list[dict[str, Any]]:
         """Build one record per response, for a JSON lines file that `read_responses` reads."""
@@ -112,14 +125,30 @@ class PolicySamples:
 class PolicyReport:
     """Summary of one policy.
 
-    `outcomes` are the rates against the baseline under each reward, none for the baseline itself;
-    `metrics` holds the values of `METRICS`.
+    `scores` are means over prompts, and `complete` those of responses that ended, NaN without any.
+    `outcomes` are the rates under each reward, and `differences` the scores minus the baseline's by
+    prompt; none for the baseline itself. `metrics` are those of `PolicySamples`.
     """
 
     path: str
     scores: dict[str, ScoreSummary]
     outcomes: dict[str, Outcomes]
     metrics: dict[str, float]
+    differences: dict[str, ScoreSummary] = field(default_factory=dict)
+    complete: dict[str, float] = field(default_factory=dict)
+
+
+class BestOf(NamedTuple):
+    """The best of `n` samples of the baseline by the first reward, over all subsets.
+
+    `kl` is from the baseline in nats, `scores` are means over prompts, and `differences` are those
+    of each other policy minus them, by policy and reward.
+    """
+
+    n: int
+    kl: float
+    scores: dict[str, ScoreSummary]
+    differences: dict[str, dict[str, ScoreSummary]]
 
 
 @dataclass(frozen=True)
@@ -137,11 +166,17 @@ class Comparison:
     n_prompts: int
     shortened: int
     inputs: dict[str, Any] = field(default_factory=dict)
+    best_of: list[BestOf] = field(default_factory=list)
 
     @property
     def baseline(self) -> str:
         """Name of the first policy."""
         return next(iter(self.policies))
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """Responses of each policy to each prompt."""
+        return next((samples.samples_per_prompt for samples in self.samples.values()), 1)
 
     @property
     def head_to_heads(self) -> list[HeadToHead]:
@@ -155,11 +190,12 @@ class Comparison:
 
     @property
     def responses(self) -> Responses:
-        """The responses of all policies as text, for a judge."""
+        """The first response of all policies to each prompt as text, for a judge."""
+        n = self.samples_per_prompt
         return Responses(
-            [response.prompt for response in self.samples[self.baseline].responses],
+            [response.prompt for response in self.samples[self.baseline].responses[::n]],
             {
-                name: [response.response for response in samples.responses]
+                name: [response.response for response in samples.responses[::n]]
                 for name, samples in self.samples.items()
             },
         )
@@ -180,7 +216,9 @@ class Comparison:
                         "rewards": {
                             reward: {
                                 **score._asdict(),
+                                "complete": report.complete.get(reward),
                                 "against_baseline": report.outcomes.get(reward),
+                                "minus_baseline": report.differences.get(reward),
                             }
                             for reward, score in report.scores.items()
                         },
@@ -188,6 +226,7 @@ class Comparison:
                     }
                     for name, report in self.policies.items()
                 },
+                **({"best_of": self.best_of} if self.best_of else {}),
             }
         )
         return report
@@ -214,6 +253,8 @@ def compare_policies(
     on_bad_record: OnBadRecord = "error",
     seed: int = 0,
     responses: str | Path | None = None,
+    samples_per_prompt: int = 1,
+    best_of: Sequence[int] = (),
 ) -> Comparison:
     """Sample from several policies on the same prompts, and score and compare the responses.
 
@@ -236,7 +277,15 @@ def compare_policies(
         seed: Seed of the sampling, the same for every policy, and of the bootstrap intervals.
         responses: JSON lines file for all responses with their scores and KL. Until it is complete,
             `<responses>.partial` keeps finished batches, from which the same call continues.
+        samples_per_prompt: Responses of each policy to each prompt. Scores are averaged over them.
+        best_of: Sizes for the best of n of the baseline, see `BestOf`.
     """
+    check_count("samples_per_prompt", samples_per_prompt)
+    if best_of and not (rewards and 1 <= min(best_of) <= max(best_of) <= samples_per_prompt):
+        raise ValueError(
+            f"best_of: expected sizes from 1 to the {samples_per_prompt} samples_per_prompt and a "
+            f"reward that chooses, got {list(best_of)} with {len(plain_rewards(rewards))} rewards"
+        )
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     check_not_negative("tie_margin", tie_margin)
     paths = dict(zip(short_names(policies, "policies"), policies, strict=True))
@@ -256,6 +305,7 @@ def compare_policies(
         "rewards": plain,
         "sampling": asdict(sampling),
         "batch_size": batch_size,
+        "samples_per_prompt": samples_per_prompt,
         "seed": seed,
         "dtype": model_options.dtype,
         "device": str(device),
@@ -276,6 +326,7 @@ def compare_policies(
                 seed,
                 unfinished,
                 name,
+                samples_per_prompt,
             )
         baseline = next(iter(samples.values()))
         comparison = Comparison(
@@ -291,6 +342,7 @@ def compare_policies(
             n_prompts=len(encoded.examples),
             shortened=encoded.shortened,
             inputs=inputs,
+            best_of=[_best_of(samples, n, seed) for n in best_of],
         )
         if responses is not None:
             write_json_lines(responses, comparison.records())
@@ -308,8 +360,9 @@ def measure_policy(
     seed: int = 0,
     unfinished: ProgressFile | None = None,
     name: str = "policy",
+    samples_per_prompt: int = 1,
 ) -> PolicySamples:
-    """Sample one response to each prompt and compute its scores and its KL to the reference.
+    """Sample responses to each prompt and compute their scores and their KL to the reference.
 
     `reference` may be `policy` itself. Log-probs are taken at the temperature of the sampling. With
     equal seeds, policies draw with the same seeds batch by batch. `unfinished` holds finished
@@ -321,7 +374,7 @@ def measure_policy(
     def describe(sampled: SampledBatch) -> dict[str, Any]:
         texts = decode_responses(sampled.rollouts, encoder.tokenizer)
         return {
-            "responses": [response for (response,) in describe_responses(sampled, texts)],
+            "responses": [one for rows in describe_responses(sampled, texts) for one in rows],
             **_measure_batch(policy, reference, sampled, rewards, sampling.temperature),
         }
 
@@ -333,6 +386,7 @@ def measure_policy(
         batch_size,
         seed,
         describe,
+        samples_per_prompt,
         unfinished=unfinished,
         name=name,
     )
@@ -343,7 +397,8 @@ def measure_policy(
             progress(len(batch["positions"]))
     # batches are sorted by length; everything is returned in the order of the prompts
     positions = [position for batch in batches for position in batch["positions"]]
-    order = torch.tensor(positions).argsort()
+    rows = torch.tensor(positions).argsort().unsqueeze(1) * samples_per_prompt
+    order = (rows + torch.arange(samples_per_prompt)).flatten()
     responses = [fields for batch in batches for fields in batch["responses"]]
 
     def join(key: str) -> Tensor:
@@ -364,17 +419,24 @@ def measure_policy(
         join("terminated"),
     )
     metrics = totals.compute()
+    texts = [response["response"] for response in responses]
+    openings = Counter(map(opening_of, texts))
     return PolicySamples(
         responses=[
-            SampledResponse(record.prompt, **responses[place])
-            for record, place in zip(prompts.records, order.tolist(), strict=True)
+            SampledResponse(prompts.records[row // samples_per_prompt].prompt, **responses[place])
+            for row, place in enumerate(order.tolist())
         ],
         scores={
             reward: torch.cat([torch.tensor(batch["scores"][reward]) for batch in batches])[order]
             for reward in rewards
         },
         kl=kl_estimate(logprobs, ref_logprobs).sum(dim=1),
-        metrics={metric: float(metrics[f"rollout/{metric}"]) for metric in METRICS},
+        metrics={
+            **{metric: float(metrics[f"rollout/{metric}"]) for metric in METRICS},
+            "commonest_opening": max(openings.values()) / len(texts),
+            "repetition": fmean(map(repetition_of, texts)),
+        },
+        samples_per_prompt=samples_per_prompt,
     )
 
 
@@ -387,6 +449,8 @@ def _measure_batch(
 ) -> dict[str, Any]:
     """Compute scores, and the tensors that `RolloutMetrics` takes, as JSON types."""
     rollouts, prompts = batch.rollouts, batch.prompts
+    n_samples = len(rollouts.response_ids) // len(prompts.texts)
+    prompts = prompts.select([p for p in range(len(prompts.texts)) for _ in range(n_samples)])
     statistics = rollouts.statistics_at(temperature)
     if statistics is None:
         statistics = compute_policy_statistics(policy, rollouts, temperature)
@@ -467,21 +531,49 @@ def _summarize(
     path: str, samples: PolicySamples, baseline: PolicySamples, tie_margin: float, seed: int
 ) -> PolicyReport:
     compared = {} if samples is baseline else samples.scores
+    ended = torch.tensor([response.ended for response in samples.responses])
+    scores = {name: samples.by_prompt(name) for name in samples.scores}
+    theirs = {name: baseline.by_prompt(name) for name in baseline.scores}
     return PolicyReport(
         path=path,
-        scores={name: score_summary(scores, seed) for name, scores in samples.scores.items()},
-        outcomes={
-            name: outcome_rates(scores, baseline.scores[name], tie_margin)
-            for name, scores in compared.items()
-        },
+        scores={name: score_summary(of.double().mean(1), seed) for name, of in scores.items()},
+        outcomes={name: outcome_rates(scores[name], theirs[name], tie_margin) for name in compared},
         metrics=samples.metrics,
+        differences={
+            name: score_summary((scores[name].double() - theirs[name]).mean(1), seed)
+            for name in compared
+        },
+        complete={name: float(of[ended].mean()) for name, of in samples.scores.items()},
+    )
+
+
+def _best_of(samples: Mapping[str, PolicySamples], n: int, seed: int) -> BestOf:
+    baseline, *others = samples
+    proxy = samples[baseline].by_prompt(next(iter(samples[baseline].scores)))
+    best = {
+        name: best_of_n(proxy, samples[baseline].by_prompt(name), n)
+        for name in samples[baseline].scores
+    }
+    return BestOf(
+        n,
+        best_of_n_kl(n),
+        {name: score_summary(values, seed) for name, values in best.items()},
+        {
+            other: {
+                name: score_summary(samples[other].by_prompt(name).double().mean(1) - values, seed)
+                for name, values in best.items()
+            }
+            for other in others
+        },
     )
 
 
 def _comparison_table(comparison: Comparison) -> Table:
     """Build a terminal table with a column per policy and a row per reward and metric."""
+    n = comparison.samples_per_prompt
     table = make_table(
-        f"{comparison.n_prompts} prompts, one response each; mean [95 % interval]",
+        f"{comparison.n_prompts} prompts, {'one response' if n == 1 else f'{n} responses'} each; "
+        "mean [95 % interval]",
         *("", *comparison.policies),
         caption=f"KL: per response, against {comparison.baseline}",
     )
@@ -489,15 +581,31 @@ def _comparison_table(comparison: Comparison) -> Table:
     for reward in comparison.rewards:
         scores = [report.scores[reward] for report in reports]
         cells = (f"{score.mean:.2f} [{score.low:.2f}, {score.high:.2f}]" for score in scores)
-        table.add_row(reward, *cells, end_section=reward == list(comparison.rewards)[-1])
+        table.add_row(reward, *cells)
+        complete = (f"{report.complete.get(reward, math.nan):.2f}" for report in reports)
+        last = reward == list(comparison.rewards)[-1]
+        table.add_row("  of complete responses", *complete, end_section=last)
     for label, metric, format_value in _METRIC_ROWS:
         table.add_row(label, *(format_value(report.metrics[metric]) for report in reports))
+    return table
+
+
+def _best_of_table(comparison: Comparison) -> Table:
+    """Build a terminal table with a row per size of best of n."""
+    chosen = next(iter(comparison.rewards))
+    title = f"best of n of {comparison.baseline} by {chosen}; mean [95 % interval]"
+    table = make_table(title, "n", "KL", *comparison.rewards)
+    for best in comparison.best_of:
+        cells = (f"{s.mean:.2f} [{s.low:.2f}, {s.high:.2f}]" for s in best.scores.values())
+        table.add_row(str(best.n), f"{best.kl:.2f}", *cells)
     return table
 
 
 def print_comparison(comparison: Comparison) -> None:
     """Print scores and metrics, then who wins, on standard output."""
     print_table(_comparison_table(comparison))
+    if comparison.best_of:
+        print_table(_best_of_table(comparison))
     rows = comparison.head_to_heads
     if rows:
         print_table(outcomes_table(rows, comparison.baseline))

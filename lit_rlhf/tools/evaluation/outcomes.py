@@ -61,20 +61,22 @@ class ScoreSummary(NamedTuple):
 
 
 def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -> Outcomes:
-    """Win, tie and lose rates of one policy against another by their scores `[N]`.
+    """Win, tie and lose rates of one policy against another by their scores `[N]` or `[N, S]`.
 
-    Scores that differ by `margin` at most are a tie.
+    Scores that differ by `margin` at most are a tie. Of `S` samples, those of the same place are
+    compared, and a prompt counts as one trial of the intervals.
     """
-    ours, theirs = _check_scores(scores, "scores"), _check_scores(baseline, "baseline")
+    ours, theirs = _check_scores(scores, "scores", 2), _check_scores(baseline, "baseline", 2)
     if ours.shape != theirs.shape:
         raise ValueError(
             f"baseline: expected {len(ours)} scores, one for each of scores, got {len(theirs)}"
         )
     check_not_negative("margin", margin)
-    difference = ours - theirs
+    difference = (ours - theirs).reshape(len(ours), -1)
     n = len(difference)
-    wins, losses = int((difference > margin).sum()), int((difference < -margin).sum())
-    ties = n - wins - losses
+    wins = float((difference > margin).mean(axis=1).sum())
+    losses = float((difference < -margin).mean(axis=1).sum())
+    ties = max(n - wins - losses, 0.0)
     win, tie, lose = (wilson_interval(count, n, _CONFIDENCE) for count in (wins, ties, losses))
     return Outcomes(wins / n, ties / n, losses / n, win, tie, lose, n)
 
@@ -120,9 +122,9 @@ def _format_share(share: float, interval: Interval) -> str:
     return f"{100 * share:.0f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
 
 
-def _check_scores(values: ArrayLike, name: str) -> NDArray[np.float64]:
+def _check_scores(values: ArrayLike, name: str, dims: int = 1) -> NDArray[np.float64]:
     scores = np.asarray(values, dtype=np.float64)
-    if scores.ndim != 1 or len(scores) == 0:
+    if not 1 <= scores.ndim <= dims or len(scores) == 0:
         raise ValueError(f"{name}: expected shape [N] with N >= 1, got {scores.shape}")
     if not np.isfinite(scores).all():
         raise ValueError(f"{name}: expected finite numbers, got {scores[~np.isfinite(scores)][0]}")

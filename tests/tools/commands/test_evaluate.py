@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from inspect import signature
 from pathlib import Path
 
@@ -157,3 +158,18 @@ def test_prompts_are_needed_unless_there_are_benchmarks_alone(
         main(["--policies", str(root / "sft"), *more])
 
     assert said in message(error)
+
+
+def test_best_of_n_is_reported_and_drawn(root: Path, tmp_path: Path) -> None:
+    more = ("--best_of", "1", "2", "4", "--kl_chart", str(tmp_path / "kl.svg"))
+    report = main(arguments(root, *more))
+    assert [entry["n"] for entry in report["best_of"]] == [1, 2, 4]
+    assert report["settings"]["samples_per_prompt"] == 4
+    best = report["best_of"][2]
+    assert best["kl"] == pytest.approx(math.log(4) - 0.75)
+    assert set(best["differences"]["ppo"]["characters"]) == {"mean", "low", "high", "std"}
+    assert report["policies"]["ppo"]["rewards"]["characters"]["minus_baseline"]["std"] > 0
+    drawn = (tmp_path / "kl.svg").read_text("utf-8")
+    assert "best of n" in drawn
+    with pytest.raises(SystemExit, match="rewards: expected at least one"):
+        main([*arguments(root)[:5], "--best_of", "2"])

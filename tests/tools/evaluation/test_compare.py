@@ -267,7 +267,9 @@ def test_the_report_is_strict_json(comparison: Comparison) -> None:
     assert report["rewards"]["characters"] == CHARACTERS
     assert report["policies"]["sft"]["rewards"]["reward"]["against_baseline"] is None
     ppo = report["policies"]["ppo"]
-    assert set(ppo["rewards"]["reward"]) == {"mean", "low", "high", "std", "against_baseline"}
+    summary = {"mean", "low", "high", "std"}
+    others = {"complete", "against_baseline", "minus_baseline"}
+    assert set(ppo["rewards"]["reward"]) == summary | others
     against = ppo["rewards"]["reward"]["against_baseline"]
     assert against["win"] + against["tie"] + against["lose"] == pytest.approx(1.0)
     assert len(against["win_interval"]) == 2
@@ -478,7 +480,7 @@ def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncode
         measure_policy(policy, policy, encoder, EncodedPrompts([], []), {}, OPTIONS)
 
 
-METRIC_VALUES = dict.fromkeys(METRICS, 0.0) | {
+METRIC_VALUES = dict.fromkeys((*METRICS, "commonest_opening", "repetition"), 0.0) | {
     "response_length": 12.345,
     "truncation_rate": 0.125,
     "kl": 1.5,
@@ -516,7 +518,10 @@ def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> Non
     assert {line[0]: line[1:] for line in lines if len(line) == 3} == {
         "gold": ["0.50 [0.40, 0.60]", "1.25 [1.00, 1.50]"],
         "length, tokens": ["12.3", "12.3"],
+        "of complete responses": ["nan", "nan"],
         "truncated": ["12.5%", "12.5%"],
+        "commonest opening": ["0.0%", "0.0%"],
+        "repetition": ["0.0%", "0.0%"],
         "KL, nats": ["1.50", "1.50"],
         "perplexity": ["2.25", "2.25"],
         "distinct-2": ["0.457", "0.457"],
@@ -524,3 +529,46 @@ def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> Non
     assert "256 prompts" in printed
     against = ["gold", "ppo", "50 [44, 56]", "25 [20, 31]", "25 [20, 30]", "256"]
     assert against in lines
+
+
+def test_several_samples_and_the_best_of_them(
+    folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewards = {CHARACTERS: 1.0, QUESTION_MARKS: 2.0}
+    both = compared(
+        folders,
+        [folders.sft, folders.ppo],
+        rewards=rewards,
+        samples_per_prompt=3,
+        best_of=[1, 2],
+        responses=tmp_path / "r.jsonl",
+    )
+    sft, ppo = both.samples.values()
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text("utf-8").splitlines()]
+    assert [line["sample"] for line in lines] == [0, 1, 2] * (2 * len(QUESTIONS))
+    asked = [line["prompt"][-1]["content"] for line in lines[: 3 * len(QUESTIONS)]]
+    assert asked == [question for question in QUESTIONS for _ in range(3)]
+    for samples in (sft, ppo):
+        proxy = [len(response.response) for response in samples.responses]
+        assert samples.scores["characters"].tolist() == proxy
+        assert len(set(proxy)) > 1
+    assert both.responses.by_policy["sft"] == [r.response for r in sft.responses[::3]]
+    # the mean over prompts of the mean over samples, and of differences of the same prompt
+    report, means = both.policies["ppo"], [p.by_prompt("characters").mean(1) for p in (sft, ppo)]
+    assert report.scores["characters"].mean == pytest.approx(float(means[1].mean()))
+    paired = score_summary((means[1] - means[0]).double())
+    assert report.differences["characters"] == pytest.approx(paired, abs=1e-6)
+    one, two = both.best_of
+    assert one.kl == 0.0
+    assert one.scores["characters"].mean == pytest.approx(float(means[0].mean()))
+    assert two.scores["characters"].mean > one.scores["characters"].mean
+    gap = report.scores["characters"].mean - two.scores["characters"].mean
+    assert two.differences["ppo"]["characters"].mean == pytest.approx(gap)
+    ended = [len(r.response) for r in ppo.responses if r.ended]
+    assert report.complete["characters"] == pytest.approx(sum(ended) / max(len(ended), 1))
+    print_comparison(both)
+    printed = capsys.readouterr().out
+    assert "3 responses each" in printed
+    assert "best of n of sft by characters" in printed
+    with pytest.raises(ValueError, match="best_of: expected sizes from 1 to the 1 samples"):
+        compared(folders, [folders.sft], best_of=[2])

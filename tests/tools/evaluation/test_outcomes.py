@@ -65,7 +65,7 @@ def test_the_interval_of_a_share_of_0_or_1_has_a_width() -> None:
     [
         ([1.0, 2.0], [1.0], 0.0, "baseline: expected 2 scores"),
         ([], [], 0.0, "scores: expected shape"),
-        ([[1.0]], [[1.0]], 0.0, "scores: expected shape"),
+        ([[[1.0]]], [[[1.0]]], 0.0, "scores: expected shape"),
         ([1.0], [math.nan], 0.0, "baseline: expected finite"),
         ([1.0], [1.0], -0.1, "margin: expected a finite number >= 0, got -0.1"),
         ([1.0], [1.0], math.nan, "margin: expected a finite number >= 0, got nan"),
@@ -146,3 +146,11 @@ def test_a_judge_without_a_valid_verdict_has_no_shares(capsys: pytest.CaptureFix
 
     lines = [cells(line) for line in capsys.readouterr().out.splitlines()]
     assert ["helpful", "ppo", "-", "-", "-", "0"] in lines
+
+
+def test_samples_of_a_prompt_are_one_trial() -> None:
+    ours, theirs = [[1.0, 3.0], [0.0, 2.0]], [[0.0, 2.0], [0.0, 3.0]]
+    rates = outcome_rates(ours, theirs)
+    # the first prompt wins twice; of the second, one sample ties and one loses
+    assert (rates.win, rates.tie, rates.lose, rates.n) == (0.5, 0.25, 0.25, 2)
+    assert rates.win_interval == outcome_rates([1.0, 0.0], [0.0, 1.0]).win_interval
