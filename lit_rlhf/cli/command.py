@@ -176,7 +176,7 @@ class Command:
     Attributes:
         function: The function. Its parameters have plain types or dataclasses as types, and its
             docstring is the help.
-        lists: Help by name for parameters that take several strings or integers, `--name a b`. A parameter
+        lists: Help by name for parameters that take several items, `--name a b`. A parameter
             without a default is required, and the last flag wins; for others `--name a --name b`
             gives both.
         flags: Help by name for parameters that are False unless the flag `--name` is given.
