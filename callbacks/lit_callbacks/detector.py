@@ -265,12 +265,9 @@ class CollapseEarlyStopping(CollapseDetector):
 
 
 class Collapse(NamedTuple):
-    """Why a detector ended a fit, and what is left of the time before.
+    """The verdict at which an action ended a fit, and the newest healthy checkpoint, if any.
 
-    Attributes:
-        verdict: The verdict at which an action ended it.
-        healthy_step: Step of the newest healthy checkpoint; `None` if there is none.
-        checkpoint: That checkpoint, which may hold nothing but weights.
+    The checkpoint may hold nothing but weights.
     """
 
     verdict: Verdict

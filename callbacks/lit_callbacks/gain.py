@@ -33,13 +33,10 @@ PARTS = {
 
 
 class Gain(NamedTuple):
-    """The parts of a rise of the mean score.
+    """A rise `total` of the mean score, and the `parts` that properties explain, in its units.
 
-    Attributes:
-        total: Mean score of the last steps minus that of the first.
-        parts: What each property explains of it, in units of the score.
-        changes: Mean of each property in the first steps and in the last.
-        opening: The commonest opening of the last steps.
+    `changes` are each property's means in the first steps and in the last, and `opening` the
+    commonest one of the last.
     """
 
     total: float
@@ -87,12 +84,9 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
     that a common trend explains nothing: what counts is how much a property is worth among
     responses of the same step. A property explains its worth times its change.
 
-    Args:
-        samples: Records with `step`, `response` (a text) and `score`, and perhaps `length` and
-            `truncated`; a property that none has is left out.
-
-    Raises:
-        ValueError: If there are fewer than two steps or too few responses for the properties.
+    The samples have `step`, `response` (a text) and `score`, and perhaps `length` and `truncated`;
+    a property that one lacks is left out. Fewer than two steps, or too few responses for the
+    properties, are a ValueError.
     """
     steps = sorted({int(sample["step"]) for sample in samples})
     if len(steps) < 2:

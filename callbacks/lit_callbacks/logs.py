@@ -51,12 +51,8 @@ def read_logged_steps(folder: str) -> list[LoggedStep]:
 def read_steps(path: str) -> list[LoggedStep]:
     """Read the numbers of a log, step by step.
 
-    Args:
-        path: A file `.csv`, `.jsonl`, `.json` (with a `log_history`, as `trainer_state.json`) or
-            `.wandb`, or a folder with TensorBoard's event files or one such file.
-
-    Raises:
-        ValueError: If there is no such log.
+    It is a file `.csv`, `.jsonl`, `.json` (with a `log_history`, as `trainer_state.json`) or
+    `.wandb`, or a folder with TensorBoard's event files or one such file.
     """
     file = Path(path)
     if file.is_dir():

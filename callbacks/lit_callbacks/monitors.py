@@ -52,12 +52,9 @@ class Level(IntEnum):
 
 
 class StepMetrics(NamedTuple):
-    """Numbers of one step, as monitors read them; the same on every rank.
+    """Logged metrics of a step, numbers of its output tensors, and keys that are not finite.
 
-    Attributes:
-        scalars: Logged metrics by key, averaged over ranks.
-        tensors: Numbers of the training step's output tensors by name, of all ranks.
-        non_finite: Keys of the logged metrics that were not finite on some rank.
+    Metrics are averaged over ranks, and tensors are those of all ranks.
     """
 
     scalars: Mapping[str, float]

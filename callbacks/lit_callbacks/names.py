@@ -49,13 +49,7 @@ NAMES: dict[str, dict[str, str]] = {
 def find_names(logged: Iterable[str]) -> dict[str, str]:
     """Names of the watched metrics in a log, from the trainer that it has most names of.
 
-    Trackers may put `train/` before a name.
-
-    Args:
-        logged: Names of the logged metrics.
-
-    Returns:
-        Names by the monitors' keys; empty if the log has those of no known trainer.
+    They are by the monitors' keys. Trackers may put `train/` before a name.
 
     Examples:
         >>> find_names(["train/actor/kl_loss", "train/loss"])

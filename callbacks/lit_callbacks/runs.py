@@ -40,12 +40,9 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over a run.
+    """A metric over a run: the values that count, in ascending steps, and pieces that were undone.
 
-    Attributes:
-        points: The values that count, in ascending steps.
-        undone: Pieces that were logged before the run went back to an earlier step, because it was
-            resumed from a checkpoint or rolled back.
+    These were logged before the run went back to an earlier step, resumed or rolled back.
     """
 
     points: list[Point]
@@ -123,14 +120,7 @@ def read_run(name: str, folder: str | Path) -> Run:
 
 
 def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Folder of each run by its name: the folder's own name, or its path where two are alike.
-
-    Args:
-        runs: Folders, or folders by name.
-
-    Raises:
-        ValueError: If there is none, a folder is given twice, or `runs` is a single string.
-    """
+    """Folder of each run by its name: the folder's own name, or its path where two are alike."""
     if isinstance(runs, str):
         raise ValueError(f"runs: expected a list of folders, got the string {runs!r}")
     if not runs:

@@ -15,13 +15,8 @@ def noise_of(values: Sequence[float]) -> float:
     """Standard deviation of a series' noise, from the differences of neighbours.
 
     The median absolute difference is scaled to the standard deviation of normal numbers, so neither
-    a trend nor a few jumps count as noise.
-
-    Args:
-        values: The series. Values that are not finite are left out.
-
-    Returns:
-        The estimate; 0 for fewer than four values.
+    a trend nor a few jumps count as noise. Values that are not finite are left out, and fewer than
+    four have a noise of 0.
 
     Examples:
         >>> noise_of([1.0, 2.0, 3.0, 4.0, 50.0])
@@ -38,10 +33,8 @@ def noise_of(values: Sequence[float]) -> float:
 class Trend(NamedTuple):
     """Direction of a series.
 
-    Attributes:
-        slope: Change per step: the median slope over all pairs of values (Theil-Sen).
-        score: Mann-Kendall statistic in standard deviations; approximately standard normal for a
-            series without a trend.
+    Its `slope` is the median over all pairs of values (Theil-Sen), per step; its `score` is
+    Mann-Kendall's statistic, nearly standard normal for a series without a trend.
     """
 
     slope: float
@@ -53,10 +46,7 @@ def trend(values: Sequence[float]) -> Trend:
 
     Both use the order of pairs only, so neither the size of the noise nor a single outlier makes a
     trend. Autocorrelated noise drifts, and a stretch of it can look like a trend. Ties count for
-    neither direction, which makes the score conservative.
-
-    Args:
-        values: Finite numbers, the newest last. Fewer than three have no trend.
+    neither direction, which makes the score conservative. Fewer than three have no trend.
 
     Examples:
         >>> trend([1.0, 2.0, 3.0, 4.0, 90.0]).slope

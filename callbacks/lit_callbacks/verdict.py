@@ -12,13 +12,7 @@ LONGER_AND_SURER = {("length", "high"), ("entropy", "low")}
 
 
 class Verdict(NamedTuple):
-    """The judgement of one step.
-
-    Attributes:
-        level: Healthy, suspicious, collapsed, or that the data changed.
-        sentence: The reasons, in plain words.
-        step: Number of steps judged so far, including this one.
-    """
+    """The judgement of a step: level, reasons in plain words, and the number of steps so far."""
 
     level: Level = Level.HEALTHY
     sentence: str = "all signals are healthy"
@@ -38,11 +32,6 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
 
     It is suspicious if one signal has been beyond its threshold for so long, or if two signals (or
     all, if there are fewer) are suspicious.
-
-    Args:
-        monitors: The monitors, after they have observed the step.
-        votes: Number of signals beyond their thresholds that make a collapse.
-        step: Number of the step.
     """
     known = {m.vote for m in monitors if m.steps and not m.stands_in}
     voting = [m for m in monitors if m.signal != "data" and not (m.stands_in and m.vote in known)]
@@ -112,11 +101,7 @@ _CONCLUSIONS: tuple[tuple[set[tuple[str, str]], set[tuple[str, str]], str], ...]
 
 
 def conclusion(seen: set[tuple[str, str]]) -> str:
-    """The joint meaning of several signals; empty if the combination has no known meaning.
-
-    Args:
-        seen: Signal and side (`high`, `low`) of every monitor that is not healthy.
-    """
+    """What signals on their sides (`high`, `low`) mean together; empty if that is not known."""
     for all_of, one_of, meaning in _CONCLUSIONS:
         if all_of <= seen and (not one_of or one_of & seen):
             return meaning

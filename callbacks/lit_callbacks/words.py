@@ -64,10 +64,6 @@ def shorten_keys(keys: Sequence[str]) -> list[str]:
 def shorten_sentence(sentence: str, words: int) -> str:
     """A sentence in at most so many words; its conclusion, after the last colon, is kept.
 
-    Args:
-        sentence: Words, usually `reasons: conclusion`.
-        words: Largest number of words, at least 1.
-
     Examples:
         >>> shorten_sentence("KL 41 nats is 12x its baseline, length 40: the policy exploits", 9)
         'KL 41 nats is 12x ...: the policy exploits'
