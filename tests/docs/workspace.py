@@ -21,6 +21,9 @@ def make_workspace(folder: Path, quickstart: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(quickstart, folder / "runs" / "quickstart")
+    (folder / "runs" / "pairs").mkdir()
+    for stage in ("sft", "reward", "ppo"):  # what `lit_rlhf start` writes comes from these
+        shutil.copy(ROOT / f"configs/{stage}/hh_cpu.yaml", folder / f"runs/pairs/{stage}.yaml")
     for block in all_blocks():
         if "." in block.title and "/" not in block.title:
             (folder / block.title).write_text(block.text, "utf-8")
