@@ -59,9 +59,9 @@ negative one is late.
   before the harm in the lab and {early_trl} updates before it under TRL, but {doubted} of {healthy}
   healthy runs are suspicious at some step too: it says where to look, not when to stop.
 - **By single families** the demands are not all met: more than 5 % of the healthy runs are flagged
-  among those with KL weights and constraints, where 0.1 to 0.2 is neither PPO-max nor a collapse,
-  and fewer than 95 % of the collapses among padding and exploits in a share. All lab runs are from
-  one small world with answers of eight words, and half of the runs are made up.
+  among those with KL weights and constraints, some of which lie between PPO-max and a collapse, and
+  fewer than 95 % of the collapses among padding and exploits in a share. All runs of the lab are
+  from one small world with answers of about eight tokens, and more than half of all are made up.
 - **What is missed**: {missed}. In these runs KL per token is the only signal that moves, or the
   length changes by less than in healthy runs of the lab.
 - **False alarms**: {false}. All four are vanilla PPO with a weak constraint: they end at 2.8 to 6.6
@@ -199,8 +199,7 @@ def _demands(rows: Sequence[Row], shipped: int) -> str:
         [
             f"Figure 13, whose scores are {widths['std'][-1] / widths['std'][0]:.0f} times as wide "
             "from update 800 on",
-            f"the monitor of their spread is beyond its threshold at update "
-            f"{widths['update'][first]:.0f}",
+            f"the monitor of their spread is collapsed at update {widths['update'][first]:.0f}",
         ],
         ["healthy, batches of 4 and 16", share(flags("", small, False))],
         ["the quickstart's vanilla runs", share(flags("", "quickstart", True))],
