@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.names import find_names
-from lit_callbacks.runs import read_run
+from lit_callbacks.runs import Run, read_run
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
 
@@ -41,8 +41,13 @@ class ReplayedStep(NamedTuple):
 
 def read_logged_steps(folder: str) -> list[LoggedStep]:
     """Read the scalars of a run, step by step; errors are those of `read_run`."""
+    return logged_steps(read_run("run", folder))
+
+
+def logged_steps(run: Run) -> list[LoggedStep]:
+    """The scalars of a run, step by step."""
     by_step: dict[int, dict[str, float]] = {}
-    for key, curve in read_run("run", folder).curves.items():
+    for key, curve in run.curves.items():
         for point in curve.points:
             by_step.setdefault(point.step, {})[key] = point.value
     return [LoggedStep(step, by_step[step]) for step in sorted(by_step)]

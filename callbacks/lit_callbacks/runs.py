@@ -69,13 +69,17 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run; its `spans` are empty if no detector ran."""
+    """One run; `spans` are empty if nothing judged it.
+
+    `judged_afterwards` says that the verdicts were not written by a detector in the run.
+    """
 
     name: str
     folder: str
     curves: Mapping[str, Curve]
     verdicts: Sequence[LoggedVerdict]
     spans: Sequence[Span]
+    judged_afterwards: bool = False
 
     @property
     def level(self) -> Level | None:
@@ -116,18 +120,21 @@ def read_run(name: str, folder: str | Path) -> Run:
     verdicts = log.verdicts or _read_records(log_folder / RECORDS_FILE)
     verdicts.sort(key=lambda verdict: verdict.time)
     levels = log.scalars.get(LEVEL_KEY, [])
-    return Run(name, str(folder), curves, verdicts, _build_spans(folder, levels, verdicts))
+    return Run(name, str(folder), curves, verdicts, build_spans(folder, levels, verdicts))
 
 
 def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Folder of each run by its name: the folder's own name, or its path where two are alike."""
+    """Folder of each run by its name: the folder's own name, or its path where two are alike.
+
+    A folder with several runs below it stands for all of them, unless it has a name.
+    """
     if isinstance(runs, str):
         raise ValueError(f"runs: expected a list of folders, got the string {runs!r}")
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
     if isinstance(runs, Mapping):
         return {str(name): str(folder) for name, folder in runs.items()}
-    folders = [str(run) for run in runs]
+    folders = [str(log) for run in runs for log in _each_log(run)]
     if len(set(folders)) < len(folders):
         raise ValueError(f"runs: expected each folder once, got {', '.join(folders)}")
     tails = [Path(folder).resolve().name for folder in folders]
@@ -135,6 +142,11 @@ def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
         tail if tails.count(tail) == 1 else folder: folder
         for tail, folder in zip(tails, folders, strict=True)
     }
+
+
+def _each_log(folder: str) -> list[str | Path]:
+    logs = find_logs(folder)
+    return [*logs] if len(logs) > 1 else [folder]
 
 
 def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
@@ -162,20 +174,22 @@ class _Log(NamedTuple):
     verdicts: list[LoggedVerdict]
 
 
+def find_logs(folder: str | Path) -> list[Path]:
+    """Folders with event files, or else with tables: the folder itself, or all below it."""
+    for pattern in (_EVENT_FILES, _TABLE):
+        folders = {path.parent for path in Path(folder).rglob(pattern)}
+        if folders:
+            return [Path(folder)] if Path(folder) in folders else sorted(folders)
+    return []
+
+
 def _read_log(folder: str | Path) -> tuple[Path, _Log]:
     """The only log in a folder, and the folder that it lies in."""
-    root = Path(folder)
-    folders: set[Path] = set()
-    for pattern, read in ((_EVENT_FILES, _read_event_files), (_TABLE, _read_table)):
-        folders = {path.parent for path in root.rglob(pattern)}
-        if root in folders:
-            folders = {root}
-        if len(folders) == 1:
-            (found,) = folders
-            return found, read(found)
-        if folders:
-            break
-    names = ", ".join(sorted(map(str, folders))) or f"no event file and no {_TABLE}"
+    folders = find_logs(folder)
+    if len(folders) == 1:
+        has_events = any(folders[0].glob(_EVENT_FILES))
+        return folders[0], (_read_event_files if has_events else _read_table)(folders[0])
+    names = ", ".join(map(str, folders)) or f"no event file and no {_TABLE}"
     raise ValueError(
         "run: expected a folder with the TensorBoard event files of one run, got "
         f"{folder} with {names}"
@@ -267,9 +281,10 @@ def _build_curve(points: Iterable[Point]) -> Curve:
     return curve
 
 
-def _build_spans(
+def build_spans(
     folder: str | Path, levels: Sequence[Point], verdicts: Sequence[LoggedVerdict]
 ) -> list[Span]:
+    """Levels from one change to the next, from logged levels and verdicts."""
     unknown = [point.value for point in levels if point.value not in list(Level)]
     if unknown:
         raise ValueError(f"{LEVEL_KEY}: expected -1, 0, 1 or 2, got {unknown[0]} in {folder}")

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
 from lit_callbacks.output import escape_markdown, log_text, logger_step, name_file
+from lit_callbacks.runs import LEVEL_KEY
 from lit_callbacks.words import format_number
 
 Sample = dict[str, Any]  # values: str, float, int or bool
@@ -30,9 +31,10 @@ class SampleTimeline(Callback):
     The module has a method `sample(prompts: list[str]) -> list[dict[str, str | float | int |
     bool]]` that returns one record for each prompt, with at least `response`; other entries
     (score, KL, length...) are shown as they come. It is called before the first batch, every
-    `every_n_batches` training batches and at the end of fit, on every rank, in evaluation mode and
-    without gradients. Training is not affected: the training modes and the random state of torch,
-    NumPy and Python are restored.
+    `every_n_batches` training batches, when a `CollapseDetector` before this callback has changed
+    its level, and at the end of fit, on every rank, in evaluation mode and without gradients.
+    Training is not affected: the training modes and the random state of torch, NumPy and Python are
+    restored.
 
     Rank 0 writes each response
 
@@ -75,6 +77,7 @@ class SampleTimeline(Callback):
         self.method = method
         self.file = file
         self._sampled: int | None = None  # step of the newest lines
+        self._level: float | None = None  # the latest level of a detector
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module has the method."""
@@ -100,8 +103,11 @@ class SampleTimeline(Callback):
             self._sample(trainer, pl_module, step=0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Sample every `every_n_batches` batches."""
-        if (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0:
+        """Sample every `every_n_batches` batches, and at each new level of a detector."""
+        level = trainer.callback_metrics.get(LEVEL_KEY)
+        before, self._level = self._level, None if level is None else float(level)
+        is_new = None not in (before, self._level) and before != self._level
+        if is_new or (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0:
             self._sample(trainer, pl_module, logger_step(trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

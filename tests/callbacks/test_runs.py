@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from lit_callbacks import Level, read_logged_steps, read_run
-from lit_callbacks.runs import Span, parse_verdict
+from lit_callbacks.runs import Span, name_runs, parse_verdict
 from tests.callbacks.reports import report, write_run
 
 
@@ -206,7 +206,8 @@ class TestErrors:
 
     def test_a_folder_with_several_runs(self, tmp_path: Path, watched: str, calm: str) -> None:
         with pytest.raises(ValueError, match=rf"of one run, .*{calm}, {watched}"):
-            report(tmp_path, str(tmp_path))
+            read_run("run", tmp_path)
+        assert name_runs([str(tmp_path)]) == {"calm": calm, "watched": watched}
 
     def test_a_run_without_scalars(self, tmp_path: Path) -> None:
         with SummaryWriter(str(tmp_path)) as writer:

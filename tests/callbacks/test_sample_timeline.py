@@ -144,6 +144,15 @@ class TestFit:
         fitted(tmp_path, Answering(), timeline, accumulate_grad_batches=accumulated)
         assert steps(tmp_path / "samples.jsonl") == sampled
 
+    def test_each_new_level_of_a_detector_is_sampled(self, tmp_path: Path) -> None:
+        class Levels(Callback):
+            def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+                level = float(trainer.fit_loop.total_batch_idx in (3, 4))
+                trainer.callback_metrics["monitor/level"] = torch.tensor(level)
+
+        fitted(tmp_path, Answering(), Levels(), SampleTimeline(["hi"], every_n_batches=9))
+        assert steps(tmp_path / "samples.jsonl") == [0, 4, 6, 9, 10]
+
     def test_the_sanity_check_is_not_sampled(self, tmp_path: Path) -> None:
         module = Answering()
         fitted(tmp_path, module, SampleTimeline(["hi"], 100), num_sanity_val_steps=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -13,10 +14,11 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from lit_callbacks.monitors import Level
 from lit_callbacks.output import name_file
-from lit_callbacks.report.charts import metric_chart, run_class
+from lit_callbacks.report.charts import FEW_RUNS, metric_chart, run_class
 from lit_callbacks.report.panels import Panel, choose_panels
+from lit_callbacks.report.reading import read_any_run, read_phases, read_responses
 from lit_callbacks.report.table import runs_table
-from lit_callbacks.runs import Run, name_runs, read_run
+from lit_callbacks.runs import Run, name_runs
 from lit_callbacks.words import format_number
 
 _SIGNS = {Level.DATA_CHANGED: "◆", Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
@@ -30,7 +32,7 @@ def write_report(
     """Write one HTML page about one or several runs: verdicts, curves, levels, actions.
 
     Args:
-        runs: Folders of runs, see `read_run`, or such folders by the name that each run gets.
+        runs: Folders of runs, see `read_any_run`, or such folders by the name that each run gets.
         output: Path of the page. An existing file is replaced once the new page is complete.
         keys: Metrics to show. `None`: the usual ones of PPO as far as they were logged, and every
             scalar of a run that has none of them.
@@ -41,14 +43,16 @@ def write_report(
         ValueError: If a folder has no run or several, a run has no scalars, no run has a key, or
             `output` is a folder.
     """
-    loaded = [read_run(name, folder) for name, folder in name_runs(runs).items()]
+    loaded = [read_any_run(name, folder) for name, folder in name_runs(runs).items()]
     return _write_page(loaded, Path(output), keys)
 
 
-def _write_page(runs: Sequence[Run], path: Path, keys: Sequence[str] | None) -> Path:
+def _write_page(
+    runs: Sequence[Run], path: Path, keys: Sequence[str] | None, refresh: float = 0
+) -> Path:
     if path.is_dir():
         raise ValueError(f"output: expected a file, got the folder {path}")
-    text = _render_runs(runs, keys)
+    text = _render_runs(runs, keys, refresh)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Written beside the old page and renamed, so that a failure does not damage the old one.
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -61,16 +65,22 @@ def _write_page(runs: Sequence[Run], path: Path, keys: Sequence[str] | None) -> 
     return path
 
 
-def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None) -> str:
+def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float) -> str:
     groups = choose_panels(runs, keys)
     steps = first, last = _step_range(runs, [panel for _, panels in groups for panel in panels])
     verdicts = [(index, verdict) for index, run in enumerate(runs) for verdict in run.verdicts]
     verdicts.sort(key=lambda item: (item[1].step, item[1].time))
+    phases = [read_phases(run) for run in runs]
     newest = max(curve.points[-1].time for run in runs for curve in run.curves.values())
     return render_page(
         "lit_callbacks.report",
         "training.html",
+        refresh=refresh,
         runs=runs,
+        # of more runs the page would be mostly text
+        responses=[read_responses(run) for run in runs] if len(runs) <= FEW_RUNS else [],
+        phases=phases,
+        phase_names=list(dict.fromkeys(name for row in phases for name in row)),
         groups=groups,
         verdicts=verdicts,
         unhealthy=any(span.level > Level.HEALTHY for run in runs for span in run.spans),
@@ -138,16 +148,36 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
         "runs",
         nargs="+",
         metavar="RUN",
-        help="folder of a TensorBoardLogger or CSVLogger, or NAME=FOLDER to name the run",
+        help="a log: folder of a TensorBoardLogger or CSVLogger, or a file or folder of another "
+        "trainer (.jsonl, .csv, trainer_state.json, .wandb); a folder of several runs; "
+        "NAME=LOG names the run",
     )
     parser.add_argument("--output", default="report.html", help="the page (report.html)")
     parser.add_argument("--keys", nargs="+", metavar="KEY", help="metrics to show")
+    parser.add_argument(
+        *("--watch", "-w"),
+        type=float,
+        nargs="?",
+        const=30.0,
+        default=0.0,
+        metavar="SECONDS",
+        help="write the page anew every so many seconds (30), until Ctrl-C; browsers reload it",
+    )
     options = parser.parse_args(argv)
+    path, is_over = Path(options.output), not options.watch
     try:
-        named = name_runs(_parse_runs(options.runs))
-        runs = [read_run(name, folder) for name, folder in named.items()]
+        while True:
+            named = name_runs(_parse_runs(options.runs))
+            runs = [read_any_run(name, folder) for name, folder in named.items()]
+            _write_page(runs, path, options.keys, 0 if is_over else options.watch)
+            if is_over:
+                break
+            try:
+                print(f"{datetime.now():%H:%M:%S} {path}", flush=True)
+                time.sleep(options.watch)
+            except KeyboardInterrupt:
+                is_over = True
         table = runs_table(runs, options.keys)
-        path = _write_page(runs, Path(options.output), options.keys)
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
     print(f"{table}\n\nReport: {path}")

@@ -1,0 +1,146 @@
+"""Reads the runs of a page: the log of any trainer, the responses beside it, and its phases."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from lit_callbacks.gain import Gain, explain_gain
+from lit_callbacks.logs import logged_steps, read_steps
+from lit_callbacks.monitors import Level
+from lit_callbacks.names import find_names
+from lit_callbacks.runs import Curve, LoggedVerdict, Point, Run, build_spans, find_logs, read_run
+from lit_callbacks.watch import Watch
+
+Sample = Mapping[str, Any]
+EXTREMES = 5  # best and worst responses that are shown
+
+
+def read_any_run(name: str, folder: str) -> Run:
+    """Read a run by `read_run`, or the log of another trainer by `read_steps`.
+
+    A run without a detector gets the verdicts of the default monitors, if they can read it.
+
+    Raises:
+        ModuleNotFoundError: If the package that reads such a log is not installed.
+        ValueError: If there is no log that can be read.
+    """
+    if find_logs(folder) or not Path(folder).exists():
+        run = read_run(name, folder)
+    else:
+        curves: dict[str, Curve] = {}
+        for step, scalars in read_steps(folder):
+            for key, value in scalars.items():
+                point = Point(Path(folder).stat().st_mtime, step, value)
+                curves.setdefault(key, Curve([], [])).points.append(point)
+        run = Run(name, folder, curves, [], [])
+    if run.spans:
+        return run
+    watch = Watch(names=find_names(run.curves))
+    levels: list[Point] = []
+    verdicts: list[LoggedVerdict] = []
+    for step, scalars in logged_steps(run):
+        if watch.reads(scalars):
+            level, sentence, _ = watch.step(scalars)
+            if level is not (Level(int(levels[-1].value)) if levels else Level.HEALTHY):
+                verdicts.append(LoggedVerdict(step, step, level, sentence, ()))
+            levels.append(Point(step, step, level))
+    spans = build_spans(folder, levels, [])
+    return replace(run, spans=spans, verdicts=verdicts, judged_afterwards=bool(spans))
+
+
+class Moment(NamedTuple):
+    """Responses to the same prompts before, at and after a verdict.
+
+    Attributes:
+        verdicts: Verdicts between the same steps; none for the start, the middle and the end.
+        steps: The steps of the responses.
+        rows: Each prompt, and its responses by step.
+    """
+
+    verdicts: list[LoggedVerdict]
+    steps: list[int]
+    rows: list[tuple[str, dict[int, Sample]]]
+
+
+class Responses(NamedTuple):
+    """What the page shows of a file of `SampleTimeline`.
+
+    Attributes:
+        total: Number of responses.
+        moments: The responses around each verdict.
+        ranked: The best- and the worst-scored responses, by title.
+        gain: What the rise of the score is made of, or why that is not known.
+    """
+
+    total: int
+    moments: list[Moment]
+    ranked: dict[str, list[Sample]]
+    gain: Gain | str
+
+
+def read_responses(run: Run) -> Responses | None:
+    """Read the responses of a run; `None` if it has none.
+
+    Raises:
+        ValueError: If a line of the file is not one of a timeline.
+    """
+    files = sorted(Path(run.folder).rglob("samples.jsonl")) if Path(run.folder).is_dir() else []
+    samples: list[Sample] = []
+    for number, line in enumerate(files[0].read_text("utf-8").splitlines(True) if files else ()):
+        try:
+            if line.endswith("\n"):  # or it is still being written
+                samples.append({"step": 0, "prompt": "", "response": "", **json.loads(line)})
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{files[0]}:{number + 1}: expected a JSON object") from error
+    if not samples:
+        return None
+    steps = sorted({sample["step"] for sample in samples})
+    by_prompt: dict[str, dict[int, Sample]] = {}
+    for sample in samples:
+        by_prompt.setdefault(sample["prompt"], {})[sample["step"]] = sample
+    rows = list(by_prompt.items())
+    around = [(_around(verdict.step, steps), verdict) for verdict in run.verdicts]
+    moments = [
+        Moment([verdict for _, verdict in group], list(shown), rows)
+        for shown, group in groupby(around, key=itemgetter(0))
+    ]
+    whole = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
+    scored = {
+        (s["prompt"], s["response"]): s for s in samples if math.isfinite(s.get("score", math.nan))
+    }
+    ordered = sorted(scored.values(), key=lambda sample: -sample["score"])
+    best = ordered[: min(EXTREMES, len(ordered) // 2)]
+    worst = ordered[::-1][: len(best)]
+    try:
+        gain: Gain | str = explain_gain([s for s in samples if "score" in s])
+    except ValueError as error:
+        gain = str(error)
+    ranked = {"Best-scored": best, "Worst-scored": worst} if best else {}
+    return Responses(len(samples), moments or [Moment([], whole, rows)], ranked, gain)
+
+
+def _around(step: int, sampled: list[int]) -> list[int]:
+    """The last sampled step before a step, the first from it on, and the next one."""
+    later = [s for s in sampled if s >= step][:2]
+    return [*[s for s in sampled if s < step][-1:], *later]
+
+
+def read_phases(run: Run) -> dict[str, tuple[float, float | None]]:
+    """Mean seconds of each phase of a step and its peak memory in GiB, by the phase's name."""
+    phases = {}
+    for key, curve in run.curves.items():
+        prefix, _, name = key.partition("/")
+        seconds = [p.value for p in curve.points if math.isfinite(p.value)]
+        if prefix == "time" and seconds:
+            memory = run.curves.get(f"memory/{name}")
+            peak = max((p.value for p in memory.points), default=None) if memory else None
+            phases[name] = (fmean(seconds), peak)
+    return phases
