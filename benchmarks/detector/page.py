@@ -65,8 +65,8 @@ negative one is late.
 - **What is missed**: {missed}. In these runs KL per token is the only signal that moves, or the
   length changes by less than in healthy runs of the lab.
 - **False alarms**: {false}. All four are vanilla PPO with a weak constraint: they end at 2.8 to 6.6
-  nats, against 0.2 to 0.3 of PPO-max, and pad their answers by 60 to 74 %. Two end above SFT's gold,
-  and two below it, by less than what counts as harm.
+  nats, against 0.2 to 0.3 of PPO-max, and pad their answers by 60 to 74 %. Two end above SFT's
+  gold, and two below it, by less than what counts as harm.
 - **Not judged**: the lab's ways to exploit with matched negatives have no committed runs yet; of
   SmolLM2 there are nine. The disagreement of several reward models is logged and watched
   (`rollout/score_spread`), but no committed run has several, so how early it speaks is not known,
