@@ -7,8 +7,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TextIO
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -82,6 +83,7 @@ class StageProgressBar(ProgressBar):
         self._evaluation: Progress | None = None
         self._line = ""  # content of the terminal's current line
         self._printed = ""  # last line printed to a log file
+        self._guarded: list[TextIO] = []  # streams whose writes clear the line first
 
     @property
     def is_enabled(self) -> bool:
@@ -246,12 +248,28 @@ class StageProgressBar(ProgressBar):
 
     def _draw(self, line: str) -> None:
         line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line cannot be redrawn
+        self._release_streams()
         sys.stderr.write(f"\r{line}\x1b[K")
         sys.stderr.flush()
         self._line = line
+        self._guarded = [sys.stderr, *([sys.stdout] if sys.stdout.isatty() else [])]
+        for stream in self._guarded:
+            # hides the method of the class, for logging handlers that hold the stream, too
+            vars(stream)["write"] = partial(self._write_above, stream)
+
+    def _write_above(self, stream: TextIO, text: str) -> int:
+        """Clear the line before anything else is written, such as a warning."""
+        self._end_line("\r\x1b[K")
+        return stream.write(text)
+
+    def _release_streams(self) -> None:
+        for stream in self._guarded:
+            vars(stream).pop("write", None)
+        self._guarded = []
 
     def _end_line(self, end: str) -> None:
         """Clear the terminal's line, or leave it."""
+        self._release_streams()
         if self._line:
             sys.stderr.write(end)
             sys.stderr.flush()

@@ -109,14 +109,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     stream = io.StringIO()
-    monkeypatch.setattr("lit_callbacks.progress.sys", SimpleNamespace(stderr=stream))
+    monkeypatch.setattr(
+        "lit_callbacks.progress.sys", SimpleNamespace(stderr=stream, stdout=io.StringIO())
+    )
     return stream
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     stream = Terminal()
-    monkeypatch.setattr("lit_callbacks.progress.sys", SimpleNamespace(stderr=stream))
+    monkeypatch.setattr(
+        "lit_callbacks.progress.sys", SimpleNamespace(stderr=stream, stdout=io.StringIO())
+    )
     monkeypatch.setenv("COLUMNS", "72")
     return stream
 
@@ -245,6 +249,17 @@ def test_terminal_line_is_redrawn_in_place(clock: Clock, terminal: Terminal) -> 
         "ppo 1/2 50% 00:04 elapsed, 00:04 left, validation 2/2, loss 1",
     ]
     assert shown[8:] == ["", "ppo 2/2 100% 00:08 elapsed, loss 2\x1b[K\n"]
+
+
+def test_a_message_has_a_line_of_its_own(terminal: Terminal) -> None:
+    bar = StageProgressBar("SFT")
+    bar._draw("SFT 1/2")
+    print("a warning", file=terminal)
+    bar._draw("SFT 2/2")
+    bar._end_line("\n")
+    print("done", file=terminal)
+    assert terminal.getvalue() == ("\rSFT 1/2\x1b[K\r\x1b[Ka warning\n\rSFT 2/2\x1b[K\ndone\n")
+    assert "write" not in vars(terminal)
 
 
 @pytest.mark.parametrize(
