@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_rlhf.cli.configs import CONFIGS, config_name
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import DataSource, load_records, prompt_of, split_records
 from tests.modules.stages import write_models
@@ -70,6 +71,16 @@ def test_responses_get_sft_on_a_model_and_are_told_what_is_missing(
     assert "a reward model needs preferences" in capsys.readouterr().out
     assert configuration(Path("mine/sft.yaml"))["model_path"] == "policy"
     assert not Path("mine/ppo.yaml").exists()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.yaml")), ids=config_name)
+def test_validation_takes_a_tenth_of_a_run_at_most(path: Path) -> None:
+    trainer = yaml.safe_load(path.read_text("utf-8")).get("trainer") or {}
+    if not isinstance(interval := trainer.get("val_check_interval"), int):
+        return  # once per epoch, on val_fraction of it
+    # batches of validation are as large, and without updates
+    if "limit_val_batches" in trainer:
+        assert trainer["limit_val_batches"] <= 0.1 * interval
 
 
 def test_prompts_are_refused_with_what_they_lack(
