@@ -361,6 +361,10 @@ python -m benchmarks.quickstart_seeds report   # writes this page
 {done} Each claim was fixed before the first run of the seeds that decide it:
 
 {verdicts}
+The thirty runs of a claim are ten seeds in three arithmetics, which share world, data and initial
+weights, so they are ten trials and not thirty. A claim that holds with ten of ten seeds may still
+fail with up to 31 % of all (95 %, Clopper-Pearson), with nine of ten up to 45 %.
+
 {in_time}
 
 ![Gold of SFT, vanilla PPO and PPO-max in each run](images/quickstart_seeds.svg)
@@ -368,6 +372,21 @@ python -m benchmarks.quickstart_seeds report   # writes this page
 A point is a run, with the mean gold over 512 held-out prompts. The
 [tables](../benchmarks/results/quickstart_seeds.md) have every run, and what was tried before.
 """
+
+HISTORY = (
+    ("b18e902, 11-22 19:14", "the criterion", "0 to 2", "20 to 29"),
+    ("25586c1, 13ac3cf, 11-22 20:47", "clip of rewards, weight of the KL penalty", "0 to 2", ""),
+    ("4dfd80a, 11-22 22:16", '"in time" allows a flag after harm', "20 to 23", "24 to 33"),
+    (
+        "622b174, 11-23 00:51",
+        "the *world* (a tenth of polite demonstrations repeat the phrase, not a quarter), learning "
+        "rates and number of iterations",
+        "24 to 28",
+        "30 to 39",
+    ),
+    ("d25329a, 11-23 12:21", "five thresholds of the detector", "30 to 39", "60 to 69"),
+)
+"""Commits of 2026 (UTC), what they changed, the seeds that had been seen, and those that decide."""
 
 TABLES_TEXT = """# Seeds of the quickstart: all runs
 
@@ -393,12 +412,17 @@ iteration.
 
 ## How the criterion came about
 
+{history}
+The monitors have changed again since (aa54886, 6ea7bf7 and later), and the flags of these pages are
+those of the thresholds of d25329a.
+
 An earlier criterion asked for the flag itself before harm. Four first runs (seeds 20 to 23) failed
 it: gold falls from its peak to harm within three or four iterations, the monitors move with it, and
 they wait for a second reading, so the flag came one iteration before harm to one after. Ten further
 runs (seeds 24 to 28) had learning rates of 2e-4 and 6e-4. With two of these seeds vanilla PPO did
 harm in iteration 7 or 8, before the detector has its baseline, so no rule could be in time.
-The learning rates were lowered to 7e-5 and 2.1e-4, and seeds 30 to 39 run with them.
+The learning rates were lowered to 7e-5 and 2.1e-4, the world's demonstrations were made to repeat
+polite phrases less often, and seeds 30 to 39 run with both.
 
 There the detector was in time in all 30 runs, but with thresholds {margin} times farther away it
 was late in one, the mildest collapse (seed 39, one thread), and PPO-max raised no alarm even with
@@ -429,6 +453,7 @@ def format_tables(runs: Sequence[RunResult]) -> str:
         detections=format_detections(run for run in runs if run.seed in DETECTOR_SEEDS),
         collapse=COLLAPSE_STDS,
         margin=MARGIN,
+        history=table(["commit", "change", "seeds seen by then", "decides on"], HISTORY),
         made=f"The runs used {'; '.join(versions)} on a CPU." if runs else "No results yet.",
     )
 

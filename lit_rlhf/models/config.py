@@ -54,7 +54,8 @@ class ModelOptions:
             and more time. Acts in training mode only.
         lora_rank: Rank of LoRA adapters; 0 trains all weights.
         lora_alpha: The adapters' output is multiplied by `lora_alpha / lora_rank`.
-        lora_dropout: Dropout probability before the adapters, in [0, 1).
+        lora_dropout: Dropout probability before the adapters, in [0, 1). PPO trains without any
+            dropout, so that rollout and update have the same policy, and ignores it.
         lora_targets: Modules that get adapters, `all-linear` or a regular expression over module
             names, as peft's `target_modules`.
         trained_layers: Number of layers, from the top, that are trained, with what follows them;
