@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 BUSY = 0.2
 """Seconds that this process's threads wait for a core, in each second, above which it is busy."""
 PERIOD = 0.5  # seconds between two looks
+TOLD_AFTER = 10  # busy looks; short commands say nothing
 OWN_CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Variables with which a user decides how long threads spin."""
 _TASKS = Path("/proc/self/task")
@@ -69,7 +70,7 @@ class SpinLimit:
 def share_cores() -> None:
     """Watch from now on whether cores are busy, and limit the spinning while they are.
 
-    The first time is logged. Nothing is done with one thread, where the user has set one of
+    The tenth time is logged. Nothing is done with one thread, where the user has set one of
     `OWN_CHOICES`, and where there is no libgomp or no Linux.
     """
     if torch.get_num_threads() == 1 or not _TASKS.is_dir() or set(OWN_CHOICES) & os.environ.keys():
@@ -80,15 +81,15 @@ def share_cores() -> None:
 
 
 def _watch(limit: SpinLimit) -> None:
-    is_told = False
+    times = 0
     waited, looked = waiting_seconds(), time.monotonic()
     while True:
         time.sleep(PERIOD)
         before, then = waited, looked
         waited, looked = waiting_seconds(), time.monotonic()
         limit.set(waited - before > BUSY * (looked - then))
-        if limit.is_on and not is_told:
-            is_told = True
+        times += limit.is_on
+        if limit.is_on and times == TOLD_AFTER:
             logger.warning("other processes use the cores: threads that wait sleep at once")
 
 

@@ -63,6 +63,7 @@ def test_limit_follows_the_waiting_and_is_told_once(
     waited = iter([0.0, 0.1, 0.4, 0.5, 0.8])
     monkeypatch.setattr(cores, "waiting_seconds", lambda: next(waited))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(cores, "TOLD_AFTER", 1)
     states, limit = [], SpinLimit()
 
     def pause(_: float) -> None:

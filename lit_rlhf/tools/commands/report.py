@@ -112,12 +112,13 @@ def parse_source(word: str, split: str) -> DataSource:
 
 COMMANDS = {"reward": Command(report_reward_model, lists={"preferences": _PREFERENCES_HELP})}
 USAGE = """\
-usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
+usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...] [--watch [SECONDS]]
        lit_rlhf report reward --model MODEL --preferences FILE [FILE ...] [OPTIONS]
        lit_rlhf report gain SAMPLES [SAMPLES ...]
 
-The first puts training runs side by side, in a table and on a page of curves
-and verdicts. A RUN is the folder of its log, or NAME=FOLDER.
+The first puts training runs side by side, in a table and on a page of curves,
+verdicts, responses and phases, written anew every SECONDS (30) with --watch.
+A RUN is the log of any trainer or its folder, a folder of several, or NAME=LOG.
 The second is about a reward model; lit_rlhf report reward --help has its options.
 The third says what the score's rise is made of (length, cut-off responses, openings,
 repetition), from a run's samples.jsonl."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,3 +233,112 @@ def test_command_reports_errors_on_one_line(
 
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+SAMPLES = [
+    {"step": step, "prompt": prompt, "response": f"{prompt}{step}", "score": score, "length": 3}
+    for step in (0, 2, 4, 6)
+    for prompt, score in (("<a>", float(step)), ("b", -float(step)))
+]
+
+
+def write_samples(run: str, samples: list[dict[str, Any]]) -> None:
+    lines = "".join(f"{json.dumps(sample)}\n" for sample in samples)
+    Path(run, "samples.jsonl").write_text(lines + '{"step": 8, "pro')  # being written
+
+
+def test_responses_before_at_and_after_each_verdict(tmp_path: Path, watched: str) -> None:
+    write_samples(watched, SAMPLES)
+    section = report(tmp_path, watched).root.one(css="responses")
+    tables = [
+        [[cell.one("p", "said").text for cell in row.all("td")[1:]] for row in table.all("tr")[1:]]
+        for table in section.all("table")[:1]
+    ]
+    heads = [[th.text for th in table.one("thead").all("th")] for table in section.all("table")]
+
+    # both verdicts, at 3 and 4, are between the same steps
+    assert heads[0] == ["Prompt", "step 2", "step 4", "step 6"]
+    assert tables[0] == [["<a>2", "<a>4", "<a>6"], ["b2", "b4", "b6"]]
+    assert [s.text for s in section.all("summary")][:3] == [
+        "▲ suspicious at step 3, ■ collapsed at step 4",
+        "Best-scored of 8 responses",
+        "Worst-scored of 8 responses",
+    ]
+    best, worst = (
+        [r.one("p", "said").text for r in t.all("tr")[1:]] for t in section.all("table")[1:3]
+    )
+    assert best == ["<a>6", "<a>4", "<a>2", "<a>0"]
+    assert worst == ["b6", "b4", "b2", "b0"]
+
+
+def test_gain_is_told_or_why_not(tmp_path: Path, calm: str) -> None:
+    write_samples(calm, SAMPLES)
+    assert "expected at least" in report(tmp_path, calm).root.one(css="responses").text
+    # of an all-over rise of 1, longer responses explain all
+    write_samples(
+        calm,
+        [
+            {"step": step, "response": "a b c", "score": step + n, "length": step + n}
+            for step in (0, 1)
+            for n in range(8)
+        ],
+    )
+    rows = report(tmp_path, calm).root.one(css="numbers").all("tr")
+    numbers = {row.children[0].text: [cell.text for cell in row.children[1:]] for row in rows[1:]}
+    assert numbers["length"] == ["3.5", "4.5", "1"]
+    assert numbers["all"][-1] == "1"
+
+
+def test_damaged_samples_are_named(tmp_path: Path, calm: str) -> None:
+    Path(calm, "samples.jsonl").write_text("precious\n")
+    with pytest.raises(ValueError, match=r"samples.jsonl:1: expected a JSON object"):
+        report(tmp_path, calm)
+
+
+def test_phases_have_their_time_and_memory(tmp_path: Path) -> None:
+    series = {"time/rollout": [1.0, 2.0], "time/update": [3.0, 3.0], "memory/rollout": [4.0, 2.0]}
+    runs = [write_run(tmp_path / name, {"toy/a": [1.0], **series}) for name in "ab"]
+    rows = report(tmp_path, *runs).root.one(css="numbers").all("tr")
+
+    assert [[cell.text for cell in row.children] for row in rows] == [
+        ["Run", "rollout", "update"],
+        ["a", "1.5 s 4 GiB", "3 s"],
+        ["b", "1.5 s 4 GiB", "3 s"],
+    ]
+
+
+def test_log_of_another_trainer_is_judged(tmp_path: Path) -> None:
+    kl = [0.01] * 12 + [0.8, 0.9, 1.0]
+    lengths = [50.0] * 12 + [300.0, 310.0, 320.0]
+    history = [
+        {"step": step, "kl": far, "completions/mean_length": length}
+        for step, (far, length) in enumerate(zip(kl, lengths, strict=True), start=1)
+    ]
+    log = tmp_path / "grpo" / "checkpoint-15" / "trainer_state.json"
+    log.parent.mkdir(parents=True)
+    log.write_text(json.dumps({"log_history": history}))
+    card = report(tmp_path, str(tmp_path / "grpo")).root.one(css="run")
+
+    assert card.one("h2").text == "grpo ■ collapsed at step 15"
+    assert "verdicts of the default monitors" in card.text
+
+
+def test_watched_page_is_written_anew_until_ctrl_c(
+    tmp_path: Path, watched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pages: list[str] = []
+
+    def pause(seconds: float) -> None:
+        assert seconds == 5.0
+        pages.append(Path("report.html").read_text("utf-8"))
+        if len(pages) == 2:
+            raise KeyboardInterrupt
+        write_run(Path(watched), {"rollout/kl": [7.5]}, first=6)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    main([watched, "--watch", "5"])
+
+    assert ["<b>7.5</b>" in page for page in pages] == [False, True]
+    assert all('<meta http-equiv="refresh" content="5.0">' in page for page in pages)
+    assert "refresh" not in Path("report.html").read_text("utf-8")
