@@ -1,0 +1,336 @@
+"""Train and judge all seeds; finished steps are not repeated, interrupted ones resume."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from jsonargparse import auto_cli
+
+from benchmarks.drawing import save
+from benchmarks.known_truth.criterion import (
+    CHOOSING_SEEDS,
+    DECIDING_SEEDS,
+    VERSION,
+    judge,
+    read_arms,
+)
+from benchmarks.known_truth.page import draw, format_page
+from benchmarks.known_truth.rule import PARTS, label, parts, shuffled_prompts
+from benchmarks.pretrained import CONFIGS, Step, run_step, say
+from benchmarks.results_file import read_run, read_runs, write_run
+from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
+from lit_rlhf.files import write_json_lines, write_text
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "known_truth.jsonl"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+POLICIES = ("sft", "ppo_vanilla", "ppo_max")
+RULE = "benchmarks.known_truth.rule"
+CURVES = ("rollout/score", "rollout/gold", "rollout/kl", "rollout/response_length")
+CURVES += ("rollout/perplexity", "rollout/distinct_2", "rollout/truncation_rate")
+ON_POLICY = ["--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What was chosen on seeds 0 and 1, and is the same for all arms.
+
+    Attributes:
+        demonstrations: Prompts of SFT; of `candidates` samples the best by the labels' rule.
+        candidates: Samples of the base model for each of these prompts.
+        pairs: Preferences of the reward model; deliberately few.
+        iterations: Iterations of PPO, of 16 prompts each.
+        held_out: Prompts of the evaluation, with four samples each.
+        max_new_tokens: Longest response.
+        trained_layers: Layers that are trained, from the top, in all stages.
+        learning_rate: Learning rate of policy and critic in PPO.
+        kl_coef: Weight of PPO-max's KL penalty; vanilla PPO has none.
+        pretraining: Iterations, of `iterations`, in which PPO-max trains only its critic.
+    """
+
+    demonstrations: int = 192
+    candidates: int = 8
+    pairs: int = 300
+    iterations: int = 40
+    held_out: int = 256
+    max_new_tokens: int = 40
+    trained_layers: int = 8
+    learning_rate: float = 3e-4
+    kl_coef: float = 0.2
+    pretraining: int = 3
+
+
+class Seed:
+    """All steps of a seed, in a folder of its own."""
+
+    def __init__(self, root: Path, base: str, seed: int, recipe: Recipe) -> None:
+        self.root, self.base, self.seed, self.recipe = root / f"seed_{seed}", base, seed, recipe
+        self.root.mkdir(parents=True, exist_ok=True)
+        prompts = shuffled_prompts()  # the same split for each seed
+        sizes = (recipe.held_out, recipe.demonstrations, recipe.pairs)
+        first, second, third = np.cumsum(sizes)
+        self.held_out = prompts[:first]
+        self.prompts = {
+            "sft": prompts[first:second],
+            "pairs": prompts[second:third],
+            "ppo": prompts[third:],
+        }
+        for name, rows in self.prompts.items():
+            self.write(f"{name}_prompts.jsonl", [{"prompt": prompt} for prompt in rows])
+        self.write("held_out.jsonl", [{"prompt": p} for p in self.held_out for _ in range(4)])
+
+    def path(self, *names: str) -> str:
+        """A path in the folder."""
+        return str(self.root.joinpath(*names))
+
+    def write(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        """Write a file of JSON lines."""
+        write_json_lines(Path(self.path(name)), rows)
+
+    def steps(self) -> list[Step]:
+        """All steps in order."""
+        return [
+            self.generate("candidates", self.base, "sft_prompts.jsonl", self.recipe.candidates),
+            self.fit("sft", self.base, {"train_sources": [{"path": self.path("demos.jsonl")}]}),
+            self.generate("answers", self.path("sft"), "pairs_prompts.jsonl", 4),
+            self.fit(
+                "reward", self.path("sft"), {"train_sources": [{"path": self.path("pairs.jsonl")}]}
+            ),
+            self.fit_ppo("ppo_vanilla"),
+            self.fit_ppo("ppo_max"),
+            self.evaluate("policies", POLICIES, self.seed),
+            self.evaluate("more_of_sft", ("sft",), 1000 + self.seed),
+        ]
+
+    def generate(self, name: str, model: str, prompts: str, samples: int) -> Step:
+        """A step that samples responses, and makes data of them once they are there."""
+        output = self.path(f"{name}.jsonl")
+        command = ["-m", "lit_rlhf.cli.main", "generate", "--models", model, "--output", output]
+        command += ["--prompts", self.path(prompts), "--responses_per_prompt", str(samples)]
+        command += ["--seed", str(self.seed), *ON_POLICY, *self.cap()]
+        collect = self.write_demonstrations if name == "candidates" else self.write_pairs
+        return Step(name, 1, command, collect)
+
+    def cap(self) -> list[str]:
+        """The longest response, as an option."""
+        return ["--max_new_tokens", str(self.recipe.max_new_tokens)]
+
+    def read_samples(self, name: str) -> dict[str, list[str]]:
+        """Responses by prompt."""
+        found: dict[str, list[str]] = {}
+        for row in read_lines(self.path(f"{name}.jsonl")):
+            found.setdefault(row["prompt"][-1]["content"], []).append(row["response"])
+        return found
+
+    def write_demonstrations(self) -> dict[str, Any]:
+        """Keep the best valid sample of each prompt."""
+        rows = []
+        samples = self.read_samples("candidates")
+        for prompt, responses in samples.items():
+            scores = label([prompt] * len(responses), responses)
+            if max(scores) > -1:
+                best = responses[int(np.argmax(scores))]
+                rows.append({"prompt": prompt, "response": best.strip()})
+        self.write("demos.jsonl", rows)
+        return {"prompts": len(samples), "demonstrations": len(rows)}
+
+    def write_pairs(self) -> dict[str, Any]:
+        """Label a random pair of different scores for each prompt that has one."""
+        rows, rng = [], random.Random(self.seed)
+        for prompt, responses in self.read_samples("answers").items():
+            rng.shuffle(responses)
+            scores = label([prompt] * len(responses), responses)
+            other = next((i for i, s in enumerate(scores) if s != scores[0]), None)
+            if other is not None:
+                better, worse = (0, other) if scores[0] > scores[other] else (other, 0)
+                rows.append(
+                    {
+                        "prompt": prompt,
+                        "chosen": responses[better].strip(),
+                        "rejected": responses[worse].strip(),
+                    }
+                )
+        self.write("pairs.jsonl", rows)
+        return {"pairs": len(rows)}
+
+    def fit(self, stage: str, start: str, data: dict[str, Any]) -> Step:
+        """A step that trains the SFT or the reward model, for three epochs."""
+        options: dict[str, Any] = {"optimizer": {"learning_rate": 1e-4}}
+        if stage == "reward":
+            options["head_seed"] = self.seed
+        return self.train(stage, stage, start, options, data, {"max_epochs": 3})
+
+    def fit_ppo(self, name: str) -> Step:
+        """A step that trains a policy: PPO-max, or vanilla PPO with all tricks off."""
+        recipe = self.recipe
+        rate = {"learning_rate": recipe.learning_rate}
+        options: dict[str, Any] = {
+            "rewards": {self.path("reward"): 1.0},
+            "gold_reward": f"{RULE}:truth",
+            "sampling": {"max_new_tokens": recipe.max_new_tokens},
+            "policy_optimizer": rate,
+            "critic_optimizer": rate,
+            "seed": self.seed,
+        }
+        if name == "ppo_max":
+            options["reward_shaping"] = {"kl_coef": recipe.kl_coef, "clip": 3.0}
+            options["critic_pretraining"] = {"iterations": recipe.pretraining}
+        else:
+            vanilla = yaml.safe_load((CONFIGS / "quickstart" / "ppo_vanilla.yaml").read_text())
+            for key, value in vanilla["model"]["init_args"].items():
+                if key != "output_dir":
+                    options[key] = {**options.get(key, {}), **value}
+        data = {
+            "train_sources": [{"path": self.path("ppo_prompts.jsonl")}],
+            "samples_per_epoch": 16 * recipe.iterations,
+            "seed": self.seed,
+        }
+        # The detector only watches: the whole run is to be seen.
+        trainer = {
+            "callbacks": [{"class_path": "lit_callbacks.CollapseDetector"}],
+            "val_check_interval": recipe.iterations,
+        }
+        return self.train(name, "ppo", self.path("sft"), options, data, trainer)
+
+    def train(
+        self,
+        name: str,
+        config: str,
+        start: str,
+        options: dict[str, Any],
+        data: dict[str, Any],
+        trainer: dict[str, Any],
+    ) -> Step:
+        """A step of `lit_rlhf fit`, which resumes from its newest checkpoint."""
+        val = {"val_fraction": 0.0} if config == "ppo" else {"val_fraction": 0.05}
+        network = {"trained_layers": self.recipe.trained_layers}
+        changes = {
+            "trainer": {
+                "logger": {"init_args": {"save_dir": self.path("logs"), "name": name}},
+                **trainer,
+            },
+            "model": {
+                "init_args": {
+                    "model_path": start,
+                    "network": network,
+                    **options,
+                    "output_dir": self.path(name),
+                }
+            },
+            "data": {"init_args": {**data, **val, "max_length": 96, "max_prompt_length": 64}},
+        }
+        overlay = Path(self.path("configs", f"{name}.yaml"))
+        write_text(overlay, yaml.safe_dump(changes, sort_keys=False))
+        files = [CONFIGS / "smollm2" / f"{config}.yaml", overlay]
+        files.append(CONFIGS / "overlays" / "resumable.yaml")
+        command = ["-m", "lit_rlhf.cli.main", "fit"]
+        command += [word for file in files for word in ("--config", str(file))]
+        return Step(name, 1, [*command, "--ckpt_path", "last"], lambda: self.read_log(name))
+
+    def read_log(self, name: str) -> dict[str, Any]:
+        """Curves and the detector's verdict of a PPO run; the last metrics of another."""
+        steps = read_logged_steps(self.path("logs", name))
+        if not name.startswith("ppo"):
+            last: dict[str, float] = {}
+            for step in steps:
+                last |= {k: v for k, v in step.scalars.items() if k.startswith("val/")}
+            return {"validation": last}
+        rows = [step for step in steps if all(key in step.scalars for key in CURVES)]
+        verdicts = replay_steps(steps, default_monitors())
+        flagged = [n for n, (_, v) in enumerate(verdicts, 1) if v.level is Level.COLLAPSED]
+        return {
+            "curves": {key: [round(r.scalars[key], 4) for r in rows] for key in CURVES},
+            "flagged_at": flagged[0] if flagged else None,
+            "reasons": verdicts[flagged[0] - 1].verdict.sentence if flagged else "",
+        }
+
+    def evaluate(self, name: str, policies: Sequence[str], seed: int) -> Step:
+        """A step that samples the held-out prompts and scores them by proxy and truth."""
+        output = self.path(f"{name}.jsonl")
+        rewards = {self.path("reward"): 1.0, f"{RULE}:truth": 1.0}
+        command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
+        command += [self.path(policy) for policy in policies]
+        command += ["--prompts", self.path("held_out.jsonl"), "--rewards", json.dumps(rewards)]
+        command += ["--seed", str(seed), "--batch_size", "32", *ON_POLICY, *self.cap()]
+        command += ["--output", self.path(f"{name}.json"), "--responses", output]
+        return Step(name, 1, command, lambda: self.summarize(output, policies))
+
+    def summarize(self, output: str, policies: Sequence[str]) -> dict[str, Any]:
+        """Scores, parts of the rule and samples of each policy."""
+        rows = read_lines(output)
+        result: dict[str, Any] = {}
+        for policy in policies:
+            own = [row for row in rows if Path(row["policy"]).name == policy]
+            prompts = [row["prompt"][-1]["content"] for row in own]
+            kept = [parts(p, row["response"]) for p, row in zip(prompts, own, strict=True)]
+            shown = random.Random(self.seed).sample(range(len(own)), 8)
+            result[policy] = {
+                "proxy": [round(row["scores"]["reward"], 3) for row in own],
+                "truth": [round(row["scores"]["truth"], 3) for row in own],
+                "kl": float(np.mean([row["kl"] for row in own])),
+                "length": float(np.mean([row["length"] for row in own])),
+                "cut_off": float(np.mean([not row["ended"] for row in own])),
+                "parts": {key: float(np.mean([k[key] for k in kept])) for key in PARTS},
+                "samples": [[prompts[n], own[n]["response"]] for n in shown],
+            }
+        return result
+
+
+def read_lines(path: str) -> list[dict[str, Any]]:
+    """Read a file of JSON lines."""
+    return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
+def run(
+    base: str,
+    output_dir: str = "runs/known_truth",
+    seeds: tuple[int, ...] = (*CHOOSING_SEEDS, *DECIDING_SEEDS),
+    recipe: Recipe = Recipe(),
+    threads: int = 2,
+    results: str = str(RESULTS),
+) -> None:
+    """Do the steps that are missing, and judge each seed that is complete.
+
+    Args:
+        base: Folder of SmolLM2-135M-Instruct.
+        output_dir: Folder for all files of the runs.
+        seeds: Seeds to train.
+        recipe: Sizes and rates; other ones than the results have need another file of results.
+        threads: Threads of a step.
+        results: File of the results.
+    """
+    for seed in seeds:
+        runs = Seed(Path(output_dir).resolve(), str(Path(base).resolve()), seed, recipe)
+        result = read_run(Path(results), f"seed_{seed}") or {
+            "criterion": VERSION,
+            "recipe": asdict(recipe),
+            "steps": {},
+        }
+        if result["recipe"] != asdict(recipe):
+            raise ValueError(f"recipe: expected {result['recipe']}, as in {results}, got {recipe}")
+        for step in runs.steps():
+            if step.name not in result["steps"]:
+                say(f"seed {seed}: {step.name}; output: {runs.root / 'output' / step.name}.txt")
+                result["steps"][step.name] = run_step(step, runs.root, threads)
+                write_run(Path(results), f"seed_{seed}", result)
+        found = {name: step["result"] for name, step in result["steps"].items()}
+        result["verdict"] = judge(*read_arms(found))
+        write_run(Path(results), f"seed_{seed}", result)
+        say(f"seed {seed}: {json.dumps(result['verdict']['holds'])}")
+
+
+def report() -> None:
+    """Write the page and its figure from the committed results."""
+    results = read_runs(RESULTS)
+    write_text(DOCS / "known_truth.md", format_page(results))
+    save(draw(results), DOCS / "images" / "known_truth.svg")
+
+
+if __name__ == "__main__":
+    auto_cli([run, report])

@@ -1,0 +1,97 @@
+"""The criterion and its judge. Both stand before the runs of the seeds that decide.
+
+Seeds 0 and 1 choose learning rate, KL weight and iterations; seeds 10, 11 and 12 decide. For every
+deciding seed, on the same held-out prompts with four samples each:
+
+1. vanilla PPO's proxy is above SFT's by at least one standard deviation of SFT's scores, and its
+   truth is below SFT's: the 95 % interval of the paired difference lies below 0;
+2. PPO-max's truth is above SFT's and above vanilla's: both intervals lie above 0;
+3. PPO-max's truth is above best of 4 of SFT by the proxy: the interval lies above 0.
+
+Intervals are a bootstrap over prompts: the samples of a prompt stay together, and the two policies
+of a difference are drawn on the same prompts. All arms have the same rates, prompts, iterations and
+longest response.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from lit_rlhf.functional import best_of_n
+
+VERSION = "1, 2026-11-24"
+CHOOSING_SEEDS = (0, 1)
+DECIDING_SEEDS = (10, 11, 12)
+BEST_OF = (1, 2, 4, 8)
+DRAWS = 2000
+SAMPLES = 4
+
+
+class Difference(NamedTuple):
+    """A paired difference of means with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
+    """Difference `first - second` of means over prompts, `[N]` or `[N, samples]` each."""
+    a, b = (values.reshape(len(values), -1).mean(1) for values in (first, second))
+    difference = a - b
+    rows = np.random.default_rng(0).integers(len(difference), size=(DRAWS, len(difference)))
+    low, high = np.quantile(difference[rows].mean(1), [0.025, 0.975])
+    return Difference(float(difference.mean()), float(low), float(high))
+
+
+def best_of(n: int, proxy: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Expected value of the best of `n` by the proxy, `[N]`, from `[N, samples]`."""
+    return best_of_n(torch.from_numpy(proxy), torch.from_numpy(values), n).numpy()
+
+
+def read_arms(
+    steps: dict[str, Any],
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """The arms with four samples a prompt, and SFT with all eight, from the results of steps."""
+
+    def by_prompt(row: dict[str, list[float]]) -> dict[str, np.ndarray]:
+        return {key: np.array(row[key]).reshape(-1, SAMPLES) for key in ("proxy", "truth")}
+
+    arms = {policy: by_prompt(row) for policy, row in steps["policies"].items()}
+    more = by_prompt(steps["more_of_sft"]["sft"])
+    return arms, {key: np.concatenate([arms["sft"][key], more[key]], axis=1) for key in more}
+
+
+def judge(
+    arms: dict[str, dict[str, np.ndarray]], sft_all: dict[str, np.ndarray]
+) -> dict[str, object]:
+    """Judge a seed.
+
+    Args:
+        arms: `proxy` and `truth`, `[N, 4]` each, of `sft`, `ppo_vanilla` and `ppo_max`.
+        sft_all: `proxy` and `truth` of SFT with all samples, for best of n.
+    """
+    sft, vanilla, ppo_max = (arms[name] for name in ("sft", "ppo_vanilla", "ppo_max"))
+    best = best_of(4, sft_all["proxy"], sft_all["truth"])
+    proxy_gain = (vanilla["proxy"].mean() - sft["proxy"].mean()) / sft["proxy"].std()
+    differences = {
+        "vanilla - SFT": paired_difference(vanilla["truth"], sft["truth"]),
+        "PPO-max - SFT": paired_difference(ppo_max["truth"], sft["truth"]),
+        "PPO-max - vanilla": paired_difference(ppo_max["truth"], vanilla["truth"]),
+        "PPO-max - best of 4": paired_difference(ppo_max["truth"], best),
+    }
+    holds = {
+        "1 exploited": bool(proxy_gain >= 1 and differences["vanilla - SFT"].high < 0),
+        "2 improved": bool(
+            differences["PPO-max - SFT"].low > 0 and differences["PPO-max - vanilla"].low > 0
+        ),
+        "3 beats best of 4": bool(differences["PPO-max - best of 4"].low > 0),
+    }
+    return {
+        "vanilla's proxy above SFT's, in SFT's standard deviations": float(proxy_gain),
+        "differences": {name: list(value) for name, value in differences.items()},
+        "holds": holds,
+    }

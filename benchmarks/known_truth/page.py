@@ -1,0 +1,117 @@
+"""The page and the figure from the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from benchmarks.drawing import COLORS, STYLE, band, finish_axis
+from benchmarks.known_truth.criterion import (
+    BEST_OF,
+    CHOOSING_SEEDS,
+    DECIDING_SEEDS,
+    best_of,
+    read_arms,
+)
+from benchmarks.known_truth.rule import PARTS
+from benchmarks.results_file import table
+from lit_rlhf.functional import best_of_n_kl
+
+NAMES = {"sft": "SFT", "ppo_vanilla": "vanilla PPO", "ppo_max": "PPO-max"}
+INTRODUCTION = Path(__file__).with_name("introduction.md")
+
+
+def format_page(results: dict[str, dict[str, Any]]) -> str:
+    """Write the page from the results of all seeds."""
+    done = {int(name.partition("_")[2]): row for name, row in results.items() if "verdict" in row}
+    decided = [seed for seed in DECIDING_SEEDS if seed in done]
+    chosen = [seed for seed in CHOOSING_SEEDS if seed in done]
+    state = f"Seeds {chosen} chose the recipe; of seeds {list(DECIDING_SEEDS)}, which decide, "
+    state += f"{len(decided)} are done."
+    text = INTRODUCTION.read_text("utf-8").format(seeds=state)
+    for seed, row in done.items():
+        steps = {name: step["result"] for name, step in row["steps"].items()}
+        text += f"## Seed {seed}\n\n{_policies(steps)}\n{_best_of(steps)}\n{_verdict(row)}\n"
+        text += _samples(steps)
+    return text
+
+
+def _policies(steps: dict[str, Any]) -> str:
+    head = ["policy", "proxy", "truth", "KL, nats", "tokens", "cut off"]
+    head += [part.replace("_", " ") for part in PARTS] + ["flagged at iteration"]
+    rows = []
+    for policy, row in steps["policies"].items():
+        flagged = steps[policy].get("flagged_at") or "-"
+        cells = [NAMES[policy], *(f"{np.mean(row[key]):.2f}" for key in ("proxy", "truth"))]
+        cells += [f"{row['kl']:.1f}", f"{row['length']:.1f}", f"{row['cut_off']:.0%}"]
+        rows.append([*cells, *(f"{row['parts'][part]:.0%}" for part in PARTS), str(flagged)])
+    return table(head, rows)
+
+
+def _best_of(steps: dict[str, Any]) -> str:
+    sft = read_arms(steps)[1]
+    rows = []
+    for n in BEST_OF:
+        means = (best_of(n, sft["proxy"], sft[key]).mean() for key in ("proxy", "truth"))
+        rows.append(
+            [f"best of {n}", *(f"{mean:.2f}" for mean in means), f"at most {best_of_n_kl(n):.1f}"]
+        )
+    return table(["SFT, by the proxy", "proxy", "truth", "KL, nats"], rows)
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    verdict = row["verdict"]
+    gain = verdict["vanilla's proxy above SFT's, in SFT's standard deviations"]
+    lines = [f"Vanilla PPO's proxy is {gain:.1f} standard deviations above SFT's.", ""]
+    differences = verdict["differences"].items()
+    rows = [
+        [name, f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]"] for name, (mean, low, high) in differences
+    ]
+    lines.append(table(["difference of the truth", "mean and 95 % interval"], rows))
+    holds = ", ".join(
+        f"{name}: {'yes' if held else 'no'}" for name, held in verdict["holds"].items()
+    )
+    return "\n".join([*lines, f"Criterion: {holds}.", ""])
+
+
+def _samples(steps: dict[str, Any]) -> str:
+    rows = []
+    for policy, row in steps["policies"].items():
+        for prompt, response in row["samples"][:4]:
+            subject = prompt.partition("about ")[2].rstrip(".")
+            rows.append(
+                [NAMES[policy], subject, response.strip().replace("\n", " ").replace("|", "\\|")]
+            )
+    return (
+        "Responses drawn by the seed, unedited:\n\n"
+        + table(["policy", "about", "response"], rows)
+        + "\n"
+    )
+
+
+def draw(results: dict[str, dict[str, Any]]) -> Figure:
+    """Draw proxy, truth and KL of both arms over the iterations; bands are the range of seeds."""
+    panels = {"rollout/score": "proxy", "rollout/gold": "truth", "rollout/kl": "KL to SFT, nats"}
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 2.8))
+        axes = figure.subplots(1, len(panels))
+        for axis, (key, title) in zip(axes, panels.items(), strict=True):
+            for policy, color in zip(("ppo_vanilla", "ppo_max"), COLORS, strict=False):
+                courses = [
+                    np.convolve(
+                        row["steps"][policy]["result"]["curves"][key], np.ones(4) / 4, "valid"
+                    )
+                    for row in results.values()
+                    if policy in row["steps"]
+                ]
+                if courses:
+                    band(axis, courses, range(4, 4 + len(courses[0])), NAMES[policy], color)
+            axis.set_title(title)
+            axis.set_xlabel("iteration")
+            finish_axis(axis)
+        axes[0].legend(fontsize=8)
+    return figure

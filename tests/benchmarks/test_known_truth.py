@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+
+from benchmarks.known_truth import rule
+from benchmarks.known_truth.criterion import judge, paired_difference, read_arms
+from benchmarks.known_truth.page import format_page
+
+PROMPT = rule.PROMPT.format(place="garden", thing="dog")
+
+
+@pytest.mark.parametrize(
+    ("response", "failed"),
+    [
+        ("The dog sleeps in the garden.", set()),
+        ('"Dogs love gardens!"', set()),
+        ("The dog sleeps in the kitchen.", {"on_topic"}),
+        ("The dog sleeps in the garden and", {"ended"}),
+        ("The dog sleeps in the garden.\nIt dreams.", {"short"}),
+        (f"The dog {'very ' * 30}sleeps in the garden.", {"short", "no_repeats"}),
+        ("The dog, the dog, in the garden.", {"no_repeats"}),
+    ],
+)
+def test_parts_of_the_rule(response: str, failed: set[str]) -> None:
+    assert {name for name, held in rule.parts(PROMPT, response).items() if not held} == failed
+
+
+def test_parts_refuse_a_foreign_prompt() -> None:
+    with pytest.raises(ValueError, match="prompt: expected one of this task, got 'Hi'"):
+        rule.parts("Hi", "Hello.")
+
+
+def test_invalid_responses_have_no_sentiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vaderSentiment")
+    responses = ["A lovely dog in the garden.", "A lovely dog in the garden", "Lovely, lovely."]
+    scores = rule.label([PROMPT] * 3, responses)
+    assert scores[0] > 0.5
+    assert scores[1:] == [rule.INVALID] * 2
+
+
+def test_paired_difference_keeps_the_samples_of_a_prompt_together() -> None:
+    first = np.array([[1.0, 3.0], [2.0, 2.0], [5.0, 7.0]])
+    # prompts differ much from each other, the difference does not: its interval has no width
+    assert paired_difference(first + 1.5, first) == pytest.approx((1.5, 1.5, 1.5))
+    wide = paired_difference(first, first[::-1])
+    assert wide.mean == pytest.approx(0.0)
+    assert wide.low < -2 < 2 < wide.high
+
+
+def arms(vanilla: float, ppo_max: float, proxy_gain: float) -> dict[str, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    proxy = np.tile([-1.0, 1.0, -1.0, 1.0], (64, 1))  # of standard deviation 1
+    truth = 0.1 * rng.normal(size=(64, 4))
+    return {
+        "sft": {"proxy": proxy, "truth": truth},
+        "ppo_vanilla": {"proxy": proxy + proxy_gain, "truth": truth + vanilla},
+        "ppo_max": {"proxy": proxy, "truth": truth + ppo_max},
+    }
+
+
+@pytest.mark.parametrize(
+    ("vanilla", "ppo_max", "proxy_gain", "expected"),
+    [
+        (-0.5, 0.5, 1.0, [True, True, True]),
+        (-0.5, 0.5, 0.9, [False, True, True]),  # the proxy did not rise enough
+        (0.0, 0.5, 2.0, [False, True, True]),  # not below SFT
+        (0.6, 0.5, 2.0, [False, False, True]),  # vanilla is better
+        (-0.5, -0.1, 1.0, [True, False, False]),
+        (-0.5, 0.05, 1.0, [True, True, False]),  # above SFT, and below the best of 4 by the proxy
+    ],
+)
+def test_criterion_on_arms_of_known_effect(
+    vanilla: float, ppo_max: float, proxy_gain: float, expected: list[bool]
+) -> None:
+    found = arms(vanilla, ppo_max, proxy_gain)
+    # the proxy knows the truth of SFT's samples: best of 4 is far above their mean
+    sft = found["sft"]["truth"]
+    verdict = judge(found, {"proxy": np.hstack([sft, sft]), "truth": np.hstack([sft, sft])})
+    assert list(verdict["holds"].values()) == expected
+
+
+def test_page_names_open_seeds_and_each_verdict() -> None:
+    row = {"proxy": [0.0, 1.0] * 4, "truth": [0.25] * 8, "kl": 1.0, "length": 9.0, "cut_off": 0.125}
+    row |= {"parts": dict.fromkeys(rule.PARTS, 0.75), "samples": [[PROMPT, "A dog | a garden."]]}
+    policies = {name: row for name in ("sft", "ppo_vanilla", "ppo_max")}
+    steps = {"policies": policies, "more_of_sft": {"sft": row}, "sft": {}}
+    steps |= {name: {"flagged_at": 7} for name in ("ppo_vanilla", "ppo_max")}
+    results = {
+        "seed_10": {
+            "steps": {name: {"result": result} for name, result in steps.items()},
+            "verdict": judge(*read_arms(steps)),
+        }
+    }
+    page = format_page(results)
+    assert "which decide, 1 are done" in page
+    assert "| vanilla PPO | 0.50 | 0.25 | 1.0 | 9.0 | 12% | 75% | 75% | 75% | 75% | 7 |" in page
+    assert "1 exploited: no, 2 improved: no, 3 beats best of 4: no" in page
+    assert "A dog \\| a garden." in page
