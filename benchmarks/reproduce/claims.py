@@ -20,11 +20,11 @@ def _of(measure: str) -> Callable[..., Value]:
 
 
 gold, gain, score, kl = _of("gold"), _of("gain"), _of("score"), _of("kl")
-length, perplexity, win, lose = (
-    _of("response_length"),
-    _of("perplexity"),
-    _of("win"),
-    _of("lose"),
+length, perplexity, win, lose = map(_of, ("response_length", "perplexity", "win", "lose"))
+accuracy, value_loss, explained = map(_of, ("accuracy", "value_loss", "explained_variance"))
+width, skewness, rollout_gold = map(_of, ("score_width", "score_skewness", "rollout.gold"))
+text_policy, text_sft, text_start = (
+    _of(f"text_perplexity.{name}") for name in ("policy", "sft", "start")
 )
 T = table
 COLLAPSES = Check(gain(T.VANILLA), "<", -0.5)
@@ -51,15 +51,15 @@ CLAIMS = (
         "English and in Chinese.",
         "fig2",
         (
-            Check(Value(T.ENGLISH, "accuracy"), ">", 0.6),
-            Check(Value(T.CHINESE, "accuracy"), ">", 0.6),
+            Check(accuracy(T.ENGLISH), ">", 0.6),
+            Check(accuracy(T.CHINESE), ">", 0.6),
         ),
     ),
     Claim(
         "Figure 3, Section 4.4",
         "After a fifth of its steps a reward model is almost as accurate as at the end.",
         "fig3",
-        (Check(Value(T.EARLIER, "accuracy"), ">", Value(T.ENGLISH, "accuracy"), margin=-0.03),),
+        (Check(accuracy(T.EARLIER), ">", accuracy(T.ENGLISH), margin=-0.03),),
     ),
     Claim(
         "Section 4.4",
@@ -67,9 +67,7 @@ CLAIMS = (
         "a reward model.",
         "fig3",
         (Check(gold(T.EARLY_MAX), "<", gold(T.PPO_MAX), margin=-0.1),),
-        premise=(
-            Check(Value(T.EARLIER, "accuracy"), ">", Value(T.ENGLISH, "accuracy"), margin=-0.03),
-        ),
+        premise=(Check(accuracy(T.EARLIER), ">", accuracy(T.ENGLISH), margin=-0.03),),
     ),
     Claim(
         "Figure 4, Section 5.2",
@@ -99,7 +97,7 @@ CLAIMS = (
         "The training losses do not show it: the critic's loss is no higher at the end than in the "
         "first quarter.",
         "fig4",
-        (Check(Value(T.VANILLA, "value_loss"), "<", Value(T.VANILLA, "value_loss", "early")),),
+        (Check(value_loss(T.VANILLA), "<", value_loss(T.VANILLA, "early")),),
         premise=(COLLAPSES,),
     ),
     Claim(
@@ -221,14 +219,9 @@ CLAIMS = (
         (
             Check(gold(T.PRETRAINED), "<", gold(T.PPO_MAX, "start"), margin=HARM),
             Check(score(T.PRETRAINED), "<", score(T.PPO_MAX)),
-            Check(
-                Value(T.PRETRAINED, "text_perplexity.policy"),
-                ">",
-                Value(T.PRETRAINED, "text_perplexity.start"),
-                factor=1.1,
-            ),
+            Check(text_policy(T.PRETRAINED), ">", text_start(T.PRETRAINED), factor=1.1),
         ),
-        premise=(Check(Value(T.PRETRAINED, "text_perplexity.start"), "<", 30.0),),
+        premise=(Check(text_start(T.PRETRAINED), "<", 30.0),),
     ),
     Claim(
         "Figure 8, Section 5.3.3",
@@ -240,13 +233,7 @@ CLAIMS = (
         "Figure 8, Section 5.3.3",
         "Pre-training the critic gives better advantage estimates early in training.",
         "fig8",
-        (
-            Check(
-                Value(T.CRITIC_PRETRAINED, "explained_variance", "early"),
-                ">",
-                Value(T.VANILLA, "explained_variance", "early"),
-            ),
-        ),
+        (Check(explained(T.CRITIC_PRETRAINED, "early"), ">", explained(T.VANILLA, "early")),),
     ),
     Claim(
         "Figure 9, Section 5.4",
@@ -286,21 +273,8 @@ CLAIMS = (
         "PPO costs language understanding (here: perplexity of unseen text of the world), and "
         "PPO-ptx mitigates it.",
         "fig12",
-        (
-            Check(
-                Value(T.PTX, "text_perplexity.policy"),
-                "<",
-                Value(T.PPO_MAX, "text_perplexity.policy"),
-            ),
-        ),
-        premise=(
-            Check(
-                Value(T.PPO_MAX, "text_perplexity.policy"),
-                ">",
-                Value(T.PPO_MAX, "text_perplexity.sft"),
-                factor=1.01,
-            ),
-        ),
+        (Check(text_policy(T.PTX), "<", text_policy(T.PPO_MAX)),),
+        premise=(Check(text_policy(T.PPO_MAX), ">", text_sft(T.PPO_MAX), factor=1.01),),
     ),
     Claim(
         "Figure 13, Appendix A",
@@ -309,18 +283,8 @@ CLAIMS = (
         "long tail.",
         "fig13",
         (
-            Check(
-                Value(T.VANILLA, "score_width"),
-                ">",
-                Value(T.VANILLA, "score_width", "start"),
-                factor=2.0,
-            ),
-            Check(
-                Value(T.VANILLA, "score_skewness"),
-                ">",
-                Value(T.VANILLA, "score_skewness", "start"),
-                margin=0.5,
-            ),
+            Check(width(T.VANILLA), ">", width(T.VANILLA, "start"), factor=2.0),
+            Check(skewness(T.VANILLA), ">", skewness(T.VANILLA, "start"), margin=0.5),
         ),
         premise=(COLLAPSES,),
     ),
@@ -392,10 +356,7 @@ CLAIMS = (
             for arm in (T.GRADIENT_05, T.GRADIENT_1)
             for check in (
                 Check(
-                    Value(arm, "rollout.gold", "early"),
-                    "~",
-                    Value(T.VANILLA, "rollout.gold", "early"),
-                    margin=NEAR,
+                    rollout_gold(arm, "early"), "~", rollout_gold(T.VANILLA, "early"), margin=NEAR
                 ),
                 Check(gold(arm), "~", gold(T.VANILLA), margin=0.5),
             )
@@ -407,20 +368,14 @@ CLAIMS = (
         "With lambda 0 the estimates are unstable: the critic explains less of the returns late in "
         "training than with 0.9.",
         "fig19",
-        (
-            Check(
-                Value(T.LAMBDAS[0], "explained_variance"),
-                "<",
-                Value(T.LAMBDAS[2], "explained_variance"),
-            ),
-        ),
+        (Check(explained(T.LAMBDAS[0]), "<", explained(T.LAMBDAS[2])),),
         note="The targets differ with lambda too, so explained variance is a weak measure",
     ),
     Claim(
         "Figure 19, Appendix C.3",
         "With lambda 1 the variance is larger: the critic's loss is higher than with 0.9.",
         "fig19",
-        (Check(Value(T.LAMBDAS[4], "value_loss"), ">", Value(T.LAMBDAS[2], "value_loss")),),
+        (Check(value_loss(T.LAMBDAS[4]), ">", value_loss(T.LAMBDAS[2])),),
     ),
     Claim(
         "beyond the paper (limits, Section 7; arXiv 2210.10760)",
