@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from lit_rlhf.data import (
     DialogueEncoder,
     PreferenceRecord,
     RecordError,
-    RecordKind,
     TokenExample,
     encode_records,
     load_records,
@@ -33,12 +33,6 @@ _HELD_OUT = 0.05  # of the prompts, for validation, and as many for the evaluati
 _SHOWN, _MEASURED = 3, 500  # records
 _SHORTEST, _LONGEST = 128, 512  # tokens of a dialogue; `init` makes a model with 512 positions
 _PPO_ITERATIONS = 10  # of the trial model
-_MISSING = {
-    "demonstration": "a reward model needs preferences: the fields prompt, chosen and rejected",
-    "prompt": "SFT needs responses (fields prompt and response), a reward model needs preferences "
-    "(prompt, chosen and rejected)",
-}
-"""What data of a kind lack for all stages."""
 
 
 def start(data: str, model: str | None = None, output_dir: str | None = None) -> None:
@@ -61,15 +55,14 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     equal = counts.duplicates.total()
     print(f"{data}: {len(records):,} records that serve as {kind}s, {equal} equal an earlier one")
     counts.log_read()
-    if kind == "prompt":
-        raise ValueError(f"{data}: expected responses, got only prompts; {_MISSING[kind]}")
     if model is None:
         init([data], f"{root}/base")
     path = model or f"{root}/base"
     tokenizer = load_tokenizer(path)
     template = "tokenizer" if tokenizer.chat_template else "hh"
     encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
-    examples = encode_records(records[:_MEASURED], _encoder(encoder), counts, "skip")
+    encode = partial(_encode, encoder)
+    examples = encode_records(records[:_MEASURED], encode, counts, "skip")
     print("Examples; what is trained on is between [[ and ]]:")
     labels = ["chosen", "rejected"] if kind == "preference" else ["response"]
     for number, example in enumerate(examples[: _SHOWN * len(labels)]):
@@ -94,32 +87,24 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
         f"--prompts {root}/heldout.jsonl{rewards}"
     )
     print(f"Written to {root}: {', '.join(f'{stage}.yaml' for stage in stages)} and heldout.jsonl")
-    if kind in _MISSING:
-        print(f"Missing for the other stages: {_MISSING[kind]}")
+    if kind == "demonstration":
+        print("Missing: a reward model needs preferences, the fields prompt, chosen and rejected")
     print("\n  ".join(["Next, in this order:", *commands]))
 
 
-def _read(source: DataSource, counts: DataCounts) -> tuple[RecordKind, list[Any]]:
+def _read(source: DataSource, counts: DataCounts) -> tuple[str, list[Any]]:
     """The most that the data serve as."""
-    refusals: list[RecordError] = []
-    kinds: tuple[RecordKind, ...] = ("preference", "demonstration", "prompt")
-    for kind in kinds:
-        try:
-            return kind, load_records(kind, [source], on_bad_record="skip", counts=counts)
-        except RecordError as error:
-            refusals.append(error)
-    raise refusals[0]
+    try:
+        return "preference", load_records("preference", [source], "skip", counts=counts)
+    except RecordError:
+        return "demonstration", load_records("demonstration", [source], "skip", counts=counts)
 
 
-def _encoder(encoder: DialogueEncoder) -> Any:  # noqa: ANN401  # a function of any record
-    """The encoder of a record into its dialogues: of a preference two."""
-
-    def encode(record: Any) -> Sequence[TokenExample]:  # noqa: ANN401  # of any kind
-        if isinstance(record, PreferenceRecord):
-            return encoder.encode_pair(record.prompt, record.chosen, record.rejected)[:2]
-        return [encoder.encode_dialogue(record.messages)]
-
-    return encode
+def _encode(encoder: DialogueEncoder, record: Any) -> Sequence[TokenExample]:  # noqa: ANN401
+    """The dialogues of a record: of a preference two."""
+    if isinstance(record, PreferenceRecord):
+        return encoder.encode_pair(record.prompt, record.chosen, record.rejected)[:2]
+    return [encoder.encode_dialogue(record.messages)]
 
 
 def _mark(example: TokenExample, encoder: DialogueEncoder) -> Iterator[str]:
@@ -139,15 +124,10 @@ def _configure(
     config: dict[str, Any] = yaml.safe_load(find_config(name).read_text("utf-8"))
     trainer, options, loaded = config["trainer"], config["model"]["init_args"], config["data"]
     trainer["logger"]["init_args"]["save_dir"] = f"{root}/logs"
-    sft = f"{root}/sft"
-    options["model_path"] = (model or f"{root}/base") if stage == "sft" else sft
+    options["model_path"] = (model or f"{root}/base") if stage == "sft" else f"{root}/sft"
     options["output_dir"] = f"{root}/{stage}"
-    loaded["init_args"] |= {
-        "train_sources": [{"path": data}],
-        "val_fraction": _HELD_OUT,
-        "test_fraction": _HELD_OUT,
-        "max_length": length,
-    }
+    loaded["init_args"] |= {"train_sources": [{"path": data}], "max_length": length}
+    loaded["init_args"] |= {"val_fraction": _HELD_OUT, "test_fraction": _HELD_OUT}
     if stage == "sft":
         loaded["init_args"]["chat_template"] = template
     if stage == "ppo":

@@ -88,6 +88,6 @@ def test_prompts_are_refused_with_what_they_lack(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path, "prompt")
-    with pytest.raises(SystemExit, match=r"pairs\.csv: expected responses, got only prompts"):
+    with pytest.raises(SystemExit, match=r"pairs\.csv: .*missing, or no assistant turn"):
         main(["start", "pairs.csv"])
     assert not Path("runs").exists()
